@@ -18,6 +18,10 @@ def main() -> None:
     except ServiceError as error:
         sys.exit(str(error))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
+    if sys.argv[1:2] == ["front"]:
+        from clusters.front.main import main as front
+
+        sys.exit(front(sys.argv[2:]))
     from django.core.management import execute_from_command_line
 
     execute_from_command_line(sys.argv)

@@ -29,11 +29,15 @@ NAMES = (
     "newcomer",
     "starting",
     "posting",
+    "sweeping",
+    "staging",
     "serving",
+    "replicas",
     "storage",
     "reading",
     "searching",
     "launching",
+    "trials",
     "tailing",
     "following",
 )
@@ -77,12 +81,21 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
         import django
 
         django.setup()
-        from bench import logs, measures, reading, seed, serving, storage
+        from bench import logs, measures, reading, replicas, seed, serving, storage, sweeping
 
         _say(f"Making {seed.CLUSTERS:,} clusters of {seed.APPCODES} appcodes …")
         tenants = seed.seed()
         seed.settle()
-        local = (*measures.PARTS, serving.serving, storage.storage, reading.reading, logs.searching)
+        many = (sweeping.sweeping, sweeping.staging)
+        local = (
+            *measures.PARTS,
+            *many,
+            serving.serving,
+            replicas.replicas,
+            storage.storage,
+            reading.reading,
+            logs.searching,
+        )
         found = _parts(local, only, portal, tenants)
         return found + _on_kubernetes(folder, only, portal, tenants)
     finally:
@@ -100,7 +113,8 @@ def _on_kubernetes(folder: Path, only: set[str], portal: Portal, tenants: Seeded
         binary()
     except BuildError as error:
         _say(
-            f"Left out, because there is no Kubernetes control plane to measure with: launching, tailing, following. {error}"
+            "Left out, because there is no Kubernetes control plane to measure with: launching, trials, tailing, following. "
+            f"{error}"
         )
         return []
     _say("Starting a Kubernetes control plane …")

@@ -25,7 +25,7 @@ import psycopg2
 from django.core.management import call_command
 from django.db import connection
 
-from bench import logs
+from bench import logs, sweeping
 from bench.kubectl import Floor, pod_bytes
 from bench.measures import MB, api_of, until
 from bench.results import Result, quantile
@@ -184,7 +184,12 @@ def tailing(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
     return logs.tailing(portal, tenants, plane, _codes()[0])
 
 
-PARTS = (launching, tailing, following)
+def trials(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
+    """on Kubernetes: 1,000 trials of a sweep, 100 at once, beside one Job of as many pods"""
+    return sweeping.trials(portal, tenants, plane, _codes()[0])
+
+
+PARTS = (launching, trials, tailing, following)
 
 
 def _fill(api: Client, plane: Plane) -> None:

@@ -88,17 +88,18 @@ class Floor:
 
     def _timed(self, verb: Sequence[str], happened: Callable[[dict[str, Any]], bool]) -> float:
         begin = time.perf_counter()
-        kubectl = threading.Thread(target=self._kubectl, args=([*verb, "-f", str(self._file)],))
-        kubectl.start()
+        applied = threading.Thread(target=kubectl, args=(self._plane, *verb, "-f", str(self._file)))
+        applied.start()
         self._plane.until(self._pods, happened, 120, labelSelector=self._selector)
         seconds = time.perf_counter() - begin
-        kubectl.join()
+        applied.join()
         return seconds
 
-    def _kubectl(self, arguments: Sequence[str]) -> None:
-        # What the server can do is looked up once and kept in that folder, as in anybody's home.
-        env = {**os.environ, "KUBECONFIG": str(self._plane.kubeconfig), "KUBECACHEDIR": str(_cache(self._plane))}
-        subprocess.run([str(binary()), "kubectl", *arguments], env=env, stdout=subprocess.DEVNULL, check=True)
+
+def kubectl(plane: Plane, *arguments: str) -> None:
+    # What the server can do is looked up once and kept in that folder, as in anybody's home.
+    env = {**os.environ, "KUBECONFIG": str(plane.kubeconfig), "KUBECACHEDIR": str(_cache(plane))}
+    subprocess.run([str(binary()), "kubectl", *arguments], env=env, stdout=subprocess.DEVNULL, check=True)
 
 
 def pod_bytes(api: Client, path: str, selector: str) -> int:

@@ -8,7 +8,7 @@ because a plain FOR UPDATE would wait for the foreign keys of rows that the watc
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -26,9 +26,18 @@ from clusters.events import cluster_event, run_event
 from clusters.gateway import origins
 from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import Cluster, Run
+from clusters.models.runs import SERVICES
 from clusters.runs import quota
 from clusters.runs.ending import ask_to_end
-from clusters.spec.catalog import Resolved, name_taken, require_active, resolve, usable_appcode, why_frozen
+from clusters.spec.catalog import (
+    Resolved,
+    judge_hook_names,
+    name_taken,
+    require_active,
+    resolve,
+    usable_appcode,
+    why_frozen,
+)
 from clusters.spec.folders import output_folder
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
@@ -55,7 +64,8 @@ def create_cluster(
 @transaction.atomic
 def _create(manifest: ClusterManifest, acting_user: User, appcode: Appcode | None, part_of: str) -> Cluster:
     appcode = usable_appcode(manifest.metadata.appcode, acting_user, appcode)
-    resolved = resolve(manifest.spec, appcode)
+    resolved = resolve(manifest.spec, appcode, by_fronts=part_of.startswith(SERVICES))
+    judge_hook_names(manifest.spec, appcode, manifest.metadata.name)
     cluster = Cluster.objects.create(
         appcode=appcode,
         name=manifest.metadata.name,
@@ -85,7 +95,8 @@ def change_cluster(cluster: Cluster, manifest: ClusterManifest, *, acting_user: 
         raise Invalid.at("metadata", "appcode", message="A cluster stays in its appcode; clone it to another one.")
     if manifest.metadata.name != cluster.name:
         raise Invalid.at("metadata", "name", message="A cluster keeps its name; clone it under another one.")
-    resolved = resolve(manifest.spec, cluster.appcode)
+    resolved = resolve(manifest.spec, cluster.appcode, by_fronts=cluster.is_replica)
+    judge_hook_names(manifest.spec, cluster.appcode, cluster.name)
     spec = manifest.spec.model_dump(mode="json", by_alias=True)
     if spec != cluster.spec:
         cluster.spec = spec
@@ -114,7 +125,9 @@ def deploy(cluster: Cluster, *, acting_user: User, newest: bool = False) -> Run:
     require_active(cluster.appcode)
     if cluster.current_run and not cluster.current_run.is_terminal:
         raise Conflict(f"Run {cluster.current_run.number} of {cluster.name} has not ended yet; disable it first.")
-    resolved = resolve(ClusterSpec.model_validate(cluster.spec), cluster.appcode)
+    spec = ClusterSpec.model_validate(cluster.spec)
+    resolved = resolve(spec, cluster.appcode, by_fronts=cluster.is_replica)
+    judge_hook_names(spec, cluster.appcode, cluster.name)
     if cluster.origins:
         origins.move(cluster, resolved.domain)
     return _new_run(cluster, acting_user, resolved, [], scheduled=False, newest=newest)
@@ -130,7 +143,7 @@ def redeploy(cluster: Cluster, *, acting_user: User, end: bool = True) -> None:
     require_active(cluster.appcode)
     run = _locked_run(cluster)
     if run and not run.is_terminal:
-        resolve(ClusterSpec.model_validate(cluster.spec), cluster.appcode)
+        resolve(ClusterSpec.model_validate(cluster.spec), cluster.appcode, by_fronts=cluster.is_replica)
         if end and run.desired != Run.Desired.ENDED:
             ask_to_end(run, "Restarted", f"Ended by {acting_user.display_name}, to be started anew.")
             message = f"Run {run.number} is ended, to be started anew."
@@ -223,14 +236,21 @@ def end_part(cluster_id: int, reason: str, message: str) -> None:
 
 
 @transaction.atomic
-def delete_parts(appcode_id: int, part_of: str, most: int) -> bool:
-    """Deletes at most `most` of the clusters that `part_of` made, with those of their hooks; whether any are left. Of all of them
-    what made them says one event, because they may be ten thousand."""
+def delete_parts(appcode_id: int, part_of: str, most: int, keep: Collection[str] = ()) -> bool:
+    """Deletes at most `most` of the clusters that `part_of` made, with those of their hooks, but for those called as `keep` says;
+    whether any are left. Of all of them what made them says one event, because they may be ten thousand."""
     alive = Cluster.objects.filter(appcode=appcode_id, deleted_at=None)
-    rows = alive.filter(part_of=part_of).order_by("pk").select_for_update(no_key=True).values_list("pk", "name")
+    rows = (
+        alive.filter(part_of=part_of)
+        .exclude(name__in=keep)
+        .order_by("pk")
+        .select_for_update(no_key=True)
+        .values_list("pk", "name")
+    )
     found = list(rows[: most + 1])
     hooks = Q(part_of__in=[hooks_of(name) for _, name in found[:most]])
-    chosen = alive.filter(hooks | Q(pk__in=[pk for pk, _ in found[:most]]))
+    # In the order in which everybody locks them.
+    chosen = alive.filter(hooks | Q(pk__in=[pk for pk, _ in found[:most]])).order_by("pk")
     for cluster_id in chosen.filter(current_run__gone=False).values_list("pk", flat=True):
         end_part(cluster_id, "Deleted", f"{part_of.partition('/')[2]} was deleted.")
     for cluster_id in chosen.values_list("pk", flat=True):
@@ -345,13 +365,15 @@ def _program(cluster: Cluster, spec: ClusterSpec, *, newest: bool) -> dict[str, 
 
 def settled(resolved: Resolved) -> dict[str, Any]:
     """What its definition leaves open, as it is now: the newest versions of its environment and its plugins, the run whose
-    output it reads, what the hooks of its appcode do."""
+    output it reads, the version of its model, what the hooks of its appcode do."""
     found: dict[str, Any] = {"environment": str(resolved.environment)} if resolved.environment else {}
     if resolved.plugins:
         found["plugins"] = [str(each) for each in resolved.plugins]
     if resolved.spec.input and resolved.input and (source := resolved.input.run):
         said = resolved.spec.input.model_copy(update={"from_": f"{source.cluster.name}/{source.number}"})
         found["input"] = said.model_dump(mode="json", by_alias=True)
+    if resolved.model:
+        found["model"] = f"{resolved.model.model.name}/{resolved.model.number}"
     if resolved.hooks:
         found["hooks"] = [each.model_dump(mode="json", by_alias=True) for each in resolved.hooks]
     return found

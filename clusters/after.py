@@ -1,7 +1,8 @@
-"""What is done after a run, as a manifest says it: its hooks. Pure.
+"""What is done before and after a run, as a manifest says it: its hooks. Pure.
 
 One idea: a hook is a small cluster of its own, of one task, so it has what clusters have: a log, a time limit, retries, a cost.
-It reads what the run has written at /elearn/input, and its environment has the facts of the run. What a hook does not say itself
+It reads at /elearn/input what the run has written, or, before the run, what that will read, and its environment has the facts
+of the run. What a hook does not say itself
 it takes from the one of its appcode that it uses, then from the run.
 """
 
@@ -17,6 +18,7 @@ from portal.manifests import Strict, dns_label, field_error
 
 MAX_HOOKS = 5
 MAX_HOOK_NAME = 20
+MAX_MODEL_NAME = 30
 # Its own cluster is named after the cluster and the hook; a cluster has at most so many characters.
 MAX_CLUSTER_NAME = 40
 MAX_COMMAND_BYTES = 64 * 1024
@@ -26,11 +28,12 @@ OUTPUT_PATH = "{name}-{hook}/{run}"
 PART = "hooks/"
 # How a hook is called that has no other name.
 OWN = "after"
-# Where a hook sees what the run has written.
-OUTPUT_OF_RUN = "/elearn/input"
+# Where a hook sees what the run has written, or is to read.
+SEEN_AT = "/elearn/input"
 
-On = Literal["success", "failure", "always"]
+On = Literal["before", "success", "failure", "always"]
 _PHASES: dict[On, tuple[str, ...]] = {
+    "before": (),
     "success": ("Succeeded",),
     "failure": ("Failed",),
     "always": ("Succeeded", "Failed", "Stopped"),
@@ -57,7 +60,13 @@ def _path(value: str) -> str:
     return value
 
 
+def _model(value: str) -> str:
+    dns_label(value.replace("{name}", "x"))
+    return value
+
+
 HookName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_HOOK_NAME), AfterValidator(dns_label)]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_MODEL_NAME), AfterValidator(dns_label)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=63)]
 
 
@@ -66,7 +75,8 @@ class HookWork(Strict):
 
     on: On | None = Field(
         default=None,
-        description="After a run that has succeeded (success, the usual), failed (failure), or ended in any way (always).",
+        description="After a run that has succeeded (success, the usual), failed (failure), or ended in any way (always); or "
+        "before the run, which starts when it has succeeded.",
     )
     command: Annotated[str, AfterValidator(_command)] | None = Field(default=None, examples=["echo $PORTAL_PHASE"])
     image: Name | None = None
@@ -80,10 +90,26 @@ class HookWork(Strict):
     output_path: Annotated[str, StringConstraints(max_length=200), AfterValidator(_path)] | None = Field(
         default=None, description=f"The folder there: {OUTPUT_PATH}, where name and run are those that it follows."
     )
+    model: Annotated[str, StringConstraints(max_length=MAX_MODEL_NAME), AfterValidator(_model)] | None = Field(
+        default=None,
+        description="When it has succeeded, its model-version.json is registered as a version of this model, which is made where "
+        "there is none; {name} is that of the cluster.",
+        examples=["digits"],
+    )
+
+    @model_validator(mode="after")
+    def _after(self) -> Self:
+        if self.on == "before" and self.model:
+            raise field_error("Before a run there is nothing to register.", "model")
+        return self
 
     @property
     def when(self) -> On:
         return self.on or "success"
+
+    @property
+    def is_before(self) -> bool:
+        return self.on == "before"
 
 
 class HookSpec(HookWork):
@@ -130,6 +156,11 @@ def part_name(cluster: str, hook: str) -> str:
         return name
     digest = hashlib.sha256(cluster.encode()).hexdigest()[:6]
     return f"{cluster[: MAX_CLUSTER_NAME - len(hook) - 8]}-{digest}-{hook}"
+
+
+def model_of(hook: HookWork, *, name: str) -> str:
+    """Of which model it makes a version after a run of the cluster `name`, or ""."""
+    return (hook.model or "").replace("{name}", name)
 
 
 def folder_of(path: str, *, name: str, run: int, hook: str) -> str:

@@ -2,6 +2,7 @@ from django.urls import URLPattern, URLResolver, path
 
 from clusters.api import (
     applications,
+    benchmarks,
     clouds,
     clusters,
     compare,
@@ -9,11 +10,13 @@ from clusters.api import (
     git_tokens,
     hooks,
     logs,
+    models,
     notebooks,
     pipelines,
     plugins,
     queue,
     schedules,
+    services,
     sweeps,
     templates,
     terminal,
@@ -23,7 +26,10 @@ from clusters.api.verbs import verb_paths
 
 ONE = "appcodes/<slug:code>/clusters/<slug:name>"
 PIPELINE = "appcodes/<slug:code>/pipelines/<slug:name>"
+BENCHMARK = "appcodes/<slug:code>/benchmarks/<slug:name>"
 SWEEP = "appcodes/<slug:code>/sweeps/<slug:name>"
+MODEL = "appcodes/<slug:code>/models/<slug:name>"
+SERVICE = "appcodes/<slug:code>/services/<slug:name>"
 SCHEDULE = "appcodes/<slug:code>/schedules/<slug:name>"
 APPLICATION = "appcodes/<slug:code>/applications/<slug:name>"
 
@@ -67,6 +73,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/pipelines", pipelines.AppcodePipelines.as_view()),
     path(PIPELINE, pipelines.OnePipeline.as_view()),
     path(f"{PIPELINE}/run", pipelines.RunPipeline.as_view()),
+    path(f"{PIPELINE}/pause", pipelines.PausePipeline.as_view()),
+    path(f"{PIPELINE}/resume", pipelines.ResumePipeline.as_view()),
     path(f"{PIPELINE}/cancel", pipelines.CancelPipeline.as_view()),
     path(f"{PIPELINE}/retry", pipelines.RetryStage.as_view()),
     path(f"{PIPELINE}/runs", pipelines.PipelineRuns.as_view()),
@@ -84,6 +92,29 @@ urlpatterns: list[URLPattern | URLResolver] = [
     *(path(f"{SWEEP}/{verb.name}", sweeps.verb_view(verb).as_view()) for verb in sweeps.VERBS),
     path(f"{SWEEP}/trials", sweeps.Trials.as_view()),
     path(f"{SWEEP}/trials/<int:number>/cluster", sweeps.TrialCluster.as_view()),
+    path("models", models.AllModels.as_view()),
+    path("appcodes/<slug:code>/models", models.AppcodeModels.as_view()),
+    path(MODEL, models.OneModel.as_view()),
+    path(f"{MODEL}/versions", models.Versions.as_view()),
+    path(f"{MODEL}/versions/<int:number>", models.OneVersion.as_view()),
+    path(f"{MODEL}/versions/<int:number>/verify", models.VerifyVersion.as_view()),
+    path(f"{MODEL}/versions/<int:number>/mlflow", models.VersionOfMlflow.as_view()),
+    path(f"{MODEL}/aliases", models.Aliases.as_view()),
+    path(f"{MODEL}/aliases/<slug:alias>", models.OneAlias.as_view()),
+    path(f"{MODEL}/history", models.History.as_view()),
+    path("benchmarks", benchmarks.AllBenchmarks.as_view()),
+    path("appcodes/<slug:code>/benchmarks", benchmarks.AppcodeBenchmarks.as_view()),
+    path(BENCHMARK, benchmarks.OneBenchmark.as_view()),
+    *(path(f"{BENCHMARK}/{verb.name}", benchmarks.verb_view(verb).as_view()) for verb in benchmarks.VERBS),
+    path("services", services.AllServices.as_view()),
+    path("appcodes/<slug:code>/services", services.AppcodeServices.as_view()),
+    path("appcodes/<slug:code>/services/preview", services.ServicesPreview.as_view()),
+    path(SERVICE, services.OneService.as_view()),
+    *(path(f"{SERVICE}/{verb.name}", services.verb_view(verb).as_view()) for verb in services.VERBS),
+    path(f"{SERVICE}/preview", services.ServicePreview.as_view()),
+    path(f"{SERVICE}/stats", services.ServiceStats.as_view()),
+    path(f"{SERVICE}/tokens", services.ServiceTokens.as_view()),
+    path(f"{SERVICE}/tokens/<str:token>", services.OneServiceToken.as_view()),
     path("queue", queue.QueueView.as_view()),
     path("flavors", clusters.Flavors.as_view()),
     path("images", clusters.Images.as_view()),

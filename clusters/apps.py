@@ -12,6 +12,7 @@ class ClustersConfig(AppConfig):
         from clusters.applications import inside
         from clusters.clouds import health, registry
         from clusters.gateway import middleware
+        from clusters.model_registry import access as model_registry
         from clusters.runs import folders, telling
         from clusters.volumes import lifecycle, metering
         from datastores import hooks as datastore_hooks
@@ -20,6 +21,7 @@ class ClustersConfig(AppConfig):
         middleware.inside.add(inside.say)
         post_migrate.connect(registry.keep_own, sender=self)
         datastore_hooks.finders.add(hooks.clusters_using)
+        datastore_hooks.finders.add(model_registry.models_using)
         datastore_hooks.outputs.add(folders.outputs)
         datastore_hooks.in_use.add(folders.in_use)
         datastore_hooks.judges.add(lifecycle.judge)
@@ -33,5 +35,6 @@ class ClustersConfig(AppConfig):
         portal_hooks.notes.add(health.notes)
         portal_hooks.searches.add(("Clusters", hooks.find_clusters))
         portal_hooks.searches.add(("Templates", hooks.find_templates))
+        portal_hooks.searches.add(("Models", hooks.find_models))
         portal_hooks.given.add(wakeups.wake_waiting)
         portal_hooks.news.add(telling.news)

@@ -10,7 +10,10 @@ from portal.models import Event, User
 
 
 def cluster_event(verb: str, cluster: Cluster, actor: User | None, message: str, **data: Any) -> Event:
-    """Of a person, or of the portal itself (None). Not written yet; `record_all` does it."""
+    """Of a person, or of the portal itself (None). Not written yet; `record_all` does it. What it is a part of is told along:
+    webhooks hear of the whole alone (portal/sql/rules.sql)."""
+    if cluster.part_of:
+        data["part_of"] = cluster.part_of
     return entry(verb, actor=actor, appcode=cluster.appcode.code, object=f"cluster {cluster}", message=message, **data)
 
 

@@ -18,6 +18,7 @@ from clusters.access import clusters_for
 from clusters.clouds.kinds import DRIVERS
 from clusters.clouds.registry import rows
 from clusters.input import input_of
+from clusters.model_registry.access import models_for
 from clusters.models import Cloud, CloudState, Cluster, Flavor, Image, Run
 from clusters.runs.status import consumer
 from clusters.spec.search import Search
@@ -124,6 +125,17 @@ def find_templates(user: User, words: str, limit: int) -> list[portal_hooks.Hit]
     return [
         portal_hooks.Hit(each.name, each.description, reverse("template", args=[each.whose, each.name]))
         for each in rows.defer("spec").order_by("name")[:limit]
+    ]
+
+
+def find_models(user: User, words: str, limit: int) -> list[portal_hooks.Hit]:
+    """The models of this name that `user` may see."""
+    rows = models_for(user)
+    for word in words.split():
+        rows = rows.filter(name__icontains=word)
+    return [
+        portal_hooks.Hit(each.name, each.appcode.code, reverse("model", args=[each.appcode.code, each.name]))
+        for each in rows.order_by("name")[:limit]
     ]
 
 

@@ -58,11 +58,24 @@ Mode = Literal["batch", "service"]
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Names that the portal itself sets in every task; those of a framework stand in its driver.
 RESERVED_ENV = frozenset(
-    {"TASK_INDEX", "TASK_RANK", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"}
+    {
+        "TASK_INDEX",
+        "TASK_RANK",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "NVIDIA_VISIBLE_DEVICES",
+        "PORTAL_MODEL",
+        "PORTAL_MODEL_NAME",
+        "PORTAL_MODEL_VERSION",
+        "PORTAL_MODEL_FORMAT",
+        "PORTAL_MODEL_SAMPLE",
+    }
 )
 RUN_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?/[1-9][0-9]{0,8}")
 # A name, and a version of it.
 ENVIRONMENT_NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?(:[1-9][0-9]{0,5})?$"
+# A model, and an alias of it or the number of a version.
+MODEL_NAME = r"^[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?(@[a-z][a-z0-9_-]{0,39}|/[1-9][0-9]{0,8})$"
 OUTPUT_PATH = re.compile(r"[A-Za-z0-9._{}/-]*")
 
 
@@ -239,6 +252,12 @@ class ClusterSpec(Strict):
         "read-only at /elearn/runs/CLUSTER/NUMBER.",
     )
     notebook: NotebookSpec | None = Field(default=None, description="Of the framework notebook: what it runs.")
+    model: Annotated[str, StringConstraints(pattern=MODEL_NAME)] | None = Field(
+        default=None,
+        examples=["digits@champion"],
+        description="A registered model of this appcode: NAME@ALIAS, for the version that it names when a run is submitted, or "
+        "NAME/VERSION. Its files are mounted read-only at /elearn/model; PORTAL_MODEL_NAME, _VERSION and _FORMAT say what it is.",
+    )
     mode: Mode = "batch"
     roles: dict[RoleName, RoleSpec]
     completion: CompletionName = next(iter(COMPLETIONS))
@@ -249,7 +268,9 @@ class ClusterSpec(Strict):
     )
     idle: IdleSpec = IdleSpec()
     hooks: Annotated[tuple[HookSpec, ...], Field(max_length=MAX_HOOKS)] = Field(
-        default=(), description="What is done after each run. A failing hook shows and changes nothing of the run."
+        default=(),
+        description="What is done before and after each run. One that fails after the run changes nothing of it; before "
+        "it, the run fails.",
     )
     schedule_after: dt.datetime | None = Field(default=None, description="The first deployment waits until this time.")
 

@@ -3,6 +3,7 @@ from django.urls import URLPattern, URLResolver, path, re_path
 from clusters.pages import (
     act,
     applications,
+    asking,
     clouds,
     cluster,
     compare,
@@ -14,30 +15,49 @@ from clusters.pages import (
     listing,
     logs,
     metrics,
-    new_sweep,
     notebook_run,
     notebooks,
     offers,
     opening,
-    pipelines,
     plugins,
     queue,
     schedules,
-    sweeps,
     templates,
     tensorboard,
     terminal,
 )
+from clusters.pages.benchmarks import new as new_benchmark
+from clusters.pages.benchmarks import shown as benchmarks
+from clusters.pages.models import acts as model_acts
+from clusters.pages.models import listing as models
+from clusters.pages.models import shown as model
+from clusters.pages.pipelines import form as pipeline_form
+from clusters.pages.pipelines import shown as pipelines
+from clusters.pages.services import acts as service_acts
+from clusters.pages.services import listing as services
+from clusters.pages.services import new as new_service
+from clusters.pages.services import shown as service
+from clusters.pages.services import tokens as service_tokens
+from clusters.pages.services import trying
+from clusters.pages.sweeps import acts as sweep_acts
+from clusters.pages.sweeps import drawn, sweep
+from clusters.pages.sweeps import listing as sweeps
+from clusters.pages.sweeps import new as new_sweep
 
 # The address of a cluster has two parts behind "clusters", that of a page about all of them has one: neither hides the other.
 ONE = "clusters/<slug:appcode>/<slug:name>"
 APPLICATION = "applications/<slug:appcode>/<slug:name>"
+MODEL = "models/<slug:appcode>/<slug:name>"
 PIPELINE = "pipelines/<slug:appcode>/<slug:name>"
 SCHEDULE = "schedules/<slug:appcode>/<slug:name>"
+BENCHMARK = "benchmarks/<slug:appcode>/<slug:name>"
+SERVICE = "services/<slug:appcode>/<slug:name>"
 SWEEP = "sweeps/<slug:appcode>/<slug:name>"
 TEMPLATE = "templates/<slug:whose>/<slug:name>"
 VERBS = "|".join(act.ACTS)
-SWEEP_VERBS = "|".join(sweeps.ACTS)
+BENCHMARK_VERBS = "|".join(benchmarks.ACTS)
+SERVICE_VERBS = "|".join(service_acts.ACTS)
+SWEEP_VERBS = "|".join(sweep_acts.ACTS)
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", listing.clusters, name="clusters"),
@@ -51,12 +71,46 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("templates/save", templates.save, name="save_template"),
     path(TEMPLATE, templates.template, name="template"),
     path(f"{TEMPLATE}/delete", templates.delete, name="delete_template"),
+    path("models", models.models, name="models"),
+    path("models/register", model_acts.register, name="register_model"),
+    path(MODEL, model.model, name="model"),
+    path(f"{MODEL}/rows", model.rows, name="model_rows"),
+    path(f"{MODEL}/history", model.history, name="model_history"),
+    path(f"{MODEL}/compare", model.compare, name="compare_versions"),
+    path(f"{MODEL}/move", model_acts.move, name="move_alias"),
+    path(f"{MODEL}/delete", model_acts.delete, name="delete_model"),
+    path(f"{MODEL}/aliases/<slug:alias>/remove", model_acts.remove, name="remove_alias"),
+    path(f"{MODEL}/versions/<int:number>", model.version, name="model_version"),
+    path(f"{MODEL}/versions/<int:number>/live", model.version_live, name="model_version_live"),
+    path(f"{MODEL}/versions/<int:number>/mlflow", model.version_mlflow, name="model_mlflow"),
+    path(f"{MODEL}/versions/<int:number>/verify", model_acts.verify, name="verify_version"),
+    path(f"{MODEL}/versions/<int:number>/delete", model_acts.delete_version, name="delete_version"),
+    path("services", services.services, name="services"),
+    path("services/rows", services.rows, name="service_rows"),
+    path("services/new", new_service.new_service, name="new_service"),
+    path("services/preview", new_service.preview_service, name="preview_service"),
+    path(SERVICE, service.service, name="service"),
+    path(f"{SERVICE}/live", service.live, name="service_live"),
+    path(f"{SERVICE}/head", service.head, name="service_head"),
+    path(f"{SERVICE}/minutes", service.minutes, name="service_minutes"),
+    path(f"{SERVICE}/history", service.history, name="service_history"),
+    path(f"{SERVICE}/manifest", service.manifest, name="service_manifest"),
+    path(f"{SERVICE}/tokens", service_tokens.tokens, name="service_tokens"),
+    path(f"{SERVICE}/tokens/remove", service_tokens.remove, name="remove_service_token"),
+    path(f"{SERVICE}/try", trying.try_page, name="try_service"),
+    path(f"{SERVICE}/try/send", trying.send, name="send_to_service"),
+    path(f"{SERVICE}/change", new_service.change_service, name="change_service"),
+    path(f"{SERVICE}/deploy", service_acts.deploy, name="deploy_service"),
+    path(f"{SERVICE}/deploy/preview", service_acts.preview_deploy, name="preview_deploy"),
+    re_path(rf"^services/(?P<appcode>[-\w]+)/(?P<name>[-\w]+)/(?P<verb>{SERVICE_VERBS})\Z", service_acts.act),
     path("pipelines", pipelines.pipelines, name="pipelines"),
-    path("pipelines/new", pipelines.new_pipeline, name="new_pipeline"),
+    path("pipelines/new", pipeline_form.new_pipeline, name="new_pipeline"),
     path(PIPELINE, pipelines.pipeline, name="pipeline"),
     path(f"{PIPELINE}/progress", pipelines.progress),
-    path(f"{PIPELINE}/change", pipelines.change_pipeline, name="change_pipeline"),
+    path(f"{PIPELINE}/change", pipeline_form.change_pipeline, name="change_pipeline"),
     path(f"{PIPELINE}/run", pipelines.run, name="run_pipeline"),
+    path(f"{PIPELINE}/pause", pipelines.pause, name="pause_pipeline"),
+    path(f"{PIPELINE}/resume", pipelines.resume, name="resume_pipeline"),
     path(f"{PIPELINE}/cancel", pipelines.cancel, name="cancel_pipeline"),
     path(f"{PIPELINE}/delete", pipelines.delete, name="delete_pipeline"),
     path(f"{PIPELINE}/retry/<slug:stage>", pipelines.retry, name="retry_stage"),
@@ -67,18 +121,24 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{SCHEDULE}/pause", schedules.pause, {"paused": True}, name="pause_schedule"),
     path(f"{SCHEDULE}/resume", schedules.pause, {"paused": False}, name="resume_schedule"),
     path(f"{SCHEDULE}/delete", schedules.delete, name="delete_schedule"),
+    path("benchmarks", benchmarks.benchmarks, name="benchmarks"),
+    path("benchmarks/rows", benchmarks.rows, name="benchmark_rows"),
+    path("benchmarks/new", new_benchmark.new_benchmark, name="new_benchmark"),
+    path(BENCHMARK, benchmarks.benchmark, name="benchmark"),
+    path(f"{BENCHMARK}/live", benchmarks.live),
+    re_path(rf"^benchmarks/(?P<appcode>[-\w]+)/(?P<name>[-\w]+)/(?P<verb>{BENCHMARK_VERBS})\Z", benchmarks.act),
     path("sweeps", sweeps.sweeps, name="sweeps"),
     path("sweeps/rows", sweeps.rows, name="sweep_rows"),
     path("sweeps/new", new_sweep.new_sweep, name="new_sweep"),
     path("sweeps/preview", new_sweep.preview_sweep, name="preview_sweep"),
-    path(SWEEP, sweeps.sweep, name="sweep"),
-    path(f"{SWEEP}/live", sweeps.live),
-    path(f"{SWEEP}/table", sweeps.table),
-    path(f"{SWEEP}/charts", sweeps.charts),
-    path(f"{SWEEP}/curves", sweeps.curves),
-    path(f"{SWEEP}/change", sweeps.change),
-    path(f"{SWEEP}/trials/<int:trial>/train", sweeps.train),
-    re_path(rf"^sweeps/(?P<appcode>[-\w]+)/(?P<name>[-\w]+)/(?P<verb>{SWEEP_VERBS})\Z", sweeps.act),
+    path(SWEEP, sweep.sweep, name="sweep"),
+    path(f"{SWEEP}/live", sweep.live),
+    path(f"{SWEEP}/table", sweep.table),
+    path(f"{SWEEP}/charts", drawn.charts),
+    path(f"{SWEEP}/curves", drawn.curves),
+    path(f"{SWEEP}/change", sweep_acts.change),
+    path(f"{SWEEP}/trials/<int:trial>/train", sweep_acts.train),
+    re_path(rf"^sweeps/(?P<appcode>[-\w]+)/(?P<name>[-\w]+)/(?P<verb>{SWEEP_VERBS})\Z", sweep_acts.act),
     path("queue", queue.queue, name="queue"),
     path("appcodes/<slug:code>/compare", compare.compare, name="compare"),
     path("appcodes/<slug:code>/compare/charts", compare.charts, name="compare_charts"),
@@ -91,6 +151,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(APPLICATION, applications.application, name="application"),
     path(f"{APPLICATION}/boxes", applications.boxes),
     path(f"{APPLICATION}/billing", applications.billing),
+    path(f"{APPLICATION}/ask", asking.ask_page, name="ask_model"),
+    path(f"{APPLICATION}/ask/send", asking.send, name="send_to_model"),
     path(f"{APPLICATION}/token", applications.token, name="application_token"),
     path(f"{APPLICATION}/change", applications.change_application, name="change_application"),
     path(f"{APPLICATION}/run", notebook_run.run, name="run_notebook"),

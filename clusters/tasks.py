@@ -5,24 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from celery import shared_task
+from django.utils import timezone
 
 from clusters import actions
+from clusters.benchmarks import loop as benchmarks
 from clusters.clouds import gpu_usage
 from clusters.gateway import visits
 from clusters.logs import collect
+from clusters.model_registry import loop as model_registry
 from clusters.pipelines import advance as pipelines
 from clusters.run_hooks import loop as run_hooks
 from clusters.runs import budgets, listed, quota, reconcile, resync
+from clusters.scalars import counted
 from clusters.schedules import turn as schedules
+from clusters.serving import loop as serving
+from clusters.serving import minutes
 from clusters.sweeps import loop as sweeps
 from clusters.volumes import buckets, lifecycle
-from clusters.wakeups import wake
+from clusters.wakeups import waiting_key, wake, whole_key
+from portal.wakeups import heard
+
+
+def _advance_hooks(appcode_id: int, cluster: str) -> None:
+    """Where one that has just succeeded told of a version of a model, that is registered."""
+    run_hooks.advance(appcode_id, cluster)
+    model_registry.advance(appcode_id)
+
 
 # What makes clusters for itself, by the first word of their `part_of`; each goes on by the appcode and its name.
 WHOLES: dict[str, Callable[[int, str], None]] = {
-    "hooks": run_hooks.advance,
+    "benchmarks": benchmarks.advance,
+    "hooks": _advance_hooks,
+    "models": model_registry.advance,
     "pipelines": pipelines.advance,
     "schedules": schedules.advance,
+    "services": serving.advance,
     "sweeps": sweeps.advance,
 }
 
@@ -34,6 +51,7 @@ def reconcile_run(run_id: int) -> None:
 
 @shared_task(name="clusters.tasks.admit_waiting")
 def admit_waiting(appcode_id: int) -> None:
+    heard(waiting_key(appcode_id))
     for run_id in quota.admit_waiting(appcode_id):
         wake(run_id)
 
@@ -45,6 +63,7 @@ def deploy_next(cluster_id: int) -> None:
 
 @shared_task(name="clusters.tasks.advance")
 def advance(appcode_id: int, part_of: str) -> None:
+    heard(whole_key(appcode_id, part_of))
     room, _, name = part_of.partition("/")
     WHOLES[room](appcode_id, name)
 
@@ -62,6 +81,11 @@ def copy_logs() -> None:
 @shared_task(name="clusters.tasks.note_output")
 def note_output(run_id: int) -> None:
     listed.note_output(run_id)
+
+
+@shared_task(name="clusters.tasks.note_crashes")
+def note_crashes(run_id: int) -> None:
+    counted.note_crashes(run_id)
 
 
 @shared_task(name="clusters.tasks.settle_volume")
@@ -89,7 +113,9 @@ def measure_cloud(name: str) -> None:
 @shared_task(name="clusters.tasks.sweep")
 def sweep() -> None:
     resync.sweep()
+    benchmarks.resync()
     run_hooks.resync()
+    model_registry.resync()
     pipelines.resync()
     schedules.resync()
     sweeps.resync()
@@ -98,6 +124,7 @@ def sweep() -> None:
 @shared_task(name="clusters.tasks.forget_visits")
 def forget_visits() -> None:
     visits.forget_old()
+    minutes.forget_old(timezone.now())
 
 
 @shared_task(name="clusters.tasks.stop_over_budget")

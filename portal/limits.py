@@ -214,12 +214,12 @@ TRANSFERS = Room(
     yours="Two files of yours are on their way already; try again when one of them has come.",
     full="Too many files are on their way at this moment; try again in a minute.",
 )
-# Pages that ask a server which may be slow: of a datastore, for its files.
+# Pages that ask a server which may be slow: a datastore for its files, a model for an answer.
 LOOKS = Room(
     lambda: 3,
     2,
-    yours="Two pages of yours wait for a datastore already; try again in a few seconds.",
-    full="Too many pages wait for datastores at this moment; try again in a few seconds.",
+    yours="Two pages of yours wait for a slow server already; try again in a few seconds.",
+    full="Too many pages wait for slow servers at this moment; try again in a few seconds.",
 )
 
 

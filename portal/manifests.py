@@ -54,7 +54,7 @@ def field_error(message: str, *path: str) -> ValueError:
 Value = TypeVar("Value", bound=BaseModel)
 
 
-def parse(model: type[Value], body: Any, **address: str) -> Value:
+def parse(model: type[Value], body: Any, /, **address: str) -> Value:
     """`body` as a `model`. What the address of a request says may be left out of the metadata, and not contradicted.
 
     Raises Invalid; what was sent stays out of its sentences.

@@ -392,6 +392,15 @@ _apps = urlsplit(APPS_ORIGIN)
 APPS_SCHEME, APPS_DOMAIN = _apps.scheme, _apps.hostname or ""
 APPS_USUAL_PORT = "443" if _apps.scheme == "https" else "80"
 APPS_PORT = str(_apps.port or APPS_USUAL_PORT)
+# Services answer at <label>.<domain> beside them; fronts (clusters/front/) take the requests, not the portal.
+SERVE_ORIGIN = env.str(
+    "PORTAL_SERVE_ORIGIN",
+    default=f"{_origin.scheme}://serve.{(_origin.hostname or '').partition('.')[2] or 'localhost'}{_port}",
+)
+_serve = urlsplit(SERVE_ORIGIN)
+SERVE_SCHEME, SERVE_DOMAIN = _serve.scheme, _serve.hostname or ""
+SERVE_USUAL_PORT = "443" if _serve.scheme == "https" else "80"
+SERVE_PORT = str(_serve.port or SERVE_USUAL_PORT)
 GATEWAY_FOLDER = env.str("PORTAL_GATEWAY_FOLDER", default="")
 GATEWAY_PORT = env.int("PORTAL_GATEWAY_PORT", default=8000)
 # Between two questions whether what people opened on another cloud works.

@@ -34,8 +34,28 @@ def wake_webhooks() -> None:
     send("portal.tasks.send_webhooks", once=WEBHOOKS)
 
 
+def waiting() -> int:
+    """How many wake-ups wait for a worker; 0 where the broker does not say."""
+    try:
+        with _broker.call(), current_app.connection_or_acquire() as broker:
+            queue = current_app.conf.task_default_queue
+            return int(broker.default_channel.queue_declare(queue).message_count)
+    except NotCalled:
+        return 0
+    except UNANSWERED as error:
+        log.warning("the broker is out of reach: %s", error)
+        return 0
+
+
+def heard(once: str) -> None:
+    """From here on another wake-up of that key is sent."""
+    cache.delete(once)
+
+
 def send(task: str, *keys: int | str, once: str = "") -> None:
     """Asks for `task` to be run soon; where `once` is given, only if no wake-up of that key waits to be run.
+
+    What is woken under a key says that it `heard` it before it looks.
 
     Never waits twice for a broker that does not answer: after a failure the sweeps alone are trusted for a while.
     """

@@ -17,7 +17,7 @@ from tests.running import ROOT
 # Tables and rules; models, whose names and permissions are rows; clouds that are rows from the beginning; and the packages that
 # have tables of their own.
 SOURCES = (
-    "requirements.txt", "*/migrations/*.py", "*/sql/*.sql", "*/models.py", "*/*/models.py", "portal/settings.py",
+    "requirements.txt", "*/migrations/*.py", "*/sql/*.sql", "*/models.py", "*/models/*.py", "*/*/models.py", "portal/settings.py",
     "clusters/clouds/registry.py", "clusters/clouds/kinds.py",
 )  # fmt: skip
 

@@ -118,6 +118,12 @@ def usage_of(consumers: Sequence[str], now: dt.datetime) -> list[SegmentRow]:
     return [replace(row, measured=looked.get(row.segment.uid)) for row in priced]
 
 
+def usage_in(consumers: Sequence[str], period: Period, now: dt.datetime) -> list[SegmentRow]:
+    """The parts in `period` of all their segments; 3 queries."""
+    overlapping = Q(started__lt=period.until) & (Q(ended=None) | Q(ended__gt=period.since))
+    return _parts(UsageSegment.objects.filter(overlapping, consumer__in=consumers), period, price_book(), now)
+
+
 def segments(appcode: Appcode, cluster: str, run: str, period: Period, now: dt.datetime) -> list[SegmentRow]:
     """The parts in `period` of the segments of one run, at most MAX_SEGMENTS, in the order of their beginning; 3
     queries."""

@@ -38,6 +38,7 @@ from clusters.api.documents import (
     to_manifest,
     usage_document,
 )
+from clusters.api.looks import looks_at
 from clusters.api.verbs import Kind, carry_out
 from clusters.clouds.health import silences
 from clusters.manifest import ClusterManifest
@@ -146,7 +147,9 @@ class ClusterPreview(APIView):
 class OneCluster(APIView):
     @extend_schema(operation_id="clusters_read", summary="A cluster as a manifest", responses=ClusterDocument)
     def get(self, request: Request, code: str, name: str) -> Response:
-        return Response(to_manifest(cluster_for(person(request), code, name)))
+        cluster = cluster_for(person(request), code, name)
+        looks = looks_at(cluster.current_run, person(request)) if cluster.current_run else None
+        return Response(to_manifest(cluster, looks=looks))
 
     @extend_schema(
         operation_id="clusters_change",
@@ -191,7 +194,8 @@ class Runs(APIView):
 class OneRun(APIView):
     @extend_schema(operation_id="runs_read", summary="One run", responses=RunDocument)
     def get(self, request: Request, code: str, name: str, run: int) -> Response:
-        return Response(run_document(run_for(person(request), code, name, run)))
+        found = run_for(person(request), code, name, run)
+        return Response(run_document(found, looks=looks_at(found, person(request))))
 
 
 class Tasks(APIView):

@@ -19,6 +19,7 @@ from pydantic.alias_generators import to_camel
 from billing.sums.access import SegmentRow
 from billing.sums.makeup import Part
 from billing.sums.serializers import UsagePart, usage_parts
+from clusters.api.looks import Looks
 from clusters.clouds.health import silence_of
 from clusters.frameworks import ROLES
 from clusters.gateway.origins import openings
@@ -27,6 +28,9 @@ from clusters.models import Cluster, Flavor, Image, Run, Task
 from clusters.run_hooks.shown import ShownHook, hooks_of
 from clusters.runs.listed import Change
 from clusters.runs.preview import Preview
+from clusters.scalars.counted import gpu_seconds, kept
+from clusters.scalars.crashes import Crash
+from clusters.scalars.pace import Straggler
 from portal.api.documents import Answer
 from portal.manifests import parse
 
@@ -84,10 +88,11 @@ class HookStatus(Answer):
     """What became of a hook of a run."""
 
     name: str
-    on: Literal["success", "failure", "always"]
+    on: Literal["before", "success", "failure", "always"]
     state: Literal["Pending", "Due", "Skipped", "Refused"] | Phase = Field(
-        description="The phase of the run that does it. Pending before the end of the run that it follows, Due after that, "
-        "Skipped where that ended otherwise, Refused where it cannot be made."
+        description="The phase of the run that does it. Pending before its turn comes (the end of the run that it follows; of "
+        "one before the run, when that could start), Due after that, Skipped where the run ended otherwise, Refused where it "
+        "cannot be made."
     )
     message: str = Field(description="A sentence for people.")
     cluster: str | None = Field(examples=["train-notify"], description="What does it; null before that is made.")
@@ -95,6 +100,31 @@ class HookStatus(Answer):
     started: dt.datetime | None
     finished: dt.datetime | None
     cost: Money
+
+
+class StragglerStatus(Answer):
+    """A task that makes less than half as many steps in a second as the median of its role, by the steps that it prints."""
+
+    role: RoleName
+    index: int
+    pace: float = Field(examples=[0.8], description="Steps in a second.")
+    median: float = Field(examples=[2.4], description="That of its role.")
+
+
+class CrashStatus(Answer):
+    """A task that ended without having been asked to, and was started again."""
+
+    role: RoleName
+    index: int
+    at: dt.datetime
+    message: str = Field(description="A sentence for people.")
+    others: int = Field(description="How many tasks ended because of it, and were started again with it.")
+    back: bool = Field(description="Whether all of them run again, or have.")
+    step: int | None = Field(description="The last that was told before, in event files or in the log.")
+    steps_repeated: int | None = Field(
+        description="How many steps before that were trained again, from the last checkpoint on; null while nothing tells."
+    )
+    gpu_seconds: int = Field(description="What these had taken the first time, with all GPUs of the run.")
 
 
 class RunStatus(Answer):
@@ -119,6 +149,12 @@ class RunStatus(Answer):
     roles: dict[RoleName, RoleStatus]
     endpoints: list[EndpointStatus]
     hooks: list[HookStatus]
+    stragglers: list[StragglerStatus] | None = Field(
+        description="Tasks that fall behind, the slowest first. Null in lists, and where their logs cannot be read now."
+    )
+    crashes: list[CrashStatus] | None = Field(
+        description="Of tasks that were started again, the newest 50. Null in lists while it runs, and where nobody can tell now."
+    )
     started: dt.datetime | None
     finished: dt.datetime | None
     gpu_seconds: int
@@ -224,6 +260,7 @@ class PreviewDocument(Answer):
     cost_limit: Money | None = Field(
         description="At most, by its time limit, at the prices that are known for that time; null without one."
     )
+    cost_hooks: Money = Field(description="At most, of all its hooks by their time limits; besides the others.")
 
 
 class InputAmount(Answer):
@@ -291,7 +328,10 @@ def read_manifest(body: Any, *, appcode: str, name: str | None = None) -> Cluste
 
 
 def to_manifest(
-    cluster: Cluster, now: dt.datetime | None = None, notices: Mapping[str, str] | None = None
+    cluster: Cluster,
+    now: dt.datetime | None = None,
+    notices: Mapping[str, str] | None = None,
+    looks: Looks | None = None,
 ) -> dict[str, Any]:
     """The cluster as a manifest. `notices` are `health.silences`; with them, and `appcode`, `current_run`
     and its hooks joined, no query."""
@@ -302,11 +342,13 @@ def to_manifest(
         "kind": "cluster",
         "metadata": {"name": cluster.name, "appcode": cluster.appcode.code},
         "spec": _in_order(cluster.spec),
-        "status": run_status(run, now, notices).json_value() if run else None,
+        "status": run_status(run, now, notices, looks).json_value() if run else None,
     }
 
 
-def run_document(run: Run, now: dt.datetime | None = None, notices: Mapping[str, str] | None = None) -> dict[str, Any]:
+def run_document(
+    run: Run, now: dt.datetime | None = None, notices: Mapping[str, str] | None = None, looks: Looks | None = None
+) -> dict[str, Any]:
     """A run as the API says it; with `notices` (see `to_manifest`), `cluster.appcode`, `created_by` and its hooks joined, no
     query."""
     metadata = RunMetadata(
@@ -320,13 +362,15 @@ def run_document(run: Run, now: dt.datetime | None = None, notices: Mapping[str,
         "kind": "run",
         "metadata": metadata.json_value(),
         "spec": _in_order(run.spec),
-        "status": run_status(run, now or timezone.now(), notices).json_value(),
+        "status": run_status(run, now or timezone.now(), notices, looks).json_value(),
     }
 
 
-def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None) -> RunStatus:
+def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None, looks: Looks | None = None) -> RunStatus:
     if notices is None:
         notices = {run.cloud: silence_of(run, now)}
+    # What is kept with the row needs no look.
+    looks = looks or Looks(crashes=kept(run))
     return RunStatus(
         phase=run.phase,
         reason=run.reason,
@@ -343,10 +387,30 @@ def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None) ->
         roles={role: run.roles[role] for role in ROLES if role in run.roles},
         endpoints=[EndpointStatus(**vars(each)) for each in openings(run.cluster, run)],
         hooks=[_hook_status(each, now) for each in hooks_of(run)],
+        stragglers=None if looks.stragglers is None else [_straggler(each) for each in looks.stragglers],
+        crashes=None if looks.crashes is None else [_crash_status(run, each) for each in looks.crashes],
         started=run.started_at,
         finished=run.finished_at,
         gpu_seconds=run.gpu_seconds_at(now),
         cost=money(run.cost_at(now)),
+    )
+
+
+def _straggler(found: Straggler) -> StragglerStatus:
+    return StragglerStatus(role=found.role, index=found.index, pace=round(found.pace, 3), median=round(found.median, 3))
+
+
+def _crash_status(run: Run, crash: Crash) -> CrashStatus:
+    return CrashStatus(
+        role=crash.role,
+        index=crash.index,
+        at=dt.datetime.fromtimestamp(crash.at, dt.UTC),
+        message=crash.sentence,
+        others=crash.others,
+        back=crash.is_back,
+        step=crash.step,
+        steps_repeated=crash.repeated,
+        gpu_seconds=gpu_seconds(run, [crash]),
     )
 
 
@@ -406,6 +470,7 @@ def preview_document(found: Preview) -> dict[str, Any]:
         cost_per_hour=money(found.cost.per_hour),
         cost_per_hour_low=money(found.cost.per_hour_low),
         cost_limit=None if found.cost.limit is None else money(found.cost.limit),
+        cost_hooks=money(found.cost.hooks),
     ).json_value()
 
 

@@ -63,7 +63,7 @@ EXAMPLE = OpenApiExample(
         },
     },
 )  # fmt: skip
-Phase = Literal["Running", "Succeeded", "Failed", "Stopped"]
+Phase = Literal["Running", "Paused", "Succeeded", "Failed", "Stopped"]
 
 
 class StageStatus(Answer):
@@ -72,7 +72,9 @@ class StageStatus(Answer):
     name: str
     phase: Literal["Waiting", "Running", "Succeeded", "Failed", "Stopped", "Skipped"]
     message: str = Field(description="A sentence: why it was skipped, used again, or has failed.")
-    cluster: str | None = Field(description="The cluster that is the stage; null before it has started.")
+    cluster: str | None = Field(
+        description="The cluster that is the stage; null before it has started, and once it was deleted."
+    )
     run: int | None = Field(description="Its run.")
     sweep: str | None = Field(description="The sweep that the stage is.")
     run_phase: str | None = Field(examples=["Queued"])
@@ -222,6 +224,30 @@ class RunPipeline(APIView):
         return _accepted(run)
 
 
+class PausePipeline(APIView):
+    @extend_schema(
+        operation_id="pipelines_pause",
+        summary="Start no more stages of the run",
+        description="Those that run go on. 409 where no run is alive.",
+        request=None,
+        responses={202: PipelineRunStatus},
+    )
+    def post(self, request: Request, code: str, name: str) -> Response:
+        return _accepted(actions.pause_pipeline(_find(request, code, name, OPERATE), acting_user=person(request)))
+
+
+class ResumePipeline(APIView):
+    @extend_schema(
+        operation_id="pipelines_resume",
+        summary="Start stages again",
+        description="From now on in your name. 409 where no run is alive.",
+        request=None,
+        responses={202: PipelineRunStatus},
+    )
+    def post(self, request: Request, code: str, name: str) -> Response:
+        return _accepted(actions.resume_pipeline(_find(request, code, name, OPERATE), acting_user=person(request)))
+
+
 class CancelPipeline(APIView):
     @extend_schema(
         operation_id="pipelines_cancel",
@@ -293,7 +319,8 @@ def _stage(row: StageRun, attempts: Sequence[StageRun], sums: dict[int, Sums], n
     return StageStatus(
         name=row.stage, phase=row.phase, message=row.message,
         sweep=row.sweep.name if row.sweep else None,
-        cluster=row.run.cluster.name if row.run else None, run=row.run.number if row.run else None,
+        cluster=row.run.cluster.name if row.run and row.run.cluster.deleted_at is None else None,
+        run=row.run.number if row.run else None,
         run_phase=row.run.phase if row.run else None, reused=row.reused, attempt=row.attempt, started=row.started_at,
         finished=row.finished_at, gpu_seconds=seconds, cost=cost,
     )  # fmt: skip

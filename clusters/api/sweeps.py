@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from django.db.models import Prefetch, QuerySet
+from django.db.models import DecimalField, FloatField, OuterRef, Prefetch, QuerySet, Subquery, Sum, Value
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
 from pydantic import Field
@@ -24,7 +25,7 @@ from clusters.models import Run, Sweep, Trial
 from clusters.sweeps import actions
 from clusters.sweeps.access import sweep_for, sweeps_for, sweeps_in, trial_for
 from clusters.sweeps.manifest import SweepManifest, SweepSpec, name_again, trial_name
-from clusters.sweeps.sums import Sums, sums_of
+from clusters.sweeps.sums import PHASE, Sums, sums_of
 from portal.access import OPERATE, VIEW, Capability, appcode_for
 from portal.api.documents import Answer
 from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search, text
@@ -54,7 +55,8 @@ EXAMPLE = OpenApiExample(
 )
 SweepPhase = Literal["Running", "Paused", "Succeeded", "Failed", "Stopped"]
 TrialPhase = Literal["Queued", "Starting", "Running", "Succeeded", "Failed", "Pruned", "Stopped"]
-TRIAL_PHASES: tuple[str, ...] = ("Succeeded", "Failed", "Pruned", "Stopped")
+TRIAL_PHASES: tuple[str, ...] = get_args(TrialPhase)
+SORTS = ("number", "-number", "value", "-value", "cost", "-cost")
 
 
 class Best(Answer):
@@ -222,11 +224,18 @@ def verb_view(verb: Verb) -> type[APIView]:
 class Trials(APIView):
     @extend_schema(
         operation_id="sweeps_trials",
-        summary="The trials of a sweep in the order of their numbers",
+        summary="The trials of a sweep",
         parameters=[
             *PAGE_PARAMETERS,
             OpenApiParameter(
-                "phase", str, enum=TRIAL_PHASES, description="Only those that ended so; several are divided by commas."
+                "phase", str, enum=TRIAL_PHASES, description="Only those in this phase; several are divided by commas."
+            ),
+            OpenApiParameter(
+                "sort",
+                str,
+                enum=SORTS,
+                default="number",
+                description="By number, value or cost, with “-” the largest first. Those without a value come last in both.",
             ),
         ],
         responses=TrialPage,
@@ -240,10 +249,11 @@ class Trials(APIView):
         phases = [word for word in text(request, "phase", longest=100).split(",") if word]
         if unknown := next((word for word in phases if word not in TRIAL_PHASES), None):
             raise Invalid.at("phase", message=f"“{unknown}” is none of {', '.join(TRIAL_PHASES)}.")
+        rows = rows.annotate(now=PHASE)
         if phases:
-            rows = rows.filter(phase__in=phases)
-        # In the order in which they were begun, which is that of their numbers.
-        return page(request, rows, order="id", render=lambda row: _trial(sweep, row, now))
+            rows = rows.filter(now__in=phases)
+        rows, order = _sorted(rows, text(request, "sort", longest=10, default="number"))
+        return page(request, rows, order=order, render=lambda row: _trial(sweep, row, now))
 
 
 class TrialCluster(APIView):
@@ -318,15 +328,31 @@ def _said(sweep: Sweep, sums: Sums) -> dict[str, Any]:
     }
 
 
+def _sorted(rows: QuerySet[Trial], sort: str) -> tuple[QuerySet[Trial], str | Sequence[str]]:
+    """And the order, which ends with a unique column. Raises Invalid."""
+    if sort not in SORTS:
+        raise Invalid.at("sort", message=f"“{sort}” is none of {', '.join(SORTS)}.")
+    down, by = sort[: sort.startswith("-")], sort.removeprefix("-")
+    if by == "number":
+        # In the order in which they were begun.
+        return rows, f"{down}id"
+    if by == "value":
+        last = Value(float("-inf") if down else float("inf"))
+        return rows.annotate(by=Coalesce("value", last, output_field=FloatField())), (f"{down}by", "id")
+    costs = Run.objects.filter(cluster=OuterRef("cluster")).order_by().values("cluster").annotate(sum=Sum("cost"))
+    nothing = Value(Decimal(0))
+    spent = Coalesce(Subquery(costs.values("sum")), nothing, output_field=DecimalField())
+    return rows.annotate(by=spent), (f"{down}by", "id")
+
+
 def _trial(sweep: Sweep, trial: Trial, now: dt.datetime) -> dict[str, Any]:
     run = trial.cluster.current_run if trial.cluster else None
     runs = list(trial.cluster.runs.all()) if trial.cluster else []
-    living = run.phase if run and not run.is_terminal else "Running" if run else "Queued"
     return TrialDocument(
         number=trial.number,
         fold=trial.fold or None,
         parameters=trial.parameters,
-        phase=trial.phase or living,
+        phase=trial.now,  # type: ignore[attr-defined]
         message=trial.message or ("" if trial.phase or run is None else run.message),
         value=trial.value,
         cluster=trial_name(sweep.name, trial.number, trial.fold),

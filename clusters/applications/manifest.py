@@ -46,6 +46,7 @@ SAME = (
     "output",
     "output_path",
     "runs",
+    "model",
     "time_limit",
     "idle",
     "access",
@@ -88,6 +89,11 @@ class ApplicationSpec(Strict):
     output: Name | None = None
     output_path: str = "{name}/{run}"
     runs: tuple[str, ...] = Field(default=(), description="Runs whose output it shows, as CLUSTER/NUMBER.")
+    model: str | None = Field(
+        default=None,
+        description="Of a model server: what it serves, NAME@ALIAS or NAME/VERSION.",
+        examples=["digits@champion"],
+    )
     command: str = Field(default="", description="What to run; of Jupyter: what to run before it.")
     env: dict[str, str] = Field(default_factory=dict)
     time_limit: int | None = Field(default=None, description="Seconds after which it is ended.")

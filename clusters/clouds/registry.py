@@ -101,6 +101,12 @@ def gateway_of(name: str) -> Gateway | None:
     return DRIVERS[kind].gateway(stored) if kind else None
 
 
+def leads_fronts(name: str) -> bool:
+    """Whether fronts of services reach what replicas of a cloud answer at. One query, none for this machine."""
+    kind, stored = _stored(name)
+    return bool(kind) and DRIVERS[kind].leads_fronts(stored)
+
+
 def why_no_environments(name: str) -> str:
     """Why tasks of a cloud cannot start from a saved environment, or "". One query, none for this machine."""
     kind, stored = _stored(name)

@@ -8,11 +8,12 @@ from clusters.frameworks.jupyter import Jupyter
 from clusters.frameworks.notebook import Notebook
 from clusters.frameworks.parallel import Parallel
 from clusters.frameworks.pytorch import PyTorch
+from clusters.frameworks.serving import Serving
 from clusters.frameworks.tensorboard import TensorBoard
 from clusters.frameworks.tensorflow import TensorFlow
 from clusters.frameworks.web import Web
 
-_ALL = (TensorFlow(), PyTorch(), JAX(), Parallel(), Notebook(), Jupyter(), TensorBoard(), Web())
+_ALL = (TensorFlow(), PyTorch(), JAX(), Parallel(), Notebook(), Jupyter(), TensorBoard(), Serving(), Web())
 FRAMEWORKS: dict[str, Framework] = {driver.name: driver for driver in _ALL}
 # What people compute with, and what they open in a browser: each has a form of its own.
 COMPUTING = {driver.name: driver for driver in _ALL if not driver.is_application}

@@ -164,6 +164,9 @@ class Spec(Protocol):
     def notebook(self) -> NotebookSource | None: ...
 
     @property
+    def model(self) -> str | None: ...
+
+    @property
     def image(self) -> str: ...
 
     @property
@@ -219,7 +222,8 @@ class Framework(ABC):
         known = {role.name: role for role in self.roles}
         for name in spec.active_roles:
             if name not in known:
-                raise field_error(f"{self.title} has no role “{name}”; set its count to 0.", "roles", name, "count")
+                has = ", ".join(known)
+                raise field_error(f"{self.title} has no role “{name}”; it has: {has}.", "roles", name, "count")
         for role in self.roles:
             if not role.least <= spec.count(role.name) <= role.most:
                 raise field_error(_bounds(role, spec.count(role.name)), "roles", role.name, "count")

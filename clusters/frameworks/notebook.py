@@ -4,6 +4,10 @@ The notebook's text is part of the spec, without its outputs, so that a run mean
 that it was read from. What is run is written to /elearn/output after each cell, under the notebook's name: what was reached is
 kept when a cell fails, too, and then its error is what the run says last. Parameters are set as papermill does, in a cell of
 their own behind the one that is tagged “parameters”, or before all others.
+
+Not papermill itself: it runs notebooks by the same nbclient, and what it has beside that (parameters, the notebook kept after
+each cell) are twenty lines here. It would have to be in every image, with its dependencies; it refuses notebooks that name no
+language; and when a kernel is killed (tried with 2.7) it ends with a traceback, and the notebook does not say where.
 """
 
 from __future__ import annotations

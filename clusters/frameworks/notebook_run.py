@@ -54,11 +54,11 @@ def main() -> None:
     with_parameters(notebook, said["parameters"])
     path = os.path.join(OUTPUT, os.path.basename(said["path"]))
     count = sum(cell.cell_type == "code" and bool(cell.source.strip()) for cell in notebook.cells)
-    at = 0
+    at, current = 0, nbformat.v4.new_code_cell()
 
     def begins(cell: Any, cell_index: int) -> None:
-        nonlocal at
-        at += 1
+        nonlocal at, current
+        at, current = at + 1, cell
         print(f"--- cell {at} of {count}", flush=True)
         nbformat.write(notebook, path)
 
@@ -76,7 +76,11 @@ def main() -> None:
         print(f"Cell {at} of {count} failed: {error.ename}: {error.evalue}", file=sys.stderr, flush=True)
         sys.exit(1)
     except DeadKernelError:
-        print(f"The kernel died in cell {at} of {count}; it may have needed more memory.", file=sys.stderr, flush=True)
+        why = f"The kernel died in cell {at} of {count}; it may have needed more memory."
+        print(why, file=sys.stderr, flush=True)
+        # Whoever opens the notebook sees it at its cell.
+        died = nbformat.v4.new_output("error", ename="DeadKernelError", evalue=why, traceback=[why])
+        current.outputs.append(died)
         sys.exit(1)
     finally:
         nbformat.write(notebook, path)

@@ -26,12 +26,13 @@ MAX_LABEL = 63
 REMEMBERED = 5.0
 
 
-def label(endpoint: str, cluster: str, appcode: str, *, plain: bool = True) -> str:
-    """The label of an endpoint; not `plain`: the one that nobody else can have."""
-    text = f"{endpoint}-{cluster}-{appcode}".replace("_", "-").strip("-")
-    if plain and len(text) <= MAX_LABEL and "_" not in appcode:
+def label(*names: str, plain: bool = True) -> str:
+    """The label of an endpoint, by its own name, that of its cluster and the appcode; not `plain`: the one that nobody else can
+    have. Those of services are made the same way, of fewer names."""
+    text = "-".join(names).replace("_", "-").strip("-")
+    if plain and len(text) <= MAX_LABEL and "_" not in names[-1]:
         return text
-    digest = hashlib.sha256(f"{endpoint}/{cluster}/{appcode}".encode()).hexdigest()[:8]
+    digest = hashlib.sha256("/".join(names).encode()).hexdigest()[:8]
     return f"{text[: MAX_LABEL - 9].rstrip('-')}-{digest}"
 
 
@@ -77,7 +78,10 @@ def url(origin: str) -> str:
 
 def keep(cluster: Cluster, endpoints: Iterable[Endpoint], domain: str = "") -> None:
     """Gives each endpoint of a cluster its origin; within the transaction in which they are defined. `domain` is that of the
-    cloud where it is to run, "" for the portal's. Repeating it changes nothing."""
+    cloud where it is to run, "" for the portal's. A replica of a service has none: fronts alone lead there. Repeating it
+    changes nothing."""
+    if cluster.is_replica:
+        return
     names = {each.name for each in endpoints}
     if not names and not cluster.origins:
         return

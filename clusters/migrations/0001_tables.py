@@ -17,6 +17,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ("portal", "0001_tables"),
+        ("datastores", "0001_tables"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
@@ -548,6 +549,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "crashes",
+                    models.JSONField(
+                        db_default=[],
+                        default=list,
+                        help_text="Of tasks that were started again: scalars/crashes.py; NULL once it is gone until they are counted.",
+                        null=True,
+                    ),
+                ),
+                (
                     "code",
                     models.JSONField(
                         db_default={},
@@ -742,6 +752,10 @@ class Migration(migrations.Migration):
             model_name="run",
             index=models.Index(condition=models.Q(("wrote__isnull", True)), fields=["id"], name="run_unlisted"),
         ),
+        migrations.AddIndex(
+            model_name="run",
+            index=models.Index(condition=models.Q(("crashes__isnull", True)), fields=["id"], name="run_uncounted"),
+        ),
         migrations.AddConstraint(
             model_name="run",
             constraint=models.UniqueConstraint(fields=("cluster", "number"), name="run_number_once"),
@@ -797,7 +811,14 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("name", models.CharField(max_length=20)),
+                ("before", models.BooleanField(default=False)),
                 ("message", models.TextField(blank=True)),
+                (
+                    "model",
+                    models.CharField(
+                        blank=True, help_text="Of which a version is still to be registered.", max_length=80
+                    ),
+                ),
                 (
                     "did",
                     models.OneToOneField(
@@ -817,7 +838,14 @@ class Migration(migrations.Migration):
             options={
                 "ordering": ["id"],
                 "indexes": [
-                    models.Index(condition=models.Q(("did", None), ("message", "")), fields=["id"], name="hook_run_due")
+                    models.Index(
+                        condition=models.Q(("did", None), ("message", "")), fields=["id"], name="hook_run_due"
+                    ),
+                    models.Index(
+                        condition=models.Q(("message", ""), models.Q(("model", ""), _negated=True)),
+                        fields=["id"],
+                        name="hook_run_model",
+                    ),
                 ],
                 "constraints": [models.UniqueConstraint(fields=("run", "name"), name="hook_run_once")],
             },
@@ -923,6 +951,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         choices=[
                             ("Running", "Running"),
+                            ("Paused", "Paused"),
                             ("Succeeded", "Succeeded"),
                             ("Failed", "Failed"),
                             ("Stopped", "Stopped"),
@@ -1106,6 +1135,104 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name="Benchmark",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=40)),
+                ("spec", models.JSONField()),
+                (
+                    "phase",
+                    models.CharField(
+                        choices=[
+                            ("Running", "Running"),
+                            ("Paused", "Paused"),
+                            ("Succeeded", "Succeeded"),
+                            ("Failed", "Failed"),
+                            ("Stopped", "Stopped"),
+                        ],
+                        default="Running",
+                        max_length=10,
+                    ),
+                ),
+                ("message", models.TextField(blank=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="benchmarks", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-id"],
+            },
+        ),
+        migrations.CreateModel(
+            name="Measurement",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("number", models.PositiveIntegerField()),
+                ("strategy", models.CharField(max_length=20)),
+                ("data", models.CharField(max_length=20)),
+                ("count", models.PositiveIntegerField()),
+                (
+                    "phase",
+                    models.CharField(
+                        blank=True,
+                        choices=[("Succeeded", "Succeeded"), ("Failed", "Failed"), ("Stopped", "Stopped")],
+                        max_length=10,
+                    ),
+                ),
+                ("message", models.TextField(blank=True)),
+                ("result", models.JSONField(null=True)),
+                ("cloud", models.CharField(blank=True, max_length=40)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                (
+                    "benchmark",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="measurements",
+                        to="clusters.benchmark",
+                    ),
+                ),
+                (
+                    "cluster",
+                    models.OneToOneField(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="measurement",
+                        to="clusters.cluster",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["number"],
+            },
+        ),
+        migrations.AddIndex(
+            model_name="benchmark",
+            index=models.Index(condition=models.Q(("finished_at", None)), fields=["id"], name="benchmark_living"),
+        ),
+        migrations.AddConstraint(
+            model_name="benchmark",
+            constraint=models.UniqueConstraint(fields=("appcode", "name"), name="benchmark_name_once"),
+        ),
+        migrations.AddConstraint(
+            model_name="measurement",
+            constraint=models.UniqueConstraint(fields=("benchmark", "number"), name="measurement_once"),
+        ),
+        migrations.CreateModel(
             name="Sweep",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
@@ -1253,5 +1380,716 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name="trial",
             constraint=models.UniqueConstraint(fields=("sweep", "number", "fold"), name="trial_once"),
+        ),
+        migrations.CreateModel(
+            name="RegisteredModel",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=30)),
+                ("description", models.CharField(blank=True, max_length=200)),
+                (
+                    "version_count",
+                    models.PositiveIntegerField(default=0, help_text="The highest number that was given."),
+                ),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                ("deleted_at", models.DateTimeField(null=True)),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="registered_models",
+                        to="portal.appcode",
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-id"],
+                "constraints": [models.UniqueConstraint(fields=("appcode", "name"), name="model_once")],
+            },
+        ),
+        migrations.CreateModel(
+            name="ModelVersion",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("number", models.PositiveIntegerField()),
+                ("description", models.CharField(blank=True, max_length=500)),
+                ("datastore", models.CharField(max_length=63)),
+                ("folder", models.CharField(blank=True, max_length=2000)),
+                (
+                    "files",
+                    models.JSONField(help_text='[{"path", "size", "sha256"}]; the last is "" until it has been read.'),
+                ),
+                ("size", models.BigIntegerField()),
+                ("format", models.CharField(max_length=20)),
+                (
+                    "signature",
+                    models.JSONField(help_text='{"inputs": [{"name", "dtype", "shape"}], "outputs": […]}', null=True),
+                ),
+                ("sample", models.JSONField(help_text="A request that it answers.", null=True)),
+                ("metrics", models.JSONField(default=dict, help_text='By name; null for NaN: {"accuracy": 0.97}')),
+                (
+                    "lineage",
+                    models.JSONField(
+                        default=dict, help_text='{"run": "train/3", "image", "environment", "code", "input"}'
+                    ),
+                ),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("Pending", "Pending"),
+                            ("Ready", "Ready"),
+                            ("Changed", "Changed"),
+                            ("Failed", "Failed"),
+                        ],
+                        default="Pending",
+                        max_length=10,
+                    ),
+                ),
+                ("message", models.TextField(blank=True)),
+                (
+                    "asked_at",
+                    models.DateTimeField(
+                        default=django.utils.timezone.now, help_text="When it was asked last to read its files."
+                    ),
+                ),
+                ("tried_at", models.DateTimeField(null=True)),
+                ("checked_at", models.DateTimeField(help_text="When they were read last.", null=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("deleted_at", models.DateTimeField(null=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "frozen",
+                    models.OneToOneField(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="model_version",
+                        to="datastores.version",
+                    ),
+                ),
+                (
+                    "hook_run",
+                    models.OneToOneField(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="model_version",
+                        to="clusters.hookrun",
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="model_versions",
+                        to="clusters.run",
+                    ),
+                ),
+                (
+                    "model",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="versions",
+                        to="clusters.registeredmodel",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-number"],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("deleted_at", None), ("state", "Pending")),
+                        fields=["id"],
+                        name="model_version_pending",
+                    )
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("model", "number"), name="model_version_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("deleted_at", None), ("frozen__isnull", False)),
+                            models.Q(("deleted_at__isnull", False), ("frozen", None)),
+                            _connector="OR",
+                        ),
+                        name="model_version_kept",
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="ModelAlias",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=40)),
+                ("since", models.DateTimeField()),
+                ("until", models.DateTimeField(null=True)),
+                ("reason", models.CharField(blank=True, max_length=300)),
+                (
+                    "moved_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "version",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="aliases",
+                        to="clusters.modelversion",
+                    ),
+                ),
+                (
+                    "model",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="aliases",
+                        to="clusters.registeredmodel",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-id"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("until", None)), fields=("model", "name"), name="model_alias_one_now"
+                    ),
+                    models.UniqueConstraint(fields=("model", "name", "since"), name="model_alias_since_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("until", None), ("until__gt", models.F("since")), _connector="OR"),
+                        name="model_alias_not_backwards",
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Front",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=80, unique=True)),
+                ("seen_at", models.DateTimeField()),
+                ("services", models.JSONField(default=dict)),
+            ],
+        ),
+        migrations.CreateModel(
+            name="ServingRuntime",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.SlugField(max_length=40, unique=True)),
+                ("title", models.CharField(max_length=60)),
+                ("description", models.CharField(blank=True, max_length=500)),
+                (
+                    "formats",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=20),
+                        help_text="Of models: saved-model, onnx …",
+                        size=None,
+                    ),
+                ),
+                (
+                    "protocols",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=10),
+                        help_text="v1: REST of TensorFlow Serving; v2: Open Inference; openai",
+                        size=None,
+                    ),
+                ),
+                (
+                    "image",
+                    models.CharField(
+                        blank=True,
+                        help_text="The image of the catalogue that has it; empty: any that does.",
+                        max_length=63,
+                    ),
+                ),
+                ("command", models.TextField(blank=True)),
+                ("env", models.JSONField(blank=True, db_default={}, default=dict)),
+                ("port", models.PositiveIntegerField(default=8501)),
+                ("health", models.CharField(default="/v2/health/ready", max_length=200)),
+                (
+                    "drain_seconds",
+                    models.PositiveIntegerField(
+                        default=30, help_text="How long a replica that is to end may answer what it was asked before."
+                    ),
+                ),
+                (
+                    "containers_only",
+                    models.BooleanField(
+                        default=False, help_text="Whether it exists as a container alone, so not on this machine."
+                    ),
+                ),
+                ("enabled", models.BooleanField(default=True)),
+            ],
+            options={
+                "ordering": ["name"],
+            },
+        ),
+        migrations.CreateModel(
+            name="Revision",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("number", models.PositiveIntegerField()),
+                (
+                    "model",
+                    models.CharField(
+                        help_text="As runs say it, also when the version is gone: digits/3", max_length=45
+                    ),
+                ),
+                ("spec", models.JSONField()),
+                ("drain_seconds", models.PositiveIntegerField(default=30)),
+                (
+                    "weight",
+                    models.PositiveIntegerField(default=0, help_text="Per cent of the requests that it is to answer."),
+                ),
+                (
+                    "mirrored",
+                    models.BooleanField(
+                        default=False, help_text="It is sent a copy of each request, and its answers go nowhere."
+                    ),
+                ),
+                ("wanted", models.PositiveIntegerField(default=0, help_text="How many replicas it is to have.")),
+                (
+                    "counted",
+                    models.PositiveBigIntegerField(
+                        default=0,
+                        help_text="Requests that it answered until its service's `counted_until`, copies not among them.",
+                    ),
+                ),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "version",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="clusters.modelversion",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-number"],
+            },
+        ),
+        migrations.CreateModel(
+            name="Service",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=30)),
+                (
+                    "label",
+                    models.CharField(
+                        help_text="Before the domain of services: <service>-<appcode>.", max_length=63, unique=True
+                    ),
+                ),
+                ("spec", models.JSONField()),
+                (
+                    "desired",
+                    models.CharField(
+                        choices=[("running", "Running"), ("ended", "Ended")], default="running", max_length=10
+                    ),
+                ),
+                (
+                    "phase",
+                    models.CharField(
+                        choices=[
+                            ("Starting", "Starting"),
+                            ("Running", "Running"),
+                            ("Degraded", "Degraded"),
+                            ("Sleeping", "Sleeping"),
+                            ("Failed", "Failed"),
+                            ("Stopped", "Stopped"),
+                        ],
+                        default="Starting",
+                        max_length=10,
+                    ),
+                ),
+                ("message", models.TextField(blank=True)),
+                ("phase_since", models.DateTimeField(default=django.utils.timezone.now)),
+                ("route", models.PositiveBigIntegerField(default=1)),
+                (
+                    "scale",
+                    models.JSONField(
+                        db_default={},
+                        default=dict,
+                        help_text='What the autoscaler decided last: {"replicas": 2, "since": …, "why": "…"}',
+                    ),
+                ),
+                (
+                    "followed",
+                    models.BigIntegerField(
+                        help_text="The row of its alias (ModelAlias) that was looked at last: another one says that it has moved.",
+                        null=True,
+                    ),
+                ),
+                (
+                    "counted_until",
+                    models.DateTimeField(
+                        null=True, help_text="Before it, what its minutes say is in `Revision.counted`."
+                    ),
+                ),
+                ("revision_count", models.PositiveIntegerField(default=0)),
+                ("rollout_count", models.PositiveIntegerField(default=0)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                ("deleted_at", models.DateTimeField(null=True)),
+                (
+                    "acts_for",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "appcode",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="services", to="portal.appcode"
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-id"],
+            },
+        ),
+        migrations.CreateModel(
+            name="Rollout",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("number", models.PositiveIntegerField()),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[("rolling", "Rolling"), ("canary", "Canary"), ("shadow", "Shadow")], max_length=10
+                    ),
+                ),
+                ("weight", models.PositiveIntegerField(default=100)),
+                (
+                    "phase",
+                    models.CharField(
+                        choices=[
+                            ("Gated", "Gated"),
+                            ("Starting", "Starting"),
+                            ("Comparing", "Comparing"),
+                            ("Shifting", "Shifting"),
+                            ("Promoted", "Promoted"),
+                            ("RolledBack", "Rolled Back"),
+                            ("Cancelled", "Cancelled"),
+                            ("Failed", "Failed"),
+                        ],
+                        default="Starting",
+                        max_length=10,
+                    ),
+                ),
+                ("message", models.TextField(blank=True)),
+                ("reason", models.CharField(blank=True, help_text="Why somebody wanted it.", max_length=300)),
+                (
+                    "judged",
+                    models.JSONField(
+                        db_default={},
+                        default=dict,
+                        help_text='What was compared: {"from": {"requests", "errors", "p99Ms"}, "to": {…}}',
+                    ),
+                ),
+                (
+                    "by_hand",
+                    models.BooleanField(default=False, help_text="Whether somebody, not the clock, promotes it."),
+                ),
+                (
+                    "minutes",
+                    models.PositiveIntegerField(
+                        default=0, help_text="Of a canary or shadow: for how long it is compared."
+                    ),
+                ),
+                ("judge_at", models.DateTimeField(null=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("phase_since", models.DateTimeField(default=django.utils.timezone.now)),
+                ("finished_at", models.DateTimeField(null=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "from_revision",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.CASCADE, related_name="+", to="clusters.revision"
+                    ),
+                ),
+                (
+                    "to_revision",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="rollouts", to="clusters.revision"
+                    ),
+                ),
+                (
+                    "service",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="rollouts", to="clusters.service"
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-number"],
+            },
+        ),
+        migrations.AddField(
+            model_name="revision",
+            name="service",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="revisions", to="clusters.service"
+            ),
+        ),
+        migrations.CreateModel(
+            name="Replica",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("slot", models.PositiveIntegerField()),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("starting", "Starting"),
+                            ("serving", "Serving"),
+                            ("draining", "Draining"),
+                            ("gone", "Gone"),
+                        ],
+                        default="starting",
+                        max_length=10,
+                    ),
+                ),
+                ("address", models.CharField(blank=True, max_length=260)),
+                ("left_at", models.PositiveBigIntegerField(null=True)),
+                ("drain_until", models.DateTimeField(null=True)),
+                ("message", models.TextField(blank=True)),
+                (
+                    "counted",
+                    models.JSONField(
+                        db_default={},
+                        default=dict,
+                        help_text="What it had counted beside its training sample when it was last asked.",
+                    ),
+                ),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("served_at", models.DateTimeField(help_text="When it could answer first.", null=True)),
+                ("gone_at", models.DateTimeField(null=True)),
+                (
+                    "cluster",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.SET_NULL, related_name="+", to="clusters.cluster"
+                    ),
+                ),
+                (
+                    "run",
+                    models.OneToOneField(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="replica",
+                        to="clusters.run",
+                    ),
+                ),
+                (
+                    "revision",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="replicas", to="clusters.revision"
+                    ),
+                ),
+                (
+                    "service",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="replicas", to="clusters.service"
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["slot", "id"],
+            },
+        ),
+        migrations.CreateModel(
+            name="ServiceMinute",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("front", models.CharField(max_length=80)),
+                ("minute", models.DateTimeField()),
+                ("mirrored", models.BooleanField(default=False)),
+                ("requests", models.PositiveIntegerField(default=0)),
+                ("errors", models.PositiveIntegerField(default=0)),
+                ("refused", models.PositiveIntegerField(default=0)),
+                (
+                    "latency",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.PositiveIntegerField(), default=list, size=None
+                    ),
+                ),
+                (
+                    "busy_ms",
+                    models.PositiveBigIntegerField(
+                        default=0, help_text="Of all requests together, until their answer was complete."
+                    ),
+                ),
+                ("bytes_in", models.PositiveBigIntegerField(default=0)),
+                ("bytes_out", models.PositiveBigIntegerField(default=0)),
+                (
+                    "revision",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="minutes", to="clusters.revision"
+                    ),
+                ),
+                (
+                    "service",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="minutes", to="clusters.service"
+                    ),
+                ),
+            ],
+        ),
+        migrations.CreateModel(
+            name="ServiceToken",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(help_text="Who asks with it.", max_length=40)),
+                ("digest", models.CharField(max_length=64, unique=True)),
+                (
+                    "begins",
+                    models.CharField(
+                        help_text="Its first letters, by which people tell it from others.", max_length=12
+                    ),
+                ),
+                ("per_second", models.PositiveIntegerField(help_text="Requests; NULL: no limit.", null=True)),
+                ("at_once", models.PositiveIntegerField(null=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField(null=True)),
+                ("used_at", models.DateTimeField(help_text="To a minute or so.", null=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "service",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="tokens", to="clusters.service"
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-id"],
+            },
+        ),
+        migrations.CreateModel(
+            name="RevisionDrift",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("hour", models.DateTimeField()),
+                ("rows", models.PositiveBigIntegerField(default=0)),
+                ("columns", models.JSONField(default=list)),
+                ("alerted", models.BooleanField(default=False)),
+                (
+                    "revision",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="drift", to="clusters.revision"
+                    ),
+                ),
+            ],
+            options={
+                "constraints": [models.UniqueConstraint(fields=("revision", "hour"), name="revision_drift_once")],
+            },
+        ),
+        migrations.AddIndex(
+            model_name="service",
+            index=models.Index(
+                condition=models.Q(("phase", "Stopped"), _negated=True), fields=["id"], name="service_living"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="service",
+            constraint=models.UniqueConstraint(fields=("appcode", "name"), name="service_once"),
+        ),
+        migrations.AddConstraint(
+            model_name="rollout",
+            constraint=models.UniqueConstraint(fields=("service", "number"), name="rollout_once"),
+        ),
+        migrations.AddConstraint(
+            model_name="rollout",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("phase__in", ["Gated", "Starting", "Comparing", "Shifting"])),
+                fields=("service",),
+                name="rollout_one_living",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="revision",
+            constraint=models.UniqueConstraint(fields=("service", "number"), name="revision_once"),
+        ),
+        migrations.AddIndex(
+            model_name="replica",
+            index=models.Index(
+                condition=models.Q(("state", "gone"), _negated=True), fields=["service", "id"], name="replica_living"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="replica",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("state", "gone"), _negated=True),
+                fields=("service", "slot"),
+                name="replica_slot_once",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="serviceminute",
+            constraint=models.UniqueConstraint(
+                fields=("service", "minute", "revision", "front", "mirrored"), name="service_minute_once"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="servicetoken",
+            constraint=models.UniqueConstraint(fields=("service", "name"), name="service_token_once"),
         ),
     ]

@@ -30,7 +30,7 @@ from portal.pages.forms import with_link
 STEPS = ("Appcode", "Application", "Resources", "Review")
 FIELDS: tuple[tuple[str, ...], ...] = (
     ("appcode",),
-    ("type", "name", "image", "environment", "plugins", "runs", "command", "endpoints", "env"),
+    ("type", "name", "image", "environment", "plugins", "model", "runs", "command", "endpoints", "env"),
     (
         "flavor",
         "storage",
@@ -62,6 +62,7 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
             "image",
             "environment",
             "plugins",
+            "model",
             "flavor",
             "storage",
             "input",
@@ -82,7 +83,7 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
 }
 # What need not be said.
 USUAL: dict[str, Any] = {
-    **dict.fromkeys(("environment", "storage", "output", "command"), ""),
+    **dict.fromkeys(("environment", "storage", "output", "command", "model"), ""),
     "input": None,
     "outputPath": "{name}/{run}",
     "env": {},
@@ -139,6 +140,12 @@ class ApplicationForm(forms.Form):
         required=False,
         widget=Several(),
         help_text="What its JupyterLab has besides. They are the administrators' choice.",
+    )
+    model = Words(
+        label="Model",
+        required=False,
+        help_text="Of a model server: what it answers, as MODEL@ALIAS or MODEL/VERSION: digits@champion, digits/3.",
+        widget=forms.TextInput(attrs={**PLAIN, "class": "code"}),
     )
     runs = Words(
         label="Runs",
@@ -376,7 +383,7 @@ class ApplicationForm(forms.Form):
     @property
     def opens_folded(self) -> bool:
         """Whether what most notebooks do not need is said, or needed, or wrong."""
-        folded = ("runs", "command", "endpoints", "env")
+        folded = ("model", "runs", "command", "endpoints", "env")
         return self["type"].value() != "jupyter" or any(self[name].value() or name in self.errors for name in folded)
 
     def _choose(self, name: str, choices: list[tuple[str, str]]) -> None:
@@ -415,6 +422,7 @@ def document_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "output": values["output"],
         "outputPath": values["output_path"],
         "runs": words(values["runs"]),
+        "model": values["model"].strip(),
         "plugins": words(values["plugins"]),
         "command": values["command"],
         "env": env,
@@ -445,6 +453,7 @@ def fields_of(manifest: ApplicationManifest) -> dict[str, str]:
         "command": spec.command,
         "endpoints": write_endpoints(manifest),
         "runs": ", ".join(spec.runs),
+        "model": spec.model or "",
         "plugins": ", ".join(spec.plugins),
         "env": write_env(spec.env),
         "flavor": spec.flavor,

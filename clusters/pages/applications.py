@@ -149,7 +149,7 @@ def new_application(request: HttpRequest) -> HttpResponse:
         return _go(request, ApplicationForm(offer, request.POST), create)
     filled = _filled(request, user)
     offer = offer_of(user, filled.get("appcode", ""))
-    form = ApplicationForm(offer, initial=_defaults(offer) | filled)
+    form = ApplicationForm(offer, initial=_defaults(offer, filled.get("type", "")) | filled)
     wanted = request.GET.get("step", "")
     step = int(wanted) if wanted in ("2", "3", "4") else 2 if "appcode" in request.GET or "clone" in request.GET else 1
     judged = ApplicationForm(offer, form.said())
@@ -285,9 +285,9 @@ def _preview(request: HttpRequest, form: ApplicationForm, cluster: Cluster | Non
     }
 
 
-def _defaults(offer: Offer) -> dict[str, str]:
-    """What most people would choose first."""
-    image = offer.image_with(next(iter(APPLICATIONS)))
+def _defaults(offer: Offer, kind: str = "") -> dict[str, str]:
+    """What most people would choose first; of this kind of application where it is said."""
+    image = offer.image_with(kind if kind in APPLICATIONS else next(iter(APPLICATIONS)))
     flavor = offer.flavors[0].name if offer.flavors else ""
     return {"appcode": offer.appcode, "image": image or offer.defaults()["image"], "flavor": flavor}
 
@@ -388,6 +388,7 @@ def _boxes(shown: Page) -> dict[str, Any]:
         if run
         else reading_of(cluster.spec, None, cluster.appcode.code),
         "idle": _idle(cluster, run, shown.now),
+        "serves": run.spec.get("model") if run else None,
         "shown_runs": [(name, _run_url(cluster, name)) for name in cluster.spec.get("runs", ())],
         "flavor": flavor_label(flavor) if flavor else role["flavor"],
         "resources": flavor,

@@ -20,6 +20,13 @@ from datastores.models import Datastore
 from portal.errors import Invalid
 from portal.models import Appcode, User
 
+# When a hook is done.
+WHEN = (
+    ("before", "Before the run, which waits for it"),
+    ("success", "After a success"),
+    ("failure", "After a failure"),
+    ("always", "After the run, in any case"),
+)
 # The newest ones; any other can be named in a manifest.
 MAX_SOURCES = 100
 
@@ -162,7 +169,7 @@ class Offer:
                 f"{name}_flavor": flavors if role.least else [("", "none"), *flavors]
                 for name, role in COMPUTING_ROLES.items()
             },
-            "hook_on": [("success", "After a success"), ("failure", "After a failure"), ("always", "Always")],
+            "hook_on": list(WHEN),
             "framework": [(name, driver.title) for name, driver in COMPUTING.items()],
             "mode": [("batch", "Batch"), ("service", "Service")],
             "completion": [(name, each.title) for name, each in COMPUTING_COMPLETIONS.items()],

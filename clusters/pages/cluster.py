@@ -33,11 +33,11 @@ from clusters.code import code_of
 from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.input import InputSpec, input_of
 from clusters.manifest import ClusterSpec
-from clusters.models import Cluster, Run, Task
+from clusters.models import Cluster, ModelVersion, Run, Task
 from clusters.pages.conversion import write_env
 from clusters.pages.create import curl
 from clusters.pages.listing import Row, first_sentence, flavor_titles, row_of, where
-from clusters.run_hooks.shown import hooks_of
+from clusters.run_hooks.shown import ShownHook, hooks_of
 from clusters.runs.preview import cost_of
 from clusters.runs.quota import enough
 from clusters.runs.status import consumer
@@ -365,7 +365,7 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
         "hidden": 0 if everything else len(rows) - MAX_TASK_ROWS,
         "strip": rows if len(rows) >= STRIP_FROM else [],
         "failed": failed_first(run, rows),
-        "hooks": [(each, each.cost_at(shown.now)) for each in hooks_of(run)],
+        "hook_groups": _hook_groups(run, shown.now),
         "roles": [
             (framework.role(role).title, titles.get(run.spec["roles"][role]["flavor"], ""), run.roles[role]["count"])
             for role in ROLES
@@ -374,11 +374,27 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
         "spec": run.spec,
         "read": reading_of(run.spec, run.source, shown.cluster.appcode.code),
         "readers": _readers(run),
+        "registered": _registered(run),
         "completion": _completion(run.spec),
         "env": write_env(run.spec["env"]),
         "code": code_of(run.spec),
         "folder": output_folder(run.spec["outputPath"], name=shown.cluster.name, run=run.number),
     }
+
+
+def _hook_groups(run: Run, now: dt.datetime) -> list[tuple[str, list[tuple[ShownHook, Decimal]]]]:
+    """With what each has cost so far: those before the run, and those after it."""
+    found = [(each, each.cost_at(now)) for each in hooks_of(run)]
+    before, after = ([row for row in found if (row[0].on == "before") is is_before] for is_before in (True, False))
+    return [group for group in (("Before the run", before), ("After the run", after)) if group[1]]
+
+
+def _registered(run: Run) -> list[ModelVersion]:
+    """The versions of models that are what it has written; what writes nothing, or still does, nobody is asked about."""
+    if not run.spec["output"] or not run.is_terminal:
+        return []
+    found = run.model_versions.filter(deleted_at=None).select_related("model").defer("files", "sample", "signature")
+    return list(found.order_by("pk"))
 
 
 def _readers(run: Run) -> list[Run]:

@@ -253,7 +253,8 @@ class ClusterForm(forms.Form):
     hook_command = Words(
         label="A command of your own",
         required=False,
-        help_text="Run as bash -c “…” where the run started; what it wrote is at $PORTAL_OUTPUT, its facts in PORTAL_FACTS.",
+        help_text="Run as bash -c “…” where the run starts; what it wrote is at $PORTAL_OUTPUT (before it, what it is to read at "
+        "$PORTAL_INPUT), its facts in PORTAL_FACTS.",
         widget=forms.Textarea(attrs={"rows": 3, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
     hooks = Words(

@@ -10,8 +10,9 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from clusters.after import MAX_HOOK_NAME, OUTPUT_PATH, TIME_LIMIT, HookWork
+from clusters.after import MAX_HOOK_NAME, MAX_MODEL_NAME, OUTPUT_PATH, TIME_LIMIT, HookWork
 from clusters.models import Cluster, Flavor, Hook, Image
+from clusters.pages.choices import WHEN
 from clusters.pages.conversion import read_env, write_env
 from clusters.pages.raw_text import Words
 from clusters.run_hooks.examples import EXAMPLES
@@ -40,7 +41,7 @@ FIELD_OF_PATH = {
     "metadata.description": "description",
     "spec.timeLimit": "time_limit",
     "spec.outputPath": "output_path",
-    **{f"spec.{each}": each for each in ("on", "command", "image", "flavor", "env", "retries", "output")},
+    **{f"spec.{each}": each for each in ("on", "command", "image", "flavor", "env", "retries", "output", "model")},
 }
 # Clusters of the appcode that are named on the page of a hook which they use.
 MOST_USERS = 50
@@ -62,14 +63,12 @@ class HookForm(forms.Form):
     on = Words(
         label="When",
         initial="success",
-        widget=forms.Select(
-            choices=[("success", "After a success"), ("failure", "After a failure"), ("always", "Always")]
-        ),
+        widget=forms.Select(choices=list(WHEN)),
     )
     command = Words(
         label="Command",
         help_text="Run as bash -c “…”. What the run wrote is at $PORTAL_OUTPUT; PORTAL_PHASE, PORTAL_METRICS, PORTAL_FACTS and "
-        "others say how it went.",
+        "others say how it went. Before the run, what it is to read is at $PORTAL_INPUT.",
         widget=forms.Textarea(attrs={"rows": 10, **CODE}),
     )
     env = Words(
@@ -86,6 +85,12 @@ class HookForm(forms.Form):
         required=False,
         help_text=f"{OUTPUT_PATH} where it is empty; name and run are those that it follows.",
         widget=forms.TextInput(attrs=CODE),
+    )
+    model = Words(
+        label="Registers a version of the model",
+        required=False,
+        help_text="With model-version.json in its output: {} is enough there. {name} is that of the cluster. Empty: none.",
+        widget=forms.TextInput(attrs={"maxlength": MAX_MODEL_NAME, **PLAIN}),
     )
     time_limit = Words(
         label="Time limit in seconds",
@@ -129,6 +134,7 @@ class HookForm(forms.Form):
             ("flavor", "flavor"),
             ("output", "output"),
             ("outputPath", "output_path"),
+            ("model", "model"),
         ):
             spec[key] = said[name] or None
         for key, name in (("timeLimit", "time_limit"), ("retries", "retries")):
@@ -153,7 +159,8 @@ def hooks(request: HttpRequest, code: str) -> HttpResponse:
                 show_errors(form, invalid, FIELD_OF_PATH)
             else:
                 messages.success(
-                    request, f"{made.name} is saved: tick it on the form of a cluster, below “After the run”."
+                    request,
+                    f"{made.name} is saved: tick it on the form of a cluster, below “Before and after the run”.",
                 )
                 return redirect("hooks", code)
     else:
@@ -216,6 +223,7 @@ def _fields(row: Hook) -> dict[str, str]:
         "flavor": spec.flavor or "",
         "output": spec.output or "",
         "output_path": spec.output_path or "",
+        "model": spec.model or "",
         "time_limit": str(spec.time_limit or ""),
         "retries": "" if spec.retries is None else str(spec.retries),
     }

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import conditional_page, require_safe
 
 from clusters import failure
+from clusters.api.looks import Looks, looks_at
 from clusters.clouds.drivers.base import CloudError
 from clusters.logs.read import RunLogs
+from clusters.models import Run
 from clusters.pages.cluster import MAX_TASK_ROWS, TaskRow, in_order, page_of, says_its_own, task_rows
-from clusters.scalars.pace import Straggler
-from clusters.scalars.reading import stragglers_of
+from clusters.scalars.counted import gpu_seconds, repeated
 from portal.api.problems import Unavailable
 from portal.limits import TRANSFERS
 from portal.pages.appcodes import person
@@ -48,17 +50,21 @@ def last_lines(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 @require_safe
 @conditional_page
 def pace(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """Which tasks fall behind the others of their role, where they print their steps."""
+    """Which tasks fall behind the others of their role, and what crashes cost, where they tell their steps."""
     shown = page_of(request, appcode, name)
-    found: list[Straggler] = []
-    if shown.run:
-        try:
-            with TRANSFERS.enter(person(request).pk):
-                found = stragglers_of(shown.run)
-        except (CloudError, Unavailable):
-            # It is asked for again, and Logs says why not.
-            found = []
-    return render(request, "clusters/_pace.html", {"page": shown, "stragglers": found})
+    looks = looks_at(shown.run, person(request)) if shown.run else Looks()
+    return render(request, "clusters/_pace.html", {"page": shown, **of_tasks(shown.run, looks)})
+
+
+def of_tasks(run: Run | None, looks: Looks) -> dict[str, Any]:
+    """What _pace.html shows."""
+    found = looks.crashes or []
+    return {
+        "stragglers": looks.stragglers,
+        "crashes": list(reversed(found)),
+        "repeated": repeated(found),
+        "repeated_gpu_seconds": gpu_seconds(run, found) if run else 0,
+    }
 
 
 def _last_line(logs: RunLogs, row: TaskRow) -> str:

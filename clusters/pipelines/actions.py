@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from clusters import actions
 from clusters.models import Cluster, Pipeline, PipelineRun, StageRun, Sweep
-from clusters.pipelines.advance import begin, go_on, latest_of, lock, told, wake
+from clusters.pipelines.advance import begin, forget_removed, go_on, latest_of, lock, told, wake
 from clusters.pipelines.graph import RUNNING, Node, behind
 from clusters.pipelines.manifest import PipelineManifest, PipelineSpec, cluster_name, part_of, reading
 from clusters.spec.catalog import require_active, resolve
@@ -87,6 +87,8 @@ def change_pipeline(pipeline: Pipeline, manifest: PipelineManifest, *, acting_us
         pipeline.spec = spec
         pipeline.save(update_fields=["spec", "changed_at"])
         told(pipeline, "changed", acting_user, "Changed; the next run uses the new definition.")
+        if pipeline.current_run is None or pipeline.current_run.finished_at:
+            forget_removed(pipeline)
     return pipeline
 
 
@@ -124,11 +126,40 @@ def cancel_pipeline(pipeline: Pipeline, *, acting_user: User) -> PipelineRun:
     if run.finished_at is not None or run.cancelled_at is not None:
         return run
     run.cancelled_at, run.message = timezone.now(), f"Cancelled by {acting_user.display_name}."
-    run.save(update_fields=["cancelled_at", "message"])
+    run.phase = PipelineRun.Phase.RUNNING
+    run.save(update_fields=["cancelled_at", "message", "phase"])
     told(pipeline, "cancelled", acting_user, f"Run {run.number} cancelled.", run)
     _end_stages(run, acting_user)
     go_on(pipeline, {})
     run.refresh_from_db()
+    return run
+
+
+@transaction.atomic
+def pause_pipeline(pipeline: Pipeline, *, acting_user: User) -> PipelineRun:
+    """Starts no more stages of the living run; those that run go on. Repeating it changes nothing. Raises Conflict where none
+    lives."""
+    pipeline = _locked(pipeline, acting_user)
+    run = _living(pipeline)
+    if run.phase != PipelineRun.Phase.PAUSED:
+        run.phase, run.message = PipelineRun.Phase.PAUSED, f"Paused by {acting_user.display_name}."
+        run.save(update_fields=["phase", "message"])
+        told(pipeline, "paused", acting_user, f"Run {run.number} paused.", run)
+    return run
+
+
+@transaction.atomic
+def resume_pipeline(pipeline: Pipeline, *, acting_user: User) -> PipelineRun:
+    """Goes on, from now in the name of who resumes it. Repeating it changes nothing. Raises Conflict where no run lives, and
+    Invalid where the appcode takes nothing new."""
+    pipeline = _locked(pipeline, acting_user)
+    run = _living(pipeline)
+    if run.phase == PipelineRun.Phase.PAUSED:
+        require_active(pipeline.appcode)
+        run.phase, run.message, run.created_by = PipelineRun.Phase.RUNNING, "", acting_user
+        run.save(update_fields=["phase", "message", "created_by"])
+        told(pipeline, "resumed", acting_user, f"Run {run.number} resumed.", run)
+        wake(pipeline)
     return run
 
 
@@ -146,6 +177,8 @@ def retry_stage(pipeline: Pipeline, stage: str, *, acting_user: User) -> Pipelin
         raise Invalid.at("stage", message=f"Run {run.number} has no stage “{stage[:60]}”; it has: {', '.join(latest)}.")
     if run.finished_at is None and run.cancelled_at is not None:
         raise Conflict(f"Run {run.number} is being cancelled.")
+    if run.phase == PipelineRun.Phase.PAUSED:
+        raise Conflict(f"Run {run.number} is paused; resume it first.")
     again = {stage, *behind(stage, PipelineSpec.model_validate(run.spec).nodes)}
     if latest[stage].finished_at is None:
         raise Conflict(f"{stage} has not ended yet.")
@@ -176,6 +209,18 @@ def delete_pipeline(pipeline: Pipeline, *, acting_user: User) -> None:
         delete_sweep(sweep, acting_user=acting_user)
     told(pipeline, "deleted", acting_user, "Deleted.")
     pipeline.delete()
+
+
+def _living(pipeline: Pipeline) -> PipelineRun:
+    """The run of a locked pipeline that goes on, or is paused. Raises Conflict."""
+    run = pipeline.current_run
+    if run is None:
+        raise Conflict(f"{pipeline.name} has never been run.")
+    if run.finished_at is not None:
+        raise Conflict(f"Run {run.number} of {pipeline.name} is over ({run.phase}).")
+    if run.cancelled_at is not None:
+        raise Conflict(f"Run {run.number} is being cancelled.")
+    return run
 
 
 def _end_stages(run: PipelineRun, user: User) -> None:

@@ -7,9 +7,13 @@ asked before, outside of it.
 
 from __future__ import annotations
 
+from collections import Counter
+from decimal import Decimal
+
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q
+from django.urls import reverse
 from django.utils import timezone
 
 from clusters import actions, wakeups
@@ -20,8 +24,10 @@ from clusters.pipelines.access import stages_of
 from clusters.pipelines.graph import FAILED, RUNNING, SKIPPED, STOPPED, SUCCEEDED, Node, State, decide
 from clusters.pipelines.manifest import PipelineSpec, StageSpec, cluster_name, part_of, reading, sweep_name
 from clusters.pipelines.reuse import unchanged
+from clusters.runs.telling import Whole, tell_whole
 from clusters.sweeps.actions import create_sweep
 from clusters.sweeps.manifest import SweepManifest, SweepSpec, trial_spec
+from clusters.sweeps.sums import sums_of
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, Invalid
 from portal.events import record
@@ -30,6 +36,8 @@ from portal.models import User
 
 # So many are found by one sweep, in any order: those of an appcode whose store does not answer stand before nobody.
 RESYNC_LIMIT = 500
+# Clusters of removed stages that are deleted at one time.
+MOST_REMOVED = 500
 
 
 def advance(appcode_id: int, name: str) -> None:
@@ -39,8 +47,10 @@ def advance(appcode_id: int, name: str) -> None:
     if run is None:
         _start_next(appcode_id, name)
         return
-    if run.fresh:
-        _go_on(run, {}, None)
+    # Paused it starts nothing, so nobody is asked what need not be run again; whoever resumes it makes another turn.
+    paused = run.phase == PipelineRun.Phase.PAUSED
+    if run.fresh or paused:
+        _go_on(run, {}, None, paused=paused)
         return
     # One worker at a time asks the servers of an appcode; the sweep comes again for who was not let in.
     with advisory_lock(Lock.PIPELINES, str(appcode_id)) as is_mine:
@@ -50,7 +60,9 @@ def advance(appcode_id: int, name: str) -> None:
 
 
 @transaction.atomic
-def _go_on(run: PipelineRun, reusable: dict[str, Run], asked_of: dict[str, StageRun] | None) -> None:
+def _go_on(
+    run: PipelineRun, reusable: dict[str, Run], asked_of: dict[str, StageRun] | None, *, paused: bool = False
+) -> None:
     """`reusable` is what was true of stages as they were then (`asked_of`); what has ended since may have written what they
     read."""
     try:
@@ -60,7 +72,7 @@ def _go_on(run: PipelineRun, reusable: dict[str, Run], asked_of: dict[str, Stage
     if asked_of is not None and _over(asked_of) != _over(latest_of(run)):
         wake(run.pipeline)
     else:
-        go_on(run.pipeline, reusable)
+        go_on(run.pipeline, reusable, paused=paused)
 
 
 def _over(latest: dict[str, StageRun]) -> set[int]:
@@ -72,7 +84,8 @@ def resync() -> None:
     that nobody has noted. One query."""
     under_way = StageRun.objects.filter(pipeline_run=OuterRef("pk"), phase=RUNNING)
     unnoted = under_way.filter(Q(run=None, sweep=None) | Q(run__phase__in=TERMINAL) | Q(sweep__phase__in=TERMINAL))
-    lost = PipelineRun.objects.filter(~Exists(under_way) | Exists(unnoted), finished_at=None)
+    stands = ~Exists(under_way) & ~Q(phase=PipelineRun.Phase.PAUSED)
+    lost = PipelineRun.objects.filter(stands | Exists(unnoted), finished_at=None)
     wanted = Pipeline.objects.filter(next_by__isnull=False).exclude(runs__finished_at=None)
     for rows, way in ((lost, "pipeline__"), (wanted, "")):
         for appcode_id, name in rows.values_list(f"{way}appcode_id", f"{way}name").order_by("?")[:RESYNC_LIMIT]:
@@ -129,13 +142,15 @@ def _start_next(appcode_id: int, name: str) -> None:
         begin(pipeline, pipeline.next_by, fresh=False, newest=True)
 
 
-def go_on(pipeline: Pipeline, reusable: dict[str, Run]) -> None:
-    """One step of the living run of a locked pipeline, until nothing is to be done but to wait."""
+def go_on(pipeline: Pipeline, reusable: dict[str, Run], *, paused: bool = False) -> None:
+    """One step of the living run of a locked pipeline, until nothing is to be done but to wait. `paused`: it was when the step
+    began, though somebody may have resumed it meanwhile."""
     rows = PipelineRun.objects.filter(pipeline=pipeline, finished_at=None)
     run = rows.select_related("created_by").first()
     if run is None:
         return
     run.pipeline = pipeline
+    paused = paused or run.phase == PipelineRun.Phase.PAUSED
     spec = PipelineSpec.model_validate(run.spec)
     latest = latest_of(run)
     stages, nodes = {stage.name: stage for stage in spec.stages}, {node.name: node for node in spec.nodes}
@@ -144,11 +159,13 @@ def go_on(pipeline: Pipeline, reusable: dict[str, Run]) -> None:
     while True:
         states = {
             name: State(
-                row.phase, may_retry=(row.run_id or row.sweep_id) is not None and row.tries <= stages[name].retries
+                row.phase,
+                may_retry=(row.run_id or row.sweep_id) is not None and row.tries <= stages[name].retries,
+                has_run=row.run_id is not None,
             )
             for name, row in latest.items()
         }
-        following = decide(spec.nodes, states, cancelled=run.cancelled_at is not None)
+        following = decide(spec.nodes, states, cancelled=run.cancelled_at is not None, paused=paused)
         for name, why in following.skip:
             _end(latest[name], SKIPPED, why)
         for name in following.again:
@@ -254,6 +271,13 @@ def _deploy(run: PipelineRun, name: str, spec: ClusterSpec) -> Run:
         return actions.deploy(changed, acting_user=user, newest=run.newest)
 
 
+def forget_removed(pipeline: Pipeline) -> None:
+    """Deletes the clusters of stages that the definition of a locked pipeline, of which no run lives, does not have any more."""
+    spec = Pipeline.objects.values_list("spec", flat=True).get(pk=pipeline.pk)
+    names = [cluster_name(pipeline.name, stage["name"]) for stage in spec["stages"]]
+    actions.delete_parts(pipeline.appcode_id, part_of(pipeline.name), MOST_REMOVED, keep=names)
+
+
 def _finish(run: PipelineRun, phase: str, latest: dict[str, StageRun]) -> None:
     broken = [row for row in latest.values() if row.phase in ("Failed", "Stopped")]
     if phase == FAILED:
@@ -263,6 +287,32 @@ def _finish(run: PipelineRun, phase: str, latest: dict[str, StageRun]) -> None:
         run.message = f"Used again, because nothing had changed: {reused} of {len(latest)} stages." if reused else ""
     run.phase, run.finished_at = phase, timezone.now()
     run.save(update_fields=["phase", "message", "finished_at"])
+    forget_removed(run.pipeline)
     told(run.pipeline, phase.lower(), None, f"Run {run.number}: {phase}. {run.message}".strip(), run)
+    _tell_end(run)
     if run.pipeline.next_by_id:
         wake(run.pipeline)
+
+
+def _tell_end(run: PipelineRun) -> None:
+    """One mail for all of its stages, in all their attempts."""
+    user, at, code = run.created_by, run.finished_at, run.pipeline.appcode.code
+    if user is None or at is None or run.phase.lower() not in user.mail_phases:
+        return
+    rows = stages_of([run])[run.pk]
+    searched = sums_of([row.sweep.pk for row in rows if row.sweep], at).values()
+    runs = [row.run for row in rows if row.run and not row.reused]
+    counts = Counter({row.stage: row.phase for row in rows}.values())
+    said = ", ".join(f"{count} {phase}" for phase, count in sorted(counts.items(), reverse=True))
+    ended = f"Run {run.number}: {said}. {run.message}".strip()
+    whole = Whole(
+        key=f"pipeline run {run.pk} {run.phase} {at.isoformat()}",
+        appcode_id=run.pipeline.appcode_id,
+        name=str(run.pipeline),
+        url=f"{reverse('pipeline', args=[code, run.pipeline.name])}?run={run.number}",
+        phase=run.phase,
+        sentence=ended + "".join(f"\n{row.stage}: {row.sweep.message}" for row in rows if row.sweep),
+        gpu_seconds=sum(each.gpu_seconds_at(at) for each in runs) + sum(each.gpu_seconds for each in searched),
+        cost=sum((each.cost_at(at) for each in runs), Decimal(0)) + sum((each.cost for each in searched), Decimal(0)),
+    )
+    tell_whole(whole, user)

@@ -25,12 +25,14 @@ BROKEN = frozenset({FAILED, STOPPED})
 
 @dataclass(frozen=True)
 class Node:
-    """A stage: `after` are the stages that it waits for, `source` the one of them whose output it reads, "" for none."""
+    """A stage: `after` are the stages that it waits for, `source` the one of them whose output it reads, "" for none; with
+    `reads_always` however that has ended."""
 
     name: str
     after: tuple[str, ...] = ()
     when: When = "succeeded"
     source: str = ""
+    reads_always: bool = False
 
     @property
     def waits_for(self) -> tuple[str, ...]:
@@ -40,10 +42,12 @@ class Node:
 
 @dataclass(frozen=True)
 class State:
-    """How far a stage is; `may_retry`: should it have failed, it is tried again."""
+    """How far a stage is; `may_retry`: should it have failed, it is tried again. `has_run`: there was a run of it, which may have
+    written something."""
 
     phase: str = WAITING
     may_retry: bool = False
+    has_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,8 @@ class Next:
     phase: str = ""
 
 
-def decide(nodes: Sequence[Node], states: Mapping[str, State], *, cancelled: bool) -> Next:
-    """`nodes` have no cycle; `states` has each of them."""
+def decide(nodes: Sequence[Node], states: Mapping[str, State], *, cancelled: bool, paused: bool = False) -> Next:
+    """`nodes` have no cycle; `states` has each of them. Paused it starts nothing and tries nothing again."""
     again = tuple(
         node.name
         for node in nodes
@@ -72,16 +76,18 @@ def decide(nodes: Sequence[Node], states: Mapping[str, State], *, cancelled: boo
         if cancelled:
             skip.append((node.name, "The run was cancelled before it started."))
         elif all(phases[name] in ENDED for name in node.waits_for):
-            if why := _why_skipped(node, nodes, phases):
+            has_run = bool(node.source) and states[node.source].has_run
+            if why := _why_skipped(node, nodes, phases, has_run=has_run):
                 skip.append((node.name, why))
             else:
                 start.append(node.name)
-    return Next(tuple(start), tuple(skip), again, _end(phases.values(), cancelled=cancelled))
+    end = _end(phases.values(), cancelled=cancelled)
+    return Next(() if paused else tuple(start), tuple(skip), () if paused else again, end)
 
 
-def _why_skipped(node: Node, nodes: Sequence[Node], phases: Mapping[str, str]) -> str:
-    """All that it waits for has ended; "" when it starts."""
-    if node.source and phases[node.source] != SUCCEEDED:
+def _why_skipped(node: Node, nodes: Sequence[Node], phases: Mapping[str, str], *, has_run: bool) -> str:
+    """All that it waits for has ended; "" when it starts. `has_run`: there was a run of its source."""
+    if node.source and phases[node.source] != SUCCEEDED and not (node.reads_always and has_run):
         return f"{_how(node.source, phases)}, so there is nothing to read."
     if node.when == "succeeded":
         unmet = [name for name in node.waits_for if phases[name] != SUCCEEDED]

@@ -120,7 +120,10 @@ class PipelineSpec(Strict):
             raise field_error(sentence, *field)
         if source and not self.cluster_of(source).output:
             raise field_error(f"{source.name} has no output datastore, so nothing that it writes is kept.", *field)
-        if stage.when == "failed" and not set(node.waits_for) - {node.source}:
+        if node.reads_always and stage.when == "succeeded":
+            sentence = f"It starts only when {node.source} has succeeded; let it start “always” or “failed”, too."
+            raise field_error(sentence, *field[:-1], "when")
+        if stage.when == "failed" and not set(node.waits_for) - ({node.source} if not node.reads_always else set()):
             sentence = (
                 f"It reads what {node.source} has written, so it never starts when that has failed."
                 if node.source
@@ -140,7 +143,14 @@ class PipelineSpec(Strict):
         def after(stage: StageSpec) -> tuple[str, ...]:
             return stage.after if stage.best is None or stage.best in stage.after else (*stage.after, stage.best)
 
-        return [Node(stage.name, after(stage), stage.when, source(stage)) for stage in self.stages]
+        def always(stage: StageSpec) -> bool:
+            read = self.cluster_of(stage).input
+            return read is not None and read.when == "always"
+
+        return [
+            Node(stage.name, after(stage), stage.when, found := source(stage), bool(found) and always(stage))
+            for stage in self.stages
+        ]
 
     def cluster_of(self, stage: StageSpec) -> ClusterSpec:
         """What its cluster is, or each of its trials but for the parameters."""

@@ -1,1 +1,1 @@
-"""Hooks: what is done after runs, by clusters of their own (clusters/after.py says what manifests say of them)."""
+"""Hooks: what is done before and after runs, by clusters of their own (clusters/after.py says what manifests say of them)."""

@@ -18,6 +18,7 @@ class Example:
     command: str
     env: str = ""
     output_path: str = ""
+    model: str = ""
 
 
 SAVE = """\
@@ -48,10 +49,11 @@ EXAMPLES = {
         Example(
             "save-model",
             "Save a model version",
-            "Writes model-version.json: which run, code and input made it, and its metrics",
+            "Registers what the run wrote as the next version of a model, with its origin and metrics",
             "success",
             SAVE,
             output_path="models/{name}/{run}",
+            model="{name}",
         ),
         Example("copy-to", "Copy the output", "Copies what the run wrote to another datastore", "success", COPY),
         Example(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clusters.after import OUTPUT_OF_RUN
+from clusters.after import SEEN_AT, HookSpec
 from clusters.clouds.bulkhead import lane
 from clusters.models import Run
 from clusters.scalars.events import Scalars
@@ -80,6 +80,8 @@ def last_values(scalars: Scalars) -> dict[str, float | None]:
         curves = [each for each in scalars.curves if each.tag == tag and each.points]
         for curve in curves:
             name = f"{curve.folder}/{tag}" if len(curves) > 1 and curve.folder else tag
+            # Which no column takes, and a protocol buffer does.
+            name = name.replace("\0", "\N{REPLACEMENT CHARACTER}")
             value = curve.points[-1].value
             size += len(json.dumps({name: value}))
             if size > MAX_METRICS_BYTES:
@@ -88,8 +90,8 @@ def last_values(scalars: Scalars) -> dict[str, float | None]:
     return found
 
 
-def environment(run: Run, hook: str, found: Found) -> dict[str, str]:
-    """`run` has come to its end."""
+def environment(run: Run, hook: HookSpec, found: Found) -> dict[str, str]:
+    """`run` has come to its end, or is to start when the hook has succeeded."""
     message = run.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
     facts: dict[str, Any] = {
         "appcode": run.cluster.appcode.code,
@@ -110,12 +112,13 @@ def environment(run: Run, hook: str, found: Found) -> dict[str, str]:
         "PORTAL_APPCODE": run.cluster.appcode.code,
         "PORTAL_CLUSTER": run.cluster.name,
         "PORTAL_RUN": str(run.number),
-        "PORTAL_HOOK": hook,
+        "PORTAL_HOOK": hook.name,
         "PORTAL_PHASE": run.phase,
         "PORTAL_REASON": run.reason,
         "PORTAL_MESSAGE": message,
         "PORTAL_METRICS": json.dumps(facts["metrics"]),
-        "PORTAL_OUTPUT": OUTPUT_OF_RUN if found.has_output else "",
+        "PORTAL_INPUT": SEEN_AT if hook.is_before and run.spec["input"] else "",
+        "PORTAL_OUTPUT": SEEN_AT if found.has_output else "",
         "PORTAL_FACTS": json.dumps(facts),
     }
 

@@ -26,12 +26,14 @@ from clusters.frameworks.parallel import Parallel
 from clusters.manifest import ClusterManifest
 from clusters.models import Cluster, Flavor, HookRun, Run
 from clusters.run_hooks.facts import Found, environment, has_output, metrics_of
+from clusters.runs.quota import barred
 from datastores.drivers.base import DriverError
 from portal.access import OPERATE, may
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, FieldError, Invalid
 from portal.events import record_all
 from portal.manifests import parse
+from portal.models import Appcode
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +47,14 @@ JOINED = ("run__cluster__appcode", "run__created_by")
 
 
 def advance(appcode_id: int, cluster: str) -> None:
-    """Makes what is due after runs of a cluster, or of all of the appcode where that is "". One worker at a time is at an
-    appcode, so that a server of its people that does not answer keeps no more of them; the sweep finds what is due meanwhile.
+    """Makes what is due before and after runs of a cluster, or of all of the appcode where that is "". One worker at a time is at
+    an appcode, so that a server of its people that does not answer keeps no more of them; the sweep finds what is due meanwhile.
     """
     until = time.monotonic() + TURN_SECONDS
     due = HookRun.objects.filter(DUE, run__cluster__appcode=appcode_id)
     with advisory_lock(Lock.HOOKS, str(appcode_id)) as is_mine:
-        if not is_mine:
+        # As its runs do, what is due waits until the appcode can be used again.
+        if not is_mine or any(barred(Appcode.objects.select_related("org_node").get(pk=appcode_id))):
             return
         names = due.values_list("run__cluster__name").annotate(first=Min("pk")).order_by("first")
         for name in [cluster] if cluster else [name for name, _ in names[:RESYNC_LIMIT]]:
@@ -68,7 +71,7 @@ def _advance(appcode_id: int, cluster: str) -> None:
         if _is_busy(row):
             continue
         if row.run_id not in looked:
-            looked[row.run_id] = _look(row.run)
+            looked[row.run_id] = Found({}, has_output=False) if row.before else _look(row.run)
         found = looked[row.run_id]
         if found is not None:
             _make(row.pk, row.run.cluster_id, found)
@@ -117,6 +120,8 @@ def _make(hook_run_id: int, cluster_id: int, found: Found) -> None:
         return
     try:
         with transaction.atomic():
+            if row.before and row.run.is_terminal:
+                raise PermissionDenied("The run was ended before it.")
             row.did = _deployed(row, found)
     except Conflict:
         # Somebody has just deployed it by hand; it is due when that has ended.
@@ -126,6 +131,8 @@ def _make(hook_run_id: int, cluster_id: int, found: Found) -> None:
     except PermissionDenied as error:
         row.message = str(error)
     if row.message:
+        if row.before:
+            transaction.on_commit(lambda: wakeups.wake_waiting(row.run.cluster.appcode_id))
         record_all([run_event("run.hook_refused", row.run, f"Its hook {row.name} cannot be done: {row.message}")])
     row.save(update_fields=["did", "message"])
 
@@ -153,8 +160,8 @@ def _deployed(row: HookRun, found: Found) -> Run:
 
 
 def manifest_of(run: Run, hook: HookSpec, flavor: str, found: Found) -> ClusterManifest:
-    """The cluster that does `hook` after `run`. A command of the cluster's own starts with its program; one that several
-    clusters use brings what it needs. Raises Invalid, as for a folder that is too long with the name of the cluster in it."""
+    """The cluster that does `hook` after `run`, or before it. A command of the cluster's own starts with its program; one that
+    several clusters use brings what it needs. Raises Invalid, as for a folder that is too long with the cluster's name in it."""
     spec, name = run.spec, run.cluster.name
     image = hook.image or spec["image"]
     own = hook.use is None
@@ -165,8 +172,8 @@ def manifest_of(run: Run, hook: HookSpec, flavor: str, found: Found) -> ClusterM
         "environment": spec.get("environment") if own and image == spec["image"] else None,
         "command": hook.command,
         "code": _code(run) if own else None,
-        "env": {**hook.env, **environment(run, hook.name, found)},
-        "input": {"from": f"{name}/{run.number}", "when": "always"} if found.has_output else None,
+        "env": {**hook.env, **environment(run, hook, found)},
+        "input": _input(run, hook, found),
         "output": hook.output or spec["output"],
         "outputPath": folder,
         "roles": {"worker": {"flavor": flavor, "count": 1}},
@@ -178,6 +185,13 @@ def manifest_of(run: Run, hook: HookSpec, flavor: str, found: Found) -> ClusterM
         return parse(ClusterManifest, {"kind": "cluster", "metadata": metadata, "spec": wanted})
     except Invalid as invalid:
         raise Invalid([FieldError(each.path, f"{each.path[-1]}: {each.message}") for each in invalid.errors]) from None
+
+
+def _input(run: Run, hook: HookSpec, found: Found) -> Any:
+    """What the run has written; before it, what it is to read, the same version and run of it."""
+    if hook.is_before:
+        return run.spec["input"]
+    return {"from": f"{run.cluster.name}/{run.number}", "when": "always"} if found.has_output else None
 
 
 def _code(run: Run) -> dict[str, Any] | None:

@@ -10,15 +10,23 @@ from typing import Any
 
 from django.db.models import Prefetch, QuerySet
 
-from clusters.after import HookSpec
+from clusters.after import HookSpec, On
 from clusters.models import HookRun, Run
 from clusters.phase import TERMINAL
+
+_SKIPPED: dict[On, str] = {
+    "before": "The run was ended before it.",
+    "success": "It is done after a run that has succeeded.",
+    "failure": "It is done after a run that has failed.",
+    "always": "",
+}
 
 
 @dataclass(frozen=True)
 class ShownHook:
-    """`did` is the run that does it, None before that is made. `state` is its phase; without it Pending before the end of the run
-    that it follows, Due after that, Skipped where that ended otherwise, and Refused where it cannot be made."""
+    """`did` is the run that does it, None before that is made. `state` is its phase; without it Pending before its turn comes
+    (the end of the run that it follows; of one before it, when the run could start), Due after that, Skipped where that ended
+    otherwise, and Refused where it cannot be made."""
 
     name: str
     on: str
@@ -62,14 +70,12 @@ def hooks_of(run: Run) -> Sequence[ShownHook]:
 def _shown(hook: HookSpec, row: HookRun | None, run: Run) -> ShownHook:
     did = row.did if row else None
     if did:
-        state, message = did.phase, did.message
+        # Of one that did its part, and of which no version of a model came.
+        state, message = ("Refused", row.message) if row and row.message else (did.phase, did.message)
     elif row:
         state, message = ("Refused", row.message) if row.message else ("Due", "")
     elif run.phase in TERMINAL:
-        state, message = (
-            "Skipped",
-            f"It is done after a run that has {'succeeded' if hook.when == 'success' else 'failed'}.",
-        )
+        state, message = "Skipped", _SKIPPED[hook.when]
     else:
         state, message = "Pending", ""
     return ShownHook(hook.name, hook.when, hook.use or "", state, message, did)

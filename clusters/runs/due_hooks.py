@@ -1,5 +1,5 @@
-"""Which hooks are due after runs that have just come to their end. Written in the transaction of the phase, so that none is lost;
-`clusters/run_hooks/loop.py` makes them."""
+"""Which hooks are due, of runs that have just come to their end and of those that could start. Written in the transaction that
+finds it out, so that none is lost; `clusters/run_hooks/loop.py` makes them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,48 @@ from collections.abc import Iterable, Iterator
 from django.db import transaction
 
 from clusters import wakeups
-from clusters.after import HookSpec, part_of
+from clusters.after import HookSpec, model_of, part_of
 from clusters.models import HookRun, Run
+from clusters.phase import TERMINAL
 
 
 def note_due(ended: Iterable[Run]) -> None:
     """Of a deleted cluster none is. One statement, none where there are no hooks."""
     due = []
     for run in ended:
-        if run.cluster.deleted_at is None and (names := list(_names(run))):
-            due += [HookRun(run=run, name=name) for name in names]
-            transaction.on_commit(
-                lambda run=run: wakeups.wake_whole(run.cluster.appcode_id, part_of(run.cluster.name))  # type: ignore[misc]
-            )
+        if run.cluster.deleted_at is None and (hooks := list(_hooks(run))):
+            due += [HookRun(run=run, name=hook.name, model=model_of(hook, name=run.cluster.name)) for hook in hooks]
+            _wake(run)
     HookRun.objects.bulk_create(due)
 
 
-def _names(run: Run) -> Iterator[str]:
+def before(run: Run) -> tuple[str, str]:
+    """Of a locked run that nothing else holds back: which of the hooks before it it waits for, and why it will never start, in
+    sentences; two times "" when all of them have succeeded. They are done one after the other, so the first that is not done yet
+    is noted to be due. One query where there are any, none where there are none."""
+    names = [said["name"] for said in run.spec.get("hooks") or () if said["on"] == "before"]
+    rows = {row.name: row for row in run.hook_runs.select_related("did__cluster")} if names else {}
+    for name in names:
+        row = rows.get(name)
+        if row is None:
+            HookRun.objects.create(run=run, name=name, before=True)
+            _wake(run)
+        if row is None or not (row.message or (row.did and row.did.phase in TERMINAL)):
+            return f"It waits for its hook {name}.", ""
+        if row.did is None:
+            return "", f"Its hook {name} could not be done: {row.message}"
+        if row.did.phase != Run.Phase.SUCCEEDED:
+            how = "has failed" if row.did.phase == Run.Phase.FAILED else "was stopped"
+            return "", f"Its hook {name} {how} ({row.did.cluster.name}/{row.did.number}). {row.did.message}".strip()
+    return "", ""
+
+
+def _wake(run: Run) -> None:
+    transaction.on_commit(lambda: wakeups.wake_whole(run.cluster.appcode_id, part_of(run.cluster.name)))
+
+
+def _hooks(run: Run) -> Iterator[HookSpec]:
     for said in run.spec.get("hooks") or ():
         hook = HookSpec.model_validate(said)
         if hook.is_due(run.phase):
-            yield hook.name
+            yield hook

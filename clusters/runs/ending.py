@@ -8,6 +8,7 @@ from django.utils import timezone
 from clusters import wakeups
 from clusters.events import run_event
 from clusters.models import Run
+from clusters.phase import TERMINAL
 from clusters.runs.status import refresh
 from portal.events import record_all
 
@@ -21,12 +22,24 @@ def ask_to_end(run: Run, reason: str, message: str) -> None:
     if run.admitted_at is None:
         # No cloud has ever heard of it, and none will (`reconcile` admits only what is wanted): it is over now.
         run.gone = True
+        _end_hook_before(run)
     if run.claim_token is None:
         # Nobody works on it; a pause after trouble with the cloud was not meant for this.
         run.claimed_until = None
     wanted = ["desired", "stop_reason", "stop_message", "wait_reason", "wait_message", "gone", "claimed_until"]
     refresh([run], timezone.now(), unsaved=wanted)
     transaction.on_commit(lambda: wakeups.wake(run.pk))
+
+
+def _end_hook_before(run: Run) -> None:
+    """What is done before a run is of no use without it. There is one at most, and its row comes after that of the run, as
+    everywhere where several are locked."""
+    rows = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode")
+    living = rows.filter(does__run=run, does__before=True, desired=Run.Desired.RUNNING).exclude(phase__in=TERMINAL)
+    for hook in living:
+        ask_to_end(
+            hook, "Cancelled", f"Run {run.cluster.name}/{run.number}, before which it was to be done, was ended."
+        )
 
 
 def end_by_portal(run: Run, reason: str, message: str) -> None:

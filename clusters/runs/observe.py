@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import asdict, replace
+from functools import partial
 
 from django.db import DataError, IntegrityError, connection, transaction
 from django.db.models import QuerySet
@@ -62,7 +63,7 @@ Write = Callable[[str, Sequence[Seen]], None]
 NOTED = [
     "storage_state", "storage_message", "data_warning", "read", "wrote", "refusal", "endpoints", "gone", "stored", "gone_message",
     "blocked_reason", "blocked_message", "applied_at", "not_before", "release_asked_at", "claim_token", "claimed_until",
-    "activity", "activity_since", "activity_why", "look_at",
+    "activity", "activity_since", "activity_why", "look_at", "crashes",
 ]  # fmt: skip
 # A run is put right this often at most: something else, like an autoscaler, may change it each time.
 PUT_RIGHT_AGAIN = dt.timedelta(seconds=30)
@@ -238,6 +239,7 @@ def _write(cloud: str, items: Sequence[Seen]) -> None:
     noted = [item for item in known if not isinstance(item, TaskSeen)]
     if gone := [item.run_id for item in noted if isinstance(item, RunGone)]:
         metered |= _close(cloud, runs, gone, at)
+        _crashed(runs, gone)
     for item in noted:
         _note(runs[item.run_id], item)
     update_rows({item.run_id: runs[item.run_id] for item in noted}.values(), NOTED)
@@ -252,6 +254,15 @@ def _close(cloud: str, runs: dict[int, Run], gone: Sequence[int], at: dt.datetim
         return set()
     last_seen = _last_seen(cloud, at)
     return task_status.write(cloud, runs, [task_status.lost(task, last_seen) for task in alive], at).metered
+
+
+def _crashed(runs: dict[int, Run], gone: Sequence[int]) -> None:
+    """Of runs that are gone now, those with tasks that were started again: what it cost is counted next."""
+    again = Task.objects.filter(run__in=gone, attempt__gt=0).values_list("run_id", flat=True).distinct()
+    for run in (runs[pk] for pk in again):
+        if not run.gone and run.crashes is not None:
+            run.crashes = None
+            transaction.on_commit(partial(wakeups.wake_crashes, run.pk))
 
 
 def _expected(cloud: str, runs: dict[int, Run], item: Seen) -> bool:

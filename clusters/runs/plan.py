@@ -31,6 +31,7 @@ INPUT_PATH = "/elearn/input"
 OUTPUT_PATH = "/elearn/output"
 HOME_PATH = "/elearn/home"
 RUNS_PATH = "/elearn/runs"
+MODEL_PATH = "/elearn/model"
 
 
 def build_plan(
@@ -44,9 +45,10 @@ def build_plan(
     origins: Mapping[str, str] = MappingProxyType({}),
     environment: Environment | None = None,
     code: CodeFiles | CodeCommit | None = None,
+    model: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
-    """The plan of one run. `resources` and `addresses` cover every active role and task of `spec`, `origins` its endpoints.
-    Raises CloudRefused."""
+    """The plan of one run. `resources` and `addresses` cover every active role and task of `spec`, `origins` its endpoints;
+    `model` are variables that say what its model is. Raises CloudRefused."""
     framework = FRAMEWORKS[spec.framework]
     roles: list[RolePlan] = []
     first_parts = parts_of(framework, spec)
@@ -89,7 +91,7 @@ def build_plan(
         image=image,
         mounts=mounts,
         roles=tuple(roles),
-        shared=dict(framework.shared(spec, addresses)),
+        shared={**model, **framework.shared(spec, addresses)},
         environment=environment,
         code=code,
     )

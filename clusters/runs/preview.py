@@ -17,15 +17,16 @@ from django.utils import timezone
 from billing.metering.segments import Resources
 from billing.prices.book import price_book
 from billing.prices.rates import Prices, hourly, planned
+from clusters.after import TIME_LIMIT
 from clusters.clouds.drivers.base import Capacity, Node, Waiting
 from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, free_rooms, judge, worst
 from clusters.clouds.health import silences
 from clusters.clouds.placement import Place
 from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import CloudState, Cluster, Flavor
-from clusters.runs.quota import held, waiting, why_unread
+from clusters.runs.quota import UNHOOKED, held, waiting, why_unread
 from clusters.spec.admission import Quota, judge_quota
-from clusters.spec.catalog import Resolved, name_taken, resolve, usable_appcode
+from clusters.spec.catalog import Resolved, judge_hook_names, name_taken, resolve, usable_appcode
 from portal.models import Appcode, User
 
 NOTHING_TO_SAY = Judgement("now", "", "")
@@ -37,16 +38,20 @@ MOST_SHOWN = 999
 class Cost:
     """For an hour at the prices of now, and at most until the time limit (None without one) at the prices that are known for
     that time; in settings.CURRENCY, unrounded. A task that takes any GPU is paid by the model that it gets: `per_hour` is with
-    the dearest that its cloud has, `per_hour_low` with the cheapest."""
+    the dearest that its cloud has, `per_hour_low` with the cheapest. `hooks` is what all hooks of a run cost besides, at most, by
+    their time limits."""
 
     per_hour_low: Decimal
     per_hour: Decimal
     limit: Decimal | None
+    hooks: Decimal = Decimal(0)
 
     def __add__(self, other: Cost) -> Cost:
         """Together; without a limit when one of them has none."""
         limit = None if self.limit is None or other.limit is None else self.limit + other.limit
-        return Cost(self.per_hour_low + other.per_hour_low, self.per_hour + other.per_hour, limit)
+        return Cost(
+            self.per_hour_low + other.per_hour_low, self.per_hour + other.per_hour, limit, self.hooks + other.hooks
+        )
 
 
 NOTHING = Cost(Decimal(0), Decimal(0), Decimal(0))
@@ -67,14 +72,17 @@ class Preview:
     larger_quota: int | None = None
 
 
-def preview(manifest: ClusterManifest, *, acting_user: User, instead_of: Cluster | None = None) -> Preview:
+def preview(
+    manifest: ClusterManifest, *, acting_user: User, instead_of: Cluster | None = None, by_fronts: bool = False
+) -> Preview:
     """Raises Invalid and PermissionDenied exactly where `actions.create_cluster` would; `instead_of` is the cluster whose
-    next run it is to be, where it is no new one."""
+    next run it is to be, where it is no new one, `by_fronts` says that it is a replica of a service."""
     appcode = usable_appcode(manifest.metadata.appcode, acting_user)
     spec, name = manifest.spec, manifest.metadata.name
     if instead_of is None and Cluster.objects.filter(appcode=appcode, name=name, deleted_at=None).exists():
         raise name_taken(appcode.code, name)
-    resolved = resolve(spec, appcode)
+    resolved = resolve(spec, appcode, by_fronts=by_fronts)
+    judge_hook_names(spec, appcode, name)
     capacity = capacity_of(resolved.place.cloud)
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     in_use = held(appcode.pk)
@@ -82,10 +90,12 @@ def preview(manifest: ClusterManifest, *, acting_user: User, instead_of: Cluster
     source = resolved.input.run if resolved.input else None
     always = bool(spec.input and spec.input.when == "always")
     unread = why_unread(source, always=always) if source else ("", "")
+    before = next((each.name for each in resolved.hooks if each.is_before), "")
     judgements = (
         Judgement("waits", *unread) if unread[0] else NOTHING_TO_SAY,
         by_quota,
         judge(tasks_of(resolved), capacity),
+        Judgement("waits", UNHOOKED, f"It waits for its hook {before}.") if before else NOTHING_TO_SAY,
     )
     scheduled = _scheduled(spec) if instead_of is None else NOTHING_TO_SAY
     judgement = worst(*judgements, scheduled)
@@ -176,7 +186,23 @@ def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode, capacity: Cap
         rates = [hourly(prices, now, [size], appcode.pk) for size in held]
         low, high = low + min(rates), high + max(rates)
         limit += max(planned(prices, now, spec.time_limit or 0, [size], appcode.pk) for size in held)
-    return Cost(low, high, limit if spec.time_limit else None)
+    return Cost(low, high, limit if spec.time_limit else None, _cost_of_hooks(resolved, appcode, capacity))
+
+
+def _cost_of_hooks(resolved: Resolved, appcode: Appcode, capacity: Capacity) -> Decimal:
+    """At most, of all of them. One query where there are any."""
+    if not resolved.hooks:
+        return Decimal(0)
+    prices, now = price_book(), timezone.now()
+    flavors = list(Flavor.objects.filter(enabled=True))
+    found = Decimal(0)
+    for hook in resolved.hooks:
+        size = next((each for each in flavors if hook.flavor in (None, each.name)), None)
+        if size:
+            task = Tasks("", 1, size.gpus, size.gpu_model, size.cpu_milli, size.memory_mb)
+            seconds = hook.time_limit or TIME_LIMIT
+            found += max(planned(prices, now, seconds, [each], appcode.pk) for each in _held(prices, task, capacity))
+    return found
 
 
 def capacity_of(cloud: str) -> Capacity:

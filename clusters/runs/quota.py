@@ -15,8 +15,9 @@ from django.utils import timezone
 
 from billing.budgets.access import why_blocked
 from clusters.input import input_of
-from clusters.models import Run
+from clusters.models import HookRun, Run
 from clusters.phase import TERMINAL
+from clusters.runs import due_hooks
 from clusters.runs.status import refresh
 from clusters.spec.admission import MOST_NAMED, Held, Holder, Quota, judge_quota
 from clusters.spec.catalog import why_not_read
@@ -27,8 +28,9 @@ QUEUE_LIMIT = 100
 JOINED = ("cluster__appcode", "source__cluster")
 BUDGET = "BudgetUsedUp"
 UNREAD = "WaitingForInput"
+UNHOOKED = "WaitingForHook"
 # Why the portal itself holds a run back; `admit_waiting` lets it go. Other reasons to wait end by themselves.
-HELD = ("QuotaExceeded", "AppcodeDisabled", "AppcodeExpired", BUDGET, UNREAD)
+HELD = ("QuotaExceeded", "AppcodeDisabled", "AppcodeExpired", BUDGET, UNREAD, UNHOOKED)
 
 
 @transaction.atomic
@@ -43,7 +45,7 @@ def admit(run_id: int) -> bool:
     if run.gpus:  # one without waits for nobody's
         older = waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True)
         in_use, before = held(appcode.pk), [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota]
-    _save_judged([run] if _judge(run, appcode, in_use, before, _barred(appcode)) else [])
+    _save_judged([run] if _judge(run, appcode, in_use, before, barred(appcode)) else [])
     return run.admitted_at is not None
 
 
@@ -55,14 +57,14 @@ def admit_waiting(appcode_id: int) -> list[int]:
     """
     appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
     appcode = appcodes.get(pk=appcode_id)
-    barred = _barred(appcode)
+    bar = barred(appcode)
     queue = waiting(appcode_id).exclude(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
     others = waiting(appcode_id).filter(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
     rows = Run.objects.filter(waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
     rows = rows.select_for_update(of=("self",), no_key=True)
     in_use, before, changed = held(appcode_id), list[int](), list[Run]()
     for run in rows.select_related(*JOINED):
-        if _judge(run, appcode, in_use, before, barred):
+        if _judge(run, appcode, in_use, before, bar):
             changed.append(run)
         if run.admitted_at is not None:
             in_use += Holder(f"{run.cluster.name}/{run.number}", run.gpus)
@@ -72,7 +74,7 @@ def admit_waiting(appcode_id: int) -> list[int]:
     return [run.pk for run in changed if run.admitted_at is not None]
 
 
-def _barred(appcode: Appcode) -> tuple[str, str]:
+def barred(appcode: Appcode) -> tuple[str, str]:
     """Why no run of `appcode` may begin, as a reason and a sentence; two times "" when they may. One query."""
     if sentence := appcode.why_not:
         reason = "AppcodeExpired" if appcode.expired else "AppcodeDisabled"
@@ -81,7 +83,7 @@ def _barred(appcode: Appcode) -> tuple[str, str]:
     return (BUDGET, f"{sentence} It starts then.") if sentence else ("", "")
 
 
-def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], barred: tuple[str, str]) -> bool:
+def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], bar: tuple[str, str]) -> bool:
     """Admits a locked run of a locked appcode, or notes why not; True when that is news. A run that is larger than the
     quota holds up nobody."""
     was = (run.admitted_at, run.wait_reason, run.wait_message)
@@ -90,8 +92,11 @@ def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], barred: 
     if run.source and unread[0]:
         run.refusal = why_not_read(run.source, always=always)
         run.wait_reason, run.wait_message = ("", "") if run.refusal else unread
-    elif barred[0]:
-        run.wait_reason, run.wait_message = barred
+    elif bar[0]:
+        run.wait_reason, run.wait_message = bar
+    elif any(by_hook := due_hooks.before(run)):
+        waits_for, run.refusal = by_hook
+        run.wait_reason, run.wait_message = (UNHOOKED, waits_for) if waits_for else ("", "")
     else:
         judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, before))
         run.wait_reason, run.wait_message = judgement.reason, judgement.message
@@ -145,10 +150,14 @@ def waiting(appcode_id: int) -> QuerySet[Run]:
 
 
 def waits(at: dt.datetime) -> Q:
-    """Runs that could start at that time but for the portal; one that reads what is still being written could not."""
+    """Runs that could start at that time but for the portal; one that reads what is still being written could not, nor one of
+    which a hook before it is still to be done."""
     written = ~Exists(Run.objects.filter(pk=OuterRef("source_id")).exclude(phase__in=TERMINAL))
+    undone = Q(did=None, message="") | (Q(did__isnull=False) & ~Q(did__phase__in=TERMINAL))
+    hooked = ~Exists(HookRun.objects.filter(undone, run=OuterRef("pk"), before=True))
     return (
         Q(gone=False, admitted_at=None, desired="running", verdict="", refusal="")
         & (Q(not_before=None) | Q(not_before__lte=at))
         & Q(written)
+        & Q(hooked)
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import json
 import logging
 import threading
 import time
@@ -46,10 +47,10 @@ from clusters.frameworks.programs import with_layers
 from clusters.gateway.origins import url
 from clusters.logs import collect
 from clusters.manifest import ClusterSpec
-from clusters.models import Cluster, Environment, Plugin, Run
+from clusters.models import Cluster, Environment, ModelVersion, Plugin, Run
 from clusters.runs import quota
 from clusters.runs.code import NotYet, commit_of, planned
-from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan
+from clusters.runs.plan import HOME_PATH, INPUT_PATH, MODEL_PATH, OUTPUT_PATH, RUNS_PATH, build_plan
 from clusters.runs.status import refresh
 from clusters.spec.catalog import needs, why_frozen
 from clusters.spec.folders import output_folder
@@ -183,9 +184,12 @@ def _step(run: Run, token: uuid.UUID) -> bool:
     if _is_to_end(run):
         if collect.is_wanted(run.cloud) and _waits_for_logs(run_id, token):
             return False
+        # What somebody ends is not asked that: its tasks live, or the cloud finds out.
+        ended_itself = run.desired == Run.Desired.RUNNING and run.tasks.exists()
+        over = ended_itself and not run.tasks.filter(phase__in=["Pending", "Running"]).exists()
         try:
             with lane(run.cloud):
-                cloud_of(run).delete(run_ref(run))
+                cloud_of(run).delete(run_ref(run), over=over)
         except NotOurs:
             _never_there(run_id, token)
         else:
@@ -324,6 +328,19 @@ def plan_of(run: Run) -> Plan:
                 stream_key=_stream_key(run) if mode == "stream" else "",
             )
         )
+    if found.model:
+        version = found.model.frozen
+        assert version is not None
+        mounts.append(
+            Mount(
+                MODEL_PATH,
+                True,
+                mount_source(run, version.datastore, version.folder),
+                version=str(found.model),
+                digest="" if found.input else version.digest,
+                beside=found.input is not None,
+            )
+        )
     if found.output:
         if why := why_frozen(found.output, folder):
             raise SourceError(why)
@@ -350,7 +367,21 @@ def plan_of(run: Run) -> Plan:
         origins={name: url(origin).rstrip("/") for name, origin in run.cluster.origins.items()},
         environment=_planned(found.environment, found.plugins),
         code=planned(run, spec.code),
+        model=_about(found.model) if found.model else {},
     )
+
+
+def _about(version: ModelVersion) -> dict[str, str]:
+    """What tasks are told of the model that lies at MODEL_PATH."""
+    # In UTF-8, as it was bounded: with all other letters escaped it could be more than a program takes.
+    sample = json.dumps(version.sample, ensure_ascii=False, separators=(",", ":")) if version.sample is not None else ""
+    return {
+        "PORTAL_MODEL": MODEL_PATH,
+        "PORTAL_MODEL_NAME": version.model.name,
+        "PORTAL_MODEL_VERSION": str(version.number),
+        "PORTAL_MODEL_FORMAT": version.format,
+        **({"PORTAL_MODEL_SAMPLE": sample} if sample else {}),
+    }
 
 
 def _stream_key(run: Run) -> str:

@@ -23,10 +23,14 @@ from clusters.runs.quota import HELD, waits
 from clusters.runs.reconcile import unsettled
 from clusters.runs.status import refresh
 from clusters.volumes import lifecycle
+from portal.wakeups import waiting
 
 SWEEP_LIMIT = 500
 # A run that is younger has its own wake-up under way; another one would only make busy workers busier.
 WAKEUP_LOST = dt.timedelta(seconds=5)
+# While so many wake-ups wait, those of runs are among them. One more of each, every few seconds, and the queue would grow faster
+# than it is worked off: to hear a message takes longer than to see that a run needs nothing.
+BUSY = 100
 # By then a listing of an output has ended, one way or the other.
 LISTING_LOST = dt.timedelta(seconds=2 * listed.SECONDS)
 # Of each cloud that is away, so many runs find out whether it is back.
@@ -57,6 +61,11 @@ def sweep() -> None:
     unlisted = Run.objects.filter(wrote__isnull=True, phase_since__lt=at - LISTING_LOST)
     for run_id in unlisted.values_list("pk", flat=True)[:SWEEP_LIMIT]:
         wakeups.wake_output(run_id)
+    uncounted = Run.objects.filter(crashes__isnull=True, phase_since__lt=at - LISTING_LOST)
+    # Who counts one of an appcode counts all of them.
+    uncounted = uncounted.order_by("cluster__appcode_id").distinct("cluster__appcode_id")
+    for run_id in uncounted.values_list("pk", flat=True)[:SWEEP_LIMIT]:
+        wakeups.wake_crashes(run_id)
     for volume_id in lifecycle.unsettled(at).values_list("pk", flat=True)[:SWEEP_LIMIT]:
         wakeups.wake_volume(volume_id)
 
@@ -72,6 +81,8 @@ def _sweep_runs(at: dt.datetime) -> None:
     longest_ago = F("claimed_until").asc(nulls_first=True)
     away = list(CloudState.objects.exclude(trouble="").values_list("name", flat=True))
     lost = Run.objects.filter(unsettled(at), free, created_at__lt=at - WAKEUP_LOST).order_by(longest_ago, "pk")
+    if lost.exists() and waiting() > BUSY:
+        lost = lost.none()
     for run_id in lost.exclude(cloud__in=away).values_list("pk", flat=True)[:SWEEP_LIMIT]:
         wakeups.wake(run_id)
     if away:

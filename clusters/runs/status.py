@@ -138,7 +138,8 @@ def _phase_changed(run: Run, now: dt.datetime) -> Event:
         run.started_at = now
         limit = run.spec.get("timeLimit")
         run.deadline = now + dt.timedelta(seconds=limit) if limit else None
-        run.look_at = now if run.spec["mode"] == "service" else None
+        # What a service needs its loop decides.
+        run.look_at = now if run.spec["mode"] == "service" and not run.cluster.is_replica else None
     if run.is_terminal:
         run.finished_at = now
         if run.started_at is None and (began := run.tasks.aggregate(at=Min("started_at"))["at"]):

@@ -1,13 +1,16 @@
 """Who started a run is told when it comes to a phase that they have chosen (portal/profile/notifications.py): by a mail and a
 delivery to their webhook, which are written with the phase itself, and by their browsers, which ask for what is new.
 
-Who is a member of the appcode no more is told nothing, and of parts (a trial, a stage) nobody is: they hear of the whole.
+Who is a member of the appcode no more is told nothing, and of parts (a trial, a stage) nobody is: whoever made the whole has one
+mail when that has ended.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 
 from django.conf import settings
 from django.db.models import Q
@@ -19,6 +22,7 @@ from clusters.models import Run
 from portal import hooks
 from portal.models import Delivery, Event, Membership, User, Webhook
 from portal.profile.notifications import PHASES
+from portal.templatetags.portal import gpu_hours
 
 
 def url_of(run: Run) -> str:
@@ -50,11 +54,40 @@ def tell(moved: Sequence[tuple[Run, Event]]) -> None:
     Delivery.objects.bulk_create(deliveries)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A sweep or a run of a pipeline that has come to its end in this transaction. `key` is another one each time that it does,
+    `name` is for people ("ops-demo/nightly"), `url` a path; GPU-seconds and cost are of all its parts so far."""
+
+    key: str
+    appcode_id: int
+    name: str
+    url: str
+    phase: str
+    sentence: str
+    gpu_seconds: int
+    cost: Decimal
+
+
+def tell_whole(whole: Whole, user: User | None) -> None:
+    """By one mail to `user`, who made it, as they have chosen for their runs. One query at most, and one for the mail."""
+    if user is None or not (user.is_active and user.email and whole.phase.lower() in user.mail_phases):
+        return
+    if user.is_superuser or Membership.objects.filter(user=user, appcode=whole.appcode_id).exists():
+        used = f"{gpu_hours(whole.gpu_seconds)} GPU-hours, {whole.cost:,.2f} {settings.CURRENCY} so far."
+        text = "\n".join(filter(None, (whole.sentence, used)))
+        _send(whole.key, whole.appcode_id, f"{whole.name}: {whole.phase}", text, whole.url, user)
+
+
 def _mail(run: Run, user: User) -> None:
     title, text = _words(run)
-    body = f"{text}\n\n{settings.PORTAL_ORIGIN}{url_of(run)}\n\n{_why()}\n"
+    _send(f"run {run.pk} {run.phase}", run.cluster.appcode_id, title, text, url_of(run), user)
+
+
+def _send(key: str, appcode_id: int, title: str, text: str, url: str, user: User) -> None:
+    body = f"{text}\n\n{settings.PORTAL_ORIGIN}{url}\n\n{_why()}\n"
     for tell_by_mail in hooks.mail:
-        tell_by_mail(f"run {run.pk} {run.phase}", run.cluster.appcode_id, title, body, [user.email])
+        tell_by_mail(key, appcode_id, title, body, [user.email])
 
 
 def news(user: User, phases: Collection[str], since: dt.datetime) -> list[hooks.News]:

@@ -32,18 +32,27 @@ class Straggler:
         return f"{self.role}-{self.index}"
 
 
-def pace(data: bytes, start: int, marked: bytes) -> float | None:
-    """Steps in a second over the end of a log: `data` lies at byte `start` of it, and `marked` are its marks. None where no two
-    steps lie LEAST_SECONDS apart. A program that began anew counts from there on."""
+def steps_told(data: bytes, start: int, marked: bytes) -> list[tuple[int, float]]:
+    """The steps in a piece of a log and when they were printed, in seconds since 1970: `data` lies at byte `start` of it, and
+    `marked` are its marks. What nobody knows the time of is left out."""
     found: list[tuple[int, float]] = []
     offset = start
     for line in data.splitlines(keepends=True):
         step = STEP.search(line[:MAX_LINE].decode(errors="replace"))
         if step and (at := marks.at(marked, offset)):
-            if found and int(step[1]) < found[-1][0]:
-                found = []
             found.append((int(step[1]), at / 1e6))
         offset += len(line)
+    return found
+
+
+def pace(data: bytes, start: int, marked: bytes) -> float | None:
+    """Steps in a second over the end of a log, as in `steps_told`. None where no two steps lie LEAST_SECONDS apart. A program
+    that began anew counts from there on."""
+    found: list[tuple[int, float]] = []
+    for step, at in steps_told(data, start, marked):
+        if found and step < found[-1][0]:
+            found = []
+        found.append((step, at))
     if not found or found[-1][1] - found[0][1] < LEAST_SECONDS:
         return None
     return (found[-1][0] - found[0][0]) / (found[-1][1] - found[0][1])

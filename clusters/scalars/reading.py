@@ -8,10 +8,12 @@ cache by the run and the file's path, so that following a long training reads on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from itertools import islice
+from dataclasses import asdict, replace
+from itertools import islice, pairwise
+from typing import Any, TypeVar
 
 from django.core.cache import cache
 from django.db.models import Max
@@ -21,14 +23,16 @@ from clusters.frameworks import FRAMEWORKS
 from clusters.logs.read import RunLogs
 from clusters.manifest import ClusterSpec
 from clusters.models import Run
+from clusters.scalars.crashes import MAX_CRASHES, Crash, End, Stretch, crashes, how, stretches_of, told_in
 from clusters.scalars.events import Progress, Scalars, is_event_file, read
-from clusters.scalars.pace import LEAST_TASKS, Straggler, pace, stragglers
+from clusters.scalars.pace import LEAST_TASKS, Straggler, pace, steps_told, stragglers
 from clusters.scalars.printed import scalars_of_log
 from clusters.spec.folders import output_folder
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry, NotPossible
 from datastores.models import Datastore
 
+T = TypeVar("T", Straggler, Crash)
 REMEMBER_SECONDS = 3600
 # Files of the output that are looked at for event files among them; checkpoints may be many.
 MAX_ENTRIES = 20_000
@@ -38,6 +42,10 @@ MAX_LOG = 2 * 1024 * 1024
 MAX_TASKS = 16
 # Of how many tasks the pace is looked at, by how much of the end of each log, and how many of these are read at the same time.
 MAX_PACED, PACE_BYTES, AT_ONCE = 200, 16 * 1024, 8
+# When steps are looked for in the log of the task that leads: of its beginning and of its end, and of how many attempts.
+MAX_DIARY, MAX_ATTEMPTS = 512 * 1024, 20
+# Seconds for which what logs and event files say of a run's tasks is told again to whoever asks.
+SAME = 15
 
 
 def scalars_of(run: Run) -> Scalars:
@@ -48,6 +56,11 @@ def scalars_of(run: Run) -> Scalars:
 
 def stored(run: Run) -> Scalars:
     """Of its event files, as far as they are new; none where only nodes see them, as on a volume."""
+    return _stored(run)[0]
+
+
+def _stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progress]]:
+    """And each file by itself. What is more than one page reads is read on `until` then, by time.monotonic()."""
     store = (
         Datastore.objects.select_related("appcode").filter(appcode=run.cluster.appcode, name=run.spec["output"]).first()
     )
@@ -58,18 +71,20 @@ def stored(run: Run) -> Scalars:
     try:
         files = list(_event_files(driver, folder))
     except NotPossible:
-        return Scalars((), 0)
+        return Scalars((), 0), {}
     keys = {file.path: f"scalars.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
     kept = cache.get_many(keys.values())
     remembered = {path: Progress.from_json(kept[key]) for path, key in keys.items() if key in kept}
     before = {path: each.state for path, each in remembered.items()}
     try:
-        found, _ = read(files, driver.read_range, remembered)
+        found = read(files, driver.read_range, remembered)
+        while not found[0].is_complete and time.monotonic() < until:
+            found = read(files, driver.read_range, remembered)
+        return found
     finally:
         changed = [path for path, each in remembered.items() if before.get(path) != each.state]
         if changed:
             cache.set_many({keys[path]: remembered[path].to_json() for path in changed}, REMEMBER_SECONDS)
-    return found
 
 
 def printed(run: Run) -> Scalars:
@@ -125,6 +140,63 @@ def stragglers_of(run: Run) -> list[Straggler]:
     with ThreadPoolExecutor(AT_ONCE) as threads:
         found = list(threads.map(read_, chosen))
     return stragglers({task: each for (task, _), each in zip(chosen, found, strict=True) if each is not None})
+
+
+def crashes_of(run: Run, until: float = 0.0) -> list[Crash]:
+    """The tasks that ended and were started again, the newest MAX_CRASHES, with the steps that were trained again as far as its
+    event files, or the log of the task that leads, tell; `until` as in `told_by`. Raises DriverError and CloudError."""
+    return crashes(ends, told_by(run, until))[-MAX_CRASHES:] if (ends := ends_of(run)) else []
+
+
+def ends_of(run: Run) -> list[End]:
+    """Of tasks that were started again; that of the last attempt is the end of the task."""
+    again = run.tasks.filter(attempt__gt=0).values_list("role", "index").distinct()
+    if not again:
+        return []
+    fields = ("role", "index", "attempt", "phase", "reason", "exit_code", "started_at", "finished_at")
+    rows = list(run.tasks.filter(role__in={role for role, _ in again}).order_by(*fields[:3]).values_list(*fields))
+    found = []
+    for (role, index, _, phase, reason, code, _, at), after in pairwise(rows):
+        if (role, index) == after[:2] and phase == "Failed" and reason != "Stopped" and at:
+            back = after[-2].timestamp() if after[-2] else None
+            found.append(End(role, index, at.timestamp(), how(code, reason), back))
+    return found
+
+
+def told_by(run: Run, until: float = 0.0) -> list[Stretch]:
+    """The steps that its program told since the run began, of each start. Whoever asks again has more of what is long; who
+    cannot says `until` when it is read (by time.monotonic()); what is longer still raises DriverError, and a log that is still
+    to come CloudError."""
+    if run.spec["output"]:
+        scalars, files = _stored(run, until)
+        if until and not scalars.is_complete:
+            raise DriverError("Its event files are too long to be read in time.")
+        if found := told_in(files, run.created_at.timestamp()):
+            return found
+    role, last = leading(run)
+    logs, points = RunLogs(run), list[tuple[int, float]]()
+    for attempt in range(max(0, (last or 0) + 1 - MAX_ATTEMPTS), (last or 0) + 1):
+        chunk = logs.read(role, 0, attempt, limit=MAX_DIARY, tail=MAX_DIARY)
+        if until and chunk.absent and not chunk.complete:
+            raise CloudError("Its log is not there yet.")
+        end = steps_told(chunk.data, chunk.start, chunk.marks)
+        if len(chunk.data) >= MAX_DIARY:
+            chunk = logs.read(role, 0, attempt, limit=MAX_DIARY)
+            # Both may have the same lines.
+            begin = steps_told(chunk.data, chunk.start, chunk.marks)
+            points += [each for each in begin if not end or each[1] < end[0][1]]
+        points += end
+    return stretches_of(points)
+
+
+def lately(run: Run, find: Callable[[Run], list[T]], make: Callable[..., T]) -> list[T]:
+    """What `find(run)` says, or has said within the last SAME seconds: people look at a page together, and programs ask often."""
+    key = f"lately.{find.__name__}.{run.pk}"
+    kept: list[dict[str, Any]] | None = cache.get(key)
+    if kept is None:
+        kept = [asdict(each) for each in find(run)]
+        cache.set(key, kept, SAME)
+    return [make(**each) for each in kept]
 
 
 def leading(run: Run) -> tuple[str, int | None]:

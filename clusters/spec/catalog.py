@@ -14,13 +14,15 @@ from urllib.parse import urlsplit
 from django.db.models import Q, QuerySet
 
 from billing.budgets.access import why_blocked
-from clusters.after import HookSpec, HookWork
+from clusters.after import HookSpec, HookWork, part_name
+from clusters.after import part_of as hooks_of
 from clusters.clouds.placement import PLACES, Place, choose, places, rows_by_kind, title_of
-from clusters.clouds.registry import driver, gateway_of, why_no_environments, why_not_cached
+from clusters.clouds.registry import driver, gateway_of, leads_fronts, why_no_environments, why_not_cached
 from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.frameworks.base import Resources
+from clusters.frameworks.serving import FORMATS as FORMATS_SERVED
 from clusters.manifest import ClusterSpec, check_hook_env
-from clusters.models import Cluster, Environment, Flavor, Hook, Image, Plugin, Run
+from clusters.models import Cluster, Environment, Flavor, Hook, Image, ModelVersion, Plugin, Run
 from clusters.spec.admission import Quota, judge_quota
 from clusters.spec.folders import output_folder
 from clusters.spec.locks import together
@@ -77,6 +79,7 @@ class Resolved:
     # Below it lies what it serves, "" for the domain of the portal.
     domain: str = ""
     runs: tuple[Shown, ...] = ()
+    model: ModelVersion | None = None
     # With what they take from those of the appcode that they use.
     hooks: tuple[HookSpec, ...] = ()
 
@@ -101,6 +104,7 @@ class Needs:
     output: Datastore | None
     home: Datastore | None
     runs: tuple[Shown, ...]
+    model: ModelVersion | None
 
 
 def usable_appcode(code: str, user: User, found: Appcode | None = None) -> Appcode:
@@ -136,9 +140,10 @@ def needs(spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str, sourc
     plugins = _plugins(spec, place, errors)
     stores = _datastores(spec, appcode, place, source, errors)
     shown = _shown(spec, appcode, place, errors)
+    model = _model(spec, appcode, place, errors)
     if errors or image is None:
         raise Invalid(errors)
-    return Needs(image, environment, plugins, *_named(spec, stores, source), shown)
+    return Needs(image, environment, plugins, *_named(spec, stores, source), shown, model)
 
 
 # What is asked for every cluster that is created: where it goes, and whether the names in it exist.
@@ -157,9 +162,9 @@ FROM clusters_flavor WHERE enabled AND name = ANY(%(flavors)s)
 """  # noqa: S608  both are constants
 
 
-def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
+def resolve(spec: ClusterSpec, appcode: Appcode, *, by_fronts: bool = False) -> Resolved:
     """Raises Invalid with every field that names something absent, disabled or out of reach. One query for a spec
-    without datastores that serves nothing."""
+    without datastores that serves nothing. `by_fronts`: fronts alone lead to what it serves, as of replicas of a service."""
     errors: list[FieldError] = []
     names = {"image": spec.image, "flavors": [each.flavor for each in spec.roles.values()]}
     found = rows_by_kind(_NAMED, {**places(appcode), **names})
@@ -181,8 +186,14 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
 
     if spec.code and spec.code.git and (sentence := _why_not_fetched(spec.code.git)):
         errors.append(FieldError(("spec", "code", "git"), sentence))
-    gateway = gateway_of(place.cloud) if spec.served else None
-    if spec.served and gateway is None:
+    gateway = gateway_of(place.cloud) if spec.served and not by_fronts else None
+    if spec.served and by_fronts and not leads_fronts(place.cloud):
+        sentence = (
+            f"{appcode.code} runs on {place.title}, which lets no fronts of services in yet. An administrator names their "
+            "namespace in its settings."
+        )
+        errors.append(FieldError(("spec", "framework"), sentence))
+    elif spec.served and not by_fronts and gateway is None:
         sentence = (
             f"{appcode.code} runs on {place.title}, which has no gateway yet: nothing that it serves could be opened. An "
             "administrator names one in its settings."
@@ -191,6 +202,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     source = _source(spec, appcode, errors)
     stores = _datastores(spec, appcode, place, source, errors)
     shown = _shown(spec, appcode, place, errors)
+    model = _model(spec, appcode, place, errors)
     hooks = _hooks(spec, appcode, place, errors)
     if resources.keys() == spec.roles.keys() and (sentence := too_many(spec, resources, place.driver.longest_address)):
         largest = max(spec.active_roles, key=spec.count)
@@ -200,7 +212,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode) -> Resolved:
     domain = gateway.domain if gateway else ""
     named = _named(spec, stores, source)
     resolved = Resolved(
-        spec, place, image, environment, plugins, resources, *named, runs=shown, domain=domain, hooks=hooks
+        spec, place, image, environment, plugins, resources, *named, runs=shown, model=model, domain=domain, hooks=hooks
     )
     quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota))
     if quota.fits == "never":
@@ -375,7 +387,7 @@ def _datastores(
 
 def why_frozen(store: Datastore | None, folder: str) -> str:
     """Why no run writes into this folder, which a version keeps as it is, or ""."""
-    if store is None or store.kind != Datastore.Kind.S3:
+    if store is None:
         return ""
     found = next((version for version in store.versions.all() if version.holds(folder)), None)
     return f"{found} is kept as it is; choose another output folder than {folder}." if found else ""
@@ -412,6 +424,8 @@ def _why_no_version(store: Datastore, spec: ClusterSpec) -> str:
     found = _version(store, spec)
     if found is None:
         return f"“{store.name}” has no version {spec.input.version}."
+    if store.kind != Datastore.Kind.S3:
+        return f"“{store.name}” is mounted as it is, and no version of it is compared; name a folder instead."
     if spec.input.path not in ("", found.folder):
         return f"{found} is of {f'the folder {found.folder}' if found.folder else 'all of it'}; leave the folder out."
     return ""
@@ -437,6 +451,33 @@ def _shown(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[Field
         assert store is not None
         shown.append(Shown(run, store))
     return tuple(shown)
+
+
+def _model(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[FieldError]) -> ModelVersion | None:
+    """The version of a model that `spec` names, with what keeps its files; adds an error when it cannot be mounted. One query,
+    none where there is no model."""
+    if spec.model is None:
+        return None
+    name, at, alias = spec.model.partition("@")
+    name, _, number = name.partition("/")
+    rows = ModelVersion.objects.filter(
+        model__appcode=appcode, model__name=name, model__deleted_at=None, deleted_at=None
+    )
+    rows = rows.filter(aliases__name=alias, aliases__until=None) if at else rows.filter(number=int(number))
+    found = rows.select_related("model", "frozen__datastore__appcode", "frozen__datastore__volume").first()
+    sentence = ""
+    if found is None or found.frozen is None:
+        what = f"of which “{alias}” names a version" if at else f"with a version {number}"
+        sentence = f"{appcode.code} has no model “{name}” {what}."
+    elif found.state in (ModelVersion.State.CHANGED, ModelVersion.State.FAILED):
+        sentence = f"The files of {found} are not what was registered: {found.message}"
+    elif spec.framework == "serving" and found.format not in FORMATS_SERVED:
+        sentence = f"{found} is of the format “{found.format}”, and the model server knows {', '.join(FORMATS_SERVED)}."
+    else:
+        sentence = _why_not_mounted(found.frozen.datastore, place, writing=False)
+    if sentence:
+        errors.append(FieldError(("spec", "model"), sentence))
+    return found
 
 
 def _hooks(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[FieldError]) -> tuple[HookSpec, ...]:
@@ -478,6 +519,27 @@ def _hooks(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[Field
         except ValueError as error:  # with those of the hook that it uses
             errors.append(FieldError((*where, "env"), str(error)))
     return tuple(found)
+
+
+def judge_hook_names(spec: ClusterSpec, appcode: Appcode, name: str) -> None:
+    """Raises Invalid at each hook of the cluster `name` of which the own cluster would be called as another one is. One query,
+    none where there are no hooks."""
+    if not spec.hooks:
+        return
+    names = [part_name(name, hook.name) for hook in spec.hooks]
+    others = Cluster.objects.filter(appcode=appcode, name__in=names, deleted_at=None).exclude(part_of=hooks_of(name))
+    taken = set(others.values_list("name", flat=True))
+    wrong = [(number, each) for number, each in enumerate(names) if each in taken]
+    if wrong:
+        raise Invalid(
+            [
+                FieldError(
+                    ("spec", "hooks", str(number), "name"),
+                    f"Its cluster would be called “{each}”, as another one of {appcode.code} is; name the hook otherwise.",
+                )
+                for number, each in wrong
+            ]
+        )
 
 
 def runs_named(names: Iterable[str], appcode: Appcode) -> dict[str, Run]:

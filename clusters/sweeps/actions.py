@@ -14,6 +14,7 @@ from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import Cluster, Sweep, Trial
 from clusters.spec.catalog import resolve, usable_appcode
 from clusters.sweeps.manifest import SweepManifest, SweepSpec, some_point, trial_spec
+from clusters.sweeps.telling import tell_end
 from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid
 from portal.events import record
@@ -127,6 +128,7 @@ def cancel_sweep(sweep: Sweep, *, acting_user: User) -> Sweep:
         sweep.settled, sweep.finished_at = False, timezone.now()
         sweep.save()
         _record("cancelled", sweep, acting_user, sweep.message)
+        tell_end(sweep)
     return _woken(sweep)
 
 

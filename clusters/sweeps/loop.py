@@ -24,13 +24,16 @@ from clusters import actions, wakeups
 from clusters.manifest import ClusterManifest
 from clusters.models import Run, Sweep, Trial
 from clusters.phase import TERMINAL
+from clusters.runs import budgets
 from clusters.sweeps.manifest import Goal, StopEarly, SweepSpec, Value, trial_name, trial_spec
 from clusters.sweeps.measured import Reading, is_comparable, read_steps, read_value
 from clusters.sweeps.sampler import Point, chosen, next_points
 from clusters.sweeps.stopping import Progress, follow
+from clusters.sweeps.telling import tell_end
 from datastores.drivers.patience import within
 from portal.access import OPERATE, may
 from portal.db.advisory_lock import Lock, advisory_lock
+from portal.db.bulk_update import update_rows
 from portal.errors import Invalid
 from portal.events import record
 from portal.manifests import parse
@@ -44,8 +47,13 @@ PATIENCE = dt.timedelta(minutes=10)
 # Where so many trials have failed and none has not, a person looks before more GPUs are spent.
 ALL_FAILED = 5
 RESYNC_LIMIT = 500
+# Trials of an appcode at once, of all its sweeps: quota bounds GPUs alone, and each is a cluster.
+MOST_AT_ONCE = 1000
 # Between two looks at how far trials are; those that have come to a rung and were begun last are compared.
 LOOK_SECONDS, RIVALS = 3, 1000
+
+# What is said of trials that are over, in this order.
+ENDS = {"Succeeded": "succeeded", "Failed": "failed", "Pruned": "ended early", "Stopped": "stopped"}
 
 Readings = Mapping[tuple[int, int], Reading]
 Steps = Mapping[tuple[int, int], Sequence[tuple[int, float]]]
@@ -134,8 +142,10 @@ class Turn:
         self.sweep_id, self.readings, self.steps = sweep_id, readings or {}, steps
         self.reads = readings is not None
         self.has_more = False
-        # Those that have ended and wait for something else; when the sweep's row was changed last.
+        # Those that have ended and wait for something else, and of these those that wait for somebody to resume the sweep; when
+        # the sweep's row was changed last.
         self.waiting: list[int] = []
+        self.resting: list[int] = []
         self.changed_at: dt.datetime | None = None
 
     def is_overtaken(self) -> bool:
@@ -174,7 +184,7 @@ class Turn:
             begun, left = self._start(begun, left)
         if sweep.phase == Sweep.Phase.RUNNING and not left and begun >= self.total:
             self._finish()
-        sweep.settled = not left and sweep.phase != Sweep.Phase.RUNNING
+        sweep.settled = len(left) == len(self.resting) and sweep.phase != Sweep.Phase.RUNNING
         if before != (sweep.phase, sweep.message, sweep.best, sweep.settled):
             sweep.save()
         self.changed_at = sweep.changed_at
@@ -185,7 +195,7 @@ class Turn:
 
     def _judge(self, living: list[Trial]) -> list[Trial]:
         """What has ended comes to its phase; those that live on."""
-        left, failed = [], 0
+        left, over = list[Trial](), list[Trial]()
         for trial in living:
             run = trial.cluster.current_run if trial.cluster else None
             if run is not None and run.phase not in TERMINAL:
@@ -200,10 +210,11 @@ class Turn:
                 left.append(trial)
                 continue
             trial.finished_at = (run and run.finished_at) or self.now
-            trial.save()
-            failed += trial.phase == Trial.Phase.FAILED
-        if len(left) < len(living):
+            over.append(trial)
+        if over:
+            update_rows(over, ["phase", "value", "message", "finished_at"])
             self.sweep.best = best_of(self.sweep, self.spec)
+        failed = sum(trial.phase == Trial.Phase.FAILED for trial in over)
         if failed and self.sweep.phase == Sweep.Phase.RUNNING:
             self._look_at_failures(failed)
         return left
@@ -234,24 +245,25 @@ class Turn:
         return True
 
     def _try_again(self, trial: Trial, run: Run | None) -> bool:
-        """Whether its failed run is started anew, now or when the sweep goes on."""
-        if run is None or run.phase != Run.Phase.FAILED or trial.attempt >= self.spec.retries:
+        """Whether its failed run is started anew, now or when the sweep goes on; so is one that a budget stopped, which is
+        nobody's failure and waits until the budget lets it go."""
+        if run is None or self.sweep.phase == Sweep.Phase.STOPPED or trial.cluster is None or trial.cluster.deleted_at:
             return False
-        if self.sweep.phase == Sweep.Phase.STOPPED or trial.cluster is None or trial.cluster.deleted_at:
+        is_stopped = run.phase == Run.Phase.STOPPED and run.stop_reason == budgets.REASON
+        if not is_stopped and (run.phase != Run.Phase.FAILED or trial.attempt >= self.spec.retries):
             return False
-        if self.sweep.phase == Sweep.Phase.PAUSED:
-            self.waiting.append(trial.pk)
-            return True
-        user = self._acting()
+        user = None if self.sweep.phase == Sweep.Phase.PAUSED else self._acting()
         try:
             if user:
                 actions.deploy(trial.cluster, acting_user=user)
-                trial.attempt += 1
-                trial.save(update_fields=["attempt"])
+                if not is_stopped:
+                    trial.attempt += 1
+                    trial.save(update_fields=["attempt"])
                 return True
         except (Invalid, PermissionDenied) as error:
             self._pause(_sentences(error))
         self.waiting.append(trial.pk)
+        self.resting.append(trial.pk)
         return True
 
     def _look_at_failures(self, new: int) -> None:
@@ -295,17 +307,19 @@ class Turn:
             actions.end_part(trial.cluster_id, "Pruned", trial.message)
 
     def _end(self, living: list[Trial]) -> list[Trial]:
-        for trial in living[:END_AT_ONCE]:
+        ended = living[:END_AT_ONCE]
+        for trial in ended:
             trial.phase, trial.message, trial.finished_at = Trial.Phase.STOPPED, self.sweep.message, self.now
-            trial.save()
             if trial.cluster_id:
                 actions.end_part(trial.cluster_id, "Cancelled", f"Its sweep was ended. {self.sweep.message}")
+        update_rows(ended, ["phase", "message", "finished_at"])
         self.has_more = len(living) > END_AT_ONCE
         return living[END_AT_ONCE:]
 
     def _start(self, begun: int, living: list[Trial]) -> tuple[int, list[Trial]]:
         """Begins as many as may run at once; how many have begun by now, and which live."""
         wanted = min(self.spec.parallel - len(living), self.total - begun)
+        wanted = self._within(wanted) if wanted > 0 else 0
         count = min(wanted, START_AT_ONCE)
         user = self._acting() if count > 0 else None
         if user is None:
@@ -327,6 +341,15 @@ class Turn:
             begun, living = begun + 1, [*living, trial]
         self.has_more = wanted > count
         return begun, living
+
+    def _within(self, wanted: int) -> int:
+        """As many of these as the appcode may have besides what lives, and the sentence of a sweep that has to wait for that.
+        Sweeps that ask at the same moment may go beyond it by what a turn begins."""
+        code, alive = self.sweep.appcode.code, Trial.objects.filter(sweep__appcode=self.sweep.appcode_id, phase="")
+        room = max(MOST_AT_ONCE - alive.filter(sweep__settled=False).count(), 0)
+        full = f"{code} has {MOST_AT_ONCE:,} trials at once, as many as it may have; others start as these end."
+        self.sweep.message = full if room < wanted else ""
+        return min(wanted, room)
 
     def _points(self, numbers: list[int]) -> dict[int, Mapping[str, Value]]:
         """Of each number its parameters: as they stand where some of its folds have begun, else new ones."""
@@ -354,14 +377,21 @@ class Turn:
     def _finish(self) -> None:
         counts = dict(self.sweep.trials.values_list("phase").annotate(Count("pk")).order_by())
         is_good = counts.get(Trial.Phase.SUCCEEDED, 0) > 0
-        said = ", ".join(f"{count} {phase}" for phase, count in sorted(counts.items(), reverse=True))
+        all_of = sum(counts.values())
+        said = f"Of {all_of} trial{'s' * (all_of > 1)} "
+        said += ", ".join(f"{counts[phase]} {words}" for phase, words in ENDS.items() if phase in counts)
         if self.sweep.best and self.spec.goal:
             best, sd = self.sweep.best, self.sweep.best["sd"]
             said += f"; the best is trial {best['number']}: {self.spec.goal.metric} = {best['value']:g}"
             said += "" if sd is None else f" ± {sd:g}"
+        last = self.sweep.trials.filter(phase=Trial.Phase.FAILED).order_by("finished_at", "pk").last()
+        if not is_good and last:
+            # The first line alone: a run's message goes on with the end of its log.
+            said += f". The last one that failed: {last.message.partition(chr(10))[0].rstrip('.')}"
         self.sweep.phase = Sweep.Phase.SUCCEEDED if is_good else Sweep.Phase.FAILED
         self.sweep.message, self.sweep.finished_at = f"{said}.", self.now
         self._record(self.sweep.phase.lower(), self.sweep.message)
+        tell_end(self.sweep)
         for name in self.sweep.stages.values_list("pipeline_run__pipeline__name", flat=True).distinct():
             transaction.on_commit(partial(wakeups.wake_whole, self.sweep.appcode_id, f"pipelines/{name}"))
 

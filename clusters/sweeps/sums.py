@@ -7,16 +7,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from django.db.models import Case, Count, F, Sum, Value, When
+from django.db.models import Case, CharField, Count, F, Q, Sum, Value, When
 from django.db.models.functions import Coalesce
 
-from clusters.models import Run, Trial
+from clusters.models import Run, Sweep, Trial
 from clusters.phase import TERMINAL
+
+# Of a trial, that of its run while it lives. A run that has ended is judged in a moment, or it is trained again when its sweep
+# goes on.
+PHASE = Case(
+    When(~Q(phase=""), then=F("phase")),
+    When(cluster__current_run__phase__in=TERMINAL, sweep__phase=Sweep.Phase.PAUSED, then=Value("Queued")),
+    When(cluster__current_run__phase__in=TERMINAL, then=Value("Running")),
+    default=Coalesce("cluster__current_run__phase", Value("Queued")),
+    output_field=CharField(),
+)
 
 
 @dataclass
 class Sums:
-    """`trials` by phase, that of the run while a trial lives; GPU-seconds and cost (in settings.CURRENCY, unrounded) are of all
+    """`trials` by phase; GPU-seconds and cost (in settings.CURRENCY, unrounded) are of all
     runs until now."""
 
     trials: dict[str, int] = field(default_factory=dict)
@@ -29,10 +39,7 @@ def sums_of(sweeps: Iterable[int], now: dt.datetime) -> dict[int, Sums]:
     found = {pk: Sums() for pk in sweeps}
     trials = Trial.objects.filter(sweep__in=found).order_by()
     over = trials.exclude(phase="").values_list("sweep", "phase").annotate(Count("pk"))
-    # A run that has ended is judged in a moment.
-    lives = When(cluster__current_run__phase__in=TERMINAL, then=Value("Running"))
-    phase = Case(lives, default=Coalesce("cluster__current_run__phase", Value("Queued")))
-    living = trials.filter(phase="").values_list("sweep", phase).annotate(Count("pk"))
+    living = trials.filter(phase="").values_list("sweep", PHASE).annotate(Count("pk"))
     for sweep, word, count in (*over, *living):
         found[sweep].trials[word] = count
     runs = Run.objects.filter(cluster__trial__sweep__in=found).order_by()

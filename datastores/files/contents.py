@@ -97,6 +97,10 @@ def require_changeable(store: Datastore, *paths: str) -> None:
             )
 
 
+class Busy(Conflict):
+    """What is in the way ends by itself."""
+
+
 @contextmanager
 def changing(store: Datastore, *paths: str) -> Iterator[None]:
     """While files come to be at `paths`, or go from there: no version is made meanwhile. Raises Conflict as `require_changeable`,
@@ -111,10 +115,10 @@ def changing(store: Datastore, *paths: str) -> Iterator[None]:
 @contextmanager
 def at_rest(store: Datastore) -> Iterator[None]:
     """The other side of `changing`: what began before has ended, and nothing begins. Both end with the session of who dies.
-    Raises Conflict where somebody does not come to an end."""
+    Raises Busy where somebody does not come to an end."""
     with advisory_lock(Lock.FILES, str(store.pk), seconds=REST_SECONDS) as held:
         if not held:
-            raise Conflict(f"Files are stored in {store.name} just now; try again when they are.")
+            raise Busy(f"Files are stored in {store.name} just now; try again when they are.")
         yield
 
 
@@ -228,14 +232,19 @@ def archive(store: Datastore, paths: Sequence[str]) -> ZipStream:
         raise NotThere("There is no file in this folder.")
     packed, above = ZipStream(sized=True), paths[0].strip("/").rpartition("/")[0]
     for entry in files:
-        try:
-            # On Windows a backslash divides names, too.
-            relative_path(entry.path)
-            relative_path(entry.path.replace("\\", "/"))
-        except ValueError:
-            raise Conflict(f"An archive must not have a file of this name: {readable(entry.path, 200)}") from None
-        packed.add(_bytes(driver, entry.path), entry.path.removeprefix(f"{above}/" if above else ""), size=entry.size)
+        pack(packed, driver, entry.path, entry.path.removeprefix(f"{above}/" if above else ""), entry.size)
     return packed
+
+
+def pack(packed: ZipStream, driver: Driver, path: str, name: str, size: int) -> None:
+    """Adds the file at `path` to an archive, as `name`. Raises Conflict."""
+    try:
+        # On Windows a backslash divides names, too.
+        relative_path(path)
+        relative_path(path.replace("\\", "/"))
+    except ValueError:
+        raise Conflict(f"An archive must not have a file of this name: {readable(path, 200)}") from None
+    packed.add(_bytes(driver, path), name, size=size)
 
 
 def _bytes(driver: Driver, path: str) -> Iterator[bytes]:

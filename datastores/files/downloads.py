@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
 
 from django.http import Http404, StreamingHttpResponse
 from django.utils.http import content_disposition_header
+from zipstream import ZipStream
 
 from datastores.actions import open_store
 from datastores.drivers.base import Content, Entry, NotThere, Part
@@ -48,15 +49,20 @@ def download(
 
 def download_many(store: Datastore, paths: Sequence[str], user: User) -> StreamingHttpResponse:
     """Files and folders (with a slash at the end) as one archive. Raises Http404, Conflict, DriverError, Unavailable."""
+    name = paths[0].strip("/").rpartition("/")[2] if len(paths) == 1 else ""
+    return download_packed(lambda: contents.archive(store, paths), f"{name or store.name}.zip", user)
+
+
+def download_packed(pack: Callable[[], ZipStream], name: str, user: User) -> StreamingHttpResponse:
+    """An archive that `pack` begins. Raises Http404, Conflict, DriverError, Unavailable."""
     with ExitStack() as held:
         held.enter_context(TRANSFERS.enter(user.pk))
         with within(COUNT_SECONDS):
             try:
-                packed = contents.archive(store, paths)
+                packed = pack()
             except NotThere as error:
                 raise Http404(str(error)) from error
-        name = paths[0].strip("/").rpartition("/")[2] if len(paths) == 1 else ""
-        response = _attachment(f"{name or store.name}.zip", len(packed))
+        response = _attachment(name, len(packed))
         return _filled(response, iter(packed), held)
 
 

@@ -395,8 +395,12 @@ def freeze(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 def thaw(request: HttpRequest, appcode: str, name: str, version: str) -> HttpResponse:
     user = person(request)
     found = version_for(user, appcode, name, version, OPERATE)
-    versions.thaw(found, acting_user=user)
-    messages.success(request, f"Version {version} is removed; its files stay.")
+    try:
+        versions.thaw(found, acting_user=user)
+    except Conflict as conflict:
+        messages.error(request, str(conflict))
+    else:
+        messages.success(request, f"Version {version} is removed; its files stay.")
     return redirect(address(found.datastore, found.folder))
 
 

@@ -7,13 +7,14 @@ that is something else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from django.db import IntegrityError, transaction
+from django.db.models import ProtectedError
 
 from datastores.actions import open_store
 from datastores.drivers.base import Driver
-from datastores.files.contents import MOST_LOOKED_AT, at_rest, checked_path, record_of
+from datastores.files.contents import MOST_LOOKED_AT, Busy, at_rest, checked_path, record_of
 from datastores.listing import listing_of
 from datastores.models import Datastore, Removal, Version
 from datastores.specs import VERSION
@@ -21,7 +22,7 @@ from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.models import User
 
-MAX_VERSIONS = 200
+MAX_VERSIONS = 1000
 # Path, bytes, seconds since 1970.
 Row = tuple[str, int, int]
 
@@ -34,36 +35,54 @@ def freeze(store: Datastore, name: str, folder: str, *, acting_user: User) -> Ve
         raise Invalid.at("name", message="Use letters, digits, '.', '_' and '-', at most 40, for example 2026-11-22.")
     if store.kind != Datastore.Kind.S3:
         raise Conflict("Only what lies in S3 can be frozen: what is mounted is not compared when it is read.")
-    if store.versions.count() >= MAX_VERSIONS:
-        raise Conflict(f"{store.name} has {MAX_VERSIONS} versions; remove one that is not needed.")
     try:
         with at_rest(store):
-            _require_settled(store, folder)
-            found = listing_of(_few(open_store(store), folder))
-            if not found.files:
-                raise Invalid.at("path", message="Nothing lies there.")
+            found = settled(store, folder)
             with transaction.atomic():
-                made = Version.objects.create(
-                    datastore=store,
-                    name=name,
-                    folder=folder,
-                    digest=found.digest,
-                    files=found.files,
-                    bytes=found.size,
-                    created_by=acting_user,
-                )
-                where = f" of {folder}" if folder else ""
-                record_of("datastore.frozen", store, acting_user, f"Version {name}{where}: {found.files:,} files.")
+                return keep(store, name, folder, found, acting_user=acting_user)
     except IntegrityError:
         raise Invalid.at("name", message=f"{store.name} has a version {name} already.") from None
+
+
+def settled(store: Datastore, folder: str, most: int = MOST_LOOKED_AT) -> list[Row]:
+    """The files that lie in `folder` and below, while nobody changes any (`at_rest`). Raises Invalid where there is none,
+    Conflict for more than `most`, and DriverError."""
+    _require_settled(store, folder)
+    found = list(_few(open_store(store), folder, most))
+    if not found:
+        raise Invalid.at("path", message="Nothing lies there.")
+    return found
+
+
+def keep(store: Datastore, name: str, folder: str, found: Sequence[Row], *, acting_user: User) -> Version:
+    """Makes the version, in the transaction of the caller, who has seen that `found` lies there and nobody changes it. Raises
+    Conflict, and IntegrityError for a name that is taken."""
+    if store.versions.count() >= MAX_VERSIONS:
+        raise Conflict(f"{store.name} has {MAX_VERSIONS} versions; remove one that is not needed.")
+    listing = listing_of(found)
+    made = Version.objects.create(
+        datastore=store,
+        name=name,
+        folder=folder,
+        digest=listing.digest,
+        files=listing.files,
+        bytes=listing.size,
+        created_by=acting_user,
+    )
+    where = f" of {folder}" if folder else ""
+    record_of("datastore.frozen", store, acting_user, f"Version {name}{where}: {listing.files:,} files.")
     return made
 
 
 @transaction.atomic
 def thaw(version: Version, *, acting_user: User) -> None:
-    """Forgets a version; its files stay, and may be changed again."""
+    """Forgets a version; its files stay, and may be changed again. Raises Conflict where something is made of it."""
     require(acting_user, version.datastore.appcode, OPERATE)
-    version.delete()
+    try:
+        version.delete()
+    except ProtectedError as error:
+        users = ", ".join(sorted(str(each) for each in error.protected_objects))
+        raise Conflict(f"{version} has the files of {users}; delete that first.") from None
     record_of("datastore.thawed", version.datastore, acting_user, f"Version {version.name} is removed; its files stay.")
 
 
@@ -71,7 +90,7 @@ def _require_settled(store: Datastore, folder: str) -> None:
     """What is on its way into the trash, or back, would change the version later."""
     moving = store.removals.filter(settled=False).exclude(state=Removal.State.EMPTIED)
     if path := next((row.path for row in moving if Version(folder=folder).holds(row.path)), ""):
-        raise Conflict(f"{path} is on its way into the trash, or back; try again when it is there.")
+        raise Busy(f"{path} is on its way into the trash, or back; try again when it is there.")
 
 
 def rows(driver: Driver, folder: str) -> Iterator[Row]:
@@ -81,8 +100,8 @@ def rows(driver: Driver, folder: str) -> Iterator[Row]:
         yield entry.path[start:], entry.size, int(entry.modified.timestamp()) if entry.modified else 0
 
 
-def _few(driver: Driver, folder: str) -> Iterator[Row]:
+def _few(driver: Driver, folder: str, most: int) -> Iterator[Row]:
     for count, row in enumerate(rows(driver, folder), 1):
-        if count > MOST_LOOKED_AT:
-            raise Conflict(f"There are more than {MOST_LOOKED_AT:,} files, and no version is made of so many here.")
+        if count > most:
+            raise Conflict(f"There are more than {most:,} files, and no version is made of so many here.")
         yield row

@@ -6,6 +6,7 @@ The cursor is opaque to clients and only moves a position: it opens nothing.
 from __future__ import annotations
 
 import base64
+import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q, QuerySet
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -43,14 +46,22 @@ PAGE_PARAMETERS = [
 SEARCH_PARAMETER = OpenApiParameter("search", str, description="Only rows that contain all of these words.")
 
 
-def page(request: Request, rows: QuerySet[Row], *, order: str, render: Callable[[Row], Any]) -> Response:
-    """One page of `rows` in the order of a unique column (`code`, or `-id` for descending). One query.
+def page(
+    request: Request, rows: QuerySet[Row], *, order: str | Sequence[str], render: Callable[[Row], Any]
+) -> Response:
+    """One page of `rows` in the order of a unique column (`code`, or `-id` for descending), or of several (`keyset.page_by`). One
+    query.
 
     Raises Invalid at `cursor` or `limit`.
     """
     limit = number(request, "limit", default=DEFAULT_LIMIT, low=1, high=MAX_LIMIT)
     with _cursor(request) as cursor:
-        found, following = keyset.page(rows, order, cursor, limit)
+        by = (
+            keyset.page(rows, order, cursor, limit)
+            if isinstance(order, str)
+            else keyset.page_by(rows, order, cursor, limit)
+        )
+        found, following = by
     return _answer(request, found, following, render)
 
 
@@ -138,6 +149,24 @@ def number(request: Request, name: str, *, default: int, low: int, high: int) ->
     if not (value.isascii() and value.isdigit() and len(value) < 20 and low <= int(value) <= high):
         raise Invalid.at(name, message=f"Give a whole number from {low} to {high}.")
     return int(value)
+
+
+def moment(request: Request, name: str) -> dt.datetime | None:
+    """A query parameter that is a time, of UTC where it says no other zone; None when absent. Raises Invalid."""
+    # In an address a plus stands for a space, and of a time nothing else does.
+    said = text(request, name, longest=40).replace(" ", "+")
+    if not said:
+        return None
+    try:
+        found = parse_datetime(said)
+        if found is not None:
+            # At either end of the calendar there is no such moment in UTC.
+            found = timezone.make_aware(found, dt.UTC) if timezone.is_naive(found) else found.astimezone(dt.UTC)
+    except (ValueError, OverflowError):
+        found = None
+    if found is None:
+        raise Invalid.at(name, message="Give a moment like 2026-05-03T14:02Z.")
+    return found
 
 
 def flag(request: Request, name: str) -> bool:

@@ -54,6 +54,12 @@ class Lock(IntEnum):
     TRIALS = 18
     # A part for each appcode: whether stages of its pipelines would do again what they have done.
     PIPELINES = 19
+    # A part for each appcode: the files of versions of its models are read.
+    MODELS = 20
+    # A part for each appcode: what crashes of its runs have cost is counted.
+    CRASHES = 21
+    # The process whose loop looks after services; a part for what it reads once a minute.
+    SERVICES = 22
 
 
 @contextmanager

@@ -7,6 +7,7 @@ neither repeat nor hide others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any, TypeVar
 
 from django.core.exceptions import ValidationError
@@ -53,7 +54,8 @@ def page_by(rows: QuerySet[Row], order: Sequence[str], cursor: str, size: int) -
 def position(field: Any, cursor: str) -> Any:
     """The value of a field that a cursor says. Raises ValidationError for what the field cannot be, or PostgreSQL cannot hold."""
     value = field.to_python(cursor)
-    if "\0" in cursor or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+    is_too_long = isinstance(value, Decimal) and (len(cursor) > 100 or abs(value.adjusted()) > 100)
+    if "\0" in cursor or is_too_long or (isinstance(value, int) and not -(2**63) <= value < 2**63):
         raise ValidationError("This is not a cursor.")
     return value
 

@@ -24,16 +24,17 @@ register = template.Library()
 
 # Which of the six shapes a word gets. Words are those of runs, tasks, appcodes, tokens and connection tests alike.
 SHAPES = {
-    "queued": ("lifted", "queued", "pending", "requested", "waiting", "scheduled", "new", "due"),
+    "queued": ("lifted", "gated", "queued", "pending", "requested", "waiting", "scheduled", "new", "due"),
     "starting": (
         "tight", "starting", "stopping", "closing", "testing", "deploying", "storing", "fetching", "changes-requested",
+        "degraded", "comparing", "shifting", "draining",
     ),
-    "running": ("running", "open", "active", "ready", "enabled", "live"),
-    "succeeded": ("on track", "succeeded", "closed", "ok", "reachable", "approved", "delivered"),
-    "failed": ("used up", "blocked", "failed", "refused", "unreachable", "error", "unschedulable", "lost"),
+    "running": ("running", "open", "active", "ready", "enabled", "live", "serving"),
+    "succeeded": ("on track", "succeeded", "closed", "ok", "reachable", "approved", "delivered", "promoted"),
+    "failed": ("used up", "blocked", "failed", "refused", "unreachable", "error", "unschedulable", "lost", "changed"),
     "stopped": (
         "services stopped", "paused", "stopped", "disabled", "cancelled", "expired", "inactive", "deleted", "withdrawn", "pruned",
-        "skipped",
+        "skipped", "sleeping", "rolled back", "gone",
     ),
 }  # fmt: skip
 SHAPE_OF = {word: shape for shape, words in SHAPES.items() for word in words}
@@ -202,7 +203,13 @@ def chip(context: dict[str, Any], name: str, value: str, label: str, count: int 
 
 
 # Where the page of what an event is about is: the route by its kind, which takes the parts of its key.
-PAGES = {"cluster": "cluster", "application": "application", "datastore": "datastore", "appcode": "appcode"}
+PAGES = {
+    "cluster": "cluster",
+    "service": "service",
+    "application": "application",
+    "datastore": "datastore",
+    "appcode": "appcode",
+}
 
 
 @register.simple_tag

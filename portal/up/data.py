@@ -94,9 +94,18 @@ class Data:
     @property
     def apps_origin(self) -> str:
         """Below it are the origins of what tasks serve."""
+        return self.given.get("PORTAL_APPS_ORIGIN") or self._beside("apps")
+
+    @property
+    def serve_origin(self) -> str:
+        """Below it are the addresses of services."""
+        return self.given.get("PORTAL_SERVE_ORIGIN") or self._beside("serve")
+
+    def _beside(self, name: str) -> str:
+        """An origin in the domain of the portal's own."""
         scheme, host, port = urlsplit(self.origin).scheme, host_of(self.origin), urlsplit(self.origin).port
         rest = host.partition(".")[2] or "localhost"
-        return self.given.get("PORTAL_APPS_ORIGIN") or f"{scheme}://apps.{rest}{f':{port}' if port else ''}"
+        return f"{scheme}://{name}.{rest}{f':{port}' if port else ''}"
 
     @property
     def gateway_folder(self) -> Path:
@@ -130,6 +139,7 @@ class Data:
             **{name: given[name] for name in ("PORTAL_SALT_KEYS", LOGS_SECRET) if name in given},
             "PORTAL_ORIGIN": self.origin,
             "PORTAL_APPS_ORIGIN": self.apps_origin,
+            "PORTAL_SERVE_ORIGIN": self.serve_origin,
             "PORTAL_GATEWAY_FOLDER": str(self.gateway_folder),
             "PORTAL_GATEWAY_PORT": str(self.port),
             "DATABASE_URL": urls.get("postgres") or given["DATABASE_URL"],

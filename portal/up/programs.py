@@ -92,8 +92,21 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
             },
             with_group=True,
         ),
+        front(data, env),
         gateway(data, web_port),
     ]
+
+
+def front(data: Data, env: Mapping[str, str]) -> Service:
+    """Takes the requests to services (clusters/front/). What it was asked before it is told to end it answers."""
+    port = data.inner_port("front")
+    return Service(
+        "front",
+        (sys.executable, "manage.py", "front", "--port", str(port), "--table", str(data.folder / "tmp" / "front.json")),
+        ready=services.http_ready(port),
+        env=env,
+        stop_seconds=35.0,
+    )
 
 
 def storage(data: Data, env: Mapping[str, str]) -> Service | None:
@@ -105,9 +118,9 @@ def storage(data: Data, env: Mapping[str, str]) -> Service | None:
 
 
 def gateway(data: Data, web_port: int) -> Service:
-    """Traefik on PORTAL_PORT: the portal's own names, and those of what users serve (*.apps.<domain>). Each of these has a
-    router of its own while it answers (clusters/runs/routing.py writes them beside these); the portal answers for all
-    others.
+    """Traefik on PORTAL_PORT: the portal's own names, those of services, for which the front answers (*.serve.<domain>), and
+    those of what users serve (*.apps.<domain>). Each of these has a router of its own while it answers (clusters/runs/routing.py
+    writes them beside these); the portal answers for all others.
 
     It proves to the web server that a request came through it, and listens on every loopback address that browsers try for the
     portal's names: what somebody else answered there would be sent the cookies of the portal.
@@ -116,7 +129,8 @@ def gateway(data: Data, web_port: int) -> Service:
     rule = " || ".join(f"Host(`{host}`)" for host in hosts)
     proof = {"X-Portal-Gateway": data.secrets["PORTAL_GATEWAY_SECRET"]}
     buffering = {"maxRequestBodyBytes": MAX_BODY, "memRequestBodyBytes": BODY_IN_MEMORY}
-    web, apps = f"http://127.0.0.1:{web_port}", host_of(data.apps_origin)
+    web, apps, serve = f"http://127.0.0.1:{web_port}", host_of(data.apps_origin), host_of(data.serve_origin)
+    to_front = f"http://127.0.0.1:{data.inner_port('front')}"
     bodies = f"({rule}) && {HAS_BODY}"
     routes: dict[str, Any] = {
         "http": {
@@ -129,6 +143,12 @@ def gateway(data: Data, web_port: int) -> Service:
                     "priority": 1,
                     "service": "portal",
                     "middlewares": ["proof", "whole-bodies"],
+                },
+                # Bodies are read by the front, and nothing is asked on the way.
+                "services": {
+                    "rule": f"HostRegexp(`^[a-z0-9-]+[.]{re.escape(serve)}$`)",
+                    "service": "front",
+                    "middlewares": ["no-proof"],
                 },
                 # What the portal says inside an application: before the router of its own.
                 "inside": {
@@ -154,7 +174,12 @@ def gateway(data: Data, web_port: int) -> Service:
                 # The gateway's own, of a program that does not listen any more.
                 "trouble": {"errors": {"status": ["502", "504"], "service": "portal", "query": "/gateway/trouble"}},
             },
-            "services": {"portal": {"loadBalancer": {"servers": [{"url": web}]}}},
+            "services": {
+                "portal": {"loadBalancer": {"servers": [{"url": web}]}},
+                "front": {
+                    "loadBalancer": {"servers": [{"url": to_front}], "responseForwarding": {"flushInterval": "20ms"}}
+                },
+            },
         }
     }
     storage = {} if data.given.get("PORTAL_STORAGE_URL") else _storage_entry(data, routes["http"])

@@ -19,7 +19,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from django.conf import settings
-from django.core.cache import cache
 from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -80,7 +79,7 @@ def rules() -> Rules:
 def send_due() -> int:
     """Sends what is due until nothing is, for a minute at most; says how many attempts it made."""
     # From here on a commit wakes another one.
-    cache.delete(wakeups.WEBHOOKS)
+    wakeups.heard(wakeups.WEBHOOKS)
     made, end = 0, time.monotonic() + LONGEST
     flying: dict[Future[Attempt], Job] = {}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="webhooks") as pool:

@@ -17,12 +17,27 @@ from django.conf import settings
 from django.test import Client
 from django.utils import timezone
 
-from billing.budgets import turn
+from billing.budgets import turn as budgets
 from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
 from clusters.manifest import ClusterSpec
-from clusters.models import Environment, Flavor, GitToken, Hook, Image, Origin, Plugin, Sweep, Template
+from clusters.model_registry.actions import move_alias
+from clusters.models import (
+    Environment,
+    Flavor,
+    GitToken,
+    Hook,
+    Image,
+    ModelVersion,
+    Origin,
+    Plugin,
+    RegisteredModel,
+    Service,
+    Sweep,
+    Template,
+)
+from clusters.serving import turn
 from datastores.actions import open_store
 from datastores.files import trash
 from datastores.models import AllowedFolder, Datastore
@@ -67,6 +82,11 @@ def sweep(name: str, trials: int = 3) -> dict[str, Any]:
     return {"kind": "sweep", "metadata": {"name": name}, "spec": spec}
 
 
+def benchmark(name: str) -> dict[str, Any]:
+    spec = {"image": "tensorflow", "flavor": "middle", "counts": [1, 2]}
+    return {"kind": "benchmark", "metadata": {"name": name}, "spec": spec}
+
+
 def hook(name: str) -> dict[str, Any]:
     return {"kind": "hook", "metadata": {"name": name}, "spec": {"command": "true"}}
 
@@ -74,6 +94,19 @@ def hook(name: str) -> dict[str, Any]:
 def schedule(name: str) -> dict[str, Any]:
     spec = {"cron": "30 2 * * *", "pipeline": "nightly"}
     return {"kind": "schedule", "metadata": {"name": name}, "spec": spec}
+
+
+def model(name: str) -> dict[str, Any]:
+    return {"kind": "model", "metadata": {"name": name}}
+
+
+def service(name: str) -> dict[str, Any]:
+    spec = {"model": "digits/1", "image": "tensorflow", "flavor": "middle"}
+    return {"kind": "service", "metadata": {"name": name}, "spec": spec}
+
+
+def model_version() -> dict[str, Any]:
+    return {"kind": "modelVersion", "spec": {"datastore": "data", "path": "frozen", "format": "other"}}
 
 
 def webhook(name: str) -> dict[str, Any]:
@@ -98,6 +131,18 @@ def datastore(name: str, bucket: str) -> dict[str, Any]:
     keys = {"access_key": os.environ["PORTAL_S3_ACCESS_KEY"], "secret_key": os.environ["PORTAL_S3_SECRET_KEY"]}
     spec = {"s3": {"server": os.environ["PORTAL_S3_URL"], "bucket": bucket, **keys}}
     return {"kind": "datastore", "metadata": {"name": name, "appcode": "ops-demo"}, "spec": spec}
+
+
+def begin_canary(made: Service, version: ModelVersion) -> None:
+    """As if its first revision answered, and another one was compared with it."""
+    first = turn.living(made)
+    assert first
+    turn.end(first, "Promoted", "")
+    made.refresh_from_db()
+    canary = turn.begin_rollout(
+        made, version, kind="canary", weight=10, minutes=5, by_hand=True, reason="", by=None,
+    )  # fmt: skip
+    turn.to_phase(canary, "Comparing", "")
 
 
 @dataclass(frozen=True)
@@ -153,7 +198,16 @@ def make(bucket: str) -> World:
     Template.objects.create(owner=people.alice, name="digits", created_by=people.alice, spec=SAVED)
     post("alice", "/appcodes/ops-demo/sweeps", sweep("lr"))
     Sweep.objects.get().trials.create(number=1, parameters={"lr": 0.15}, phase="Succeeded", value=0.3)
+    post("alice", "/appcodes/ops-demo/benchmarks", benchmark("scale"))
     Hook.objects.create(appcode=people.ops, name="publish", created_by=people.alice, spec=hook("publish")["spec"])
+    post("alice", "/appcodes/ops-demo/models", model("digits"))
+    for _ in range(2):
+        post("alice", "/appcodes/ops-demo/models/digits/versions", model_version())
+    ModelVersion.objects.update(state="Ready", format="saved-model")
+    move_alias(RegisteredModel.objects.get(), "champion", 1, acting_user=people.alice)
+    post("alice", "/appcodes/ops-demo/services", service("answers"))
+    begin_canary(Service.objects.get(), ModelVersion.objects.get(number=1))
+    post("alice", "/appcodes/ops-demo/services/answers/tokens", {"name": "checkout"})
     image = Image.objects.get(name="tensorflow")
     Plugin.objects.create(
         image=image, name="tree", version=1, title="Tree", requirements=["labtree"], lock="", digest="0"
@@ -190,7 +244,7 @@ def make(bucket: str) -> World:
     closing.plan(timezone.now())
     closing.close(Closing.objects.get(month=MONTH.since.date()), timezone.now())
     line = InvoiceLine.objects.filter(invoice=Invoice.objects.get(appcode=people.ops)).earliest("place")
-    budget = turn.add(people.ops, turn.Asked(Decimal(100), "stop_all", 60), acting_user=people.alice)
+    budget = budgets.add(people.ops, budgets.Asked(Decimal(100), "stop_all", 60), acting_user=people.alice)
     values = {
         "{code}": "ops-demo", "{appcode}": "ops-demo", "{name}": "show1", "{run}": 1, "{number}": "1", "{role}": "worker",
         "{index}": 0, "{month}": SLUG, "{place}": line.place, "{path}": "qunarcorp.ops", "{username}": "bob",
@@ -200,7 +254,11 @@ def make(bucket: str) -> World:
         "uploads/{appcode}/{name}": "data", "{upload}": upload, "{version}": "v1", "files/{path}": "file.txt",
         "applications/{code}/{name}": "panel", "applications/{appcode}/{name}": "panel", "applications/{name}": "panel",
         "sweeps/{code}/{name}": "lr", "sweeps/{name}": "lr", "sweeps/{appcode}/{name}": "lr", "{trial}": 1,
+        "benchmarks/{code}/{name}": "scale", "benchmarks/{name}": "scale", "benchmarks/{appcode}/{name}": "scale",
         "templates/{name}": "digits", "hooks/{name}": "publish", "{whose}/{name}": "digits", "{whose}": "ops-demo",
+        "models/{name}": "digits", "models/{appcode}/{name}": "digits", "{alias}": "champion",
+        "models/{name}/versions/{number}": 2, "models/{appcode}/{name}/versions/{number}": 2,
+        "services/{name}": "answers", "services/{appcode}/{name}": "answers", "{token}": "checkout",
         "schedules/{name}": "night", "schedules/{appcode}/{name}": "night",
         "pipelines/{name}": "nightly", "pipelines/{appcode}/{name}": "nightly", "{stage}": "train",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
@@ -216,6 +274,7 @@ def make(bucket: str) -> World:
         "tokens/{token_key}": tokens_actions.make_token("laptop", 10, acting_user=people.alice)[0].token_key,
     }  # fmt: skip
     absent = {
+        "{token}": "nobody", "{alias}": "nobody",
         "{image}": "absent", "{stage}": "absent", "{whose}": "ops-demx", "{host}": "git.example.org",
         "{removal}": 999999, "{rule}": 999999, "{trial}": 99,
         "{code}": "ops-demx", "{appcode}": "ops-demx", "{name}": "absent", "{run}": 99, "{number}": "99", "{role}": "ghost",
@@ -240,12 +299,18 @@ def _bodies(bucket: str) -> dict[str, str]:
         "new-template": template("mine"),
         "hook": hook("publish"),
         "new-hook": hook("mine"),
+        "model": model("digits"),
+        "new-model": model("words"),
+        "model-version": model_version(),
+        "service": service("answers"),
+        "new-service": service("more"),
         "pipeline": pipeline("nightly"),
         "new-pipeline": pipeline("weekly"),
         "schedule": schedule("night"),
         "new-schedule": schedule("week"),
         "sweep": sweep("lr", trials=4),
         "new-sweep": sweep("second"),
+        "new-benchmark": benchmark("second"),
         "webhook": webhook("chat"),
         "new-webhook": webhook("second"),
         "kubernetes": kubernetes("training"),
@@ -274,6 +339,7 @@ def _bodies(bucket: str) -> dict[str, str]:
              "missed": "skip", "overlapping": "skip"}
         ),
         "pipeline-form": urlencode({"name": "weekly", "appcode": "ops-demo", "stages": json.dumps(pipeline("x")["spec"])}),
+        "register-form": urlencode({"appcode": "ops-demo", "model": "digits", **model_version()["spec"]}),
         "import-form": urlencode({"manifest": json.dumps(manifest("show2"))}),
     }  # fmt: skip
     return texts | {name: json.dumps(body) for name, body in bodies.items()}

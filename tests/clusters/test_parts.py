@@ -14,10 +14,14 @@ def test_a_part_is_listed_by_its_whole_alone_and_its_end_is_told_to_it(
 ) -> None:
     from clusters import actions, tasks
     from portal import wakeups
+    from portal.models import Delivery, Event, Webhook
 
     settings.CLUSTERS_PER_APPCODE = 1
     people.bob.mail_phases = ["stopped"]
     people.bob.save()
+    Webhook.objects.create(
+        appcode=people.ops, name="all", url="https://example.com/", host="example.com", secret="x", kinds=["*"]
+    )
     actions.create_cluster(manifest("whole"), acting_user=people.bob)
     part = actions.create_cluster(manifest("lr-1"), acting_user=people.bob, part_of="sweeps/lr")
     client.force_login(people.bob)
@@ -43,6 +47,8 @@ def test_a_part_is_listed_by_its_whole_alone_and_its_end_is_told_to_it(
     monkeypatch.setattr("clusters.wakeups.send", send)
     actions.cancel(part, acting_user=people.bob)
     assert told == [(part.appcode_id, "lr")]
+    assert set(Delivery.objects.values_list("event__object", flat=True)) == {"cluster ops-demo/whole"}
+    assert Event.objects.filter(object="cluster ops-demo/lr-1", data__part_of="sweeps/lr").count() == 4
     from billing.mails import Mail
 
     assert not Mail.objects.exists()

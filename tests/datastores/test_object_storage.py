@@ -51,14 +51,15 @@ class Bucket:
     access_key: str
     secret_key: str
 
-    def client(self, access_key: str = "", secret_key: str = "") -> Any:
+    def client(self, access_key: str = "", secret_key: str = "", attempts: int = 1) -> Any:
+        """`attempts` 1: what is refused is seen; more: as programs ask, which try again what passes by itself."""
         return boto3.client(
             "s3",
             endpoint_url=self.endpoint,
             region_name="us-east-1",
             aws_access_key_id=access_key or self.access_key,
             aws_secret_access_key=secret_key or self.secret_key,
-            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": attempts}),
         )
 
 
@@ -390,9 +391,9 @@ def test_nobody_does_anything_to_somebody_elses_bucket(
 
 @pytest.fixture(scope="module")
 def other(portal_up: Portal, own: Bucket) -> Bucket:
-    own.client().put_object(Bucket=own.name, Key="kept", Body=b"unchanged", Metadata={"of": "alice"})
+    own.client(attempts=5).put_object(Bucket=own.name, Key="kept", Body=b"unchanged", Metadata={"of": "alice"})
     other = switched_on(portal_up, "root", "ads")
-    other.client().put_object(Bucket=other.name, Key="mine", Body=b"mine")
+    other.client(attempts=5).put_object(Bucket=other.name, Key="mine", Body=b"mine")
     return other
 
 

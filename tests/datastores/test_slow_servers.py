@@ -188,7 +188,7 @@ def test_servers_that_wait_never_take_every_thread(client: Any, people: Any, sto
     taken = [LOOKS.enter(people.alice.pk) for _ in range(LOOKS.each)]
     taken += [TRANSFERS.enter(people.alice.pk) for _ in range(TRANSFERS.each)]
     try:
-        assert "Two pages of yours wait for a datastore" in client.get("/datastores/ops-demo/data").content.decode()
+        assert "Two pages of yours wait for a slow server" in client.get("/datastores/ops-demo/data").content.decode()
         response = client.put("/uploads/ops-demo/data?path=x", b"x", content_type="application/octet-stream")
         assert (response.status_code, "Two files of yours" in response.json()["detail"]) == (503, True)
         assert client.get("/datastores/ops-demo/data/file?path=x").status_code == 302

@@ -7,8 +7,9 @@ A pod on such a node is started at once and then runs until somebody says how it
     plane/waiting: ImagePullBackOff    it does not start, with that reason, while the annotation is there
     plane/lingers: "yes"               deleted, its program takes the time to end that it has, while the annotation is there
 
-They may stand in a pod template from the start. Pods are taken not to restart (restartPolicy: Never). A deleted pod first
-shows how its containers ended (143, SIGTERM), then it goes, as with a real kubelet. Times are those of the simulation.
+A task whose command is `true` ends by itself, as it would anywhere. Annotations may stand in a pod template from the start.
+Pods are taken not to restart (restartPolicy: Never). A deleted pod first shows how its containers ended (143, SIGTERM), then it
+goes, as with a real kubelet. Times are those of the simulation.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ def config() -> str:
         _stage("Pod", "pod-starts", [_ALIVE, (_PHASE, "In", "Pending"), (_note(WAITING), "DoesNotExist")], _POD_STARTS),
         _stage("Pod", "pod-ends", [_ALIVE, (_PHASE, "In", "Running"), (_note(EXIT_CODE), "Exists")], _POD_ENDS),
         _stage(
+            "Pod", "pod-ends-itself", [_ALIVE, (_PHASE, "In", "Running"), (_COMMAND, "In", "true")], _POD_ENDS_ITSELF
+        ),
+        _stage(
             "Pod",
             "pod-is-ended",
             [_DELETED, (_PHASE, "In", "Pending", "Running"), (_note(LINGERS), "DoesNotExist")],
@@ -78,6 +82,7 @@ def _note(name: str) -> str:
 
 _READY = '.status.conditions.[] | select( .type == "Ready" ) | .status'
 _PHASE = ".status.phase"
+_COMMAND = '.spec.containers.[] | select( .name == "task" ) | .command // [""] | last | split(" ") | first'
 _GRACE = "( .metadata.deletionGracePeriodSeconds // 0 ) > 0"
 _ALIVE = (".metadata.deletionTimestamp", "DoesNotExist")
 _DELETED = (".metadata.deletionTimestamp", "Exists")
@@ -222,4 +227,5 @@ _POD_ENDS = (
     + _ENDED
 )
 
+_POD_ENDS_ITSELF = '{{ $code := "0" }}{{ $reason := "Completed" }}' + _ENDED
 _POD_IS_ENDED = '{{ $code := "143" }}{{ $reason := "Error" }}' + _ENDED

@@ -140,7 +140,7 @@ def test_what_a_thousand_workers_share_is_kept_once(
     how long it takes for all of them is the benchmark's."""
     run = run_ref(space, appcode="a-code-that-is-rather-long", cluster="and-a-cluster-that-is-too")
     roles = {"master": {"flavor": "f"}, "ps": {"flavor": "f"}, "worker": {"flavor": "f", "count": 1000}}
-    of = ClusterSpec.model_validate({"image": "i", "command": "true", "roles": roles})
+    of = ClusterSpec.model_validate({"image": "i", "command": "python train.py", "roles": roles})
     counts: dict[str, int] = {each: of.count(each) for each in of.roles}
     wanted = build_plan(
         run,
@@ -472,8 +472,8 @@ def test_two_portals_never_share_a_namespace_nor_find_each_others_pods(
 ) -> None:
     other = cloud_of(plane, f"test-{secrets.token_hex(4)}")
     run = run_ref(space)
-    cloud.apply(plan(role("ps", restart="Always", gpus=0), run=run))
-    following.until(lambda: len(following.of(run, "Running")) == 1)
+    cloud.apply(plan(role("master"), role("ps", restart="Always", gpus=0), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == 2)
     with pytest.raises(NotOurs, match=f"belongs to another portal, “{cloud._settings.portal}”"):
         other.apply(plan(role("master"), run=run_ref(space)))
     ours = {names.PORTAL: cloud._settings.portal, names.RUN_ID: str(run.id)}

@@ -246,7 +246,7 @@ def are_ready(pods: dict[str, Object]) -> bool:
 
 def test_it_becomes_ready_by_itself(deployed: Deployed) -> None:
     deployed.kubectl("wait", "--for=condition=complete", "job/migrate", "--timeout=600s")
-    for role in ("web", "worker", "beat", "controller"):
+    for role in ("web", "worker", "beat", "controller", "front"):
         deployed.kubectl("rollout", "status", f"deployment/{role}", "--timeout=600s")
         assert eventually(lambda role=role: are_ready(deployed.pods(role)), 120)
     said = deployed.kubectl("logs", "job/migrate", "--all-containers")
@@ -295,8 +295,24 @@ def test_a_cluster_runs_to_its_end_in_the_kubernetes_that_the_portal_is_in(alice
     assert eventually(lambda: "master-0" in alice("GET", log).data.decode(), 60)
 
 
-def test_a_rolling_restart_of_the_web_servers_loses_no_request(alice: Person, deployed: Deployed) -> None:
-    before = set(deployed.pods("web"))
+def test_fronts_answer_at_the_domain_of_services_and_replicas_let_them_in(alice: Person, deployed: Deployed) -> None:
+    answer = alice.pool.request("GET", "/v2", headers={"Host": f"digits-ops-demo.serve.{HOST}"})
+    assert (answer.status, answer.json()) == (404, {"error": "There is nothing here that you may open."})
+    with psycopg2.connect(deployed.database) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT settings ->> 'front_namespace' FROM clusters_cloud WHERE name = 'main'")
+        assert cursor.fetchall() == [(NAMESPACE,)]
+        cursor.execute("SELECT split_part(name, ':', 1) FROM clusters_front WHERE seen_at > now() - interval '15 s'")
+        assert {name for (name,) in cursor.fetchall()} == set(deployed.pods("front"))
+
+
+@pytest.mark.parametrize(
+    ("role", "host", "path", "status"),
+    [("web", HOST, "/accounts/login/", 200), ("front", f"digits-ops-demo.serve.{HOST}", "/v2", 404)],
+)
+def test_a_rolling_restart_loses_no_request(
+    alice: Person, deployed: Deployed, role: str, host: str, path: str, status: int
+) -> None:
+    before = set(deployed.pods(role))
     answers: list[int | str] = []
     done = threading.Event()
 
@@ -305,7 +321,10 @@ def test_a_rolling_restart_of_the_web_servers_loses_no_request(alice: Person, de
         while not done.is_set():
             headers = {"Connection": "close"} if fresh else {}
             try:
-                answers.append(pool.request("GET", "/accounts/login/", headers={"Host": HOST, **headers}).status)
+                answer = pool.request("GET", path, headers={"Host": host, **headers})
+                # The ingress controller has a 404 of its own, which is no JSON.
+                mine = status == 200 or answer.data.startswith(b"{")
+                answers.append(answer.status if mine else f"{answer.status} {answer.data!r}")
             except urllib3.exceptions.HTTPError as error:
                 answers.append(str(error))
 
@@ -313,16 +332,16 @@ def test_a_rolling_restart_of_the_web_servers_loses_no_request(alice: Person, de
     for person in people:
         person.start()
     try:
-        deployed.kubectl("rollout", "restart", "deployment/web")
-        deployed.kubectl("rollout", "status", "deployment/web", "--timeout=600s")
-        assert eventually(lambda: not before & set(deployed.pods("web")), 180)
+        deployed.kubectl("rollout", "restart", f"deployment/{role}")
+        deployed.kubectl("rollout", "status", f"deployment/{role}", "--timeout=600s")
+        assert eventually(lambda: not before & set(deployed.pods(role)), 180)
         # How many come meanwhile depends on the machine.
         assert eventually(lambda: len(answers) > 100, 120)
     finally:
         done.set()
         for person in people:
             person.join()
-    assert [answer for answer in answers if answer != 200] == []
+    assert [answer for answer in answers if answer != status] == []
 
 
 def test_a_controller_that_is_killed_hands_over(alice: Person, deployed: Deployed) -> None:

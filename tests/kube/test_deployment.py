@@ -15,6 +15,9 @@ import pytest
 import yaml
 
 from clusters.clouds.drivers.kubernetes.render import names
+from clusters.front import link, program
+from clusters.front.hall import LONGEST_WAIT
+from clusters.serving.manifest import ServiceSpec
 from tests.kube.binary import binary
 from tests.kube.plane import Plane, condition
 
@@ -22,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docker" / "kubernetes"
 NAMESPACE = "gpu-cloud"
 HOST = "portal.example.org"
+NGINX = "nginx.ingress.kubernetes.io"
 
 
 @pytest.fixture(scope="module")
@@ -71,48 +75,67 @@ def pod_specs(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, An
 
 
 @pytest.mark.kube
-def test_only_the_ingress_controller_reaches_a_web_server(tmp_path: Path) -> None:
+def test_only_the_ingress_controller_reaches_web_servers_and_fronts(tmp_path: Path) -> None:
     copy = filled_in(tmp_path)
     settings = copy / "portal.env"
     settings.write_text(settings.read_text().replace("=ingress-nginx", "=traefik"))
     policies = {each["metadata"]["name"]: each["spec"] for each in rendered(copy) if each["kind"] == "NetworkPolicy"}
     assert policies["closed"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     controller = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["traefik"]}
-    assert policies["web"] == {
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "web"}},
-        "policyTypes": ["Ingress"],
-        "ingress": [
-            {
-                "from": [{"namespaceSelector": {"matchExpressions": [controller]}}],
-                "ports": [{"port": "http", "protocol": "TCP"}],
-            }
-        ],
-    }
+    for name in ("web", "front"):
+        assert policies[name] == {
+            "podSelector": {"matchLabels": {"app.kubernetes.io/name": name}},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {
+                    "from": [{"namespaceSelector": {"matchExpressions": [controller]}}],
+                    "ports": [{"port": "http", "protocol": "TCP"}],
+                }
+            ],
+        }
 
 
 @pytest.mark.kube
 def test_the_host_is_said_once_and_settings_reach_every_program(folder: Path) -> None:
     objects = rendered(folder)
     by_kind = {each["kind"]: each for each in objects}
-    ingresses = [each["spec"] for each in objects if each["kind"] == "Ingress"]
-    assert [each["rules"][0]["host"] for each in ingresses] == [HOST] * 2
-    assert [each["tls"][0]["hosts"] for each in ingresses] == [[HOST]] * 2
+    ingresses = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "Ingress"}
+    hosts = {"portal": HOST, "uploads": HOST, "services": f"*.serve.{HOST}"}
+    assert {name: each["rules"][0]["host"] for name, each in ingresses.items()} == hosts
+    assert {name: each["tls"][0]["hosts"] for name, each in ingresses.items()} == {
+        name: [host] for name, host in hosts.items()
+    }
     for kind in ("ConfigMap", "Secret"):
         name = by_kind[kind]["metadata"]["name"]
         assert name.startswith("portal-")
         for role, spec in pod_specs(objects):
             for container in (*spec.get("initContainers", []), *spec["containers"]):
                 named = [next(iter(each.values()))["name"] for each in container["envFrom"]]
-                assert name in named, role
+                assert (name in named) is ((kind, role) != ("Secret", "front")), role
+
+
+@pytest.mark.kube
+def test_a_front_has_the_database_and_no_other_secret_and_longer_to_end_than_it_takes(folder: Path) -> None:
+    spec = dict(pod_specs(rendered(folder)))["front"]
+    (container,) = spec["containers"]
+    secret = [each["valueFrom"]["secretKeyRef"] for each in container["env"] if "valueFrom" in each]
+    assert [(each["name"].rpartition("-")[0], each["key"]) for each in secret] == [("portal", "DATABASE_URL")]
+    pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert spec["terminationGracePeriodSeconds"] >= pause + program.GRACE + link.LAST
+    ingress = next(each for each in rendered(folder) if each["metadata"]["name"] == "services")["metadata"]
+    assert int(ingress["annotations"][f"{NGINX}/proxy-body-size"].rstrip("m")) * 2**20 >= program.MAX_BODY
+    longest = ServiceSpec.model_fields["request_seconds"].metadata
+    most = next(each.le for each in longest if hasattr(each, "le"))
+    assert int(ingress["annotations"][f"{NGINX}/proxy-read-timeout"]) >= most + LONGEST_WAIT
 
 
 @pytest.mark.kube
 def test_every_program_is_confined_alike_and_only_some_may_talk_to_the_api_server(folder: Path) -> None:
     specs = dict(pod_specs(rendered(folder)))
-    assert set(specs) == {"web", "worker", "beat", "controller", "migrate"}
+    assert set(specs) == {"web", "worker", "beat", "controller", "front", "migrate"}
     for name, spec in specs.items():
         assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["automountServiceAccountToken"] is (name != "beat")
+        assert spec["automountServiceAccountToken"] is (name not in ("beat", "front"))
         for container in (*spec.get("initContainers", []), *spec["containers"]):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
@@ -165,17 +188,17 @@ def test_its_pods_are_admitted_and_a_second_apply_changes_nothing(plane: Plane, 
     deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
     plane.until(
         deployments,
-        lambda found: len(found) == 4 and all(condition(each, "Available") == "True" for each in found.values()),
+        lambda found: len(found) == 5 and all(condition(each, "Available") == "True" for each in found.values()),
     )
     for each in plane.request("GET", deployments)["items"]:
         assert each["metadata"]["generation"] == 1
-    pods = plane.until(f"/api/v1/namespaces/{NAMESPACE}/pods", lambda pods: len(pods) >= 8)
+    pods = plane.until(f"/api/v1/namespaces/{NAMESPACE}/pods", lambda pods: len(pods) >= 10)
     assert {pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in pods.values()} == {
-        "web", "worker", "beat", "controller", "migrate",
+        "web", "worker", "beat", "controller", "front", "migrate",
     }  # fmt: skip
     # The labels of the NetworkPolicy, the budget and the Service are those of the pods.
     budgets = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
-    plane.until(budgets, lambda found: found["web"]["status"].get("expectedPods") == 2)
+    plane.until(budgets, lambda found: all(found[name]["status"].get("expectedPods") == 2 for name in ("web", "front")))
 
 
 @pytest.mark.kube

@@ -342,8 +342,10 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
     from clusters.gateway import visits
 
     catalogue()
-    label = f"web-{gateway.dialect}-ops-demo"
-    cluster = web(people, gateway.dialect, echo)
+    # What a try that failed has left on the plane is led to by its own name alone.
+    name = f"{gateway.dialect}-{secrets.token_hex(3)}"
+    label = f"web-{name}-ops-demo"
+    cluster = web(people, name, echo)
 
     browsers = {}
     for person in (people.bob, people.mallory):
@@ -520,7 +522,7 @@ def test_the_portal_asks_through_the_gateway_whether_it_works_and_nobody_else_ma
     monkeypatch.setattr(Web, "idle_signal", "work")
     monkeypatch.setattr(Web, "endpoints", lambda *_: (Endpoint("web", worker.port, "/", "/activity"),))
     settings.ACTIVITY_SECONDS = 0.6
-    name = f"asked-{gateway.dialect}"
+    name = f"asked-{gateway.dialect}-{secrets.token_hex(3)}"
     label = f"web-{name}-ops-demo"
     cluster = web(people, name, worker.port)
     stopped = threading.Event()

@@ -217,12 +217,12 @@ def test_workers_of_a_batch_run_are_one_indexed_job() -> None:
 
 
 def test_a_run_has_one_address_book_and_a_fence_around_its_tasks() -> None:
-    found = made(role("master"))
+    found = made(role("worker", 2))
     own = OURS
     assert set(found) == {
         ("Service", "demo-mnist-3-1042"),
         ("NetworkPolicy", "demo-mnist-3-1042"),
-        ("Job", "demo-mnist-3-1042-master"),
+        ("Job", "demo-mnist-3-1042-worker"),
     }
     assert found["Service", "demo-mnist-3-1042"] == {
         "apiVersion": "v1",
@@ -246,6 +246,15 @@ def test_a_run_has_one_address_book_and_a_fence_around_its_tasks() -> None:
             "egress": [{"to": [{"podSelector": {"matchLabels": own}}]}],
         },
     }
+
+
+def test_a_single_task_has_an_address_where_it_is_told_one_and_a_fence_where_something_is_open() -> None:
+    one = role("master")
+    assert {kind for kind, _ in made(one)} == {"Job"}
+    named = dataclasses.replace(one, env={"COORDINATOR": "demo-mnist-3-1042-master-0.demo-mnist-3-1042:2222"})
+    assert {kind for kind, _ in made(named)} == {"Service", "Job"}
+    index = Settings(package_index="http://index.example/simple")
+    assert {kind for kind, _ in made(one, settings=index)} == {"NetworkPolicy", "Job"}
 
 
 def test_the_owner_waits_for_the_database() -> None:
@@ -400,7 +409,7 @@ def test_a_volume_is_the_datastore_s_and_not_the_run_s() -> None:
     default = storage.volume_manifest(dataclasses.replace(volume(), storage_class=""), SETTINGS)
     assert "storageClassName" not in default["spec"]
     kinds = {kind for kind, _ in made(role("master"), mounts=(Mount("/elearn/output", False, volume()),))}
-    assert kinds == {"Service", "NetworkPolicy", "Job"}
+    assert kinds == {"Job"}
 
 
 def test_tasks_see_the_folder_of_their_run_and_it_is_made_as_who_they_are() -> None:

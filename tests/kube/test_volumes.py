@@ -335,7 +335,7 @@ def wish(kind: str, name: str, spec: dict[str, Any]) -> Any:
 
 def cluster(name: str, workers: int = 0, **spec: Any) -> Any:
     roles = {"master": {"flavor": "small"}, "worker": {"flavor": "small", "count": workers}}
-    return wish("cluster", name, {"image": "tensorflow", "command": "true", "roles": roles, **spec})
+    return wish("cluster", name, {"image": "tensorflow", "command": "python train.py", "roles": roles, **spec})
 
 
 def settle() -> None:

@@ -84,8 +84,8 @@ class Host:
 
     def __init__(self, folder: Path, database: str) -> None:
         self.folder = folder
-        self.web, self.gateway, self.tls, self.redis = (free_port() for _ in range(4))
-        for name in ("worker", "beat", "controller"):
+        self.web, self.front, self.gateway, self.tls, self.redis = (free_port() for _ in range(5))
+        for name in ("worker", "beat", "controller", "front"):
             (folder / "tmp" / name).mkdir(parents=True)
         self.valkey = Path(servers.valkey(folder / "valkey", folder / "run").argv[0])
         shutil.copy(DOCKER / "secrets.sh", folder)
@@ -107,6 +107,9 @@ class Host:
             "/etc/traefik/dynamic": f"{self.folder}/gateway",
             "http://web:8000": f"http://127.0.0.1:{self.web}",
             "127.0.0.1:8000": f"127.0.0.1:{self.web}",
+            "http://front:8001": f"http://127.0.0.1:{self.front}",
+            "8001": str(self.front),
+            "0.0.0.0": "127.0.0.1",
             "/tmp/": f"{self.folder}/tmp/{name}/",
         }
         return re.sub("|".join(map(re.escape, elsewhere)), lambda found: elsewhere[found[0]], text)
@@ -195,6 +198,11 @@ def through_the_gateway(host: Host, logs: Path) -> None:
     with services.running([gateway(host, ours)], logs, {}):
         assert eventually(lambda: get(page)[0] == 200)
         assert "csrfmiddlewaretoken" in get(page)[1]
+        # Of a service the front says whether there is one, whatever is asked and how.
+        asked = f"http://127.0.0.1:{host.gateway}/v1/models/digits:predict", f"{page}?next=/"
+        for each in asked:
+            answer = 404, json.dumps({"error": "There is nothing here that you may open."})
+            assert get(each, of="digits-ops-demo.serve.localhost:8000") == answer
     status, said = get(f"http://127.0.0.1:{host.web}/accounts/login/")
     assert (status, said) == (403, "This is the portal's inner web server. Its address is http://localhost:8000\n")
 
@@ -226,8 +234,8 @@ def gateway(host: Host, more: dict[str, str]) -> Service:
     )
 
 
-def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
-    request = urllib.request.Request(url, headers={"Host": "localhost:8000"})
+def get(url: str, context: ssl.SSLContext | None = None, *, of: str = "localhost:8000") -> tuple[int, str]:
+    request = urllib.request.Request(url, headers={"Host": of})
     try:
         with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             return answer.status, answer.read().decode()
@@ -259,7 +267,7 @@ def test_its_programs_start_in_its_order_and_become_healthy(host: Host) -> None:
             assert not host.healthy("web")
             subprocess.run(host.argv("migrate"), env=host.env("migrate"), check=True, capture_output=True)
             assert eventually(lambda: host.healthy("web"))
-            with services.running([host.service(name) for name in ("worker", "beat", "controller")], logs, {}):
+            with services.running([host.service(name) for name in ("worker", "beat", "controller", "front")], logs, {}):
                 through_the_gateway(host, logs)
             close_database(host)
             assert get(f"{at}/healthz")[0] == 200
@@ -270,7 +278,7 @@ def test_its_programs_start_in_its_order_and_become_healthy(host: Host) -> None:
     lines = [json.loads(line) for line in (logs / "web.log").read_text().splitlines()]
     assert any(line["logger"] == "gunicorn.access" and " /accounts/login/ " in line["message"] for line in lines)
     assert not any(" 200 GET /healthz" in line["message"] for line in lines)
-    for name in ("worker", "beat", "controller"):
+    for name in ("worker", "beat", "controller", "front"):
         # Celery says goodbye in its own way.
         said = set((logs / f"{name}.log").read_text().splitlines()) - {"", "worker: Warm shutdown (MainProcess)"}
         assert all(json.loads(line)["level"] for line in said)

@@ -120,7 +120,7 @@ def test_every_killed_program_is_started_again(portal):
         return [pid for pid, other in portal.programs().items() if other.split(":")[0] == line.split(":")[0]]
 
     before = portal.programs()
-    assert len(before) == 8, before
+    assert len(before) == 9, before
     for line in before.values():
         killed = set[int]()
 

@@ -12,6 +12,8 @@ from django.core.management.base import BaseCommand
 from clusters.runs.asking import Asker
 from clusters.runs.follower import follow_all, tune
 from clusters.runs.routing import Lookout, Publisher
+from clusters.serving.drifting import Drifting
+from clusters.serving.servicing import Servicing
 
 
 class Command(BaseCommand):
@@ -26,4 +28,6 @@ class Command(BaseCommand):
             Publisher(Path(settings.GATEWAY_FOLDER), settings.GATEWAY_PORT, stopped).start()
         Lookout(stopped).start()
         Asker(stopped).start()
+        Servicing(stopped).start()
+        Drifting(stopped).start()
         follow_all(stopped)

@@ -25,6 +25,8 @@ from clusters.models import Cloud
 from portal.errors import Conflict, Invalid
 from portal.models import OrgNode
 
+# What Kubernetes tells a pod of itself.
+NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 # Files that a kubeconfig may name: whoever starts this command may read them, so their content is taken along.
 FILES = {
     "certificate-authority": "certificate-authority-data",
@@ -77,6 +79,9 @@ class Command(BaseCommand):
         if row:
             spec |= {"title": row.title, "enabled": row.enabled, "default": row.is_default}
         spec["settings"] |= dict(_setting(each) for each in options["set"])
+        if options["in_cluster"] and not spec["settings"].get("front_namespace"):
+            # Where this portal runs, its fronts do.
+            spec["settings"]["front_namespace"] = _own_namespace()
         if options["title"]:
             spec["title"] = options["title"]
         if options["default"] and not Cloud.objects.filter(is_default=True).exists():
@@ -88,6 +93,11 @@ class Command(BaseCommand):
                 "insecure": options["insecure"],
             }
         return read_manifest({"spec": {**spec, "inCluster": options["in_cluster"]}}, name=options["name"])
+
+
+def _own_namespace() -> str:
+    """Of this pod, "" outside of any."""
+    return NAMESPACE.read_text().strip() if NAMESPACE.is_file() else ""
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -160,7 +160,7 @@ def _catalogue(administrator: User) -> None:
         container=f"gpu-cloud/tensorflow:{version}",
         environment=sys.prefix,
         program=str(settings.BASE_DIR / "examples"),
-        frameworks=["tensorflow", "tensorboard"],
+        frameworks=["tensorflow", "tensorboard", "serving"],
     )
     lab = ".".join(importlib.metadata.version("jupyterlab").split(".")[:2])
     jupyter = Image.objects.create(

@@ -23,7 +23,7 @@ from portal.manifests import parse
 
 names = st.from_regex(r"\A[a-z][a-z0-9]{0,9}\Z")
 stores = st.none() | names
-OWN = ("notebook", "tensorboard")
+OWN = ("notebook", "tensorboard", "predict")
 endpoints = st.lists(
     st.fixed_dictionaries({"name": names.filter(lambda name: name not in OWN), "port": st.integers(1024, 65535)}),
     min_size=1,
@@ -61,6 +61,10 @@ def documents(draw: Any) -> dict[str, Any]:
     if spec["type"] == "tensorboard":
         spec["runs"] = draw(
             st.lists(st.builds("{}/{}".format, names, st.integers(1, 999)), min_size=1, unique=True, max_size=3)
+        )
+    if spec["type"] == "serving":
+        spec["model"] = draw(
+            st.builds("{}/{}".format, names, st.integers(1, 999)) | st.builds("{}@{}".format, names, names)
         )
     if spec["type"] == "jupyter":
         spec["plugins"] = draw(st.lists(names, unique=True, max_size=3))

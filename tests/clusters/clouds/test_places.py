@@ -232,8 +232,8 @@ def test_a_cluster_that_is_removed_while_a_run_is_made_gets_no_run(training, peo
         cloud_actions.place(ops_line, "local", acting_user=people.root)
         cloud_actions.remove(training, acting_user=people.root)
 
-    def resolve_and_be_late(*arguments):
-        found = resolve(*arguments)
+    def resolve_and_be_late(*arguments, **named):
+        found = resolve(*arguments, **named)
         thread, raised = aside(remove)
         thread.join(60)
         assert not thread.is_alive()

@@ -28,6 +28,8 @@ def spec(framework="tensorflow", **counts):
     if FRAMEWORKS[framework].is_application:
         roles[first]["endpoints"] = [{"name": "web", "port": 8080}]
         body["home"] = "home"
+    if framework == "serving":
+        body["model"] = "digits/3"
     if FRAMEWORKS[framework].shows_runs:
         body["runs"] = ["train/3"]
     if FRAMEWORKS[framework].runs_notebook:

@@ -23,7 +23,7 @@ def test_an_example_becomes_a_hook_that_a_cluster_has(catalogue, people, as_pers
     assert client.post("/appcodes/ops-demo/hooks", body).status_code == 302
     hook = Hook.objects.get()
     assert (hook.name, hook.spec["on"], hook.spec["outputPath"]) == ("save-model", "success", "models/{name}/{run}")
-    assert "model-version.json" in hook.spec["command"]
+    assert ("model-version.json" in hook.spec["command"], hook.spec["model"]) == (True, "{name}")
 
     body = sent(client.get("/clusters/new").content.decode())
     assert "hooks_used" not in body

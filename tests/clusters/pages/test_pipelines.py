@@ -25,11 +25,12 @@ def test_what_is_typed_is_judged_saved_run_and_shown(catalogue, people, as_perso
     body = sent(client.get("/pipelines/new").content.decode(), "pipeline-form") | {
         "appcode": "ops-demo",
         "name": "nightly",
+        "view": "yaml",
     }
     for typed, sentence in (
         (
             "stages: [",
-            "This is not YAML: expected the node content, but found &#x27;&lt;stream end&gt;&#x27; at line 1, column 10.",
+            "This is not YAML: did not find expected node content at line 2, column 1.",
         ),
         ("a: &x [1]\nstages: *x", "This is not YAML: aliases are not read."),
         ("[" * 5000, "This is not YAML that can be read here."),
@@ -42,11 +43,11 @@ def test_what_is_typed_is_judged_saved_run_and_shown(catalogue, people, as_perso
         ),
         (
             STAGES.replace("retries: 2", '"\\ud800": 2'),
-            "This YAML says what JSON cannot: str is not valid UTF-8: surrogates not allowed.",
+            "This is not YAML: found invalid Unicode character escape code at line ",
         ),
         (
             STAGES.replace("retries: 2\n    spec: {", "retries: 2\n    spec: {hooks: [{on: never, command: echo}], "),
-            "stages.1.spec.hooks.0.on: One of &#x27;success&#x27;, &#x27;failure&#x27; or &#x27;always&#x27;.",
+            "stages.1.spec.hooks.0.on: One of &#x27;before&#x27;, &#x27;success&#x27;, &#x27;failure&#x27;",
         ),
         (
             STAGES.replace("[prepare]", "[nobody]"),
@@ -71,6 +72,14 @@ def test_what_is_typed_is_judged_saved_run_and_shown(catalogue, people, as_perso
     page = client.get("/pipelines/ops-demo/nightly").content.decode()
     assert 'href="/clusters/ops-demo/nightly-prepare?run=1"' in page
     assert client.post("/pipelines/ops-demo/nightly/run", follow=True).content.decode().count("cancel it first") == 1
+    # Saved and run is both or nothing.
+    form = sent(client.get("/pipelines/ops-demo/nightly/change").content.decode(), "pipeline-form")
+    page = client.post(
+        "/pipelines/ops-demo/nightly/change",
+        form | {"view": "yaml", "stages": STAGES + "    when: always\n", "run": "1"},
+    )
+    assert "Run 1 of nightly has not ended yet; cancel it first. Nothing was saved" in page.content.decode()
+    assert Pipeline.objects.get().spec == PipelineRun.objects.get().spec
     # What is saved is written back as it was meant.
     form = sent(client.get("/pipelines/ops-demo/nightly/change").content.decode(), "pipeline-form")
     assert client.post("/pipelines/ops-demo/nightly/change", form | {"save": "1"}).status_code == 302

@@ -48,7 +48,7 @@ def parameters(draw):
 def test_every_sweep_survives_the_form(said, folds, trials, is_found):
     from django.http import QueryDict
 
-    from clusters.pages.sweep_form import PARTS, SweepForm, fields_of, rows_of
+    from clusters.pages.sweeps.form import PARTS, SweepForm, fields_of, rows_of
     from clusters.sweeps.manifest import SweepManifest
     from portal.manifests import parse
 

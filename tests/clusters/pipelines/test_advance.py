@@ -5,17 +5,22 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 
+from clusters.api.pipelines import run_status
 from clusters.models import Cluster, Pipeline, PipelineRun, Run, StageRun
 from clusters.pipelines import actions
 from clusters.pipelines.advance import advance, resync
 from clusters.pipelines.manifest import PipelineManifest
+from clusters.runs.status import refresh
 from datastores.actions import open_store
 from datastores.models import Datastore
 from portal.errors import Conflict, Invalid
 from portal.manifests import parse
+from portal.models import Event
+from portal.profile.notifications import Notifications, set_notifications
+from tests.api.client import api_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -134,6 +139,44 @@ def test_a_failed_stage_is_tried_again_and_a_person_tries_it_once_more(loop, peo
         "Succeeded",
         {"train": "Succeeded", "keep": "Succeeded", "clean": "Succeeded", "tell": "Skipped"},
     )
+
+
+def test_paused_it_starts_no_stage_and_goes_on_in_the_name_of_who_resumes_it(loop, people):
+    pipeline = make(
+        people,
+        stage("first", "exec sleep 600"),
+        stage("again", "test $PORTAL_RUN = 2", retries=1),
+        stage("then", after=["again"]),
+        run=False,
+    )
+    api, address = api_of(people.bob), "/appcodes/ops-demo/pipelines/nightly"
+    for verb in ("pause", "resume"):
+        status, found = api.post(f"{address}/{verb}", {})
+        assert (status, found["detail"]) == (409, "nightly has never been run.")
+    actions.run_pipeline(pipeline, acting_user=people.bob)
+    advance(pipeline.appcode_id, "nightly")
+    for _ in range(2):
+        status, found = api.post(f"{address}/pause", {})
+        assert (status, found["phase"], found["message"]) == (202, "Paused", "Paused by bob.")
+    assert Event.objects.filter(verb="pipeline.paused").count() == 1
+    loop.until(lambda: Run.objects.filter(cluster__name="nightly-again", phase="Failed").exists())
+    run = PipelineRun.objects.get()
+    advance(pipeline.appcode_id, "nightly")
+    # That it has failed is noted, and that it may be tried again waits; so does the end of the whole.
+    assert seen(run) == {"first": "Running", "again": "Failed", "then": "Waiting"}
+    with pytest.raises(Conflict, match="resume it first"):
+        actions.retry_stage(pipeline, "again", acting_user=people.bob)
+    actions.resume_pipeline(pipeline, acting_user=people.alice)
+    actions.resume_pipeline(pipeline, acting_user=people.alice)
+    advance(pipeline.appcode_id, "nightly")
+    assert seen(run)["again"] == "Running"
+    assert Run.objects.get(cluster__name="nightly-again", number=2).created_by == people.alice
+    actions.pause_pipeline(pipeline, acting_user=people.bob)
+    actions.cancel_pipeline(pipeline, acting_user=people.bob)
+    run = until_over(loop, pipeline)
+    assert (run.phase, seen(run)["then"]) == ("Stopped", "Skipped")
+    with pytest.raises(Conflict, match="is over"):
+        actions.resume_pipeline(pipeline, acting_user=people.bob)
 
 
 def test_cancel_ends_all_and_what_was_lost_is_found(loop, people, monkeypatch):
@@ -306,3 +349,53 @@ def test_the_best_of_a_sweep_is_trained_again_on_what_an_earlier_stage_has_writt
     assert open_store(results).read_range("nightly-final/1/seen", 0, 99).split() == [b"1", b"2", b"3", b"4"]
     # Trials of both points, each with two folds.
     assert Cluster.objects.filter(part_of="sweeps/nightly-search-1").count() == 4
+
+
+def test_what_a_failed_stage_has_written_is_read_by_one_that_says_so(loop, people, results):
+    train = stage("train", "echo half > /elearn/output/model; exit 3", output="results")
+    always = {"from": "train", "when": "always"}
+    look = stage("look", "grep half /elearn/input/model", when="always", input=always)
+    mourn = stage("mourn", "grep half /elearn/input/model", when="failed", input=always)
+    waits = stage("waits", when="always", input={"from": "train"})
+    run = until_over(loop, make(people, train, look, mourn, waits))
+    assert seen(run) == {"train": "Failed", "look": "Succeeded", "mourn": "Succeeded", "waits": "Skipped"}
+
+
+def test_a_stage_that_was_removed_leaves_no_cluster_behind_and_its_history_stays(catalogue, people):
+    pipeline = make(people, stage("prepare"), stage("train"))
+    advance(people.ops.pk, "nightly")
+    without = manifest(stage("train"))
+    actions.change_pipeline(pipeline, without, acting_user=people.bob)
+    names = Cluster.objects.filter(part_of="pipelines/nightly", deleted_at=None).values_list("name", flat=True)
+    assert set(names) == {"nightly-prepare", "nightly-train"}, "a run lives that has it"
+    Run.objects.update(phase="Succeeded", gone=True)
+    advance(people.ops.pk, "nightly")
+    assert list(names.all()) == ["nightly-train"]
+    kept = run_status(PipelineRun.objects.get()).stages[0]
+    assert (kept.name, kept.phase, kept.cluster, kept.run) == ("prepare", "Succeeded", None, 1)
+
+
+def test_who_started_it_has_one_mail_of_its_end_and_none_of_its_stages(catalogue, people):
+    from billing.mails import Mail
+
+    set_notifications(Notifications(mail=["succeeded", "failed", "stopped"]), acting_user=people.bob)
+    pipeline = make(people, stage("prepare"), stage("train"))
+    advance(people.ops.pk, "nightly")
+    for run in Run.objects.select_related("cluster__appcode"):
+        why_not = f"{run.cluster.name} is broken."
+        Run.objects.filter(pk=run.pk).update(gone=True, refusal=why_not, gpu_seconds=1800, cost="1.5")
+        run.refresh_from_db()
+        with transaction.atomic():
+            refresh([run], timezone.now())
+    advance(people.ops.pk, "nightly")
+    [letter] = Mail.objects.all()
+    assert (letter.to, letter.subject) == ([people.bob.email], "ops-demo/nightly: Failed")
+    assert "Run 1: 2 Failed. prepare: " in letter.text
+    assert "train: nightly-train is broken." in letter.text
+    assert "1.00 GPU-hours, 3.00 " in letter.text
+    assert "/pipelines/ops-demo/nightly?run=1\n" in letter.text
+    # Once more, and it is told once more.
+    actions.retry_stage(pipeline, "train", acting_user=people.bob)
+    actions.cancel_pipeline(pipeline, acting_user=people.bob)
+    advance(people.ops.pk, "nightly")
+    assert [letter.subject.rpartition(" ")[2] for letter in Mail.objects.order_by("pk")] == ["Failed", "Stopped"]

@@ -13,13 +13,16 @@ from clusters import actions, tasks, wakeups
 from clusters.after import part_name
 from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.registry import cloud, run_ref
-from clusters.models import Cluster, Hook, HookRun, Run
+from clusters.models import CloudState, Cluster, Hook, HookRun, Run
 from clusters.run_hooks import facts
 from clusters.run_hooks import loop as run_hooks
+from clusters.runs import quota
+from clusters.runs.preview import preview
+from clusters.runs.quota import held, waiting
 from clusters.scalars import events as scalars
 from datastores.models import Datastore
 from portal.errors import Invalid
-from portal.models import Event, Membership
+from portal.models import Appcode, Event, Membership
 from tests.clusters.scalars.test_scalars import event
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -281,3 +284,97 @@ def test_names_of_their_clusters_are_short_and_differ():
     names = {part_name("a" * 39 + last, "notify-by-mail-again") for last in "bc"}
     assert len(names) == 2
     assert all(len(name) == 40 and name.endswith("-notify-by-mail-again") for name in names)
+
+
+def test_a_run_starts_when_the_hooks_before_it_have_succeeded_one_after_the_other(
+    loop, people, manifest, results, s3, bucket
+):
+    s3.client.put_object(Bucket=bucket, Key="data.csv", Body=b"1,2\n")
+    check = (
+        "until [ -e /tmp/go ]; do sleep 0.1; done; cat $PORTAL_INPUT/data.csv; echo =$PORTAL_OUTPUT=; exit ${FAIL:-0}"
+    )
+    hooks = [
+        {"name": "check", "on": "before", "command": check},
+        {"name": "stage", "on": "before", "command": "echo staged"},
+        {"name": "sorry", "on": "failure", "command": "true"},
+    ]
+    asked = manifest("train", "true", input="results", hooks=hooks, flavor="one-gpu")
+    node = {"name": "here", "gpu_model": "", "gpus": 8, "gpus_free": 8, "cpu_milli": 64000, "memory_mb": 64000}
+    CloudState.objects.create(name="local", capacity={"nodes": [node], "queue": []})
+    found = preview(asked, acting_user=people.bob)
+    assert (found.fits, found.sentence) == ("waits", "It waits for its hook check.")
+    cluster = actions.create_cluster(asked, acting_user=people.bob)
+    loop.work()
+    run = Run.objects.get(current_of=cluster)
+    assert (run.phase, run.reason, run.message) == ("Queued", "WaitingForHook", "It waits for its hook check.")
+    tasks.advance(people.ops.pk, "hooks/train")
+    its = HookRun.objects.select_related("did__cluster").get(run=run)
+    loop.until_phase(its.did.cluster, "Running")
+    assert held(people.ops.pk).gpus == 0, "nothing is held for it meanwhile"
+    assert not waiting(people.ops.pk).exists(), "and it is in nobody's way"
+    loop.touch(its.did, "/tmp/go", "worker")
+    assert loop.until_phase(its.did.cluster, "Succeeded", "Failed").phase == "Succeeded"
+    assert log_of(its.did) == "1,2\n==\n"
+    loop.work()
+    run.refresh_from_db()
+    assert run.message == "It waits for its hook stage."
+    assert done(loop, run, "stage").did.phase == "Succeeded"
+    assert loop.until_phase(cluster, "Succeeded", "Failed").phase == "Succeeded"
+
+    # One that fails is the end of the run, before it has begun.
+    failing = [hooks[0] | {"env": {"FAIL": "4"}}, *hooks[1:]]
+    actions.change_cluster(cluster, manifest("train", "true", input="results", hooks=failing), acting_user=people.bob)
+    run = actions.deploy(cluster, acting_user=people.bob)
+    loop.work()
+    tasks.advance(people.ops.pk, "hooks/train")
+    did = HookRun.objects.select_related("did__cluster").get(run=run).did
+    loop.until_phase(did.cluster, "Running")
+    loop.touch(did, "/tmp/go", "worker")
+    run = loop.until_phase(cluster, "Failed", "Succeeded")
+    assert run.message.startswith("Its hook check has failed (train-check/2). worker-0 failed with exit code 4")
+    assert (run.started_at, run.gpu_seconds) == (None, 0)
+    assert list(run.hook_runs.values_list("name", flat=True)) == ["check", "sorry"]
+
+    # Who cancels the run ends what is done before it.
+    run = actions.deploy(cluster, acting_user=people.bob)
+    loop.work()
+    tasks.advance(people.ops.pk, "hooks/train")
+    did = HookRun.objects.select_related("did__cluster").get(run=run).did
+    loop.until_phase(did.cluster, "Running")
+    actions.cancel(cluster, acting_user=people.bob)
+    ended_hook = loop.until_phase(did.cluster, "Stopped")
+    assert ended_hook.message == "Run train/3, before which it was to be done, was ended."
+    assert Run.objects.get(current_of=cluster).phase == "Stopped"
+
+
+def test_a_hook_before_a_run_that_cannot_be_made_is_the_end_of_the_run(catalogue, people, manifest):
+    hooks = [{"name": "check", "on": "before", "command": "true"}]
+    cluster = actions.create_cluster(manifest("train", hooks=hooks), acting_user=people.bob)
+    actions.create_cluster(manifest("train-tell"), acting_user=people.bob)
+    assert why(
+        lambda: actions.change_cluster(
+            cluster, manifest("train", hooks=[{"name": "tell", "command": "true"}]), acting_user=people.bob
+        )
+    ) == {
+        "spec.hooks.0.name": "Its cluster would be called “train-tell”, as another one of ops-demo is; name the hook otherwise."
+    }
+    quota.admit(cluster.current_run.pk)
+    Membership.objects.filter(user=people.bob).delete()
+    run_hooks.advance(people.ops.pk, "")
+    quota.admit_waiting(people.ops.pk)
+    run = Run.objects.get(current_of=cluster)
+    assert (run.verdict, run.refusal) == (
+        "Failed",
+        "Its hook check could not be done: bob, who started the run, may run nothing in ops-demo any more.",
+    )
+
+
+def test_hooks_of_an_appcode_that_takes_nothing_new_wait(catalogue, people, manifest, monkeypatch):
+    monkeypatch.setattr(run_hooks, "metrics_of", lambda run: {})
+    run = ended(actions.create_cluster(manifest("train", hooks=[{"command": "true"}]), acting_user=people.bob))
+    Appcode.objects.filter(pk=people.ops.pk).update(state="disabled")
+    run_hooks.advance(people.ops.pk, "")
+    assert HookRun.objects.filter(run=run, did=None, message="").exists()
+    Appcode.objects.filter(pk=people.ops.pk).update(state="active")
+    run_hooks.advance(people.ops.pk, "")
+    assert HookRun.objects.get(run=run).did

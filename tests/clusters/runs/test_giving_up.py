@@ -311,8 +311,8 @@ def test_one_that_comes_back_has_its_runs_ended_and_their_times_corrected(run, t
 def test_nothing_is_made_on_one_that_was_just_given_up(training, people, manifest, monkeypatch):
     resolve = actions.resolve
 
-    def resolve_and_be_late(*arguments):
-        found = resolve(*arguments)
+    def resolve_and_be_late(*arguments, **named):
+        found = resolve(*arguments, **named)
         Cloud.objects.filter(kind="kubernetes").update(enabled=False, is_default=False, given_up_at=now())
         return found
 

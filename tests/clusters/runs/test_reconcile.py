@@ -7,6 +7,7 @@ from contextlib import suppress
 from decimal import Decimal
 
 import pytest
+from django.core.cache import cache
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
@@ -14,7 +15,7 @@ from django.utils.timezone import now
 from billing.metering.segments import floor
 from billing.models import Price
 from billing.prices.actions import add_price
-from clusters import actions
+from clusters import actions, wakeups
 from clusters.clouds.bulkhead import BUSY, PutOff
 from clusters.clouds.drivers.base import CloudError
 from clusters.models import Cluster, Flavor, Run
@@ -410,6 +411,15 @@ def test_the_sweep_comes_to_everybody_and_leaves_alone_what_has_to_wait(catalogu
         resync.sweep()
         Run.objects.filter(pk__in=woken).update(claimed_until=now() - dt.timedelta(seconds=1))
     assert sorted(woken) == runs
+    del woken[:]
+    Run.objects.update(claimed_until=None)
+    for n in range(resync.BUSY + 1):
+        wakeups.wake_purge(10**9 + n)
+    resync.sweep()
+    assert woken == [], "others wait before them"
+    cache.clear()
+    resync.sweep()
+    assert sorted(woken) == runs[:2]
     del woken[:]
     Run.objects.update(wait_reason="QuotaExceeded")
     queues = []

@@ -5,16 +5,30 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import orjson
 import pytest
+from django.core.cache import cache
+from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
 
+from clusters import actions as clusters
+from clusters import wakeups
+from clusters.clouds.drivers.base import LogChunk
+from clusters.logs.read import Copy, RunLogs
+from clusters.models import Run
+from clusters.runs import resync
 from clusters.scalars import events as scalars
+from clusters.scalars import reading
+from clusters.scalars.counted import PATIENCE, kept, note_crashes
 from clusters.scalars.events import Progress, Series, read
+from datastores.drivers.base import DriverError
+from datastores.models import Datastore
 from datastores.tfrecord import masked_crc32c, split_records
 
 
@@ -290,3 +304,49 @@ def test_no_line_of_a_log_takes_long_to_be_read():
     begin = time.process_time()
     scalars_of_log(b"\n".join([b"step 1 a=" + b"1" * 1900 + b"x", b"step" + b" " * 1900 + b"x"] * 20))
     assert time.process_time() - begin < 2
+
+
+@pytest.mark.django_db
+def test_who_counts_once_reads_event_files_to_their_end(people, catalogue, manifest, monkeypatch):
+    monkeypatch.setattr(scalars, "CHUNK", 400)
+    monkeypatch.setattr(scalars, "MAX_BYTES", 1000)
+    Datastore.objects.create(appcode=people.ops, name="results", kind="nfs", spec={"server": "nfs", "path": "/x"})
+    run = clusters.create_cluster(manifest(output="results"), acting_user=people.bob).current_run
+    began = run.created_at.timestamp()
+    file = File("a.tfevents", b"".join(event(step, at=began + step, loss=step) for step in range(1, 200)))
+    monkeypatch.setattr(reading, "open_store", lambda _: Store(file))
+    monkeypatch.setattr(reading, "_event_files", lambda *_: iter([file]))
+    # A page goes on with the next look.
+    assert 0 < len(reading.told_by(run)[0].points) < 199
+    cache.clear()
+    with pytest.raises(DriverError):
+        reading.told_by(run, 1e-9)
+    (whole,) = reading.told_by(run, time.monotonic() + 60)
+    assert [step for step, _ in whole.points] == list(range(1, 200))
+    # Until a run is gone nobody has counted.
+    assert (run.crashes, kept(run)) == ([], None)
+
+
+@pytest.mark.django_db
+def test_crashes_wait_for_a_log_that_is_on_its_way_to_the_archive(people, catalogue, manifest, monkeypatch):
+    run = clusters.create_cluster(manifest(), acting_user=people.bob).current_run
+    run.tasks.create(role="master", index=0, attempt=0, uid="a", phase="Failed", finished_at=timezone.now())
+    run.tasks.create(role="master", index=0, attempt=1, uid="b", phase="Succeeded", log_state="open")
+    Run.objects.filter(pk=run.pk).update(gone=True, crashes=None)
+    absent = LogChunk(b"", 0, True, absent=True)
+    monkeypatch.setattr(RunLogs, "cloud", SimpleNamespace(log=lambda *_, **__: absent))
+    monkeypatch.setattr(RunLogs, "copies", {("master", 0, n): Copy("open") for n in (0, 1)})
+    note_crashes(run.pk)
+    run.refresh_from_db()
+    assert kept(run) is None
+    other = clusters.create_cluster(manifest("other"), acting_user=people.bob).current_run
+    Run.objects.filter(pk__in=[run.pk, other.pk]).update(crashes=None, phase_since=timezone.now() - 2 * PATIENCE)
+    woken = []
+    monkeypatch.setattr(wakeups, "wake_crashes", woken.append)
+    resync.sweep()
+    [first] = woken
+    note_crashes(first)
+    assert not Run.objects.filter(crashes=None).exists()
+    run.refresh_from_db()
+    [crash] = kept(run)
+    assert (crash.name, crash.repeated) == ("master-0", None)

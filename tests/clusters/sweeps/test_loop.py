@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 
@@ -9,8 +10,10 @@ import pytest
 from django.core.cache import cache
 from django.db import connection
 
+from billing.mails import Mail
 from clusters import actions as clusters
 from clusters.models import Cluster, Run, Sweep, Trial
+from clusters.runs import budgets
 from clusters.sweeps import actions
 from clusters.sweeps import loop as sweeps
 from clusters.sweeps.measured import read_value
@@ -18,6 +21,7 @@ from datastores.models import Datastore
 from portal.db.advisory_lock import Lock
 from portal.errors import Conflict, Invalid
 from portal.models import Event, Membership
+from portal.profile.notifications import Notifications, set_notifications
 from tests import mortal
 from tests.api.client import api_of
 
@@ -53,10 +57,14 @@ def test_a_grid_is_trained_two_at_once_and_its_best_is_found(loop, people, sweep
         most = max(most, Trial.objects.filter(phase="").count())
         return ended(sweep)
 
+    set_notifications(Notifications(mail=["succeeded"]), acting_user=people.bob)
     sweep = actions.create_sweep(sweep_manifest(parallel=2), acting_user=people.bob)
     until(loop, is_over)
     sweep.refresh_from_db()
-    assert (sweep.phase, sweep.message) == ("Succeeded", "4 Succeeded; the best is trial 1: loss = 1.")
+    assert (sweep.phase, sweep.message) == ("Succeeded", "Of 4 trials 4 succeeded; the best is trial 1: loss = 1.")
+    [letter] = Mail.objects.all()
+    assert (letter.to, letter.subject) == ([people.bob.email], "ops-demo/lr: Succeeded")
+    assert sweep.message in letter.text
     assert trials(sweep) == [(0, "Succeeded", 3), (1, "Succeeded", 1), (2, "Succeeded", 2), (3, "Succeeded", 4)]
     assert most == 2
     api = api_of(people.victor)
@@ -68,6 +76,14 @@ def test_a_grid_is_trained_two_at_once_and_its_best_is_found(loop, people, sweep
         ("lr-0", {"lr": 3}, 3.0), ("lr-1", {"lr": 1}, 1.0), ("lr-2", {"lr": 2}, 2.0)
     ]  # fmt: skip
     assert found["status"]["gpuSeconds"] == sum(row["gpuSeconds"] for row in rows["items"])
+    best = api.get("/appcodes/ops-demo/sweeps/lr/trials?sort=-value&limit=3")[1]
+    rest = api.get(best["next"].partition("/api/v1")[2])[1]
+    assert [row["value"] for row in (*best["items"], *rest["items"])] == [4, 3, 2, 1]
+    assert api.get("/appcodes/ops-demo/sweeps/lr/trials?phase=Queued,Running&sort=cost")[1]["items"] == []
+    assert api.get("/appcodes/ops-demo/sweeps/lr/trials?sort=size")[1]["errors"][0]["path"] == "sort"
+    # A cursor that PostgreSQL cannot hold.
+    huge = base64.urlsafe_b64encode(b"1E+999999~1").decode().rstrip("=")
+    assert api.get(f"/appcodes/ops-demo/sweeps/lr/trials?sort=cost&cursor={huge}")[0] == 422
     # What only nodes see has no event files for the portal; what was printed counts, and nobody waits for the other.
     run = Run.objects.select_related("cluster__appcode").get(cluster__name="lr-1")
     Datastore.objects.create(appcode=people.ops, name="disk", kind="volume", spec={})
@@ -108,7 +124,18 @@ def test_what_has_no_number_has_failed_and_what_failed_is_tried_again(loop, peop
     assert (found[4].phase, found[4].attempt) == ("Failed", 1)
     assert "exit code 3" in found[4].message
     assert (found[5].phase, found[5].message) == ("Failed", "Its loss is 1e+200, which is no number to compare.")
-    assert Sweep.objects.get().message == "1 Succeeded, 4 Failed; the best is trial 0: loss = 7."
+    assert Sweep.objects.get().message == "Of 5 trials 1 succeeded, 4 failed; the best is trial 0: loss = 7."
+    # Where nothing came of it, the whole says why.
+    parameters = {"lr": {"type": "choice", "values": [1]}}
+    none = sweep_manifest(name="none", command="echo loss = nan {lr}", parameters=parameters)
+    sweep = actions.create_sweep(none, acting_user=people.bob)
+    until(loop, lambda: ended(sweep))
+    sweep.refresh_from_db()
+    assert sweep.phase == "Failed"
+    assert (
+        sweep.message
+        == "Of 1 trial 1 failed. The last one that failed: Its loss is nan, which is no number to compare."
+    )
 
 
 def test_paused_it_starts_nothing_and_cancelled_it_ends_everything(loop, people, sweep_manifest):
@@ -129,6 +156,26 @@ def test_paused_it_starts_nothing_and_cancelled_it_ends_everything(loop, people,
     for verb in (actions.resume_sweep, actions.pause_sweep):
         with pytest.raises(Conflict):
             verb(sweep, acting_user=people.bob)
+
+
+def test_what_waits_to_be_trained_again_begins_when_it_is_resumed_and_till_then_nobody_is_woken(
+    catalogue, people, sweep_manifest
+):
+    sweep = actions.create_sweep(sweep_manifest(parallel=2, retries=1), acting_user=people.bob)
+    sweeps.advance(sweep.appcode_id, "lr")
+    failed, stopped = Run.objects.filter(cluster__name="lr-0"), Run.objects.filter(cluster__name="lr-1")
+    failed.update(phase="Failed", verdict="Failed", gone=True)
+    stopped.update(phase="Stopped", desired="ended", stop_reason=budgets.REASON, gone=True)
+    actions.pause_sweep(sweep, acting_user=people.bob)
+    sweeps.advance(sweep.appcode_id, "lr")
+    assert ended(sweep)
+    waiting = api_of(people.victor).get("/appcodes/ops-demo/sweeps/lr/trials?phase=Queued&sort=-number")[1]["items"]
+    assert [row["cluster"] for row in waiting] == ["lr-1", "lr-0"]
+    actions.resume_sweep(sweep, acting_user=people.bob)
+    sweeps.advance(sweep.appcode_id, "lr")
+    # That a budget has stopped it was nobody's failure.
+    assert list(Trial.objects.values_list("number", "phase", "attempt")) == [(0, "", 1), (1, "", 0)]
+    assert Run.objects.filter(cluster__part_of="sweeps/lr", phase="Queued").count() == 2
 
 
 def test_who_has_left_starts_nothing_more_and_whoever_resumes_it_takes_over(loop, people, sweep_manifest):
@@ -305,6 +352,25 @@ def test_what_has_ended_meanwhile_is_not_ended_early(catalogue, people, sweep_ma
     over("lr-0", "Succeeded")
     sweeps.Turn(sweep.pk, {}, told).make()
     assert trials(sweep) == [(0, "", None)]
+
+
+def test_all_sweeps_of_an_appcode_have_so_many_trials_at_once(catalogue, people, sweep_manifest, monkeypatch):
+    monkeypatch.setattr(sweeps, "MOST_AT_ONCE", 3)
+    first, second = (
+        actions.create_sweep(sweep_manifest(name, parallel=2), acting_user=people.bob) for name in ("first", "second")
+    )
+    for sweep in (first, second):
+        sweeps.advance(sweep.appcode_id, sweep.name)
+    assert [sweep.trials.count() for sweep in (first, second)] == [2, 1]
+    second.refresh_from_db()
+    sentence = "ops-demo has 3 trials at once, as many as it may have; others start as these end."
+    assert (second.phase, second.message) == ("Running", sentence)
+    Run.objects.filter(cluster__name="first-0").update(phase="Stopped", desired="ended", gone=True)
+    actions.pause_sweep(first, acting_user=people.bob)
+    for sweep in (first, second):
+        sweeps.advance(sweep.appcode_id, sweep.name)
+    second.refresh_from_db()
+    assert (second.trials.count(), second.message) == (2, "")
 
 
 def test_sweeps_that_are_not_over_are_limited(catalogue, people, sweep_manifest, monkeypatch):

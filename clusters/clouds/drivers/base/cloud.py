@@ -109,6 +109,11 @@ class Cloud(Protocol):
         """What leads people to the endpoints of a plan, each of which is told of by `EndpointSeen`; None where nothing does."""
         return None
 
+    @classmethod
+    def leads_fronts(cls, stored: Mapping[str, Any]) -> bool:
+        """Whether fronts of services reach an endpoint without origin at the address that `EndpointSeen` tells."""
+        return cls.gateway(stored) is not None
+
     @abstractmethod
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
         """`host:port` for every (role, index); the same answer every time until the run is deleted."""
@@ -122,8 +127,9 @@ class Cloud(Protocol):
         """
 
     @abstractmethod
-    def delete(self, run: RunRef) -> None:
+    def delete(self, run: RunRef, *, over: bool = False) -> None:
         """Asks for the end of everything but the logs and returns at once; `RunGone` comes by the watch when it is done.
+        `over`, a hint: all of its tasks that were seen have ended by themselves, so none needs to be asked first.
 
         Deleting a run that the cloud has never seen also leads to RunGone.
         """

@@ -138,6 +138,8 @@ class Mount:
     With `stream_key`, of a bucket that is read, nothing is copied and nothing is mounted: tasks read it themselves, by S3, as
     `stream_variables` say. They need this key, and it opens nothing else.
 
+    With `beside`, of what is read, it is copied next to an input: whole, and nothing is noted of it.
+
     With `digest`, of a bucket that is read, the listing of what lies there (datastores/listing.py) has to have that one, or the
     run is refused; `version` is what people call it.
     """
@@ -154,6 +156,7 @@ class Mount:
     digest: str = ""
     cached: bool = False
     disk_bytes: int = 0
+    beside: bool = False
     stream_key: str = field(default="", repr=False)
 
     @property
@@ -178,7 +181,7 @@ class Mount:
     @property
     def is_input(self) -> bool:
         """Whether it is copied to be computed with, so that what it was is noted."""
-        return self.read_only and not (self.follow or self.shown_gib or self.stream_key)
+        return self.read_only and not (self.follow or self.shown_gib or self.stream_key or self.beside)
 
 
 @dataclass(frozen=True)

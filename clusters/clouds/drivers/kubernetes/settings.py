@@ -236,6 +236,12 @@ class Settings:
         title="Namespace of the gateway",
         description="From there, and from nowhere else, the ports that tasks serve at are reached. A gateway needs it.",
     )
+    front_namespace: LabelOrNone = Field(
+        default="",
+        title="Namespace of the fronts",
+        description="Where fronts of services run (docker/kubernetes/front.yaml): from there the replicas of services are "
+        "reached. Empty: the namespace of the gateway.",
+    )
     gateway_pods: Mapping[str, LabelValue] | None = Field(
         default=None,
         title="Pods of the gateway",

@@ -107,7 +107,7 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
     def delete_volume(self, volume: VolumeRef) -> None:
         self._call("delete_volume", volume=volume)
 
-    def delete(self, run: RunRef) -> None:
+    def delete(self, run: RunRef, *, over: bool = False) -> None:
         self._call("delete", run=run)
 
     def purge(self, run: RunRef) -> None:

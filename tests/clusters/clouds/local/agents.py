@@ -369,12 +369,15 @@ class Store:
             self.process.kill()
             self.process.wait()
 
-    def upload(self, bucket: str, key: str, text: str) -> None:
-        """Through the front door: the server remembers for a while what it did not find in a folder."""
+    def upload(self, bucket: str, key: str, text: str, *, new: bool = False) -> None:
+        """Through the front door: the server remembers for a while what it did not find in a folder. `new`: into a bucket that is
+        not there yet."""
         import boto3
 
         names = {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret_key}
         client = boto3.client("s3", endpoint_url=self.url, region_name="us-east-1", **names)
+        if new:
+            client.create_bucket(Bucket=bucket)
         client.put_object(Bucket=bucket, Key=key, Body=text.encode())
 
     def put(self, name: str, text: str) -> None:

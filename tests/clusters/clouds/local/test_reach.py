@@ -36,6 +36,7 @@ LISTENS = {
     "controller": NOT_AT_ALL,
     "worker": NOT_AT_ALL,
     "web": PORT,
+    "front": PORT,
     "gateway": PORT,
     # The gateway's port for S3, and the two of the object storage behind it.
     "storage": PORT,

@@ -206,7 +206,6 @@ def test_input_that_cannot_be_fetched_says_why_and_is_tried_again(agent: Agent, 
     cases = (
         (store.input("nothing-here"), f"There is no bucket nothing-here at {store.url}."),
         (bad_key(store.input("data")), f"{store.url} refused the access key {store.access_key} for bucket data."),
-        (store.input("data", "no/such"), "There is no folder no/such in bucket data."),
         (dataclasses.replace(store.input("data"), source=_elsewhere(store)), "http://127.0.0.1:9 cannot be reached."),
     )
     for mount, words in cases:
@@ -217,11 +216,20 @@ def test_input_that_cannot_be_fetched_says_why_and_is_tried_again(agent: Agent, 
         assert (task.phase, task.reason) == ("Pending", "FetchingInput")
         agent.cloud.delete(run)
         assert agent.gone(run).stored
-    run = agent.apply(role("cat /elearn/input/x"), mounts=(store.input("data", "late"),))
+    run = agent.apply(role("cat /elearn/input/x"), mounts=(store.input("late-bucket"),))
     agent.storage(run, "failed")
-    store.upload("data", "late/x", "here\n")
+    store.upload("late-bucket", "x", "here\n", new=True)
     assert agent.ended(run).phase == "Succeeded"
     assert agent.output(run) == "here\n"
+
+
+def test_a_folder_that_is_not_in_its_bucket_is_refused(agent: Agent, store: Store) -> None:
+    run = agent.apply(role("true"), mounts=(store.input("data", "no/such"),))
+    assert (
+        agent.storage(run, "refused").message == "Input cannot be fetched: There is no folder no/such in bucket data."
+    )
+    agent.cloud.delete(run)
+    assert agent.gone(run).stored
 
 
 @pytest.mark.as_user

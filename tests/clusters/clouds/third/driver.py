@@ -77,7 +77,7 @@ class ThirdCloud(Cloud):
                 tasks = self._tasks(plan, phase="Running", scheduled_at=started, began_at=started, started_at=started)
                 self._tell(RunFound(plan.run.id, plan.run), StorageSeen(plan.run.id, "none"), *tasks)
 
-    def delete(self, run: RunRef) -> None:
+    def delete(self, run: RunRef, *, over: bool = False) -> None:
         with self._machine.changed:
             plan = self._machine.plans.pop(run.id, None)
             ended = dt.datetime.now(dt.UTC)

@@ -141,7 +141,7 @@ def _kind(role: RolePlan) -> str:
 def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manifest]:
     """Everything of a run but its owner, in no order that matters. Raises CloudRefused for what cannot run on Kubernetes."""
     check(plan, settings)
-    made = [_service(plan.run, settings), _network(plan, settings), *storage.manifests(plan)]
+    made = [*_service(plan, settings), *_network(plan, settings), *storage.manifests(plan)]
     made += endpoints.manifests(plan, settings)
     made += [_role(plan, role, settings) for role in plan.roles]
     reference = {
@@ -216,9 +216,14 @@ def check_volume(source: VolumeSource, settings: Settings) -> None:
         raise CloudRefused(f"Datastore {name}: a volume may have at most {settings.largest_volume} here.")
 
 
-def _service(run: RunRef, settings: Settings) -> Manifest:
-    """Headless: it only gives every task a stable address, from before the task is ready."""
-    return {
+def _service(plan: Plan, settings: Settings) -> list[Manifest]:
+    """Headless: it only gives every task a stable address, from before the task is ready. For a single task that is told no
+    address none is made: three controllers would write lists of addresses for it."""
+    run = plan.run
+    told = (*plan.shared.values(), *(value for role in plan.roles for value in role.env.values()))
+    if _is_single(plan) and not any(names.base_name(run) in value for value in told):
+        return []
+    service = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": names.base_name(run)},
@@ -229,20 +234,30 @@ def _service(run: RunRef, settings: Settings) -> Manifest:
             "ports": [{"name": "task", "port": names.PORT, "protocol": "TCP"}],
         },
     }
+    return [service]
 
 
-def _network(plan: Plan, settings: Settings) -> Manifest:
-    return {
+def _network(plan: Plan, settings: Settings) -> list[Manifest]:
+    """What its tasks may reach besides DNS, which the namespace allows; none for a single task that may reach nothing else."""
+    ingress, egress = network_policy.ingress(plan, settings), network_policy.egress(plan, settings)
+    if _is_single(plan) and len(ingress) == len(egress) == 1:
+        return []  # both are about other tasks of the run
+    policy = {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {"name": names.base_name(plan.run)},
         "spec": {
             "podSelector": network_policy.same_run(plan, settings),
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": network_policy.ingress(plan, settings),
-            "egress": network_policy.egress(plan, settings),
+            "ingress": ingress,
+            "egress": egress,
         },
     }
+    return [policy]
+
+
+def _is_single(plan: Plan) -> bool:
+    return sum(role.count for role in plan.roles) == 1
 
 
 def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:

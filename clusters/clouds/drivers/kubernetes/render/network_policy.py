@@ -41,13 +41,19 @@ def same_run(plan: Plan, settings: Settings) -> Rule:
 
 def ingress(plan: Plan, settings: Settings) -> list[Rule]:
     rules: list[Rule] = [{"from": [{"podSelector": same_run(plan, settings)}]}]
-    numbers = sorted({each.port for role in plan.roles for each in role.endpoints})
-    if settings.gateway_namespace and numbers:
+    endpoints = [each for role in plan.roles for each in role.endpoints]
+    outside = sorted({each.port for each in endpoints if each.origin})
+    inside = sorted({each.port for each in endpoints if not each.origin})
+    if settings.gateway_namespace and outside:
         # Programs believe what the gateway says of who comes, so nobody else may say it.
         gateway = _namespace(settings.gateway_namespace)
         if settings.gateway_pods:
             gateway["podSelector"] = {"matchLabels": dict(settings.gateway_pods)}
-        rules.append({"from": [gateway], "ports": [{"port": number, "protocol": "TCP"} for number in numbers]})
+        rules.append({"from": [gateway], "ports": _tcp(outside)})
+    # Replicas of services believe fronts. Where no namespace is named, these are beside the gateway.
+    fronts = settings.front_namespace or settings.gateway_namespace
+    if fronts and inside:
+        rules.append({"from": [_namespace(fronts)], "ports": _tcp(inside)})
     return rules
 
 
@@ -122,6 +128,10 @@ def _is_within(one: Network, other: Network) -> bool:
 
 def _in(address: Address, networks: Iterable[str]) -> bool:
     return any(address in ipaddress.ip_network(each) for each in networks)
+
+
+def _tcp(ports: Iterable[int]) -> list[Rule]:
+    return [{"port": each, "protocol": "TCP"} for each in ports]
 
 
 def _namespace(name: str) -> Rule:

@@ -158,9 +158,10 @@ class Upkeep:
         self.mirror.unread_ends.pop(uid, None)
 
     def _release_owner(self, owner: Owner) -> None:
-        # Volumes have no namespace and hence no owner.
-        label = names.selector(portal=self._portal, run_id=owner.run_id)
-        self._client.delete(path_of("PersistentVolume"), labelSelector=label)
+        # Volumes have no namespace and hence no owner. One that is not known yet is found as a stray.
+        if any(ref.id == owner.run_id for ref in list(self.mirror.parts.volumes.values())):
+            label = names.selector(portal=self._portal, run_id=owner.run_id)
+            self._client.delete(path_of("PersistentVolume"), labelSelector=label)
         without = {"$deleteFromPrimitiveList/finalizers": [names.TOLD]}
         self._patch(path_of("ConfigMap", owner.namespace, owner.name), without)
 

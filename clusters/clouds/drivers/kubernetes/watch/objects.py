@@ -18,7 +18,7 @@ FOREGROUND = "foregroundDeletion"
 @dataclass(frozen=True)
 class Pod:
     """`over` when nothing of it runs any more; `held` when it still has our finalizer; `leaving` when it was deleted. `serves`
-    are its endpoints by name, with whether they may be opened."""
+    are its endpoints by name, None while one may not be opened, else where it is reached but by a gateway."""
 
     namespace: str
     name: str
@@ -27,7 +27,7 @@ class Pod:
     over: bool
     held: bool
     leaving: bool
-    serves: Mapping[str, bool]
+    serves: Mapping[str, str | None]
 
     @property
     def run_id(self) -> int:

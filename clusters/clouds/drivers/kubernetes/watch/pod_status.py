@@ -93,12 +93,18 @@ def age(pod: Pod) -> tuple[str, bool]:
     return pod["metadata"]["creationTimestamp"], alive
 
 
-def serves(pod: Pod) -> dict[str, bool]:
-    """Its endpoints by name, and whether each may be opened: exactly when the gateway leads there, too."""
-    ports = next((each.get("ports") or [] for each in pod["spec"]["containers"] if each["name"] == "task"), [])
+def serves(pod: Pod) -> dict[str, str | None]:
+    """Its endpoints by name, None while one may not be opened: exactly when the gateway leads there, too. Those without an
+    origin, by which the probe would call it, are reached at the pod's own address."""
+    task: Mapping[str, Any] = next((each for each in pod["spec"]["containers"] if each["name"] == "task"), {})
+    ports = task.get("ports") or []
+    probe = (task.get("readinessProbe") or {}).get("httpGet") or {}
+    address = "" if probe.get("httpHeaders") else pod["status"].get("podIP") or ""
+    host = f"[{address}]" if ":" in address else address
     ready = reasons.condition(pod, "Ready")
     is_ready = ready is not None and ready["status"] == "True" and "deletionTimestamp" not in pod["metadata"]
-    return {each["name"]: is_ready for each in ports if each.get("name", names.TASK) != names.TASK}
+    named = [each for each in ports if each.get("name", names.TASK) != names.TASK]
+    return {each["name"]: (f"{host}:{each['containerPort']}" if host else "") if is_ready else None for each in named}
 
 
 def is_of_job(pod: Pod) -> bool:

@@ -34,7 +34,7 @@ class Runs:
         # Runs that have data to copy: of others, not every pod is asked for it at each of their news.
         self._copying: set[int] = set()
         # Runs that serve something, and what was told of their endpoints.
-        self._serving: dict[int, dict[str, bool]] = {}
+        self._serving: dict[int, dict[str, str | None]] = {}
         # Runs that lost their owner while pods were left.
         self._unowned: set[int] = set()
 
@@ -92,12 +92,17 @@ class Runs:
         if run_id not in self._serving:
             return []
         told, goes_on = self._serving[run_id], self.wanted(run_id) is not False
-        now = dict.fromkeys(told, False)
+        now: dict[str, str | None] = dict.fromkeys(told)
         for uid in self._uids.get(run_id, ()):
-            for name, ready in self._pods[uid].serves.items():
-                now[name] = now.get(name, False) or (ready and goes_on)
+            for name, address in self._pods[uid].serves.items():
+                if now.get(name) is None:
+                    now[name] = address if goes_on else None
         self._serving[run_id] = now
-        return [EndpointSeen(run_id, name, ready) for name, ready in sorted(now.items()) if told.get(name) != ready]
+        return [
+            EndpointSeen(run_id, name, address is not None, address or "")
+            for name, address in sorted(now.items())
+            if name not in told or told[name] != address
+        ]
 
     # -- owners ----------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,10 @@ class Failed(Exception):
     """A copy failed; the text says why, for people, and ends with a full stop."""
 
 
+class Absent(Failed):
+    """The store answered, and there is no such folder."""
+
+
 def fetch(
     spec: dict[str, Any],
     mount: dict[str, Any],
@@ -70,7 +74,7 @@ def fetch(
     if code != 0:
         raise Failed(explain(mount, errors))
     if mount["read_only"] and mount["prefix"] and not mount["shown_gib"] and not os.listdir(mount["folder"]):
-        raise Failed(f"There is no folder {mount['prefix']} in bucket {mount['bucket']}.")
+        raise Absent(f"There is no folder {mount['prefix']} in bucket {mount['bucket']}.")
 
 
 def listing(spec: dict[str, Any], mount: dict[str, Any], folder: str, wake: int, check: Callable[[], None]) -> Listing:

@@ -137,6 +137,9 @@ class Storage:
                 self.say("failed", f"The code cannot be fetched: {error} It is tried again.")
                 self.sleep(delay)
                 delay = min(LONGEST_DELAY, delay * 2)
+            except rclone.Absent as error:
+                # Whoever has it made later runs it again; nobody finds a run that waits for a misspelt name.
+                raise Refused(f"Input cannot be fetched: {error}") from None
             except rclone.Failed as error:
                 what = "Input" if mount["read_only"] else "The folder for output"
                 self.say("failed", f"{what} cannot be fetched: {error} It is tried again.")

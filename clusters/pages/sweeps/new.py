@@ -17,7 +17,7 @@ from clusters.access import cluster_for, clusters_for, run_for
 from clusters.frameworks import COMPUTING
 from clusters.manifest import ClusterSpec
 from clusters.pages.create import STAND_INS, curl, form_page, numbered, run_number, sent_form
-from clusters.pages.sweep_form import SweepForm, fields_of, rows_of
+from clusters.pages.sweeps.form import SweepForm, fields_of, rows_of
 from clusters.runs.preview import NOTHING, cost_of
 from clusters.sweeps import actions
 from clusters.sweeps.access import sweep_for, sweeps_for
@@ -77,7 +77,8 @@ def preview_sweep(request: HttpRequest) -> HttpResponse:
             text = json.dumps(_short(manifest), indent=2, ensure_ascii=False)
             context |= {
                 "points": spec.points, "total": total, "at_once": at_once, "cost": sum((cost for _ in range(at_once)), NOTHING),
-                "most": cost.limit * total if cost.limit is not None else None, "manifest": text,
+                "most": (cost.limit + cost.hooks) * total if cost.limit is not None else None,
+                "hooks": cost.hooks * total, "manifest": text,
                 "curl": curl(request.build_absolute_uri(f"/api/v1/appcodes/{code}/sweeps"), text),
             }  # fmt: skip
     return render(request, "clusters/_sweep_preview.html", context)

@@ -1,0 +1,370 @@
+"""Services: whether anybody is left without an answer while versions change, a replica dies or the portal stands still, and what
+the way to a replica costs.
+
+Requests come at a steady rate, timed from when each was due. The model answers in the time that adding some numbers takes, so
+that nothing of the way is hidden behind it. The floors are the same model server, started by hand and asked directly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import psutil
+from django.conf import settings
+from django.utils import timezone
+
+from bench.measures import api_of, until
+from bench.results import Result, quantile
+from bench.serving import _running
+from bench.web import Client, at_once, one_by_one
+from clusters.frameworks.serving import SERVE
+from clusters.models import Replica, Rollout, Run
+from datastores.models import Datastore
+from portal.models import Appcode
+from portal.up import services
+from portal.up.services import free_port
+from tests import s3server
+from tests.load import Load
+
+if TYPE_CHECKING:
+    from bench.seed import Seeded
+    from tests.running import Portal
+
+# Requests a second, and for how long while versions change, in seconds.
+RATE, LASTS = 200, 120
+STILL = 60
+ASKED, THREADS, ROUNDS = 2000, 8, 5
+WAITING = 100
+KEYS = ("bench" * 4, "secret" * 6)
+MODEL = """
+class Model:
+    inputs = [("x", "FP32", (-1, 4))]
+    outputs = [("sum", "FP32", (-1,))]
+    def __init__(self, folder):
+        pass
+    def predict(self, inputs):
+        return {"sum": inputs["x"].sum(axis=1) + VERSION}
+"""
+BODY = {"instances": [[1, 2, 3, 4]]}
+PATH = "/v1/models/adds:predict"
+
+
+@dataclass(frozen=True)
+class World:
+    portal: Portal
+    api: Client
+    code: str
+
+    @property
+    def path(self) -> str:
+        return f"/appcodes/{self.code}/services/adds"
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.api.json("GET", self.path)["status"]
+        return found
+
+    def post(self, verb: str, body: object = None) -> Any:
+        return self.api.json("POST", f"{self.path}/{verb}", body or {})
+
+    def over(self, seconds: float = 120) -> Rollout:
+        """The last rollout, once it has ended."""
+        until(
+            lambda: not Rollout.objects.filter(service__name="adds", phase__in=Rollout.LIVING).exists(),
+            seconds,
+            every=0.1,
+        )
+        found = Rollout.objects.filter(service__name="adds").first()
+        assert found
+        return found
+
+    def serving(self, count: int) -> None:
+        until(
+            lambda: Replica.objects.filter(service__name="adds", state=Replica.State.SERVING).count() == count,
+            120,
+            every=0.05,
+        )
+
+    def programs(self, *names: str) -> list[int]:
+        return [pid for pid, line in self.portal.programs().items() if any(each in line for each in names)]
+
+
+def replicas(portal: Portal, tenants: Seeded) -> list[Result]:
+    """services: rollouts, deaths and stillness under load, the price of the way, from zero, cost by version"""
+    with tempfile.TemporaryDirectory() as folder, _versions(Path(folder), tenants) as world_of:
+        world = world_of(portal)
+        token = _created(world)
+        headers = {
+            "Host": world.status()["address"].removeprefix("http://").rstrip("/"),
+            "Authorization": f"Bearer {token}", "Content-Type": "application/json",
+        }  # fmt: skip
+        way = Client(f"http://127.0.0.1:{portal.port}", headers)
+        until(lambda: _answers(way), 30)
+        found = [*_way(world, way, Path(folder)), *_changes(world, headers), *_deaths(world, headers)]
+        found += _from_zero(world, way)
+        found += _cost(world)
+        world.api.send("DELETE", world.path)
+        until(lambda: not Run.objects.filter(gone=False).exists(), 60, every=0.1)
+        return found
+
+
+@contextmanager
+def _versions(folder: Path, tenants: Seeded) -> Iterator[Any]:
+    """A model of the first appcode with two versions, in a store of its own."""
+    code = tenants.codes[0]
+    store = s3server.s3(folder / "s3", free_port(), *KEYS)
+    (folder / "log").mkdir()
+    with services.running([store], folder / "log", os.environ):
+        client = boto3.client(
+            "s3",
+            endpoint_url=store.url,
+            aws_access_key_id=KEYS[0],
+            aws_secret_access_key=KEYS[1],
+            region_name="us-east-1",
+        )
+        client.create_bucket(Bucket="models")
+        for number in (1, 2):
+            client.put_object(
+                Bucket="models", Key=f"v{number}/model.py", Body=MODEL.replace("VERSION", str(number)).encode()
+            )
+        spec = {"server": store.url, "bucket": "models", "prefix": "", "access_key": KEYS[0], "region": "us-east-1"}
+        appcode = Appcode.objects.get(code=code)
+        Datastore.objects.create(appcode=appcode, name="bench-models", kind="s3", spec=spec, secret=KEYS[1])
+
+        def world_of(portal: Portal) -> World:
+            world = World(portal, api_of(portal, tenants), code)
+            models = f"/appcodes/{code}/models"
+            world.api.send("POST", models, {"metadata": {"name": "adds"}})
+            for number in (1, 2):
+                said = {"datastore": "bench-models", "path": f"v{number}", "format": "python", "sample": BODY}
+                world.api.send("POST", f"{models}/adds/versions", {"spec": said})
+                version = f"{models}/adds/versions/{number}"
+                until(
+                    lambda version=version: world.api.json("GET", version)["status"]["state"] == "Ready", 60, every=0.1
+                )  # type: ignore[misc]
+            world.api.send("PUT", f"{models}/adds/aliases/champion", {"version": 1})
+            return world
+
+        yield world_of
+
+
+def _created(world: World) -> str:
+    """The service with two replicas of version 1, and a token of it."""
+    spec = {
+        "model": "adds@champion", "image": "bench", "flavor": "cpu", "replicas": {"least": 2, "most": 2},
+        "rollout": {"follow": "never", "keepWarm": 60},
+    }  # fmt: skip
+    world.api.send("POST", f"/appcodes/{world.code}/services", {"metadata": {"name": "adds"}, "spec": spec})
+    world.serving(2)
+    world.over()
+    return str(world.post("tokens", {"name": "bench"})["token"])
+
+
+def _answers(way: Client) -> bool:
+    try:
+        way.send("POST", PATH, BODY)
+    except (OSError, RuntimeError):
+        return False
+    return True
+
+
+def _way(world: World, way: Client, folder: Path) -> list[Result]:
+    """One request after the other, and eight at a time, in turns with the same server by hand."""
+    files, port = folder / "by-hand", free_port()
+    files.mkdir()
+    (files / "model.py").write_text(MODEL.replace("VERSION", "1"))
+    env = {
+        "PATH": os.environ["PATH"], "HOME": str(folder), "HOST": "127.0.0.1", "PORT": str(port), "PORTAL_MODEL": str(files),
+        "PORTAL_MODEL_NAME": "adds", "PORTAL_MODEL_VERSION": "1", "PORTAL_MODEL_FORMAT": "python",
+        "PORTAL_MODEL_SAMPLE": json.dumps(BODY),
+    }  # fmt: skip
+    with _running([sys.executable, "-c", SERVE], env):
+        direct = Client(f"http://127.0.0.1:{port}", {"Content-Type": "application/json"})
+        until(lambda: _answers(direct), 30)
+        alone: dict[Client, list[float]] = {direct: [], way: []}
+        many: dict[Client, list[float]] = {direct: [], way: []}
+        for each in alone:
+            one_by_one(100, lambda each=each: each.send("POST", PATH, BODY))  # type: ignore[misc]
+        for _ in range(ROUNDS):
+            for each in alone:
+                ask = lambda each=each: each.send("POST", PATH, BODY)  # type: ignore[misc]  # noqa: E731
+                alone[each] += one_by_one(ASKED // ROUNDS, ask)
+                begin = time.perf_counter()
+                at_once(THREADS, [ask] * ASKED)
+                many[each].append(ASKED / (time.perf_counter() - begin))
+    added = quantile(alone[way], 0.5) - quantile(alone[direct], 0.5)
+    return [
+        Result("The way to a replica, with its token, adds: median", added * 1000, "ms", 2, quantile(alone[direct], 0.5) * 1000),
+        # The floor stands above, so the ratio is that of times.
+        Result(
+            f"A request of {THREADS} callers at once, by a service of 2 replicas", 1000 / quantile(many[way], 0.5), "ms", None,
+            1000 / quantile(many[direct], 0.5), times=1.25,
+        ),
+    ]  # fmt: skip
+
+
+def _changes(world: World, headers: dict[str, str]) -> list[Result]:
+    """A rollout, a rollback while the old replicas are warm, and a rollout by canary, all in LASTS seconds of requests."""
+    with _load(world, headers) as load:
+        began = time.perf_counter()
+        time.sleep(LASTS / 6)
+        steady = time.perf_counter()
+        world.post("deploy", {"version": 2, "reason": "Measured"})
+        world.over()
+        rolled = time.perf_counter()
+        # The new version has answered before the old replicas were asked to leave.
+        time.sleep(5)
+        back = time.perf_counter()
+        world.post("rollback", {"reason": "Measured"})
+        until(lambda: world.api.json("GET", world.path)["status"]["model"] == "adds/1", 30)
+        back = time.perf_counter() - back
+        world.post("deploy", {"version": 2, "kind": "canary", "weight": 20, "minutes": 1})
+        until(
+            lambda: world.status()["rollout"] is None or world.status()["rollout"]["phase"] == "Comparing",
+            60,
+            every=0.2,
+        )
+        world.post("promote")
+        world.over()
+        time.sleep(max(0.0, LASTS - (time.perf_counter() - began)))
+    before, after = load.seconds(until=steady), load.seconds(since=steady)
+    lost = Counter({came: count for came, count in load.came().items() if came != "200"})
+    asked = len(load.asked)
+    first = Replica.objects.filter(service__name="adds", served_at__isnull=False).order_by("-pk")[:2]
+    starts = [(each.served_at - each.created_at).total_seconds() for each in first if each.served_at]
+    return [
+        Result(f"Requests at {RATE} a second while versions change", asked, ""),
+        Result(
+            f"… of them without an answer ({dict(lost)})" if lost else "… of them without an answer",
+            sum(lost.values()),
+            "",
+            0,
+        ),
+        Result(
+            "… p99 while versions change",
+            quantile(after, 0.99) * 1000,
+            "ms",
+            None,
+            quantile(before, 0.99) * 1000,
+            times=2,
+        ),
+        Result("deploy → both replicas are of the new version", rolled - steady, "s"),
+        Result("A new replica, until it answers: median", quantile(starts, 0.5), "s", None, _by_hand(), times=1.3),
+        Result("rollback → the version before answers, its replicas warm", back, "s", 2),
+    ]
+
+
+def _by_hand() -> float:
+    """Seconds until the same server, started in a shell, is ready."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "model.py").write_text(MODEL.replace("VERSION", "1"))
+        port = free_port()
+        env = {
+            "PATH": os.environ["PATH"], "HOME": folder, "HOST": "127.0.0.1", "PORT": str(port), "PORTAL_MODEL": folder,
+            "PORTAL_MODEL_NAME": "adds", "PORTAL_MODEL_VERSION": "1", "PORTAL_MODEL_FORMAT": "python",
+        }  # fmt: skip
+        begin = time.perf_counter()
+        with _running([sys.executable, "-c", SERVE], env):
+            direct = Client(f"http://127.0.0.1:{port}", {"Content-Type": "application/json"})
+            until(lambda: _answers(direct), 60)
+            return time.perf_counter() - begin
+
+
+def _load(world: World, headers: dict[str, str]) -> Load:
+    return Load(f"http://127.0.0.1:{world.portal.port}{PATH}", headers, json.dumps(BODY).encode(), RATE)
+
+
+def _deaths(world: World, headers: dict[str, str]) -> list[Result]:
+    """A replica is killed; then web server, worker and controller stand still."""
+    with _load(world, headers) as load:
+        time.sleep(3)
+        at = time.perf_counter()
+        for pid in _of_replica(world):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(10)
+    killed = sum(count for came, count in load.came(since=at - 1).items() if came != "200")
+    world.serving(2)
+    still = world.programs("gunicorn", "celery", "manage.py controller")
+    with _load(world, headers) as load:
+        for pid in still:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(STILL)
+        finally:
+            for pid in still:
+                os.kill(pid, signal.SIGCONT)
+    silent = sum(count for came, count in load.came().items() if came != "200")
+    until(lambda: bool(world.status()), 60)
+    return [
+        Result("kill -9 of a replica: requests without an answer (those that it had)", killed, "", 8),
+        Result(f"Web server, worker and controller stand still for {STILL} s: without an answer", silent, "", 0),
+    ]
+
+
+def _of_replica(world: World) -> list[int]:
+    """The processes of one replica's task."""
+    cluster = world.status()["eachReplica"][0]["cluster"]
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("PORTAL_CLUSTER") == cluster:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _from_zero(world: World, way: Client) -> list[Result]:
+    """WAITING callers at once wake a service that sleeps."""
+    world.post("scale", {"replicas": 0})
+    until(
+        lambda: not Replica.objects.filter(service__name="adds").exclude(state=Replica.State.GONE).exists(),
+        180,
+        every=0.1,
+    )
+    world.post("scale", {"least": 0, "most": 2})
+    lost: list[str] = []
+
+    def ask() -> None:
+        try:
+            way.send("POST", PATH, BODY)
+        except (OSError, RuntimeError) as error:
+            lost.append(str(error)[:80])
+
+    begin = time.perf_counter()
+    at_once(WAITING, [ask] * WAITING)
+    return [
+        Result(
+            f"From zero: of {WAITING} that wait, without an answer {sorted(set(lost))[:2] if lost else ''}".strip(),
+            len(lost),
+            "",
+            0,
+        ),
+        Result("… and all of them answered in", time.perf_counter() - begin, "s"),
+    ]
+
+
+def _cost(world: World) -> list[Result]:
+    """GPU-seconds of versions and those that the ledger's segments have of their clusters; here of CPUs, so it is cores."""
+    world.post("disable")
+    until(lambda: not Run.objects.filter(gone=False, cluster__part_of="services/adds").exists(), 60, every=0.1)
+    runs = Run.objects.filter(cluster__part_of="services/adds", cluster__appcode__code=world.code)
+    said = sum(
+        float(each["cost"]["amount"] if isinstance(each["cost"], dict) else each["cost"])
+        for each in world.status()["revisions"]
+    )
+    summed = float(sum(each.cost_at(timezone.now()) for each in runs))
+    return [
+        Result("Cost of all versions, beside that of their runs", said, settings.CURRENCY, None, summed, times=1.0001)
+    ]

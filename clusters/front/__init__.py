@@ -1,0 +1,1 @@
+"""Takes the requests to services and leads each to a replica."""

@@ -1,0 +1,212 @@
+"""Where a request goes next: to a replica that has room, or into the queue of its service until one has.
+
+A front knows what is in flight from itself, and who refused it a moment ago. Whoever has a place leaves it again; the first of
+those who wait has it then. A service without replicas (asleep, starting, between two) is the same: nobody has room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
+from typing import Any
+
+from clusters.front.counts import PANIC, STABLE, InFlight
+from clusters.front.table import Replica, Revision, Service, Table, Turns, least
+
+# Of one service, in one front.
+MOST_WAITING = 100
+# Seconds.
+LONGEST_WAIT = 30.0
+LEFT_OUT = 1.0
+
+
+@dataclass(frozen=True)
+class Place:
+    service: int
+    revision: Revision
+    replica: Replica
+
+
+class NoPlace(Exception):
+    """`full`: as many wait as may; otherwise none was there in time."""
+
+    def __init__(self, *, full: bool) -> None:
+        super().__init__()
+        self.full = full
+
+
+class Gone(Exception):
+    """The service was deleted or stopped meanwhile."""
+
+
+class Hall:
+    """`fronts`: how many there are, this one included; `wanted` has the services that somebody waits for and nobody answers."""
+
+    def __init__(self) -> None:
+        self.table = Table()
+        self.fronts = 1
+        self.wanted: set[int] = set()
+        self.asked = asyncio.Event()
+        self._began = time.monotonic()
+        self._busy: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        self._flights: dict[int, InFlight] = {}
+        self._queues: dict[int, deque[asyncio.Future[Place]]] = {}
+        self._turns: defaultdict[int, Turns] = defaultdict(Turns)
+        # How often each revision was led to: of replicas that are alike each has its turn.
+        self._led: Counter[int] = Counter()
+        self._out: dict[int, float] = {}
+
+    def swap(self, table: Table) -> None:
+        """From here on nobody is led where the table does not lead."""
+        self.table = table
+        for state in (self._turns, self._flights):
+            for gone in [each for each in state if each not in table.by_id]:
+                del state[gone]
+        for service in list(self._queues):
+            self._serve(service)
+
+    def come(self, service: int, by: int) -> None:
+        """`by` requests more (or fewer) are here: led on, or waiting."""
+        flight = self._flights.get(service)
+        if flight is None:
+            flight = self._flights[service] = InFlight(self._began)
+        flight.change(by, time.monotonic())
+
+    async def place(self, service: int, until: float) -> Place:
+        """A place at a replica, at once or before the time `until`. Raises NoPlace and Gone."""
+        queue = self._queues.get(service)
+        if not queue and (found := self._find(service)):
+            return found
+        if queue is None:
+            queue = self._queues[service] = deque()
+        if len(queue) >= MOST_WAITING:
+            raise NoPlace(full=True)
+        waits: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        queue.append(waits)
+        self._tell(service)
+        try:
+            async with asyncio.timeout_at(until):
+                return await waits
+        except TimeoutError:
+            if waits.done() and not waits.cancelled() and not waits.exception():
+                return waits.result()
+            raise NoPlace(full=False) from None
+        except asyncio.CancelledError:
+            if waits.done() and not waits.cancelled() and not waits.exception():
+                self.leave(waits.result())
+            raise
+        finally:
+            if waits in queue:
+                queue.remove(waits)
+            if not queue and self._queues.get(service) is queue:
+                del self._queues[service]
+                self.wanted.discard(service)
+
+    def copy(self, service: int, answered: Revision) -> Place | None:
+        """A place for a copy of a request that was answered: at the shadow of now, which may be another one than when it came."""
+        known = self.table.by_id.get(service)
+        shadow = known.shadow if known else None
+        if known is None or shadow is None or shadow.id == answered.id:
+            return None
+        return self._at(known, shadow)
+
+    def call(self, service: int) -> None:
+        """Somebody looks at it, and does not wait."""
+        self.wanted.add(service)
+        self.asked.set()
+
+    def leave(self, place: Place) -> None:
+        busy = self._busy[place.service]
+        busy[place.replica.id] -= 1
+        if busy[place.replica.id] <= 0:
+            del busy[place.replica.id]
+        if place.service in self._queues:
+            self._serve(place.service)
+
+    def leave_out(self, place: Place) -> None:
+        """It refused: for a moment nobody is led there."""
+        self._out[place.replica.id] = time.monotonic() + LEFT_OUT
+        asyncio.get_running_loop().call_later(LEFT_OUT + 0.01, self._serve, place.service)
+
+    def take_wanted(self) -> list[int]:
+        """Whom somebody waits for; who is only looked at is told once."""
+        found = sorted(self.wanted)
+        self.wanted &= self._queues.keys()
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """What the row of this front says of all services."""
+        now, found = time.monotonic(), {}
+        for number, service in self.table.by_id.items():
+            flight = self._flights.get(number)
+            found[str(number)] = {
+                "route": service.route,
+                "inFlight": {str(replica): count for replica, count in self._busy.get(number, {}).items()},
+                "waiting": len(self._queues.get(number, ())),
+                "stable": round(flight.average(STABLE, now), 2) if flight else 0.0,
+                "panic": round(flight.average(PANIC, now), 2) if flight else 0.0,
+            }
+        return found
+
+    def _serve(self, service: int) -> None:
+        """Gives places to those who wait, in their order."""
+        queue = self._queues.get(service)
+        known = self.table.by_id.get(service)
+        while queue:
+            if queue[0].done():
+                queue.popleft()
+            elif known is None or not known.running:
+                queue.popleft().set_exception(Gone())
+            elif found := self._find(service):
+                queue.popleft().set_result(found)
+            else:
+                self._tell(service)
+                return
+
+    def _tell(self, service: int) -> None:
+        known = self.table.by_id.get(service)
+        if known and not known.live and service not in self.wanted:
+            self.wanted.add(service)
+            self.asked.set()
+        elif known and known.live:
+            self.wanted.discard(service)
+
+    def _find(self, service: int) -> Place | None:
+        known = self.table.by_id.get(service)
+        if known is None or not known.running:
+            raise Gone
+        live = known.live
+        usable = [each for each in live if self._open(known, each)]
+        if not usable:
+            return None
+        chosen = self._turns[service].next(live)
+        return self._at(known, chosen if chosen in usable else max(usable, key=lambda each: each.weight))
+
+    def _open(self, service: Service, revision: Revision) -> list[Replica]:
+        """The replicas of a revision that have room and did not just refuse."""
+        busy, most = self._busy[service.id], service.most(self.fronts)
+        now = time.monotonic() if self._out else 0.0
+        return [
+            each for each in revision.replicas if busy.get(each.id, 0) < most and self._out.get(each.id, 0.0) <= now
+        ]
+
+    def _at(self, service: Service, revision: Revision) -> Place | None:
+        self._led[revision.id] += 1
+        busy = self._busy[service.id]
+        chosen = least(self._open(service, revision), busy, self._led[revision.id])
+        if chosen is None:
+            return None
+        busy[chosen.id] += 1
+        return Place(service.id, revision, chosen)
+
+    def sweep(self) -> None:
+        """Forgets refusals that are over, and who has nothing in flight."""
+        now = time.monotonic()
+        self._out = {each: until for each, until in self._out.items() if until > now}
+        for gone in [each for each, busy in self._busy.items() if not busy and each not in self.table.by_id]:
+            del self._busy[gone]
+        known = {revision.id for service in self.table.by_id.values() for revision in service.revisions}
+        for gone in self._led.keys() - known:
+            del self._led[gone]

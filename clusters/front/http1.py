@@ -1,0 +1,204 @@
+"""HTTP/1.1 as a front speaks it to replicas: a request in bytes, and an answer read as it comes. Pure.
+
+A replica is a program of users. What it says is not believed: an answer that two readers could take for two different ones is
+none, and what goes on to the caller is written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MAX_HEAD = 64 * 1024
+# About one connection alone, so nobody's beyond it. Lower case.
+HOP_BY_HOP = frozenset(
+    {
+        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
+        b"transfer-encoding", b"upgrade",
+    }
+)  # fmt: skip
+# What a front says itself, or is nobody's but its own.
+OURS_OF_REQUESTS = HOP_BY_HOP | {b"authorization", b"content-length", b"expect"}
+OURS_OF_ANSWERS = HOP_BY_HOP | {b"content-length", b"date", b"server"}
+PORTAL = b"x-portal-"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class BadAnswer(Exception):
+    """A replica said what is no answer of HTTP/1.1."""
+
+
+def onward(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> Headers:
+    """Those that go further: not the dropped ones, nor those that “Connection” names, nor any that only the portal may say.
+    Programs of Python take X_Portal_Caller for X-Portal-Caller."""
+    headers = list(headers)
+    named = {
+        each.strip().lower() for name, value in headers if name.lower() == b"connection" for each in value.split(b",")
+    }
+    found = []
+    for name, value in headers:
+        low = name.lower()
+        if low not in dropped and low not in named and not low.replace(b"_", b"-").startswith(PORTAL):
+            found.append((name, value))
+    return found
+
+
+def request(method: str, target: str, headers: Iterable[tuple[bytes, bytes]], length: int) -> bytes:
+    """The head of a request whose body has `length` bytes."""
+    lines = [f"{method} {target} HTTP/1.1".encode("utf-8", "surrogateescape")]
+    lines += [name + b": " + value for name, value in headers]
+    if length or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
+        lines.append(b"Content-Length: %d" % length)
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+class Answer:
+    """One answer, fed with what came. `status` is 0 until its head is there; `done` when all of it is; `keeps`: whether the
+    connection is good for another request then. `length` is None where the answer does not say it."""
+
+    def __init__(self, method: str) -> None:
+        self.status, self.reason = 0, ""
+        self.headers: Headers = []
+        self.length: int | None = None
+        self.done = self.keeps = False
+        self._bodiless = method == "HEAD"
+        self._buffer = b""
+        self._left = 0  # of the body, or of this chunk
+        self._chunked = self._trailer = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What of the body is in it. Raises BadAnswer."""
+        if not self.status:
+            self._buffer += data
+            data = self._head()
+            if not self.status:
+                return b""
+        return self._body(data)
+
+    def end(self) -> None:
+        """The replica has closed the connection. Raises BadAnswer where more had to come."""
+        self.keeps = False
+        if not self.done and (not self.status or self._chunked or self.length is not None):
+            raise BadAnswer("it ended in the middle")
+        self.done = True
+
+    def _head(self) -> bytes:
+        """Takes the head; returns what came behind it."""
+        while True:
+            at = self._buffer.find(b"\r\n\r\n")
+            if at < 0 or at > MAX_HEAD:
+                if len(self._buffer) > MAX_HEAD:
+                    raise BadAnswer("its head is too long")
+                return b""
+            lines, rest = self._buffer[:at].split(b"\r\n"), self._buffer[at + 4 :]
+            self._buffer = b""
+            status, reason = _status(lines[0])
+            if status >= 200:
+                break
+            if status == 101:
+                raise BadAnswer("it changes the protocol, which nobody asked for")
+            self._buffer = rest  # one that only says that it goes on
+        self.headers = [_header(line) for line in lines[1:]]
+        self.reason = reason
+        self._framing(status, lines[0].startswith(b"HTTP/1.1"))
+        self.status = status
+        return rest
+
+    def _framing(self, status: int, is_new: bool) -> None:
+        """How long the body is, and whether the connection goes on."""
+        lengths, codings, connection = set[bytes](), list[bytes](), b""
+        for name, value in self.headers:
+            low = name.lower()
+            if low == b"content-length":
+                lengths.update(each.strip() for each in value.split(b","))
+            elif low == b"transfer-encoding":
+                codings += [each.strip().lower() for each in value.split(b",")]
+            elif low == b"connection":
+                connection += value.lower() + b","
+        words = {each.strip() for each in connection.split(b",")}
+        self.keeps = (is_new or b"keep-alive" in words) and b"close" not in words
+        if len(lengths) > 1 or (lengths and codings) or any(not each.isdigit() or len(each) > 15 for each in lengths):
+            raise BadAnswer("it says its length in more than one way")
+        if codings not in ([], [b"chunked"]):
+            raise BadAnswer("it is encoded in a way that nobody asked for")
+        self.length = int(lengths.pop()) if lengths else None
+        self._chunked = bool(codings)
+        if self._bodiless or status in (204, 304):
+            self._left, self._chunked, self.done = 0, False, True
+        elif self._chunked:
+            self.length = None
+        elif self.length is None:
+            self.keeps = False
+        else:
+            self._left, self.done = self.length, self.length == 0
+
+    def _body(self, data: bytes) -> bytes:
+        if self._chunked and not self.done:
+            return self._chunks(data)
+        if self.done or self.length is None:
+            if self.done and data:
+                self.keeps = False  # more than was said
+            return b"" if self.done else data
+        if len(data) > self._left:
+            data, self.keeps = data[: self._left], False
+        self._left -= len(data)
+        self.done = self._left == 0
+        return data
+
+    def _chunks(self, data: bytes) -> bytes:
+        buffer, found = self._buffer + data, []
+        while buffer and not self.done:
+            if self._left > 2:  # of the chunk's bytes; two more end its line
+                piece = buffer[: self._left - 2]
+                found.append(piece)
+                buffer = buffer[len(piece) :]
+                self._left -= len(piece)
+                continue
+            if self._left:
+                if len(buffer) < self._left:
+                    break
+                if buffer[: self._left] != b"\r\n"[-self._left :]:
+                    raise BadAnswer("a chunk is longer than it said")
+                buffer, self._left = buffer[self._left :], 0
+                continue
+            line, end, rest = buffer.partition(b"\r\n")
+            if not end:
+                if len(line) > MAX_HEAD:
+                    raise BadAnswer("the line of a chunk is too long")
+                break
+            buffer = rest
+            if self._trailer:
+                self.done = not line
+                continue
+            size = line.partition(b";")[0].strip()
+            if not size or len(size) > 12 or size.strip(b"0123456789abcdefABCDEF"):
+                raise BadAnswer("a chunk has no size")
+            self._left = int(size, 16) + 2
+            if self._left == 2:
+                self._left, self._trailer = 0, True
+        if self.done and buffer:
+            self.keeps, buffer = False, b""
+        self._buffer = buffer
+        return b"".join(found)
+
+
+def _status(line: bytes) -> tuple[int, str]:
+    version, _, rest = line.partition(b" ")
+    code, _, reason = rest.partition(b" ")
+    if version not in (b"HTTP/1.1", b"HTTP/1.0") or len(code) != 3 or not code.isdigit() or code < b"100":
+        raise BadAnswer("it does not begin as HTTP/1.1 does")
+    said = reason.decode("latin-1")
+    return int(code), said if said.isprintable() else ""
+
+
+def _header(line: bytes) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(b":")
+    if (
+        not colon
+        or not name
+        or name.strip() != name
+        or b" " in name
+        or any(each in line for each in (b"\r", b"\n", b"\0"))
+    ):
+        raise BadAnswer("one of its headers is none")
+    return name, value.strip()

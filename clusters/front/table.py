@@ -1,0 +1,197 @@
+"""Who answers for which service: a table that a front swaps as a whole, and the choices that it makes by it. Pure.
+
+The table comes from rows, and from the file that it was last written to, so a front that starts without its database leads
+where the last one led. Of a token it has the digest alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+# Requests that a front has in flight at one replica at most, unless the service says that it is meant to have more: the
+# portal's own model server lets 64 wait. The others wait here, where another replica may take them.
+AT_ONCE = 32
+# By how much more than what a replica is meant to have it may have.
+SLACK = 2
+
+
+@dataclass(frozen=True)
+class Replica:
+    """`address` is "host:port"."""
+
+    id: int
+    address: str
+
+
+@dataclass(frozen=True)
+class Revision:
+    id: int
+    number: int
+    weight: int = 0
+    mirrored: bool = False
+    replicas: tuple[Replica, ...] = ()
+
+
+@dataclass(frozen=True)
+class Token:
+    """What one caller may. `until`: in seconds since 1970, None for without an end."""
+
+    id: int
+    name: str
+    per_second: int | None = None
+    at_once: int | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Service:
+    """`route` is the number of the row that this was read of; `running`: whether it is wanted at all."""
+
+    id: int
+    label: str
+    route: int
+    running: bool = True
+    request_seconds: int = 60
+    target: int = 4
+    revisions: tuple[Revision, ...] = ()
+    tokens: Mapping[str, Token] = field(default_factory=dict)
+
+    @property
+    def live(self) -> list[Revision]:
+        """Those that answer: with a weight, and somebody there."""
+        return [each for each in self.revisions if each.weight > 0 and each.replicas]
+
+    @property
+    def shadow(self) -> Revision | None:
+        """The one that is sent copies."""
+        return next((each for each in self.revisions if each.mirrored and each.replicas), None)
+
+    def most(self, fronts: int) -> int:
+        """How many requests one of so many fronts may have in flight at one replica."""
+        return -(-max(AT_ONCE, SLACK * self.target) // max(1, fronts))
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Self:
+        """From a document, as `document` makes it and the question to the database does. Raises ValueError."""
+        try:
+            return cls(
+                id=int(said["id"]),
+                label=str(said["label"]),
+                route=int(said["route"]),
+                running=bool(said.get("running", True)),
+                request_seconds=int(said.get("requestSeconds") or 60),
+                target=int(said.get("target") or 4),
+                revisions=tuple(_revision(each) for each in said.get("revisions") or ()),
+                tokens={str(each["digest"]): _token(each) for each in said.get("tokens") or ()},
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this is no service: {type(error).__name__}: {error}") from error
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {
+            "id": self.id, "label": self.label, "route": self.route, "running": self.running,
+            "requestSeconds": self.request_seconds, "target": self.target,
+            "revisions": [
+                {
+                    "id": each.id, "number": each.number, "weight": each.weight, "mirrored": each.mirrored,
+                    "replicas": [{"id": one.id, "address": one.address} for one in each.replicas],
+                }
+                for each in self.revisions
+            ],
+            "tokens": [
+                {
+                    "digest": digest, "id": each.id, "name": each.name, "perSecond": each.per_second,
+                    "atOnce": each.at_once, "until": each.until,
+                }
+                for digest, each in self.tokens.items()
+            ],
+        }  # fmt: skip
+
+
+def _revision(said: Mapping[str, Any]) -> Revision:
+    replicas = (Replica(int(each["id"]), str(each["address"])) for each in said.get("replicas") or ())
+    return Revision(
+        int(said["id"]),
+        int(said["number"]),
+        int(said["weight"]),
+        bool(said["mirrored"]),
+        tuple(sorted(replicas, key=_id)),
+    )
+
+
+def _id(replica: Replica) -> int:
+    return replica.id
+
+
+def _token(said: Mapping[str, Any]) -> Token:
+    until = said.get("until")
+    return Token(
+        int(said["id"]),
+        str(said["name"]),
+        said.get("perSecond"),
+        said.get("atOnce"),
+        None if until is None else float(until),
+    )
+
+
+class Table:
+    """All services, by their labels and ids. It never changes: `changed` makes the next one."""
+
+    def __init__(self, services: Iterable[Service] = ()) -> None:
+        self.by_id: Mapping[int, Service] = {each.id: each for each in services}
+        self.by_label: Mapping[str, Service] = {each.label: each for each in self.by_id.values()}
+
+    def changed(self, found: Iterable[Service], living: Collection[int]) -> Table:
+        """With what was found put into its place, and without services that are not among the `living`. What was found late has a
+        smaller number, and changes nothing."""
+        services = {number: each for number, each in self.by_id.items() if number in living}
+        for each in found:
+            before = services.get(each.id)
+            if each.id in living and (before is None or before.route <= each.route):
+                services[each.id] = each
+        return Table(services.values())
+
+    def document(self) -> list[dict[str, Any]]:
+        """As JSON has it."""
+        return [each.document for each in self.by_id.values()]
+
+    @classmethod
+    def of(cls, said: object) -> Table:
+        """Raises ValueError where it is none."""
+        if not isinstance(said, list) or not all(isinstance(each, dict) for each in said):
+            raise ValueError("this is no table of services")
+        return cls(Service.of(each) for each in said)
+
+
+class Turns:
+    """Which revision is next. Each has a balance; a request adds its weight to each, and the richest pays for all. So
+    of every 100 requests in a row with weights 90 and 10, exactly 10 go to the second one, and they do not come in a heap (smooth
+    weighted round robin, as NGINX has it)."""
+
+    def __init__(self) -> None:
+        self._balance: dict[int, int] = {}
+
+    def next(self, revisions: Sequence[Revision]) -> Revision:
+        """Of at least one, with weights above 0."""
+        weights = {each.id: each.weight for each in revisions}
+        if self._balance.keys() != weights.keys():
+            self._balance = {each: self._balance.get(each, 0) for each in weights}
+            # What those that have gone had or owed is nobody's now.
+            self._balance[revisions[0].id] -= sum(self._balance.values())
+        balance = self._balance
+        for each, weight in weights.items():
+            balance[each] += weight
+        chosen = max(revisions, key=lambda each: (balance[each.id], -each.id))
+        balance[chosen.id] -= sum(weights.values())
+        return chosen
+
+
+def least(replicas: Sequence[Replica], in_flight: Mapping[int, int], turn: int) -> Replica | None:
+    """The one with the fewest requests in flight, of equals each in its `turn`; None where there is none."""
+    count = len(replicas)
+    return min(
+        (replicas[(turn + n) % count] for n in range(count)), key=lambda each: in_flight.get(each.id, 0), default=None
+    )

@@ -1,0 +1,82 @@
+"""What one front counted, minute by minute, until the database has it. Pure: the times are given.
+
+A minute is written whole, again and again while it grows, so a report that is lost or comes twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from clusters.front.counts import BUCKETS, bucket
+
+# Seconds for which a minute that has ended is known here: as long as the database may be away before numbers are lost.
+REMEMBERED = 15 * 60.0
+
+
+class Key(NamedTuple):
+    service: int
+    revision: int
+    minute: str
+    mirrored: bool
+
+
+@dataclass
+class Minute:
+    requests: int = 0
+    errors: int = 0
+    refused: int = 0
+    latency: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    busy: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    changed: float = 0.0
+    written: int = 0
+
+
+class Tally:
+    def __init__(self) -> None:
+        self._minutes: dict[Key, Minute] = {}
+
+    def note(
+        self, service: int, revision: int, *, status: int | None, seconds: float, sent: int, received: int, wall: float,
+        now: float, mirrored: bool = False,
+    ) -> None:  # fmt: skip
+        """One answer; `status` 0 is one that never came, None one that its caller did not wait for, and `wall` the time since
+        1970 that names its minute."""
+        label = dt.datetime.fromtimestamp(wall // 60 * 60, dt.UTC).isoformat()
+        minute = self._minutes.setdefault(Key(service, revision, label, mirrored), Minute())
+        minute.requests += 1
+        minute.errors += status is not None and (status >= 500 or status == 0)
+        minute.refused += status is not None and 400 <= status < 500
+        minute.latency[bucket(seconds * 1000)] += 1
+        minute.busy += seconds * 1000
+        minute.bytes_in += sent
+        minute.bytes_out += received
+        minute.changed = now
+
+    def unwritten(self) -> list[dict[str, Any]]:
+        """The minutes that the database does not have as they are, as JSON."""
+        return [
+            {
+                **key._asdict(), "requests": each.requests, "errors": each.errors, "refused": each.refused,
+                "latency": list(each.latency), "busy_ms": round(each.busy), "bytes_in": each.bytes_in,
+                "bytes_out": each.bytes_out,
+            }
+            for key, each in self._minutes.items()
+            if each.written != each.requests
+        ]  # fmt: skip
+
+    def written(self, rows: Collection[dict[str, Any]]) -> None:
+        """The database has these."""
+        for row in rows:
+            found = self._minutes.get(Key(row["service"], row["revision"], row["minute"], row["mirrored"]))
+            if found:
+                found.written = row["requests"]
+
+    def forget(self, now: float) -> int:
+        """Drops what is old; returns how many requests nobody will know of."""
+        old = [key for key, each in self._minutes.items() if now - each.changed > REMEMBERED]
+        return sum(each.requests - each.written for each in map(self._minutes.pop, old))

@@ -1,0 +1,235 @@
+"""Connections to replicas: kept alive, and exact about what may be asked again elsewhere.
+
+A request may be sent to another replica only while none can have been told all of it: the connection was refused, or it broke
+while a part of the request was still here. Of one that was sent nobody knows what became of it, so it is not repeated; a
+GET alone, on a connection that was kept, is, because there a replica may have said goodbye a moment before.
+
+aiohttp's client was refused for it: it tells none of that, and repeats by rules of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from clusters.front.http1 import Answer, BadAnswer
+
+# Seconds. A pod that is gone does not refuse: it says nothing.
+CONNECT = 2.0
+# Servers close what is idle, some after 5 s (uvicorn); before that no request is in danger to meet a goodbye on its way.
+IDLE = 4.0
+KEPT = 64
+# Of an answer that its caller takes slowly.
+AHEAD = 256 * 1024
+
+
+class NotTaken(Exception):
+    """No replica can have taken the request: it may be asked of another one."""
+
+
+class Broken(Exception):
+    """The connection broke after the request was sent, or what came is no answer."""
+
+
+class Connection(asyncio.Protocol):
+    """One request at a time. `unsent` is exact: whether the kernel has yet to take a part of the request."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.answer = Answer("GET")
+        self.unsent = self.heard = False
+        self.idle_since = 0.0
+        self.uses = 0
+        self._chunks: deque[bytes] = deque()
+        self._ahead = 0
+        self._paused = self._busy = False
+        self._lost: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        # So that every byte that the kernel does not take at once is told by `pause_writing`.
+        transport.set_write_buffer_limits(high=0)
+        self._poll = select.poll()
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLHUP)
+
+    def pause_writing(self) -> None:
+        self.unsent = True
+
+    def resume_writing(self) -> None:
+        self.unsent = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self._busy:
+            self.close()  # nobody asked it
+            return
+        self.heard = True
+        try:
+            piece = self.answer.feed(data)
+        except BadAnswer as error:
+            self._fail(error)
+            return
+        if piece:
+            self._chunks.append(piece)
+            self._ahead += len(piece)
+            if self._ahead > AHEAD and not self.answer.done and not self._paused and self.transport:
+                self._paused = True
+                self.transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        """The transport is closed then, and tells by `connection_lost`."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._busy and not self.answer.done:
+            try:
+                if error:
+                    raise BadAnswer(f"the connection broke: {type(error).__name__}")
+                self.answer.end()
+            except BadAnswer as why:
+                self._lost = self._lost or why
+        self.transport = None
+        self._wake()
+
+    def send(self, method: str, parts: Sequence[bytes]) -> None:
+        self.answer = Answer(method)
+        self._busy, self.heard, self.unsent = True, False, False
+        self.uses += 1
+        if self.transport:
+            self.transport.writelines(parts)
+
+    async def head(self) -> None:
+        """Returns when status and headers are there. Raises NotTaken and Broken."""
+        while not self.answer.status:
+            if self._lost is not None or self.transport is None:
+                if self.unsent and not self.heard:
+                    raise NotTaken("it broke while the request was being sent")
+                raise Broken(str(self._lost or "it ended"))
+            await self._wait()
+
+    async def more(self) -> bytes:
+        """What of the body came since; b"" when that was all. Raises Broken."""
+        while not self._chunks:
+            if self.answer.done:
+                return b""
+            if self._lost is not None or self.transport is None:
+                raise Broken(str(self._lost or "it ended"))
+            await self._wait()
+        found = b"".join(self._chunks) if len(self._chunks) > 1 else self._chunks[0]
+        self._chunks.clear()
+        self._ahead = 0
+        if self._paused and self.transport:
+            self._paused = False
+            self.transport.resume_reading()
+        return found
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is good for another request as far as this side knows."""
+        return (
+            self.transport is not None and not self.transport.is_closing() and self.answer.done and self.answer.keeps
+            and not self._chunks and not self.unsent and self._lost is None
+        )  # fmt: skip
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing came while it was idle: a goodbye may lie in the kernel that nobody has read yet."""
+        return self.transport is not None and not self.transport.is_closing() and not self._poll.poll(0)
+
+    def rest(self) -> None:
+        self._busy = False
+        self.idle_since = time.monotonic()
+
+    def close(self) -> None:
+        if self.transport:
+            self.transport.abort()
+
+    def _fail(self, error: BaseException) -> None:
+        self._lost = error
+        self.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
+class Pool:
+    """Connections by the addresses of replicas."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[Connection]] = {}
+
+    async def ask(self, address: str, method: str, parts: Sequence[bytes]) -> Connection:
+        """Sends a request, of which `parts` are the bytes, and returns when its answer has begun. Whoever asked gives the
+        connection back by `done`. Raises NotTaken and Broken."""
+        while True:
+            connection = self._kept(address)
+            is_kept = connection is not None
+            if connection is None:
+                connection = await self._connect(address)
+            try:
+                connection.send(method, parts)
+                await connection.head()
+            except (NotTaken, Broken) as error:
+                connection.close()
+                if is_kept and not connection.heard and (isinstance(error, NotTaken) or method in ("GET", "HEAD")):
+                    continue
+                raise
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+    def done(self, address: str, connection: Connection) -> None:
+        """Keeps it for the next one where that may be; what is left of an answer that nobody wants any more ends it."""
+        kept = self._idle.setdefault(address, [])
+        if connection.is_free and len(kept) < KEPT:
+            connection.rest()
+            kept.append(connection)
+        else:
+            connection.close()
+
+    def sweep(self, now: float) -> None:
+        """Closes what is idle for too long."""
+        for address, kept in list(self._idle.items()):
+            old = [each for each in kept if now - each.idle_since > IDLE or each.transport is None]
+            for each in old:
+                kept.remove(each)
+                each.close()
+            if not kept:
+                del self._idle[address]
+
+    def close(self) -> None:
+        self.sweep(float("inf"))
+
+    def _kept(self, address: str) -> Connection | None:
+        kept, now = self._idle.get(address, []), time.monotonic()
+        while kept:
+            # The last one used: the others grow old together.
+            connection = kept.pop()
+            if connection.is_free and now - connection.idle_since < IDLE and connection.is_quiet:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self, address: str) -> Connection:
+        host, _, port = address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT):
+                _, connection = await loop.create_connection(Connection, host.strip("[]"), int(port))
+        except (OSError, ValueError, TimeoutError) as error:
+            raise NotTaken(f"{type(error).__name__}: no connection") from error
+        return connection

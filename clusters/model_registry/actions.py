@@ -1,0 +1,435 @@
+"""What people do to models, versions and aliases. Each change is one transaction with its Event, under the lock of the model.
+
+A version is made while nobody changes files of its datastore (`at_rest`), so what it lists is what is frozen. Its files are read
+afterwards (loop.py): until then it is Pending, and no alias names it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import posixpath
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q
+from django.http import Http404
+from django.utils import timezone
+from pydantic import BaseModel, ValidationError
+
+from clusters import wakeups
+from clusters.model_registry import mlflow
+from clusters.model_registry.finding import chosen, models_among
+from clusters.model_registry.manifest import MAX_SAMPLE_BYTES, About, ModelManifest, ModelVersionSpec, checked_alias
+from clusters.models import Cluster, HookRun, ModelAlias, ModelVersion, RegisteredModel, Revision, Rollout, Run
+from clusters.spec.catalog import runs_named
+from clusters.spec.folders import output_folder
+from datastores.actions import open_store
+from datastores.drivers.patience import within
+from datastores.files import versions
+from datastores.files.contents import at_rest, checked_path
+from datastores.files.downloads import COUNT_SECONDS
+from datastores.models import Datastore
+from portal.access import OPERATE, require
+from portal.errors import Conflict, Invalid
+from portal.events import record
+from portal.limits import refuse_nul
+from portal.manifests import parse
+from portal.models import Appcode, User
+
+MAX_MODELS, MAX_VERSIONS, MAX_ALIASES = 200, 500, 50
+# Each with its digest stands in the row.
+MAX_FILES = 1000
+# Of a version: its digests are made by reading all of it.
+MAX_BYTES = 50 * 2**30
+ROOM = "models/"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where files lie: `folder` of `store`; `run` has written them, and `hook_run` told of them."""
+
+    store: Datastore
+    folder: str
+    run: Run | None = None
+    hook_run: HookRun | None = None
+
+
+@transaction.atomic
+def create_model(manifest: ModelManifest, appcode: Appcode, *, acting_user: User) -> RegisteredModel:
+    """One that was deleted comes back with its history. Raises Invalid for a name that is taken, and PermissionDenied."""
+    require(acting_user, appcode, OPERATE)
+    Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode.pk)
+    rows = RegisteredModel.objects.filter(appcode=appcode).select_related("appcode", "created_by")
+    name, description = manifest.metadata.name, manifest.metadata.description
+    found = rows.filter(name=name).first()
+    if found and found.deleted_at is None:
+        raise Invalid.at("metadata", "name", message=f"{appcode.code} has a model “{name}” already.")
+    if rows.filter(deleted_at=None).count() >= MAX_MODELS:
+        raise Invalid.at("metadata", "name", message=f"{appcode.code} has {MAX_MODELS} models already; delete one.")
+    if found:
+        found.deleted_at, found.description, found.created_by = None, description, acting_user
+        found.save()
+    made = found or RegisteredModel.objects.create(
+        appcode=appcode, name=name, description=description, created_by=acting_user
+    )
+    _record("model.created", made, acting_user, "Created." if not found else "Created anew; its numbers go on.")
+    return made
+
+
+@transaction.atomic
+def change_model(model: RegisteredModel, manifest: ModelManifest, *, acting_user: User) -> RegisteredModel:
+    """Its description. Raises Invalid, PermissionDenied, and Http404 where it was deleted meanwhile."""
+    found = _locked(model, acting_user)
+    if manifest.metadata.name != found.name:
+        raise Invalid.at("metadata", "name", message="A model keeps its name: programs find it by that.")
+    if manifest.metadata.description != found.description:
+        found.description = manifest.metadata.description
+        found.save(update_fields=["description", "changed_at"])
+        _record("model.changed", found, acting_user, "Changed.")
+    return found
+
+
+@transaction.atomic
+def delete_model(model: RegisteredModel, *, acting_user: User) -> None:
+    """With all versions, whose files stay. Raises Conflict while an alias names one of them, or a cluster has one."""
+    found = _locked(model, acting_user)
+    if names := list(_living(found).values_list("name", flat=True)):
+        raise Conflict(f"{', '.join(names)} of {found.name} still names a version; remove that alias first.")
+    if names := clusters_with(Q(spec__model__startswith=f"{found.name}/"), found):
+        raise Conflict(f"A version of {found.name} is used by {', '.join(names)}; end that, or give it another model.")
+    if names := services_with(Q(version__model=found)):
+        raise Conflict(
+            f"The service {', '.join(names)} answers with a version of {found.name}; delete the service first."
+        )
+    for version in found.versions.filter(deleted_at=None).select_related("frozen"):
+        _let_go(version)
+    found.deleted_at = timezone.now()
+    found.save(update_fields=["deleted_at", "changed_at"])
+    _record("model.deleted", found, acting_user, "Deleted; its files and the history of its aliases stay.")
+
+
+def register(
+    appcode: Appcode, name: str, spec: ModelVersionSpec, *, acting_user: User, create: bool = False
+) -> ModelVersion:
+    """The next version of the model `name`, which is made where there is none and `create` says so. Asks the datastore, so not
+    inside a transaction. Raises Invalid at ("spec", …), Conflict, Http404, PermissionDenied, DriverError."""
+    require(acting_user, appcode, OPERATE)
+    return register_from(appcode, name, source_of(appcode, spec), spec, acting_user=acting_user, create=create)
+
+
+def source_of(appcode: Appcode, spec: ModelVersionSpec) -> Source:
+    """Raises Invalid at the field that names what is not there."""
+    if spec.run is not None:
+        run = runs_named([spec.run], appcode).get(spec.run)
+        if run is None:
+            raise Invalid.at("spec", "run", message=f"{appcode.code} has no run {spec.run}.")
+        return output_of(run)
+    store = Datastore.objects.select_related("appcode").filter(appcode=appcode, name=spec.datastore).first()
+    if store is None:
+        raise Invalid.at("spec", "datastore", message=f"{appcode.code} has no datastore “{spec.datastore}”.")
+    return Source(store, "")
+
+
+def output_of(run: Run) -> Source:
+    """Where a run has written. Raises Invalid at ("spec", "run")."""
+    name = f"{run.cluster.name}/{run.number}"
+    if not run.is_terminal:
+        raise Invalid.at("spec", "run", message=f"{name} has not ended yet.")
+    if not run.spec["output"]:
+        raise Invalid.at("spec", "run", message=f"{name} keeps no output; give its cluster an output datastore.")
+    rows = Datastore.objects.select_related("appcode").filter(appcode=run.cluster.appcode_id)
+    store = rows.filter(name=run.spec["output"]).first()
+    if store is None:
+        raise Invalid.at("spec", "run", message=f"Its datastore “{run.spec['output']}” does not exist any more.")
+    return Source(store, output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number), run)
+
+
+def register_from(
+    appcode: Appcode, name: str, source: Source, about: About, *, acting_user: User, create: bool
+) -> ModelVersion:
+    """As `register`, of files that `source` names. What a hook has told of is registered once."""
+    store = source.store
+    if store.kind not in (Datastore.Kind.S3, Datastore.Kind.LOCAL):
+        raise Invalid.at(
+            "spec", "run" if source.run else "datastore",
+            message=f"Only tasks see the files of {store.name}; a version is of what lies in S3 or in a folder of this machine.",
+        )  # fmt: skip
+    try:
+        said = checked_path(about.path)
+    except Invalid as invalid:
+        raise Invalid.at("spec", "path", message=invalid.errors[0].message) from None
+    folder = posixpath.join(source.folder, said) if said else source.folder
+    with within(COUNT_SECONDS), at_rest(store):
+        folder, format_, about, origin = _which(store, folder, about)
+        try:
+            found = versions.settled(store, folder, MAX_FILES)
+        except Invalid as invalid:
+            raise Invalid.at("spec", "path", message=f"{folder}: {invalid.errors[0].message}") from None
+        if sum(size for _, size, _ in found) > MAX_BYTES:
+            raise Conflict(f"A version has at most {MAX_BYTES >> 30} GiB.")
+        with transaction.atomic():
+            locked = _named(appcode, name, acting_user, create=create)
+            if source.hook_run and (made := ModelVersion.objects.filter(hook_run=source.hook_run).first()):
+                return made
+            if locked.versions.filter(deleted_at=None).count() >= MAX_VERSIONS:
+                raise Conflict(f"{locked.name} has {MAX_VERSIONS} versions; delete some that nobody needs.")
+            number = locked.version_count + 1
+            kept_as = f"{locked.name}.{number}"
+            try:
+                with transaction.atomic():
+                    frozen = versions.keep(store, kept_as, folder, found, acting_user=acting_user)
+            except IntegrityError:
+                raise Conflict(
+                    f"{store.name} has a version {kept_as} that is none of this model; remove it first."
+                ) from None
+            version = ModelVersion.objects.create(
+                model=locked, number=number, description=about.description, frozen=frozen, datastore=store.name, folder=folder,
+                files=[{"path": path, "size": size, "sha256": ""} for path, size, _ in sorted(found)], size=frozen.bytes,
+                format=format_, signature=_plain(about.signature), sample=about.sample, metrics=about.metrics or {},
+                lineage=(lineage_of(source.run) if source.run else {}) | ({"told": origin} if origin else {}), run=source.run,
+                hook_run=source.hook_run, created_by=acting_user,
+            )  # fmt: skip
+            locked.version_count = number
+            locked.save(update_fields=["version_count", "changed_at"])
+            where = f"{source.run.cluster.name}/{source.run.number}" if source.run else f"{store.name}/{folder}"
+            _record("model.registered", locked, acting_user, f"Version {number}, of {where}.", version=number)
+            _wake(locked)
+    return version
+
+
+def _which(store: Datastore, folder: str, about: About) -> tuple[str, str, About, dict[str, Any]]:
+    """The folder of the model in `folder`, its format, and what its MLmodel says, if it has one, where nobody has said it: the
+    last are words about its origin. Raises Invalid."""
+    if about.format is not None:
+        return folder, about.format, about, {}
+    paths = [path for path, _, _ in _below(store, folder)]
+    if (file := mlflow.the_one(paths)) is not None:
+        return _by_mlflow(store, folder, file, paths, about)
+    found = models_among(paths)
+    here = [each for each in found if not each.folder]
+    try:
+        one = chosen(here or found)
+    except ValueError as error:
+        raise Invalid.at("spec", "path", message=f"{folder or store.name}: {error}") from None
+    return posixpath.join(folder, one.folder) if one.folder else folder, one.format, about, {}
+
+
+def _by_mlflow(
+    store: Datastore, folder: str, file: str, paths: Sequence[str], about: About
+) -> tuple[str, str, About, dict[str, Any]]:
+    """As `_which`. What MLflow has no safe format for, such as a pickle, is of the format "other", with all that lies there."""
+    driver = open_store(store)
+    top = file.rpartition("/")[0]
+    try:
+        said = mlflow.told(driver.read_range(posixpath.join(folder, file), 0, mlflow.MAX_BYTES + 1))
+    except ValueError as error:
+        raise Invalid.at("spec", "path", message=f"{posixpath.join(folder, file)}: {error}") from None
+    inner = posixpath.join(top, said.folder).rstrip("/") if said.format else top
+    if not any(path.startswith(f"{inner}/") for path in paths) and inner:
+        message = f"{posixpath.join(folder, file)}: nothing lies in {said.folder}, which it names."
+        raise Invalid.at("spec", "path", message=message)
+    known = {}
+    if about.signature is None and said.signature:
+        known["signature"] = said.signature
+    example = posixpath.join(top, said.example)
+    if about.sample is None and said.example and example in paths:
+        data = driver.read_range(posixpath.join(folder, example), 0, MAX_SAMPLE_BYTES + 1)
+        if len(data) <= MAX_SAMPLE_BYTES:
+            known["sample"] = mlflow.sample(data)
+    # Checked as what people say is; what would not be taken from them is left out.
+    with suppress(ValidationError, Invalid):
+        refuse_nul([_said(each) for each in known.values()])
+        about = about.model_validate(about.model_dump(by_alias=True) | {k: _said(v) for k, v in known.items()})
+    return posixpath.join(folder, inner).rstrip("/"), said.format or "other", about, said.origin
+
+
+def _said(value: Any) -> Any:
+    return value.model_dump(by_alias=True) if isinstance(value, BaseModel) else value
+
+
+def _below(store: Datastore, folder: str) -> list[versions.Row]:
+    try:
+        return versions.settled(store, folder)
+    except Invalid as invalid:
+        raise Invalid.at("spec", "path", message=f"{folder or store.name}: {invalid.errors[0].message}") from None
+
+
+def _plain(signature: Any) -> dict[str, Any] | None:
+    return signature.model_dump(mode="json", by_alias=True) if signature else None
+
+
+def lineage_of(run: Run) -> dict[str, Any]:
+    """From where it came, kept when the run is gone."""
+    return {
+        "run": f"{run.cluster.name}/{run.number}",
+        "partOf": run.cluster.part_of or None,
+        "image": run.spec["image"],
+        "environment": run.spec.get("environment"),
+        "code": run.code,
+        "input": {key: run.read[key] for key in ("digest", "files", "bytes") if key in run.read},
+        "startedBy": run.created_by.username if run.created_by else None,
+        "finished": f"{run.finished_at.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}" if run.finished_at else None,
+    }
+
+
+@transaction.atomic
+def delete_version(version: ModelVersion, *, acting_user: User) -> None:
+    """Its files stay, and may be changed again; its number is never used again. Raises Conflict while an alias names it."""
+    model = _locked(version.model, acting_user)
+    found = model.versions.filter(pk=version.pk, deleted_at=None).select_related("frozen").first()
+    if found is None:
+        return
+    if names := list(_living(model).filter(version=found).values_list("name", flat=True)):
+        raise Conflict(f"{', '.join(names)} of {model.name} names version {found.number}; move or remove it first.")
+    if names := clusters_with(Q(spec__model=f"{model.name}/{found.number}"), model):
+        raise Conflict(f"Version {found.number} is used by {', '.join(names)}; end that, or give it another version.")
+    if names := services_with(Q(version=found)):
+        raise Conflict(f"The service {', '.join(names)} answers with version {found.number}; deploy another one there.")
+    _let_go(found)
+    _record(
+        "model.version-deleted",
+        model,
+        acting_user,
+        f"Version {found.number}: deleted; its files stay.",
+        version=found.number,
+    )
+
+
+def clusters_with(said: Q, model: RegisteredModel) -> list[str]:
+    """The names of clusters whose definition or living run says so of its model, at most ten."""
+    runs = Run.objects.filter(said, gone=False, cluster__appcode=model.appcode)
+    has = said | Q(current_run__in=runs)
+    rows = Cluster.objects.filter(has, appcode=model.appcode, deleted_at=None).order_by("name")
+    return list(rows.values_list("name", flat=True)[:10])
+
+
+def services_with(said: Q) -> list[str]:
+    """The names of services of which a revision of it lives, or a rollout to it, at most ten."""
+    lives = Q(weight__gt=0) | Q(wanted__gt=0) | Q(mirrored=True) | Q(rollouts__phase__in=Rollout.LIVING)
+    rows = Revision.objects.filter(said, lives, service__deleted_at=None).order_by("service__name")
+    return list(rows.values_list("service__name", flat=True).distinct()[:10])
+
+
+@transaction.atomic
+def ask_check(version: ModelVersion, *, acting_user: User) -> ModelVersion:
+    """Has all its files read again, and compared with what they were. Asked twice, they are read once."""
+    model = _locked(version.model, acting_user)
+    found = model.versions.filter(pk=version.pk, deleted_at=None).first()
+    if found is None:
+        raise Http404(f"{model.name} has no version {version.number} any more.")
+    if found.state != ModelVersion.State.PENDING:
+        found.state, found.message, found.asked_at, found.tried_at = (
+            ModelVersion.State.PENDING,
+            "",
+            timezone.now(),
+            None,
+        )
+        found.save(update_fields=["state", "message", "asked_at", "tried_at"])
+        _wake(model)
+    return found
+
+
+@transaction.atomic
+def move_alias(model: RegisteredModel, name: str, number: int, reason: str = "", *, acting_user: User) -> ModelAlias:
+    """Makes the alias name a version, from now on; where it names that already nothing changes. Raises Invalid at "version",
+    Conflict for a version whose files are not known to be what they were, Http404, PermissionDenied."""
+    try:
+        checked_alias(name)
+    except ValueError as error:
+        raise Invalid.at("alias", message=str(error)) from None
+    model = _locked(model, acting_user)
+    version = model.versions.filter(number=number, deleted_at=None).first()
+    if version is None:
+        raise Invalid.at("version", message=f"{model.name} has no version {number}.")
+    before = model.aliases.filter(name=name, until=None).select_related("version", "moved_by").first()
+    if before and before.version_id == version.pk:
+        return before
+    if version.state != ModelVersion.State.READY:
+        why = {
+            ModelVersion.State.PENDING: "Its files are being read; try again when it is ready.",
+            ModelVersion.State.CHANGED: "Its files are not what they were.",
+            ModelVersion.State.FAILED: "Its files cannot be read.",
+        }[ModelVersion.State(version.state)]
+        raise Conflict(f"Version {number} is {version.state.lower()}: {why}")
+    if before is None and model.aliases.filter(until=None).count() >= MAX_ALIASES:
+        raise Conflict(f"{model.name} has had {MAX_ALIASES} aliases; move one of those.")
+    row = _moved(model, name, version, before, reason, acting_user)
+    was = f", before {before.version.number}" if before and before.version else ""
+    why = f" {reason}" if reason else ""
+    _record(
+        "model.alias-moved", model, acting_user, f"{name} names version {number}{was}.{why}", alias=name, version=number
+    )
+    return row
+
+
+@transaction.atomic
+def remove_alias(model: RegisteredModel, name: str, reason: str = "", *, acting_user: User) -> None:
+    """It names nothing from now on; its history stays. Where it names nothing, nothing changes."""
+    model = _locked(model, acting_user)
+    before = _living(model).filter(name=name).select_related("version").first()
+    if before is None:
+        return
+    _moved(model, name, None, before, reason, acting_user)
+    assert before.version is not None
+    number = before.version.number
+    why = f" {reason}" if reason else ""
+    _record("model.alias-removed", model, acting_user, f"{name} names nothing, before {number}.{why}", alias=name)
+
+
+def _moved(
+    model: RegisteredModel, name: str, version: ModelVersion | None, before: ModelAlias | None, reason: str, user: User
+) -> ModelAlias:
+    """Ends one row and begins the next at the same moment, which is later than the one before even where the clock is not."""
+    now = timezone.now()
+    if before:
+        now = max(now, before.since + dt.timedelta(microseconds=1))
+        before.until = now
+        before.save(update_fields=["until"])
+    RegisteredModel.objects.filter(pk=model.pk).update(changed_at=now)
+    return ModelAlias.objects.create(model=model, name=name, version=version, since=now, reason=reason, moved_by=user)
+
+
+def _living(model: RegisteredModel) -> Any:
+    return model.aliases.filter(until=None, version__isnull=False).order_by("name")
+
+
+def _let_go(version: ModelVersion) -> None:
+    frozen, version.frozen = version.frozen, None
+    version.deleted_at = timezone.now()
+    version.save(update_fields=["frozen", "deleted_at"])
+    if frozen:
+        frozen.delete()
+
+
+def _locked(model: RegisteredModel, user: User) -> RegisteredModel:
+    """The model as it is now, for this transaction alone. Raises PermissionDenied, and Http404 where it was deleted meanwhile."""
+    require(user, model.appcode, OPERATE)
+    rows = RegisteredModel.objects.select_for_update(of=("self",), no_key=True).select_related("appcode", "created_by")
+    found = rows.filter(pk=model.pk, deleted_at=None).first()
+    if found is None:
+        raise Http404(f"There is no model “{model.name}” any more.")
+    return found
+
+
+def _named(appcode: Appcode, name: str, user: User, *, create: bool) -> RegisteredModel:
+    """The model of this name, for this transaction alone."""
+    found = (
+        RegisteredModel.objects.select_related("appcode").filter(appcode=appcode, name=name, deleted_at=None).first()
+    )
+    if found is None and not create:
+        raise Http404(f"There is no model “{name}” any more.")
+    if found is None:
+        manifest = parse(ModelManifest, {"metadata": {"name": name}}, appcode=appcode.code)
+        found = create_model(manifest, appcode, acting_user=user)
+    return _locked(found, user)
+
+
+def _wake(model: RegisteredModel) -> None:
+    transaction.on_commit(lambda: wakeups.wake_whole(model.appcode_id, ROOM))
+
+
+def _record(verb: str, model: RegisteredModel, actor: User, message: str, **data: Any) -> None:
+    record(verb, actor=actor, appcode=model.appcode.code, object=f"model {model}", message=message, **data)

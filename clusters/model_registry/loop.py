@@ -1,0 +1,265 @@
+"""What becomes of versions after people have asked for them: their files are read, and what hooks told of is registered.
+
+A version is Pending until all its files have been read; who dies over it has kept what was read before, and the sweep finds the
+rest. Before and after reading, the files are compared with the listing that was frozen, so a digest is of that and nothing else.
+Asked again, the same loop reads them again and says which are no longer what they were.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import logging
+import time
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db.models import Count, Q
+from django.utils import timezone
+from pydantic import ValidationError
+
+from clusters import wakeups
+from clusters.clouds.drivers.base import CloudError
+from clusters.model_registry.actions import ROOM, Source, output_of, register_from
+from clusters.model_registry.manifest import SAID, Said
+from clusters.model_registry.signature import read_signature
+from clusters.models import HookRun, ModelVersion
+from clusters.run_hooks.facts import metrics_of
+from clusters.spec.folders import output_folder
+from datastores.actions import open_store
+from datastores.drivers.base import Driver, DriverError, NotThere
+from datastores.drivers.patience import within
+from datastores.files.contents import Busy
+from datastores.files.versions import rows
+from datastores.listing import listing_of
+from datastores.models import Datastore
+from portal.access import OPERATE, may
+from portal.api.problems import Unavailable
+from portal.db.advisory_lock import Lock, advisory_lock
+from portal.errors import Conflict, Invalid
+from portal.limits import refuse_nul
+from portal.models import User
+from portal.text import readable
+
+log = logging.getLogger(__name__)
+
+State = ModelVersion.State
+# For how long what cannot be read is tried again, and how often.
+PATIENCE, AGAIN = dt.timedelta(minutes=10), dt.timedelta(seconds=20)
+# After which a turn begins no other file; how long a store may take over one, and over a listing.
+TURN_SECONDS, FILE_SECONDS, LIST_SECONDS = 60.0, 900.0, 30.0
+MAX_SAID = 256 * 1024
+RESYNC_LIMIT = 500
+TOLD = Q(did__phase__in=("Succeeded", "Failed", "Stopped"), message="", run__cluster__deleted_at=None) & ~Q(model="")
+
+
+def advance(appcode_id: int, _: str = "") -> None:
+    """Registers what hooks of an appcode told of, and reads what is Pending. One worker at a time is at an appcode, so that a
+    slow server of its people keeps no more."""
+    until = time.monotonic() + TURN_SECONDS
+    with advisory_lock(Lock.MODELS, str(appcode_id)) as is_mine:
+        if not is_mine:
+            return
+        told = HookRun.objects.filter(TOLD, run__cluster__appcode=appcode_id).order_by("pk")
+        for row in told.select_related("run__cluster__appcode", "run__created_by", "did__cluster__appcode")[
+            :RESYNC_LIMIT
+        ]:
+            if time.monotonic() < until:
+                _register(row)
+        while time.monotonic() < until and (version := _due().filter(model__appcode=appcode_id).first()):
+            _read(version, until)
+
+
+def resync() -> None:
+    """Finds those of which the wake-up was lost, and those that are tried again: one wake-up for an appcode."""
+    told = HookRun.objects.filter(TOLD).values_list("run__cluster__appcode").annotate(count=Count("pk"))
+    due = _due().order_by().values_list("model__appcode").annotate(count=Count("pk"))
+    for appcode_id in {pk for pk, _ in (*told[:RESYNC_LIMIT], *due[:RESYNC_LIMIT])}:
+        wakeups.wake_whole(appcode_id, ROOM)
+
+
+def _due() -> Any:
+    waited = Q(tried_at=None) | Q(tried_at__lt=timezone.now() - AGAIN)
+    found = ModelVersion.objects.filter(waited, state=State.PENDING, deleted_at=None).order_by("asked_at", "pk")
+    return found.select_related("model__appcode", "frozen__datastore__appcode", "run__cluster__appcode")
+
+
+def _read(version: ModelVersion, until: float) -> None:
+    """One turn of a version."""
+    mine = ModelVersion.objects.filter(pk=version.pk, state=State.PENDING, asked_at=version.asked_at, deleted_at=None)
+    mine.update(tried_at=timezone.now())
+    is_late = timezone.now() - version.asked_at > PATIENCE
+    try:
+        found = _looked(version, until, is_late=is_late)
+    except NotThere as error:
+        found = {"state": State.CHANGED, "message": str(error)}
+    except (DriverError, CloudError) as error:
+        log.info("version %s cannot be read: %s", version.pk, error)
+        found = {"message": str(error)} | ({"state": State.FAILED} if is_late else {})
+    mine.update(**found)
+
+
+def _looked(version: ModelVersion, until: float, *, is_late: bool) -> dict[str, Any]:
+    """What is to be written of it. Raises DriverError, and CloudError."""
+    assert version.frozen is not None
+    driver = open_store(version.frozen.datastore)
+    if why := _why_other(version, driver):
+        return {"state": State.CHANGED, "message": why}
+    if version.checked_at is None:
+        files, is_all = _digests(version, driver, until)
+        if not is_all:
+            # What was read is kept; the rest has its turn at once.
+            return {"files": files, "tried_at": None}
+        found = {"files": files} | _told(version, driver, is_late=is_late)
+    else:
+        files, other, is_all = _again(version, driver, until)
+        if other:
+            return {"state": State.CHANGED, "message": f"{other}: other bytes than when it was registered."}
+        if not is_all:
+            return {"files": files, "tried_at": None}
+        found = {"files": [{key: each[key] for key in ("path", "size", "sha256")} for each in files]}
+    if why := _why_other(version, driver):
+        return {"state": State.CHANGED, "message": why}
+    return found | {"state": State.READY, "message": "", "checked_at": timezone.now()}
+
+
+def _digests(version: ModelVersion, driver: Driver, until: float) -> tuple[list[dict[str, Any]], bool]:
+    """Its files with the digests of those that are read by now, one at least, and whether these are all."""
+    files = [dict(each) for each in version.files]
+    for each in files:
+        if not each["sha256"]:
+            each["sha256"] = _sha256(driver, _joined(version.folder, each["path"]))
+            if time.monotonic() >= until:
+                break
+    return files, all(each["sha256"] for each in files)
+
+
+def _again(version: ModelVersion, driver: Driver, until: float) -> tuple[list[dict[str, Any]], str, bool]:
+    """Its files, with a mark of this check on those that were read again by now, one more at least; the first that has other
+    bytes, or ""; and whether these are all."""
+    files, check = [dict(each) for each in version.files], version.asked_at.isoformat()
+    for each in files:
+        if each.get("again") != check:
+            if _sha256(driver, _joined(version.folder, each["path"])) != each["sha256"]:
+                return files, each["path"], False
+            each["again"] = check
+            if time.monotonic() >= until:
+                break
+    return files, "", all(each.get("again") == check for each in files)
+
+
+def _told(version: ModelVersion, driver: Driver, *, is_late: bool) -> dict[str, Any]:
+    """Signature and metrics, where nobody has said them."""
+    found: dict[str, Any] = {}
+    if version.signature is None:
+        sizes = [(each["path"], each["size"]) for each in version.files]
+        with within(LIST_SECONDS):
+            signature = read_signature(driver, version.folder, sizes, version.format)
+        found["signature"] = signature.model_dump(mode="json", by_alias=True) if signature else None
+    if not version.metrics and version.run:
+        try:
+            found["metrics"] = metrics_of(version.run)
+        except (DriverError, CloudError) as error:
+            if not is_late:
+                raise
+            log.warning("version %s: the metrics of its run cannot be read: %s", version.pk, error)
+    return found
+
+
+def _why_other(version: ModelVersion, driver: Driver) -> str:
+    """How what lies there differs by names, sizes and times from what was frozen, or ""."""
+    assert version.frozen is not None
+    with within(LIST_SECONDS):
+        lies = []
+        for row in rows(driver, version.folder):
+            lies.append(row)
+            if len(lies) > version.frozen.files:
+                break
+    if listing_of(lies).digest == version.frozen.digest:
+        return ""
+    sizes = {path: size for path, size, _ in lies}
+    for each in version.files:
+        if each["path"] not in sizes:
+            return f"{each['path']} is not there any more: somebody has removed it in the store itself."
+        if sizes[each["path"]] != each["size"]:
+            return f"{each['path']} has another size than when it was registered."
+    if added := sorted(set(sizes) - {each["path"] for each in version.files}):
+        return f"{added[0]} has come since it was registered."
+    return "Its files were written anew since it was registered."
+
+
+def _sha256(driver: Driver, path: str) -> str:
+    digest = hashlib.sha256()
+    with within(FILE_SECONDS):
+        for chunk in driver.open(path).chunks:
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _joined(folder: str, path: str) -> str:
+    return f"{folder}/{path}" if folder else path
+
+
+def _register(row: HookRun) -> None:
+    """Makes the version that a hook told of, or writes down why not. Of one that has failed there is none. Who dies between the
+    two has it made again, which is the same version."""
+    found = {"model": ""}
+    assert row.did is not None
+    try:
+        if row.did.phase == "Succeeded":
+            _make(row)
+    except Invalid as invalid:
+        found = _refused(" ".join(f"{each.path[-1]}: {each.message}" for each in invalid.errors))
+    except (Conflict, PermissionDenied, DriverError, Unavailable) as error:
+        passes = isinstance(error, Busy | DriverError | Unavailable) and not isinstance(error, NotThere)
+        if passes and timezone.now() - row.did.phase_since < PATIENCE:
+            log.info("hook run %s: its version cannot be made now: %s", row.pk, error)
+            return
+        found = _refused(str(error))
+    HookRun.objects.filter(pk=row.pk).update(**found)
+
+
+def _refused(why: str) -> dict[str, str]:
+    return {"message": f"No version was registered: {readable(why)}"}
+
+
+def _make(row: HookRun) -> None:
+    """Raises what `register_from` does."""
+    user = _acting(row)
+    said, its_own = _said(row)
+    source = its_own if said.output == "hook" else output_of(row.run)
+    source = Source(source.store, source.folder, row.run, row)
+    register_from(row.run.cluster.appcode, row.model, source, said, acting_user=user, create=True)
+
+
+def _acting(row: HookRun) -> User:
+    user, appcode = row.run.created_by, row.run.cluster.appcode
+    if user is None or not may(user, appcode, OPERATE):
+        raise PermissionDenied(f"who started the run may change nothing in {appcode.code} any more.")
+    return user
+
+
+def _said(row: HookRun) -> tuple[Said, Source]:
+    """What the hook wrote as model-version.json, and where its output lies."""
+    assert row.did is not None
+    spec, cluster = row.did.spec, row.did.cluster
+    if not spec["output"]:
+        raise Conflict(f"the hook has no output, where {SAID} would lie.")
+    store = Datastore.objects.select_related("appcode").filter(appcode=cluster.appcode_id, name=spec["output"]).first()
+    if store is None:
+        raise Conflict(f"the datastore “{spec['output']}” does not exist any more.")
+    folder = output_folder(spec["outputPath"], name=cluster.name, run=row.did.number)
+    try:
+        with within(LIST_SECONDS):
+            data = open_store(store).read_range(_joined(folder, SAID), 0, MAX_SAID + 1)
+    except NotThere:
+        raise Conflict(f"the hook has written no {SAID} into {folder} of {store.name}.") from None
+    if len(data) > MAX_SAID:
+        raise Conflict(f"{SAID} has more than {MAX_SAID // 1024} KiB.")
+    try:
+        said = Said.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Conflict(f"{SAID}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    refuse_nul(said.model_dump())
+    return said, Source(store, folder)

@@ -1,0 +1,121 @@
+"""The model registry: models, their versions, and which of them a word names, now and then.
+
+A version says where its files lie and is kept as it is by a version of that datastore (`frozen`), so nothing is copied. An alias
+is its history: one row for each time that it was moved, of which the one without an end holds now.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from clusters.models.many import HookRun
+from clusters.models.runs import Run
+from datastores.models import Version
+from portal.models import Appcode, User
+
+
+class RegisteredModel(models.Model):
+    """A name under which an appcode keeps versions. A deleted one keeps its row, so that what becomes of a name later goes on
+    with the next number, and with the history of its aliases."""
+
+    appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, related_name="registered_models")
+    name = models.CharField(max_length=30)
+    description = models.CharField(max_length=200, blank=True)
+    version_count = models.PositiveIntegerField(default=0, help_text="The highest number that was given.")
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["appcode", "name"], name="model_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.appcode.code}/{self.name}"
+
+
+class ModelVersion(models.Model):
+    """What one training came to. Its number, files and origin never change.
+
+    `state` says what is known of its files: Pending while they are being read, Ready when each has been, Changed when something
+    else lies there by now, Failed when they cannot be read. A deleted one keeps its row and lets go of its files.
+    """
+
+    class State(models.TextChoices):
+        PENDING = "Pending"
+        READY = "Ready"
+        CHANGED = "Changed"
+        FAILED = "Failed"
+
+    model = models.ForeignKey(RegisteredModel, on_delete=models.CASCADE, related_name="versions")
+    number = models.PositiveIntegerField()
+    description = models.CharField(max_length=500, blank=True)
+    frozen = models.OneToOneField(Version, on_delete=models.PROTECT, null=True, related_name="model_version")
+    datastore = models.CharField(max_length=63)
+    folder = models.CharField(max_length=2000, blank=True)
+    files = models.JSONField(help_text='[{"path", "size", "sha256"}]; the last is "" until it has been read.')
+    size = models.BigIntegerField()
+    format = models.CharField(max_length=20)
+    signature = models.JSONField(null=True, help_text='{"inputs": [{"name", "dtype", "shape"}], "outputs": […]}')
+    sample = models.JSONField(null=True, help_text="A request that it answers.")
+    metrics = models.JSONField(default=dict, help_text='By name; null for NaN: {"accuracy": 0.97}')
+    lineage = models.JSONField(default=dict, help_text='{"run": "train/3", "image", "environment", "code", "input"}')
+    run = models.ForeignKey(Run, on_delete=models.SET_NULL, null=True, related_name="model_versions")
+    hook_run = models.OneToOneField(HookRun, on_delete=models.SET_NULL, null=True, related_name="model_version")
+    state = models.CharField(max_length=10, choices=State.choices, default=State.PENDING)
+    message = models.TextField(blank=True)
+    asked_at = models.DateTimeField(default=timezone.now, help_text="When it was asked last to read its files.")
+    tried_at = models.DateTimeField(null=True)
+    checked_at = models.DateTimeField(null=True, help_text="When they were read last.")
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["-number"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["model", "number"], name="model_version_once"),
+            models.CheckConstraint(
+                condition=Q(deleted_at=None, frozen__isnull=False) | Q(deleted_at__isnull=False, frozen=None),
+                name="model_version_kept",
+            ),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["id"], condition=Q(state="Pending", deleted_at=None), name="model_version_pending"),
+        ]
+
+    def __str__(self) -> str:
+        return f"version {self.number} of the model {self.model.name}"
+
+
+class ModelAlias(models.Model):
+    """That an alias named a version from `since` until `until`, which is None of what holds now. It names none (`version` None)
+    from when it was removed."""
+
+    model = models.ForeignKey(RegisteredModel, on_delete=models.CASCADE, related_name="aliases")
+    name = models.CharField(max_length=40)
+    version = models.ForeignKey(ModelVersion, on_delete=models.CASCADE, null=True, related_name="aliases")
+    since = models.DateTimeField()
+    until = models.DateTimeField(null=True)
+    reason = models.CharField(max_length=300, blank=True)
+    moved_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+
+    class Meta:
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["model", "name"], condition=Q(until=None), name="model_alias_one_now"),
+            models.UniqueConstraint(fields=["model", "name", "since"], name="model_alias_since_once"),
+            models.CheckConstraint(
+                condition=Q(until=None) | Q(until__gt=models.F("since")), name="model_alias_not_backwards"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,126 @@
+"""The spec of a pipeline as text: YAML or JSON as people type it, and as they would have written what is stored."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+import yaml
+from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+
+from clusters.manifest import ClusterManifest, ClusterSpec
+from clusters.pages.conversion import short_document
+from clusters.pipelines.manifest import PipelineSpec
+from portal.errors import Invalid
+from portal.limits import refuse_nul
+
+# What is larger comes as JSON: of this size YAML takes half a second at worst.
+MAX_YAML = 128 * 1024
+# libyaml goes as deep as the text does.
+MAX_DEPTH = 100
+
+_TRUTH = "tag:yaml.org,2002:bool"
+
+
+class _Plain(yaml.CSafeLoader):
+    """What JSON can say, and `on`, which a hook has, is a word, as YAML 1.2 has it."""
+
+
+_Plain.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != _TRUTH]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Plain.add_implicit_resolver(_TRUTH, re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF"))
+
+
+def read_spec(text: str) -> Any:
+    """What was typed as YAML or JSON; a whole manifest stands for its spec. Raises Invalid."""
+    try:
+        value = orjson.loads(text) if text.lstrip().startswith("{") else _yaml(text)
+    except orjson.JSONDecodeError as error:
+        sentence = f"This is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+        raise Invalid.at("spec", message=sentence) from error
+    refuse_nul(value)
+    return value["spec"] if isinstance(value, dict) and "spec" in value and "stages" not in value else value
+
+
+def _yaml(text: str) -> Any:
+    if len(text) > MAX_YAML:
+        raise Invalid.at("spec", message=f"YAML is read up to {MAX_YAML // 1024} KiB; send a longer one as JSON.")
+    try:
+        _judge(text)
+        # Keys that are numbers and the like, which a body of REST cannot have either, are refused on the way through JSON.
+        return orjson.loads(orjson.dumps(yaml.load(text, Loader=_Plain)))  # noqa: S506 # nosec B506  a SafeLoader that reads even less
+    except orjson.JSONEncodeError as error:
+        raise Invalid.at("spec", message=f"This YAML says what JSON cannot: {error}.") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise Invalid.at(
+            "spec", message=f"This is not YAML: {getattr(error, 'problem', '') or error}{where}."
+        ) from error
+    except (RecursionError, ValueError, ArithmeticError) as error:
+        raise Invalid.at("spec", message="This is not YAML that can be read here.") from error
+
+
+def _judge(text: str) -> None:
+    """Refuses what JSON cannot say: tags, by which anything may be asked to be a number or a day, and aliases, by which a short
+    text may stand for one without end. Raises YAMLError and RecursionError."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        if isinstance(event, AliasEvent):
+            raise yaml.composer.ComposerError(problem="aliases are not read")
+        if getattr(event, "tag", None):
+            raise yaml.composer.ComposerError(problem="tags are not read")
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise RecursionError
+
+
+def read_mapping(text: str, *path: str) -> dict[str, Any]:
+    """A part of a manifest that was typed by itself; {} for nothing. Raises Invalid at `path`."""
+    if not text.strip():
+        return {}
+    try:
+        value = read_spec(text)
+    except Invalid as invalid:
+        raise Invalid.at(*path, message=invalid.errors[0].message) from None
+    if not isinstance(value, dict):
+        raise Invalid.at(*path, message="Write it as in a manifest: one field a line, for example timeLimit: 3600.")
+    return value
+
+
+def write_spec(spec: PipelineSpec, appcode: str) -> str:
+    """A spec as people would write it, without what is the default anyway."""
+    return written(stages_in_short(spec, appcode))
+
+
+def written(stages: list[dict[str, Any]]) -> str:
+    text: str = yaml.safe_dump({"stages": stages}, sort_keys=False, allow_unicode=True, width=110)
+    return text
+
+
+def stages_in_short(spec: PipelineSpec, appcode: str) -> list[dict[str, Any]]:
+    """As people would write them, to be read by `PipelineSpec`."""
+    stages = []
+    for stage in spec.stages:
+        said = stage.model_dump(mode="json", by_alias=True, exclude={"spec"}, exclude_defaults=True)
+        if stage.spec:
+            said["spec"] = in_short(stage.spec, appcode)
+        if stage.sweep:
+            said["sweep"]["template"] = in_short(stage.sweep.template, appcode)
+        stages.append(said)
+    return stages
+
+
+def in_short(said: ClusterSpec, appcode: str) -> dict[str, Any]:
+    """With roles as they are usually said."""
+    cluster = ClusterManifest.model_validate({"metadata": {"name": "x", "appcode": appcode}, "spec": said})
+    spec = short_document(cluster)["spec"]
+    plain = {"count": 1, "endpoints": []}
+    roles = {
+        role: {key: value for key, value in said.items() if key not in plain or value != plain[key]}
+        for role, said in spec["roles"].items()
+    }
+    return {**spec, "roles": roles}

@@ -1,0 +1,153 @@
+"""What lists and charts show of what fronts counted, and what replicas cost this month."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import groupby
+
+from django.db.models import Q
+
+from billing.periods import Period, month
+from billing.sums.access import usage_in
+from clusters.models import Replica, ServiceMinute
+from clusters.serving.shown import Counted, Minute, Stats
+from portal.charts import Chart, Line, Tick, draw
+from portal.charts import number as plain
+
+# "The last minutes" of lists and heads.
+RECENT = dt.timedelta(minutes=5)
+# Lines of one chart: the theme has as many colours.
+MOST_LINES = 6
+
+
+@dataclass(frozen=True)
+class Recent:
+    """Of the last minutes: requests a second, and within how many milliseconds 99 of 100 answers came."""
+
+    rate: float
+    p99: float | None
+    requests: int
+    errors: int
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * self.errors / self.requests if self.requests else 0.0
+
+
+def minute_of(at: dt.datetime) -> dt.datetime:
+    return at.replace(second=0, microsecond=0)
+
+
+def recent(services: Iterable[int], now: dt.datetime) -> dict[int, Recent]:
+    """By service; copies, whose answers go nowhere, left out. One query."""
+    since = minute_of(now - RECENT)
+    rows = ServiceMinute.objects.filter(service__in=list(services), minute__gte=since, mirrored=False)
+    found = {}
+    for service, group in groupby(rows.order_by("service"), key=lambda row: row.service_id):
+        counted = Counted.of(group)
+        rate = counted.requests / (now - since).total_seconds()
+        found[service] = Recent(rate, counted.p99, counted.requests, counted.errors)
+    return found
+
+
+def this_month(services: Iterable[int], now: dt.datetime) -> dict[int, Decimal]:
+    """What the replicas of each have cost since this month began. Four queries."""
+    since = month(now).since
+    living = Q(run__gone=False) | Q(gone_at=None) | Q(gone_at__gte=since)
+    replicas = Replica.objects.filter(living, service__in=list(services), run__isnull=False)
+    of_run = {f"run {run}": service for service, run in replicas.values_list("service", "run")}
+    found: dict[int, Decimal] = {}
+    for row in usage_in(list(of_run), Period(since, now), now):
+        service = of_run[row.segment.consumer]
+        found[service] = found.get(service, Decimal(0)) + row.cost
+    return found
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A chart whose axis says the time of day (UTC), and what it shows in words."""
+
+    chart: Chart
+    unit: str
+
+
+def charts_of(stats: Stats) -> list[Drawn]:
+    """Requests a second, errors a minute, and p50 and p99, each with a line for every revision. The minute that goes on is left
+    out: it would always look like a fall."""
+    last = minute_of(stats.until)
+    minutes = [each for each in stats.minutes if each.at < last and not each.mirrored]
+    newest = sorted({each.revision for each in minutes}, reverse=True)
+    shown = sorted(newest[:MOST_LINES])
+    by_revision = {number: {each.at: each.counted for each in minutes if each.revision == number} for number in shown}
+    at = [minute_of(stats.since) + n * dt.timedelta(minutes=1) for n in range(61)]
+    at = [each for each in at if each < last]
+
+    def line(number: int, label: str, value: str) -> Line:
+        found = by_revision[number]
+        first = min(found, default=last)
+        points = []
+        for minute in at:
+            counted = found.get(minute)
+            if value == "requests":
+                points.append(
+                    (_x(minute, last), counted.requests / 60 if counted else 0.0 if minute > first else float("nan"))
+                )
+            elif value == "errors":
+                points.append(
+                    (_x(minute, last), float(counted.errors) if counted else 0.0 if minute > first else float("nan"))
+                )
+            else:
+                found_ms = getattr(counted, value) if counted else None
+                points.append((_x(minute, last), float("nan") if found_ms is None else found_ms))
+        return Line(label, [point for point in points if point[1] == point[1]])
+
+    def named(number: int) -> str:
+        return f"revision {number}"
+
+    kinds = (
+        ("Requests a second", [line(each, named(each), "requests") for each in shown], ""),
+        ("Errors a minute", [line(each, named(each), "errors") for each in shown], ""),
+        ("Half of the answers within, ms", [line(each, named(each), "p50") for each in shown], "ms"),
+        ("99 of 100 answers within, ms", [line(each, named(each), "p99") for each in shown], "ms"),
+    )
+    return [Drawn(_timed(draw(title, lines, x_label="minutes ago")), unit) for title, lines, unit in kinds]
+
+
+def _x(minute: dt.datetime, last: dt.datetime) -> float:
+    return (minute - last).total_seconds() / 60
+
+
+def _timed(chart: Chart) -> Chart:
+    """ "-20" becomes "20": the axis says how many minutes ago."""
+    ticks = tuple(Tick(each.text.lstrip("-−"), each.percent) for each in chart.x_ticks)
+    return Chart(chart.title, chart.x_label, chart.lines, ticks, chart.y_ticks)
+
+
+MINUTES_HEAD = (
+    "minute", "revision", "copies", "requests", "errors", "refused", "p50_ms", "p95_ms", "p99_ms", "bytes_in", "bytes_out",
+)  # fmt: skip
+
+
+def table_of(minutes: Sequence[Minute]) -> list[tuple[object, ...]]:
+    """The same as rows, newest first."""
+    return [
+        (
+            f"{each.at:%Y-%m-%dT%H:%MZ}",
+            each.revision,
+            "yes" if each.mirrored else "no",
+            each.counted.requests,
+            each.counted.errors,
+            each.counted.refused,
+            *(_ms(value) for value in (each.counted.p50, each.counted.p95, each.counted.p99)),
+            each.counted.bytes_in,
+            each.counted.bytes_out,
+        )
+        for each in reversed(minutes)
+    ]
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else plain(value).replace(",", "")

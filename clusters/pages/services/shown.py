@@ -1,0 +1,282 @@
+"""The page of a service: what answers now, what was asked, its history and its manifest. What changes by itself is asked for
+again as a fragment that answers 304 while nothing has changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import conditional_page, require_safe
+
+from clusters.model_registry.drift import LARGE, MIN_ROWS, Column, again, word
+from clusters.models import RevisionDrift, Rollout, Service
+from clusters.pages.create import curl
+from clusters.pages.services.form import short_document
+from clusters.pages.services.numbers import MINUTES_HEAD, charts_of, minute_of, recent, table_of, this_month
+from clusters.serving.access import service_for
+from clusters.serving.comparing import Pair, Sums, why_worse
+from clusters.serving.manifest import ServiceManifest, ServiceSpec
+from clusters.serving.shown import HOUR, LONGEST, RevisionShown, Shown, Stats, address, shown, stats_of
+from portal.access import OPERATE, may
+from portal.files import csv_file
+from portal.models import Event
+from portal.pages.appcodes import person
+from portal.pages.layout import page_of
+
+# Steps of a rollout, in their order, as the strip shows them.
+STEPS = {
+    "rolling": (("Starting", "Starting"), ("Shifting", "Taking over"), ("Promoted", "Promoted")),
+    "canary": (
+        ("Starting", "Starting"), ("Comparing", "Answering a part"), ("Shifting", "Taking over"), ("Promoted", "Promoted"),
+    ),
+    "shadow": (("Starting", "Starting"), ("Comparing", "Sent copies"), ("Shifting", "Taking over"), ("Promoted", "Promoted")),
+}  # fmt: skip
+WORST = 5
+TABLE_HEAD = (
+    "Minute (UTC)", "Revision", "Copies", "Requests", "Errors", "Refused", "p50, ms", "p95, ms", "p99, ms", "Bytes in",
+    "Bytes out",
+)  # fmt: skip
+EVENTS = 100
+
+
+@dataclass(frozen=True)
+class Step:
+    label: str
+    is_now: bool
+    is_done: bool
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two that are compared."""
+
+    revision: RevisionShown
+    requests: int = 0
+    errors: int = 0
+    p50: float | None = None
+    p99: float | None = None
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * self.errors / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """A rollout that lives. `worse` says in what the new revision is worse so far, "" where it is not."""
+
+    rollout: Rollout
+    steps: list[Step]
+    sides: list[Side]
+    worse: str
+
+    @property
+    def is_gated(self) -> bool:
+        return self.rollout.phase == Rollout.Phase.GATED
+
+    @property
+    def is_compared(self) -> bool:
+        return self.rollout.phase == Rollout.Phase.COMPARING
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Per cent of the training sample, and of what was seen; both as heights, of which the highest is 100."""
+
+    says: str
+    expected: float
+    seen: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How far what a revision sees of one input or output lies from its training sample."""
+
+    column: Column
+    psi: float | None
+    bins: list[Bin]
+
+    @property
+    def word(self) -> str:
+        return word(self.psi)
+
+    @property
+    def css(self) -> str:
+        return {"large": "drifted", "moderate": "moved"}.get(self.word, "stable")
+
+    @property
+    def spoken(self) -> str:
+        return "; ".join(each.says for each in self.bins)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """`drifted` of all its columns are far from the sample; `columns` are the worst."""
+
+    row: RevisionDrift
+    columns: list[Seen]
+    drifted: int
+    least: int = MIN_ROWS
+
+
+@require_safe
+def service(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    found = service_for(person(request), appcode, name)
+    return render(request, "clusters/services/overview.html", head_of(request, found) | {"tab": "overview"})
+
+
+@require_safe
+@conditional_page
+def live(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """What changes of its first tab."""
+    found = service_for(person(request), appcode, name)
+    return render(request, "clusters/services/_overview.html", head_of(request, found))
+
+
+@require_safe
+@conditional_page
+def head(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """What changes above the other tabs."""
+    found = service_for(person(request), appcode, name)
+    return render(request, "clusters/services/_head.html", head_of(request, found, whole=False))
+
+
+@require_safe
+def minutes(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """The numbers of the charts as comma-separated values."""
+    found, now = service_for(person(request), appcode, name), timezone.now()
+    stats = stats_of(found, now - HOUR, now)
+    return csv_file(f"{appcode}-{name}-minutes", MINUTES_HEAD, table_of(stats.minutes))
+
+
+@require_safe
+def history(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Its rollouts, and what people and the portal did to it."""
+    found = service_for(person(request), appcode, name)
+    rollouts = found.rollouts.select_related("from_revision", "to_revision", "created_by")
+    events = Event.objects.filter(appcode=appcode, object=f"service {found}", at__gte=found.created_at)
+    page, following = page_of(request, events, "-id", EVENTS)
+    context = {
+        "rollouts": []
+        if request.GET.get("cursor")
+        else rollouts.defer("from_revision__spec", "to_revision__spec")[:EVENTS],
+        "events": page,
+        "next_cursor": following,
+        "tab": "history",
+    }
+    return render(request, "clusters/services/history.html", head_of(request, found, whole=False) | context)
+
+
+@require_safe
+def manifest(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    found = service_for(person(request), appcode, name)
+    said = ServiceManifest.model_validate({"metadata": {"name": name, "appcode": appcode}, "spec": found.spec})
+    text = json.dumps(short_document(said), indent=2, ensure_ascii=False)
+    path = request.build_absolute_uri(f"/api/v1/appcodes/{quote(appcode)}/services/{name}")
+    context = {"manifest": text, "curl": curl(path, text, method="PUT"), "tab": "manifest"}
+    return render(request, "clusters/services/manifest.html", head_of(request, found, whole=False) | context)
+
+
+def head_of(request: HttpRequest, found: Service, *, whole: bool = True) -> dict[str, Any]:
+    """What all its tabs need; `whole` with all that the first one shows."""
+    now = timezone.now()
+    context: dict[str, Any] = {
+        "service": found,
+        "spec": ServiceSpec.model_validate(found.spec),
+        "url": f"/services/{found.appcode.code}/{found.name}",
+        "address": address(found),
+        "is_on": found.desired == "running",
+        "may_operate": may(person(request), found.appcode, OPERATE),
+    }
+    if not whole:
+        living = found.rollouts.filter(phase__in=Rollout.LIVING)
+        return context | {"living": living.exists()}
+    said = shown(found, now)
+    by_key = {each.row.pk: each for each in said.revisions}
+    return context | {
+        "living": said.rollout is not None,
+        "shown": said,
+        "replicas": max(said.living, sum(each.row.wanted for each in said.revisions if each.row.weight)),
+        "way": _way(said.rollout, _compared(said.rollout, found, said), by_key) if said.rollout else None,
+        "last": said.rollouts[0] if said.rollouts and not said.rollout else None,
+        "recent": recent([found.pk], now).get(found.pk),
+        "month": this_month([found.pk], now).get(found.pk, 0),
+        "charts": charts_of(said.stats) if said.stats.minutes else [],
+        "table": table_of(said.stats.minutes),
+        "table_head": TABLE_HEAD,
+        "revisions": [(each, _version_url(each, found)) for each in said.revisions],
+        "drift": _drift(said),
+        "can_roll_back": said.rollout is not None or len(said.revisions) > 1,
+    }  # fmt: skip
+
+
+def _version_url(each: RevisionShown, found: Service) -> str:
+    """The page of its version; "" where that was deleted."""
+    model, _, number = each.row.model.partition("/")
+    return reverse("model_version", args=[found.appcode.code, model, number]) if each.row.version_id else ""
+
+
+def _compared(rollout: Rollout, found: Service, said: Shown) -> Stats:
+    """What was counted since it is compared, as the loop counts; else that of the last hour. One query."""
+    if rollout.phase != Rollout.Phase.COMPARING:
+        return said.stats
+    return stats_of(found, max(minute_of(rollout.phase_since), said.stats.until - LONGEST), said.stats.until)
+
+
+def _way(rollout: Rollout, stats: Stats, by_key: Mapping[int, RevisionShown]) -> Way:
+    steps = STEPS[rollout.kind]
+    at = next((n for n, (phase, _) in enumerate(steps) if phase == rollout.phase), -1)
+    sides = [
+        _side(by_key[key], rollout, stats)
+        for key in (rollout.from_revision_id, rollout.to_revision_id)
+        if key is not None and key in by_key
+    ]
+    worse = ""
+    if len(sides) == 2 and rollout.phase == Rollout.Phase.COMPARING:
+        before, after = (Sums(each.requests, each.errors, each.p99) for each in sides)
+        worse = why_worse(Pair(before, after))
+    return Way(rollout, [Step(label, n == at, n < at) for n, (_, label) in enumerate(steps)], sides, worse)
+
+
+def _side(revision: RevisionShown, rollout: Rollout, stats: Stats) -> Side:
+    """As the loop has judged it; where it has not yet, as it was counted."""
+    mirrored = rollout.kind == Rollout.Kind.SHADOW and revision.row.pk == rollout.to_revision_id
+    which = "to" if revision.row.pk == rollout.to_revision_id else "from"
+    counted = stats.sums.get((revision.row.number, mirrored))
+    p50 = counted.p50 if counted else None
+    if judged := rollout.judged.get(which):
+        return Side(revision, judged.get("requests", 0), judged.get("errors", 0), p50, judged.get("p99Ms"))
+    if counted is None:
+        return Side(revision)
+    return Side(revision, counted.requests, counted.errors, p50, counted.p99)
+
+
+def _drift(said: Shown) -> Drift | None:
+    """The last hour of the revision that answers, its worst columns first. Two queries."""
+    if said.answering is None:
+        return None
+    rows = RevisionDrift.objects.filter(revision=said.answering).select_related("revision").order_by("-hour")
+    # An hour that has just begun says nothing yet.
+    row = rows.filter(rows__gte=MIN_ROWS).first() or rows.first()
+    if row is None:
+        return None
+    drifted = sum((each["psi"] or 0) >= LARGE for each in row.columns)
+    return Drift(row, [_seen(each) for each in again(row.columns[:WORST])], drifted)
+
+
+def _seen(column: Column) -> Seen:
+    shares = [count / (column.rows or 1) for count in column.seen]
+    highest = max(*shares, *column.expected)
+    ends = [f"up to {edge:g}" for edge in column.edges] + [f"above {column.edges[-1]:g}"]
+    bins = [
+        Bin(f"{end}: {expected:.0%} in the sample, {seen:.0%} seen", 100 * expected / highest, 100 * seen / highest)
+        for end, expected, seen in zip(ends, column.expected, shares, strict=True)
+    ]
+    return Seen(column, column.psi, bins)

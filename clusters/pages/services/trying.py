@@ -1,0 +1,167 @@
+"""A service tried out on its page: the sample request of the version that answers, sent to one of its replicas, and the same as
+commands to its address.
+
+The portal asks a replica at its own address, as the page of a model server does, and not by the address of the service: so it
+needs no token that could get lost, counts against no caller's limit, and works while no front does.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_POST, require_safe
+
+from clusters.applications.asked import ask_at
+from clusters.frameworks.serving import path_of
+from clusters.models import ModelVersion, Replica, Service
+from clusters.pages.services.shown import head_of
+from clusters.serving import turn
+from clusters.serving.access import service_for
+from clusters.serving.shown import address
+from portal.access import OPERATE
+from portal.api.problems import Unavailable
+from portal.errors import Conflict, Invalid
+from portal.limits import LOOKS
+from portal.pages.appcodes import person
+
+# Of the Open Inference Protocol, where they are called otherwise than TensorFlow calls them.
+DATATYPES = {"float16": "FP16", "float32": "FP32", "float64": "FP64", "string": "BYTES"}
+EXAMPLE = {"instances": [[0.0, 1.0]]}
+
+
+@dataclass(frozen=True)
+class Commands:
+    """To ask by one protocol."""
+
+    key: str
+    title: str
+    url: str
+    shell: str
+    python: str
+
+
+@require_safe
+def try_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    service = service_for(person(request), appcode, name, OPERATE)
+    revision = turn.answering(service)
+    version = revision.version if revision else None
+    sample = version.sample if version and version.sample is not None else EXAMPLE
+    model = _model_name(service)
+    context = {
+        "tab": "try",
+        "version": version,
+        "is_example": version is None or version.sample is None,
+        "body": json.dumps(sample, ensure_ascii=False, indent=2),
+        "inputs": [_tensor(each) for each in (version.signature or {}).get("inputs") or ()] if version else [],
+        "commands": [
+            _commands(
+                "v1", "TensorFlow Serving’s REST", service, f"/v1/models/{model}:predict", _as_v1(sample, version)
+            ),
+            _commands("v2", "Open Inference Protocol", service, f"/v2/models/{model}/infer", _as_v2(sample, version)),
+        ],
+    }
+    return render(request, "clusters/services/try.html", head_of(request, service, whole=False) | context)
+
+
+@require_POST
+def send(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """One request as it was typed, and what became of it."""
+    user = person(request)
+    service = service_for(user, appcode, name, OPERATE)
+    context: dict[str, Any] = {"error": "", "answer": None}
+    try:
+        body = json.loads(request.POST.get("body", ""))
+        replica = _replica(service)
+        with LOOKS.enter(user.pk):
+            path = path_of(_model_name(service), body)
+            context["answer"] = ask_at(replica.address, path, json.dumps(body).encode())
+        context["replica"] = replica
+    except (ValueError, RecursionError) as error:
+        context["error"] = f"This is not JSON: {error}."
+    except (Conflict, Unavailable) as error:
+        context["error"] = str(error)
+    except Invalid as invalid:
+        context["error"] = invalid.errors[0].message
+    return render(request, "clusters/services/_answer.html", context)
+
+
+def _replica(service: Service) -> Replica:
+    """One that answers, of the revision with most of the requests. Raises Conflict."""
+    rows = service.replicas.filter(state=Replica.State.SERVING, revision__weight__gt=0).exclude(address="")
+    found = rows.select_related("revision").order_by("-revision__weight", "slot").first()
+    if found is None:
+        raise Conflict(f"No replica of {service.name} answers now. {service.message}".strip())
+    return found
+
+
+def _commands(key: str, title: str, service: Service, path: str, body: object) -> Commands:
+    text = json.dumps(body, ensure_ascii=False)
+    # Somebody else may have registered the sample, and this is for people's own shells.
+    return Commands(key, title, address(service).rstrip("/") + path, shlex.quote(text), repr(text))
+
+
+def _as_v1(sample: Any, version: ModelVersion | None) -> object:
+    """The sample request as TensorFlow Serving takes it."""
+    if not _is_v2(sample):
+        return sample
+    inputs = {each["name"]: _shaped(each.get("data"), each.get("shape")) for each in sample["inputs"]}
+    return {"inputs": next(iter(inputs.values())) if len(inputs) == 1 else inputs}
+
+
+def _as_v2(sample: Any, version: ModelVersion | None) -> object:
+    """The same by the Open Inference Protocol, by the signature where the sample is of the other one."""
+    if _is_v2(sample):
+        return sample
+    said = sample if isinstance(sample, dict) else {}
+    values = said.get("instances", said.get("inputs"))
+    signature = (version.signature or {}).get("inputs") or () if version else ()
+    first = signature[0] if signature else {"name": "input", "dtype": "float32"}
+    if isinstance(values, dict):
+        named = list(values.items())
+    elif isinstance(values, list) and values and isinstance(values[0], dict):
+        named = [(name, [each.get(name) for each in values]) for name in values[0]]
+    else:
+        named = [(str(first["name"]), values)]
+    types = {str(each["name"]): str(each["dtype"]) for each in signature}
+    return {"inputs": [_v2_input(name, data, types.get(name, str(first["dtype"]))) for name, data in named]}
+
+
+def _v2_input(name: str, data: Any, dtype: str) -> dict[str, Any]:
+    shape, level = [], data
+    while isinstance(level, list):
+        shape.append(len(level))
+        level = level[0] if level else None
+    datatype = {"float32": "FP32", "float64": "FP64", "float16": "FP16", "string": "BYTES", "bool": "BOOL"}.get(
+        dtype, dtype.upper()
+    )
+    return {"name": name, "shape": shape, "datatype": datatype, "data": data}
+
+
+def _shaped(data: Any, shape: Any) -> Any:
+    """A flat list in its shape, so that both protocols say the same."""
+    if not (
+        isinstance(data, list) and isinstance(shape, list) and len(shape) > 1 and data and not isinstance(data[0], list)
+    ):
+        return data
+    size = len(data) // shape[0] if shape[0] else 0
+    return [_shaped(data[n * size : (n + 1) * size], shape[1:]) for n in range(shape[0])] if size else data
+
+
+def _is_v2(sample: Any) -> bool:
+    inputs = sample.get("inputs") if isinstance(sample, dict) else None
+    return isinstance(inputs, list) and all(isinstance(each, dict) and "datatype" in each for each in inputs)
+
+
+def _tensor(said: Any) -> tuple[str, str, str]:
+    shape = said["shape"]
+    sizes = ("any number" if size is None else str(size) for size in shape or ())
+    return said["name"], said["dtype"], "of any shape" if shape is None else " × ".join(sizes) or "one number"
+
+
+def _model_name(service: Service) -> str:
+    return str(service.spec["model"]).partition("@")[0].partition("/")[0]

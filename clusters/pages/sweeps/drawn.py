@@ -1,0 +1,148 @@
+"""What the trials of a sweep came to, drawn: charts of a bounded number of points, and the curves of the best, which are read
+after the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from django.core.cache import cache
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import conditional_page, require_safe
+
+from clusters.comparison.runs import numbers_of
+from clusters.models import Run, Sweep
+from clusters.pages.metrics import READ_SECONDS
+from clusters.pages.sweeps.said import in_words
+from clusters.sweeps.access import sweep_for
+from clusters.sweeps.importance import LEAST, importances
+from clusters.sweeps.manifest import Parameter, SweepSpec, in_order, written
+from clusters.sweeps.measured import lines_of
+from clusters.sweeps.points import BEST, NEWEST, Outcome, is_maximized, outcomes
+from datastores.drivers.patience import within
+from portal.api.problems import Unavailable
+from portal.charts import Chart, Dimension, Line, Strands, draw, draw_strands, number, without_outliers
+from portal.limits import LOOKS
+from portal.pages.appcodes import person
+
+# Trials whose curves are drawn together.
+CURVES = 10
+# For how long it is remembered what parameters matter.
+KEPT_SECONDS = 3600
+
+
+@require_safe
+@conditional_page
+def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """What its points came to, drawn: value over trial, parallel coordinates, importance."""
+    found = sweep_for(person(request), appcode, name)
+    spec = SweepSpec.model_validate(found.spec)
+    if spec.goal is None:
+        return render(request, "clusters/_sweep_charts.html", {"spec": spec})
+    points, total = outcomes(found, spec)
+    # What has come to a value stays as it is, so their number says which they are.
+    key = f"sweep.importance.{found.pk}.{total}"
+    shares: dict[str, float] = cache.get_or_set(key, partial(importances, spec, points), KEPT_SECONDS) or {}
+    context = {
+        "spec": spec,
+        "points": len(points),
+        "total": total,
+        "course": _course(spec, points) if points else None,
+        "strands": _strands(found, spec, points) if len(points) > 1 else None,
+        "importance": [(name, f"{100 * share:.0f}") for name, share in shares.items()],
+        "sometimes": [name for name, each in spec.parameters.items() if each.when],
+        "least": LEAST,
+        "drawn_best": BEST,
+        "drawn_newest": NEWEST,
+    }
+    return render(request, "clusters/_sweep_charts.html", context)
+
+
+@require_safe
+@conditional_page
+def curves(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """The goal's metric of the best trials together, which takes as long as their event files or logs take to be read."""
+    user = person(request)
+    found = sweep_for(user, appcode, name)
+    spec = SweepSpec.model_validate(found.spec)
+    context: dict[str, Any] = {"spec": spec, "chart": None, "notes": []}
+    if spec.goal is not None:
+        points = sorted(outcomes(found, spec)[0], key=lambda each: (_sign(spec) * each.value, each.number))[:CURVES]
+        runs = _runs_of(found, [point.number for point in points])
+        try:
+            with LOOKS.enter(user.pk), within(READ_SECONDS):
+                numbers, context["notes"] = numbers_of(list(runs.values()))
+        except Unavailable as error:
+            context["notes"] = [str(error)]
+        else:
+            read = zip(runs, numbers, strict=True)
+            lines = [
+                Line(
+                    f"trial {which}{', fold 1' if spec.folds else ''}",
+                    [(point.step, point.value) for point in curve.points],
+                )
+                for which, scalars in read
+                for curve in lines_of(scalars, spec.goal.metric)[:1]
+            ]
+            context["chart"] = draw(spec.goal.metric, lines, x_label="step") if lines else None
+    return render(request, "clusters/_sweep_curves.html", context)
+
+
+def _runs_of(found: Sweep, numbers: Sequence[int]) -> dict[int, Run]:
+    """By point the newest run of its first training, in the order of `numbers`."""
+    trials = found.trials.filter(number__in=numbers, fold__lte=1, cluster__current_run__isnull=False)
+    runs = {}
+    for trial in trials.select_related("cluster__current_run"):
+        assert trial.cluster is not None
+        assert trial.cluster.current_run is not None
+        trial.cluster.appcode = found.appcode
+        runs[trial.number] = trial.cluster.current_run
+        runs[trial.number].cluster = trial.cluster
+    return {which: runs[which] for which in numbers if which in runs}
+
+
+def _sign(spec: SweepSpec) -> int:
+    return -1 if is_maximized(spec) else 1
+
+
+def _course(spec: SweepSpec, points: Sequence[Outcome]) -> Chart:
+    """The value of each point, and the best until then."""
+    assert spec.goal is not None
+    low, high = without_outliers([point.value for point in points])
+    best, leading = points[0].value, []
+    for point in points:
+        best = max(best, point.value) if is_maximized(spec) else min(best, point.value)
+        leading.append((float(point.number), best))
+    each = [(float(point.number), min(high, max(low, point.value))) for point in points]
+    lines = [Line("best so far", leading), Line("each trial", each, scattered=True)]
+    return draw(spec.goal.metric, lines, x_label="trial")
+
+
+def _strands(found: Sweep, spec: SweepSpec, points: Sequence[Outcome]) -> Strands:
+    assert spec.goal is not None
+    ranked = sorted(points, key=lambda point: (_sign(spec) * point.value, point.number))
+    low, high = without_outliers([point.value for point in ranked])
+    dimensions = [_dimension(name, each, ranked) for name, each in in_order(spec.parameters)]
+    dimensions.append(Dimension(spec.goal.metric, [point.value for point in ranked], low, high))
+    things = [
+        (
+            f"trial {point.number}: {spec.goal.metric} = {number(point.value)}; {in_words(point.parameters)}",
+            reverse("sweep", args=[found.appcode.code, found.name]) + f"?trial={point.number}#trials",
+        )
+        for point in ranked
+    ]
+    return draw_strands(dimensions, things)
+
+
+def _dimension(name: str, parameter: Parameter, points: Sequence[Outcome]) -> Dimension:
+    said = [point.parameters.get(name) for point in points]
+    if parameter.type == "choice":
+        texts = [None if value is None else written(value) for value in said]
+        return Dimension(name, texts, choices=[written(value) for value in parameter.values])
+    assert parameter.low is not None
+    assert parameter.high is not None
+    numbers = [None if value is None else float(value) for value in said]
+    return Dimension(name, numbers, float(parameter.low), float(parameter.high), parameter.log)

@@ -1,0 +1,184 @@
+"""The trials of a sweep: a page of its points, in the order and of the phase that are asked for, in few queries."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import (
+    Avg,
+    BooleanField,
+    Case,
+    Count,
+    Exists,
+    F,
+    FloatField,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Value,
+    When,
+)
+from django.db.models.expressions import Combinable
+from django.db.models.functions import Coalesce
+from django.http import HttpRequest
+from django.utils import timezone
+
+from clusters.models import Run, Sweep, Trial
+from clusters.pages.sweeps.listing import TRIAL_PHASES, Row
+from clusters.pages.sweeps.said import in_words, short
+from clusters.sweeps.manifest import SweepSpec, in_order, trial_name
+from clusters.sweeps.points import is_maximized
+from clusters.sweeps.sums import PHASE, Sums
+from portal.charts import number
+from portal.pages.layout import sorted_page_of, words
+
+ROWS = 50
+# With more parameters than this they share a column.
+COLUMNS = 6
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A point. `trainings` are (fold, phase, cluster) of each training of it, `value` and `sd` those of all of them."""
+
+    number: int
+    parameters: Sequence[str]
+    phase: str
+    message: str
+    value: str
+    sd: str
+    trainings: Sequence[tuple[int, str, str]]
+    started: dt.datetime | None
+    finished: dt.datetime | None
+    gpu_seconds: int
+    cost: Decimal
+    is_best: bool
+
+
+def table_of(request: HttpRequest, row: Row) -> dict[str, Any]:
+    """A page of its trials, in the order and of the phase that are asked for."""
+    found, spec = row.sweep, row.spec
+    sort = chosen if (chosen := words(request, "sort")) in _orders(spec) else ""
+    trials = _sortable(found, spec)
+    phase, one = words(request, "phase"), words(request, "trial")
+    if phase in TRIAL_PHASES:
+        of = Trial.objects.filter(sweep=found, phase=TRIAL_PHASES[phase]).order_by()
+        trials = trials.filter(number__in=of.values("number"))
+    if one.isascii() and one.isdecimal() and len(one) < 6:
+        trials = trials.filter(number=int(one))
+    page, following = sorted_page_of(request, trials, _orders(spec)[sort], ROWS)
+    names = [name for name, _ in in_order(spec.parameters)]
+    return {
+        "names": names if len(names) <= COLUMNS else [],
+        "trials": _trial_rows(found, spec, names, [trial.number for trial in page], timezone.now()),
+        "next_cursor": following,
+        "phases": [(word, _count(row.sums, word)) for word in TRIAL_PHASES],
+        "filtered": phase in TRIAL_PHASES or bool(one),
+    }
+
+
+def _count(sums: Sums, word: str) -> int:
+    if TRIAL_PHASES[word]:
+        return sums.trials.get(word, 0)
+    return sum(count for phase, count in sums.trials.items() if phase not in TRIAL_PHASES.values())
+
+
+def _orders(spec: SweepSpec) -> dict[str, tuple[str, ...]]:
+    """Those that live first, then from the best on."""
+    worst_last = "-sort_value" if is_maximized(spec) else "sort_value"
+    return {
+        "": ("-sort_living", worst_last, "number"),
+        "number": ("number",),
+        "-number": ("-number",),
+        "value": ("sort_value", "number"),
+        "-value": ("-sort_value", "number"),
+    }
+
+
+def _sortable(found: Sweep, spec: SweepSpec) -> QuerySet[Trial]:
+    """A row for each point, which is its first training. What has no value is worse than all that have one."""
+    of = Trial.objects.filter(sweep=found, number=OuterRef("number")).order_by()
+    value: Combinable = F("value")
+    lives: Q | Exists = Q(phase="")
+    if spec.folds:
+        done = of.filter(phase=Trial.Phase.SUCCEEDED).values("number").annotate(mean=Avg("value"), done=Count("pk"))
+        value, lives = Subquery(done.filter(done=spec.folds).values("mean")), Exists(of.filter(phase=""))
+    worst = Value(float("-inf") if is_maximized(spec) else float("inf"))
+    return Trial.objects.filter(sweep=found, fold__lte=1).annotate(
+        sort_value=Coalesce(value, worst, output_field=FloatField()),
+        sort_living=Case(When(lives, then=True), default=False, output_field=BooleanField()),
+    )
+
+
+def _trial_rows(
+    found: Sweep, spec: SweepSpec, names: Sequence[str], numbers: Sequence[int], now: dt.datetime
+) -> list[TrialRow]:
+    """Two queries."""
+    of: dict[int, list[Trial]] = {which: [] for which in numbers}
+    trials = found.trials.filter(number__in=numbers).select_related("cluster__current_run").order_by("number", "fold")
+    for trial in trials.annotate(now=PHASE).defer("cluster__spec", "cluster__current_run__spec"):
+        of[trial.number].append(trial)
+    runs = Run.objects.filter(cluster__trial__sweep=found, cluster__trial__number__in=numbers)
+    used: dict[int, list[Run]] = {}
+    for run in runs.annotate(point=F("cluster__trial__number")).only(
+        "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate"
+    ):
+        used.setdefault(run.point, []).append(run)
+    best = found.best["number"] if found.best else None
+    return [_trial_row(found, spec, names, of[which], used.get(which, ()), which == best, now) for which in numbers]
+
+
+def _trial_row(
+    found: Sweep,
+    spec: SweepSpec,
+    names: Sequence[str],
+    trials: Sequence[Trial],
+    runs: Iterable[Run],
+    is_best: bool,
+    now: dt.datetime,
+) -> TrialRow:
+    runs = list(runs)
+    phases = [trial.now for trial in trials]  # type: ignore[attr-defined]
+    values = [trial.value for trial in trials if trial.phase == Trial.Phase.SUCCEEDED and trial.value is not None]
+    whole = len(values) == (spec.folds or 1)
+    mean = sum(values) / len(values) if whole else None
+    sd = (
+        (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+        if mean is not None and spec.folds
+        else None
+    )
+    said = trials[0].parameters
+    started = [trial.cluster.current_run.started_at for trial in trials if trial.cluster and trial.cluster.current_run]
+    return TrialRow(
+        number=trials[0].number,
+        parameters=[short(said[name]) if name in said else "" for name in names]
+        if len(names) <= COLUMNS
+        else [in_words(said)],
+        phase=_together(phases),
+        message=next((trial.message.partition("\n")[0] for trial in trials if trial.message), ""),
+        value="" if mean is None else number(mean),
+        sd="" if sd is None else number(sd),
+        trainings=[
+            (trial.fold, phase, trial_name(found.name, trial.number, trial.fold))
+            for trial, phase in zip(trials, phases, strict=True)
+            if trial.cluster_id
+        ],
+        started=min((each for each in started if each), default=None),
+        finished=max((trial.finished_at for trial in trials if trial.finished_at), default=None)
+        if all(trial.phase for trial in trials)
+        else None,
+        gpu_seconds=sum(run.gpu_seconds_at(now) for run in runs),
+        cost=sum((run.cost_at(now) for run in runs), Decimal(0)),
+        is_best=is_best,
+    )
+
+
+def _together(phases: Sequence[str]) -> str:
+    """Of several trainings of a point: those that live count before those that failed, and those before the others."""
+    order = ("Running", "Starting", "Queued", "Failed", "Stopped", "Pruned", "Succeeded")
+    return min(phases, key=order.index)

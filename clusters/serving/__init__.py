@@ -1,0 +1,1 @@
+"""Services: versions of models that answer at one address while they change."""

@@ -1,0 +1,140 @@
+"""Many runs as one piece of work, with real TensorFlow: data is prepared, a sweep trains it in folds, the best is trained again,
+and a hook writes down what became of it. The same chain on this machine's cloud and on Kubernetes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from typing import Any
+
+from clusters.run_hooks.examples import SAVE
+from tests.running import Client, Portal, eventually
+
+PREPARE = """python - <<'END'
+import numpy as np
+from sklearn.datasets import load_digits
+images, labels = load_digits(return_X_y=True)
+for part in range(6):
+    np.savez(f"/elearn/output/part-{part}.npz", images=images[part::6] / 16, labels=labels[part::6])
+END"""
+# A fold has what it learns from beside what it is judged by; without folds all of it is both.
+TRAIN = """python - <<'END'
+import glob
+import numpy as np
+import tensorflow as tf
+
+def load(folder):
+    parts = [np.load(path) for path in sorted(glob.glob(f"/elearn/input/{folder}*.npz"))]
+    kinds = {"images": "float32", "labels": "int64"}
+    return [tf.constant(np.concatenate([part[key] for part in parts]), kind) for key, kind in kinds.items()]
+
+folded = glob.glob("/elearn/input/validation/*.npz")
+(images, labels), (others, truth) = (load("train/"), load("validation/")) if folded else (load(""), load(""))
+weights, bias = tf.Variable(tf.zeros([64, 10])), tf.Variable(tf.zeros([10]))
+for step in range(1, 41):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, images @ weights + bias))
+    for variable, slope in zip((weights, bias), tape.gradient(loss, (weights, bias))):
+        variable.assign_sub({lr} * slope)
+    right = tf.reduce_mean(tf.cast(tf.argmax(others @ weights + bias, 1) == truth, tf.float32))
+    print(f"step {step}: accuracy = {right:.4f}", flush=True)
+tf.saved_model.save(tf.Module(), "/elearn/output/model")
+END"""
+ONE = {"image": "tensorflow-2-21", "output": "demo-output"}
+RATES = [0.001, 1]
+
+
+class Chain:
+    """The pipeline `all` of ops-demo: two learning rates × `folds`, `parallel` of these at once, each with flavor `gpu`."""
+
+    def __init__(self, portal: Portal, *, folds: int, parallel: int, gpu: str, cpu: str) -> None:
+        self.portal, self.alice, self.folds = portal, Client(portal, "alice"), folds
+        save = {"name": "save", "command": SAVE, "outputPath": "models/{name}/{run}", "flavor": "small"}
+        roles = {"master": {"flavor": gpu}}
+        template = {**ONE, "command": TRAIN, "input": {"from": "prepare"}, "roles": roles, "hooks": [save]}
+        search = {
+            "template": template,
+            "parameters": {"lr": {"type": "choice", "values": RATES}},
+            "goal": {"metric": "accuracy", "direction": "maximize"},
+            "sampler": "grid",
+            "folds": folds,
+            "parallel": parallel,
+        }
+        stages = [
+            {"name": "prepare", "spec": {**ONE, "command": PREPARE, "roles": {"master": {"flavor": cpu}}}},
+            {"name": "search", "sweep": search},
+            {"name": "final", "best": "search"},
+        ]
+        manifest = {"kind": "pipeline", "metadata": {"name": "all", "appcode": "ops-demo"}, "spec": {"stages": stages}}
+        self.get("POST", "/pipelines", manifest)
+        self.get("POST", "/pipelines/all/run", {})
+
+    def get(self, method: str, path: str, body: object = None) -> Any:
+        return self.alice.call(method, f"/appcodes/ops-demo{path}", body)
+
+    def status(self) -> Any:
+        return self.get("GET", "/pipelines/all")["status"]
+
+    def phases(self) -> dict[str, str]:
+        return {stage["name"]: stage["phase"] for stage in self.status()["stages"]}
+
+    def trials(self) -> list[dict[str, Any]]:
+        return list(self.get("GET", "/clusters?partOf=sweeps/all-search-1")["items"])
+
+    def until(self, stage: str, seconds: float) -> None:
+        """Returns when the stage runs."""
+        assert eventually(lambda: self.phases()[stage] == "Running", seconds), self.status()
+
+    def kill_everything(self) -> None:
+        """Every program of the portal at once, its database too; the supervisor starts them again."""
+        for pid in self.portal.programs():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def answers(self) -> bool:
+        with suppress(OSError):
+            return bool(self.status())
+        return False
+
+    def until_over(self, seconds: float) -> None:
+        def is_over() -> bool:
+            with suppress(OSError):
+                return bool(self.status()["phase"] in ("Succeeded", "Failed", "Stopped"))
+            return False
+
+        assert eventually(is_over, seconds), self.status()
+        assert self.phases() == {"prepare": "Succeeded", "search": "Succeeded", "final": "Succeeded"}, self.status()
+
+    def nothing_is_lost_or_double(self) -> None:
+        """Each trial was made once and ran once, the better rate has won, and the whole is the sum of its tasks."""
+        found = self.get("GET", "/sweeps/all-search-1")["status"]
+        count = len(RATES) * self.folds
+        assert (found["trials"], found["best"]["parameters"]) == ({"Succeeded": count}, {"lr": 1})
+        assert found["best"]["sd"] > 0
+        assert [each["status"]["run"] for each in self.trials()] == [1] * count
+        used = [
+            self.get("GET", f"/clusters/all-search-1-{n}-{fold}/usage")
+            for n in range(len(RATES))
+            for fold in range(1, self.folds + 1)
+        ]
+        seconds = [segment["gpuSeconds"] for each in used for segment in each["segments"]]
+        assert found["gpuSeconds"] == sum(seconds) >= len(seconds) == count
+
+    @property
+    def final(self) -> str:
+        """The cluster that was trained with the best rate."""
+        return str(next(stage for stage in self.status()["stages"] if stage["name"] == "final")["cluster"])
+
+    def the_hook_has_written(self) -> None:
+        """A file that says which run, input and metrics made this model."""
+
+        def hooks() -> Any:
+            return self.get("GET", f"/clusters/{self.final}")["status"]["hooks"]
+
+        assert eventually(lambda: hooks()[0]["state"] == "Succeeded", 120), hooks()
+        version = self.get("GET", f"/datastores/demo-output/files/models/{self.final}/1/model-version.json")
+        assert (version["cluster"], version["input"]["files"]) == (self.final, 6), json.dumps(version)
+        assert version["metrics"]["accuracy"] > 0.8

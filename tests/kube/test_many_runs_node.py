@@ -1,0 +1,63 @@
+"""Many runs as one piece of work on Kubernetes, for real: containers of a kubelet, S3 servers, the whole portal, which is
+killed twice while a sweep is under way. Folds are put together by init containers, an output is read where another pod stored it.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser import chromium, signed_in
+from tests.chain import Chain
+from tests.e2e.test_crashes import trains
+from tests.kube.node import Node
+from tests.kube.test_main_job import manage, portal, s3  # noqa: F401  the fixtures
+from tests.running import Portal, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(900)]
+
+# Two of them fit on the machine under this test.
+TINY = "Flavor.objects.create(name='tiny-1-gpu', title='Tiny', cpu_milli=300, memory_mb=1280, gpus=1)"
+LATE = 60_000
+
+
+@pytest.fixture(scope="module")
+def placed(portal: Portal) -> Portal:  # noqa: F811
+    manage(portal, "register_kubernetes", "training", "--business-line", "example.ops")
+    manage(portal, "shell", "-c", f"from clusters.models import Flavor; {TINY}")
+    return portal
+
+
+def test_steps_that_are_trained_again_in_new_pods_are_counted(placed: Portal) -> None:
+    gpu = {"flavor": "tiny-1-gpu"}
+    run = trains(placed, "lost-allreduce", master=gpu, worker={**gpu, "count": 1})
+    run.kill("worker", 0)
+    crash = run.until_over()
+    assert (crash["role"], crash["others"], crash["back"]) == ("worker", 1, True)
+    told = re.search(r"Continues after step (\d+)", run.log)
+    assert told
+    assert crash["stepsRepeated"] == crash["step"] - int(told[1]) > 0
+
+
+def test_a_sweep_in_folds_the_best_of_it_and_its_hook_outlive_the_portal(node: Node, placed: Portal) -> None:
+    chain = Chain(placed, folds=2, parallel=2, gpu="tiny-1-gpu", cpu="small")
+    chain.until("search", 300)
+    assert eventually(chain.trials, 60), chain.status()
+    chain.kill_everything()
+    # And again while pods of it run, or have run: its clouds, its rows and its wake-ups are another moment's then.
+    assert eventually(chain.answers, 120)
+    assert eventually(lambda: any(each["status"]["phase"] == "Running" for each in chain.trials()), 200), chain.trials()
+    chain.kill_everything()
+    chain.until_over(600)
+    chain.nothing_is_lost_or_double()
+    assert {each["status"]["cloud"] for each in chain.trials()} == {"training"}
+    chain.the_hook_has_written()
+
+    with chromium() as browser, signed_in(browser, placed, "alice") as page:
+        page.goto(f"{placed.origin}/clusters/ops-demo/{chain.final}/metrics")
+        expect(page.locator(".chart h2").first).to_have_text("accuracy", timeout=LATE)
+    # Nothing of all this is left in Kubernetes.
+    pods = "/api/v1/namespaces/ops/pods"
+    node.plane.until(pods, lambda found: not found, 120, labelSelector="gpu-cloud/portal=main-job")

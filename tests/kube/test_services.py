@@ -1,0 +1,102 @@
+"""Services on simulated nodes: fronts lead to the addresses of pods, for as long as Kubernetes calls them ready."""
+
+from __future__ import annotations
+
+import datetime as dt
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from clusters.clouds.drivers.kubernetes.render import names
+from clusters.frameworks.serving import PORT
+from clusters.front import rows
+from tests.clusters.front.fronts import address
+from tests.clusters.serving.conftest import new_manifest, new_model
+from tests.kube.plane import Object, Plane
+from tests.kube.test_loop import Loop, loop  # noqa: F401  the fixture
+
+pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
+
+FRONTS = "fronts-of-ours"
+
+
+class Serving:
+    """The loop of services beside that of runs."""
+
+    def __init__(self, loop: Loop) -> None:  # noqa: F811
+        self.loop, self.plane = loop, loop.plane
+
+    def until(self, happened: Any) -> None:
+        from django.utils import timezone
+
+        from clusters.serving import loop as serving
+
+        def done() -> bool:
+            serving.tick(timezone.now())
+            return bool(happened())
+
+        self.loop.until(done)
+
+    def route(self) -> set[str]:
+        """Where a front leads."""
+        with closing(rows.connect(address())) as connection:
+            ([service], _) = rows.read(connection, {})
+        return {replica.address for revision in service.revisions for replica in revision.replicas}
+
+    def pods(self) -> dict[str, Object]:
+        """Those that are to go on, by the address at which each answers."""
+        selector = names.selector(portal=self.loop.cloud._settings.portal)
+        found = self.plane.request("GET", "/api/v1/namespaces/ops/pods", labelSelector=selector)["items"]
+        alive = [each for each in found if "deletionTimestamp" not in each["metadata"] and each["status"].get("podIP")]
+        return {f"{each['status']['podIP']}:{PORT}": each for each in alive}
+
+    def becomes(self, pod: Object, *, ready: bool) -> None:
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        said = {"type": "Ready", "status": str(ready), "lastTransitionTime": now}
+        path = f"/api/v1/namespaces/ops/pods/{pod['metadata']['name']}/status"
+        self.plane.request(
+            "PATCH", path, {"status": {"conditions": [said]}}, content_type="application/strategic-merge-patch+json"
+        )
+
+
+def test_a_route_has_the_addresses_of_the_pods_that_are_ready_and_these_let_fronts_in(
+    plane: Plane,
+    loop: Loop,  # noqa: F811
+    people: Any,
+) -> None:
+    from clusters.models import Cloud
+    from clusters.serving import actions
+    from portal.errors import Invalid
+
+    new_model(people, "https://s3.example.com")
+    manifest = new_manifest(image="tensorflow", replicas={"least": 2, "most": 2})
+    with pytest.raises(Invalid) as refused:
+        actions.create_service(manifest, acting_user=people.bob)
+    assert "which lets no fronts of services in yet" in refused.value.errors[0].message
+    cloud = Cloud.objects.get(name="kubernetes")
+    Cloud.objects.update(settings={**cloud.settings, "front_namespace": FRONTS})
+    service = actions.create_service(manifest, acting_user=people.bob)
+    serving = Serving(loop)
+    serving.until(lambda: len(serving.route()) == 2)
+    pods = serving.pods()
+    assert serving.route() == set(pods)
+
+    # From the namespace of the fronts their port is open, and no Ingress leads there.
+    ours = {"labelSelector": f"{names.selector(portal=loop.cloud._settings.portal)},{names.RUN_ID}"}
+    policies = plane.request("GET", "/apis/networking.k8s.io/v1/namespaces/ops/networkpolicies", **ours)["items"]
+    opened = [each["spec"]["ingress"][1:] for each in policies]
+    fronts = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": FRONTS}}}
+    assert opened == 2 * [[{"from": [fronts], "ports": [{"port": PORT, "protocol": "TCP"}]}]]
+    assert not plane.request("GET", "/apis/networking.k8s.io/v1/namespaces/ops/ingresses", **ours)["items"]
+
+    # One that is not ready is asked nothing until it is again; one that is deleted is followed by another one.
+    first, second = sorted(pods)
+    serving.becomes(pods[first], ready=False)
+    serving.until(lambda: serving.route() == {second})
+    serving.becomes(pods[first], ready=True)
+    serving.until(lambda: serving.route() == {first, second})
+    plane.request("DELETE", f"/api/v1/namespaces/ops/pods/{pods[first]['metadata']['name']}")
+    serving.until(lambda: len(serving.route()) == 2 and first not in serving.route())
+    assert serving.route() == set(serving.pods())
+    actions.delete_service(service, acting_user=people.alice)
