@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from clusters.clouds.drivers.local.network import handed
 from clusters.front.http1 import Answer, BadAnswer
 
 # Seconds. A pod that is gone does not refuse: it says nothing.
@@ -229,7 +230,12 @@ class Pool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT):
-                _, connection = await loop.create_connection(Connection, host.strip("[]"), int(port))
+                # A port of this machine accepts for the network of a run, in which nobody may listen.
+                inside = await handed.connection(int(port)) if host == "127.0.0.1" else None
+                if inside is not None:
+                    _, connection = await loop.create_connection(Connection, sock=inside)
+                else:
+                    _, connection = await loop.create_connection(Connection, host.strip("[]"), int(port))
         except (OSError, ValueError, TimeoutError) as error:
             raise NotTaken(f"{type(error).__name__}: no connection") from error
         return connection

@@ -69,6 +69,20 @@ asyncio.run(main())
 """
 
 
+# As the holder of a run's network on one machine: takes connections at a port, whether the program behind it listens or not.
+HOLDER = """
+import os, signal, socket, sys
+from clusters.clouds.drivers.local.network import forward, handed
+from clusters.clouds.drivers.local.network.peers import Peers
+
+port = int(sys.argv[1])
+with socket.create_server(("127.0.0.1", 0)) as listening, handed.listen(listening.getsockname()[1]) as handing:
+    forward.begin({port: listening}, {port: handing}, Peers(), os.geteuid())
+    print(listening.getsockname()[1], flush=True)
+    signal.pause()
+"""
+
+
 class Answered(NamedTuple):
     status: int
     headers: dict[str, str]
@@ -89,6 +103,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: dict[int, subprocess.Popen[str]] = {}
+        self.holders: list[subprocess.Popen[str]] = []
         self.appcode = new_people().ops
         self.service = self.new_service("digits")
         self.token = self.new_token()
@@ -108,10 +123,15 @@ class World:
     def revision(self, number: int, **fields: Any) -> Revision:
         return Revision.objects.create(service=self.service, number=number, model=f"digits/{number}", spec={}, **fields)
 
-    def replica(self, revision: Revision, slot: int, *, port: int = 0) -> Replica:
-        """One that answers already."""
-        port = port or free_port()
+    def replica(self, revision: Revision, slot: int, *, held: bool = False) -> Replica:
+        """One that answers already; `held`: in a network of which only a port of its holder is seen."""
+        port = free_port()
         self.start(slot, port)
+        if held:
+            argv = [sys.executable, "-c", HOLDER, str(port)]
+            self.holders.append(subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+            assert self.holders[-1].stdout
+            port = int(self.holders[-1].stdout.readline())
         return Replica.objects.create(
             service=self.service, revision=revision, slot=slot, state="serving", address=f"127.0.0.1:{port}"
         )
@@ -137,7 +157,7 @@ class World:
         self.processes[slot].wait()
 
     def end(self) -> None:
-        for process in self.processes.values():
+        for process in (*self.processes.values(), *self.holders):
             process.kill()
             process.wait()
 

@@ -30,12 +30,12 @@ def said(world: World) -> dict[str, Any]:
     return found
 
 
-def led(world: World, *slots: int) -> Revision:
-    """A revision that answers, with replicas."""
+def led(world: World, *slots: int, held: int = 0) -> Revision:
+    """A revision that answers, with replicas, of which one may be `held`."""
     with world.route():
         found = world.revision(1, weight=100)
         for slot in slots:
-            world.replica(found, slot)
+            world.replica(found, slot, held=slot == held)
     return found
 
 
@@ -46,19 +46,20 @@ def swap(world: World, old: int, new: int) -> None:
         Replica.objects.filter(slot=old).update(state="draining")
 
 
-def test_a_replica_that_is_killed_loses_what_it_was_being_asked_and_the_next_requests_go_elsewhere(
+def test_replicas_that_are_killed_lose_what_they_were_being_asked_and_the_next_requests_go_elsewhere(
     world: World, front: Front
 ) -> None:
-    led(world, 1, 2)
+    led(world, 1, 2, 3, held=2)
     with Load(front, world.token) as load:
         load.more()
-        assert load.done.keys() == {"replica-1", "replica-2"}
-        world.kill(1)
-        load.more(400)
+        assert load.done.keys() == {"replica-1", "replica-2", "replica-3"}
+        for slot in (1, 2):
+            world.kill(slot)
+            load.more(300)
     lost = Counter(caller for caller, _ in load.failed)
     assert {text[:4] for _, text in load.failed} <= {"502 "}, load.failed[:3]
-    assert len(lost) <= AT_ONCE
-    assert set(lost.values()) <= {1}, "a caller lost what it was asking, and nothing after it"
+    assert len(load.failed) <= 2 * AT_ONCE
+    assert max(lost.values()) <= 2, "a caller lost what it was asking, and nothing after it"
 
 
 def test_who_leaves_the_route_is_asked_nothing_any_more_once_the_front_has_said_so(world: World, front: Front) -> None:

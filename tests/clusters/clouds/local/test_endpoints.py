@@ -7,13 +7,16 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from dataclasses import replace
 
 import psutil
 import pytest
 
 from clusters.clouds.drivers.base import CloudRefused, Endpoint, EndpointSeen, RolePlan, RunRef
+from clusters.clouds.drivers.local.network import handed
 from tests.clusters.clouds.local.agents import PATIENCE, Agent, role
+from tests.running import ROOT
 
 # Says back in capitals the path that it was asked for.
 SERVE = """exec python -c 'import http.server
@@ -107,6 +110,14 @@ def test_nobody_else_on_the_machine_is_led_in(agent: Agent) -> None:
     assert "OTHER" not in others.stdout
     ours = subprocess.run(["/bin/bash", "-c", ask], capture_output=True, text=True, check=True)
     assert ours.stdout.endswith("/OTHER")
+    beg = f"import asyncio, os, sys; from {handed.__name__} import connection as one; os.setuid(int(sys.argv[1]))"
+    beg += f"; print(asyncio.run(one({port})))"
+    begged = [
+        subprocess.run([sys.executable, "-c", beg, user], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for user in ("65534", "0")
+    ]
+    assert begged[0] == "None\n"
+    assert f"raddr=('127.0.0.1', {PORT})" in begged[1], "the program itself, not a port that stands for it"
 
 
 def test_a_role_of_several_tasks_serves_nothing(agent: Agent) -> None:

@@ -2,7 +2,7 @@
 closed by itself.
 
 In a thread of the holder (holder.py), which is in that network already; only runs with endpoints pay for asyncio. Whoever is not
-the user that runs the portal finds the port closed.
+the user that runs the portal finds the port closed. Beside each port stands the name by which handed.py gives connections away.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import errno
 import socket
 import threading
 
+from clusters.clouds.drivers.local.network import handed
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Coroutine, Mapping
+    from typing import Any
 
     from clusters.clouds.drivers.local.network.peers import Peers
 
@@ -25,19 +28,25 @@ AT_ONCE = 256 * 1024
 AGAIN = 1.0
 
 
-def begin(listening: Mapping[int, socket.socket], peers: Peers, owner: int) -> None:
+def begin(
+    listening: Mapping[int, socket.socket], handing: Mapping[int, socket.socket], peers: Peers, owner: int
+) -> None:
     """Serves each socket for the port of 127.0.0.1 that it stands for, as long as this process lives; only `owner` and root
     are."""
-    threading.Thread(target=asyncio.run, args=(_serve(listening, peers, owner),), name="forward", daemon=True).start()
+    work = _serve(listening, handing, peers, owner)
+    threading.Thread(target=asyncio.run, args=(work,), name="forward", daemon=True).start()
 
 
-async def _serve(listening: Mapping[int, socket.socket], peers: Peers, owner: int) -> None:
-    await asyncio.gather(*(_accept(each, port, peers, owner) for port, each in listening.items()))
+async def _serve(
+    listening: Mapping[int, socket.socket], handing: Mapping[int, socket.socket], peers: Peers, owner: int
+) -> None:
+    led = (_accept(each, _let_in, port, peers, owner) for port, each in listening.items())
+    await asyncio.gather(*led, *(_accept(each, handed.hand_out, port, owner) for port, each in handing.items()))
 
 
-async def _accept(listening: socket.socket, port: int, peers: Peers, owner: int) -> None:
+async def _accept(listening: socket.socket, serve: Callable[..., Coroutine[Any, Any, None]], *told: object) -> None:
     loop = asyncio.get_running_loop()
-    led: set[asyncio.Task[None]] = set()
+    served: set[asyncio.Task[None]] = set()
     listening.setblocking(False)
     while True:
         try:
@@ -46,9 +55,9 @@ async def _accept(listening: socket.socket, port: int, peers: Peers, owner: int)
             if error.errno != errno.ECONNABORTED:
                 await asyncio.sleep(AGAIN)
             continue
-        task = loop.create_task(_let_in(comer, port, peers, owner))
-        led.add(task)  # which keeps it alive
-        task.add_done_callback(led.discard)
+        task = loop.create_task(serve(comer, *told))
+        served.add(task)  # which keeps it alive
+        task.add_done_callback(served.discard)
 
 
 async def _let_in(comer: socket.socket, port: int, peers: Peers, owner: int) -> None:

@@ -7,9 +7,9 @@ child of the holder that ends with it, and the holder ends with pasta.
 
 The process that was started leaves when the network is there, and its child stays until SIGTERM. What went wrong stands in
 status.json. Each of the `endpoints` in spec.json has a port of this machine's loopback, named in FOLDER/endpoints.json: what
-the user that runs the portal sends there is led to that port of 127.0.0.1 inside (forward.py). Tasks do not reach this
-machine's loopback; with `packages`, the socket of the package index, and `stream`, that of
-their input, they reach those (outward.py)."""
+the user that runs the portal sends there is led to that port of 127.0.0.1 inside (forward.py), or a connection to it is handed
+out (handed.py). Tasks do not reach this machine's loopback; with `packages`, the socket of the package index, and `stream`, that
+of their input, they reach those (outward.py)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def hold(
     os.setsid()
     os.umask(0o022)
     owner = os.geteuid()
-    listening = listen(endpoints, told) if endpoints else {}
+    listening, handing = listen(endpoints, told) if endpoints else ({}, {})
     # Of this machine's network, which is left now.
     peers = Peers() if endpoints else None
     packages, stream = spec.get("packages", ""), spec.get("stream", "")
@@ -89,7 +89,7 @@ def hold(
     if peers is not None:
         from clusters.clouds.drivers.local.network import forward
 
-        forward.begin(listening, peers, owner)
+        forward.begin(listening, handing, peers, owner)
     if packages:
         outward.begin(packages, index)
     if stream:
@@ -103,13 +103,17 @@ def hold(
     os.waitpid(carrier, 0)
 
 
-def listen(endpoints: dict[str, int], told: str) -> dict[int, socket.socket]:
-    """A socket for the port of each endpoint, in the network of this machine; `told` is the file that names theirs."""
+def listen(endpoints: dict[str, int], told: str) -> tuple[dict[int, socket.socket], dict[int, socket.socket]]:
+    """A socket for the port of each endpoint, in the network of this machine, and one to hand out connections to it; `told` is
+    the file that names the ports of the former."""
+    from clusters.clouds.drivers.local.network import handed
+
     found = {port: socket.create_server(("127.0.0.1", 0), backlog=128) for port in set(endpoints.values())}
+    handing = {port: handed.listen(each.getsockname()[1]) for port, each in found.items()}
     with open(told + ".new", "w") as file:
         json.dump({name: found[port].getsockname()[1] for name, port in endpoints.items()}, file)
     os.rename(told + ".new", told)
-    return found
+    return found, handing
 
 
 def carry(go: int, outside: dict[str, Any]) -> None:
