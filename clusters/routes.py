@@ -30,6 +30,7 @@ from clusters.pages.benchmarks import new as new_benchmark
 from clusters.pages.benchmarks import shown as benchmarks
 from clusters.pages.models import acts as model_acts
 from clusters.pages.models import listing as models
+from clusters.pages.models import retention as model_retention
 from clusters.pages.models import shown as model
 from clusters.pages.pipelines import form as pipeline_form
 from clusters.pages.pipelines import shown as pipelines
@@ -76,6 +77,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(MODEL, model.model, name="model"),
     path(f"{MODEL}/rows", model.rows, name="model_rows"),
     path(f"{MODEL}/history", model.history, name="model_history"),
+    path(f"{MODEL}/retention", model_retention.retention, name="model_retention"),
+    path(f"{MODEL}/retention/remove", model_retention.forget, name="forget_model_retention"),
     path(f"{MODEL}/compare", model.compare, name="compare_versions"),
     path(f"{MODEL}/move", model_acts.move, name="move_alias"),
     path(f"{MODEL}/delete", model_acts.delete, name="delete_model"),

@@ -13,6 +13,7 @@ from clusters.clouds import gpu_usage
 from clusters.gateway import visits
 from clusters.logs import collect
 from clusters.model_registry import loop as model_registry
+from clusters.model_registry import rules as model_rules
 from clusters.pipelines import advance as pipelines
 from clusters.run_hooks import loop as run_hooks
 from clusters.runs import budgets, listed, quota, reconcile, resync
@@ -119,6 +120,11 @@ def sweep() -> None:
     pipelines.resync()
     schedules.resync()
     sweeps.resync()
+
+
+@shared_task(name="clusters.tasks.apply_model_rules")
+def apply_model_rules() -> None:
+    model_rules.sweep()
 
 
 @shared_task(name="clusters.tasks.forget_visits")

@@ -211,6 +211,8 @@ CELERY_BEAT_SCHEDULE = {
     "trash": {"task": "datastores.tasks.sweep_trash", "schedule": 15.0, "options": {"expires": 15}},
     # Rules of datastores that a day has passed for, or that are new.
     "rules": {"task": "datastores.tasks.apply_rules", "schedule": 60.0, "options": {"expires": 60}},
+    # And those of models.
+    "model-rules": {"task": "clusters.tasks.apply_model_rules", "schedule": 60.0, "options": {"expires": 60}},
     "forget": {"task": "portal.tasks.forget_deliveries", "schedule": 3600.0, "options": {"expires": 3600}},
     "forget-measured": {"task": "billing.tasks.forget_measured", "schedule": 3600.0, "options": {"expires": 3600}},
     # Appcodes that expire: days are announced, so minutes do not matter.

@@ -1584,6 +1584,41 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="ModelRetention",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("keep", models.PositiveIntegerField()),
+                ("days", models.PositiveIntegerField(null=True)),
+                ("created_at", models.DateTimeField()),
+                ("due_at", models.DateTimeField(db_index=True, default=django.utils.timezone.now)),
+                ("applied_at", models.DateTimeField(null=True)),
+                ("versions", models.PositiveIntegerField(default=0)),
+                ("bytes", models.BigIntegerField(default=0)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "model",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="retention",
+                        to="clusters.registeredmodel",
+                    ),
+                ),
+            ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(condition=models.Q(("keep__gte", 1)), name="model_retention_keeps")
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="Front",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import Q
 from django.http import Http404
 from django.utils import timezone
 from pydantic import BaseModel, ValidationError
@@ -23,7 +22,9 @@ from clusters import wakeups
 from clusters.model_registry import mlflow
 from clusters.model_registry.finding import chosen, models_among
 from clusters.model_registry.manifest import MAX_SAMPLE_BYTES, About, ModelManifest, ModelVersionSpec, checked_alias
-from clusters.models import Cluster, HookRun, ModelAlias, ModelVersion, RegisteredModel, Revision, Rollout, Run
+from clusters.model_registry.retention import RetentionSpec
+from clusters.model_registry.users import VersionUse, users_of
+from clusters.models import HookRun, ModelAlias, ModelRetention, ModelVersion, RegisteredModel, Run
 from clusters.spec.catalog import runs_named
 from clusters.spec.folders import output_folder
 from datastores.actions import open_store
@@ -98,14 +99,15 @@ def delete_model(model: RegisteredModel, *, acting_user: User) -> None:
     found = _locked(model, acting_user)
     if names := list(_living(found).values_list("name", flat=True)):
         raise Conflict(f"{', '.join(names)} of {found.name} still names a version; remove that alias first.")
-    if names := clusters_with(Q(spec__model__startswith=f"{found.name}/"), found):
-        raise Conflict(f"A version of {found.name} is used by {', '.join(names)}; end that, or give it another model.")
-    if names := services_with(Q(version__model=found)):
-        raise Conflict(
-            f"The service {', '.join(names)} answers with a version of {found.name}; delete the service first."
-        )
+    others, services = _named_users(users_of(found))
+    if others:
+        raise Conflict(f"A version of {found.name} is used by {others}; end that, or give it another model.")
+    if services:
+        raise Conflict(f"The service {services} answers with a version of {found.name}; delete the service first.")
     for version in found.versions.filter(deleted_at=None).select_related("frozen"):
         _let_go(version)
+    # Who creates it again has said nothing of this.
+    ModelRetention.objects.filter(model=found).delete()
     found.deleted_at = timezone.now()
     found.save(update_fields=["deleted_at", "changed_at"])
     _record("model.deleted", found, acting_user, "Deleted; its files and the history of its aliases stay.")
@@ -276,41 +278,61 @@ def lineage_of(run: Run) -> dict[str, Any]:
 
 
 @transaction.atomic
-def delete_version(version: ModelVersion, *, acting_user: User) -> None:
-    """Its files stay, and may be changed again; its number is never used again. Raises Conflict while an alias names it."""
+def delete_version(version: ModelVersion, *, acting_user: User | None, rule: str = "") -> None:
+    """Its files stay, and may be changed again; its number is never used again. Deleted twice, it is deleted once. `rule` says by
+    which one the portal does it, for whom `acting_user` is None. Raises Conflict while somebody uses it, and as `_locked`."""
     model = _locked(version.model, acting_user)
     found = model.versions.filter(pk=version.pk, deleted_at=None).select_related("frozen").first()
     if found is None:
         return
     if names := list(_living(model).filter(version=found).values_list("name", flat=True)):
         raise Conflict(f"{', '.join(names)} of {model.name} names version {found.number}; move or remove it first.")
-    if names := clusters_with(Q(spec__model=f"{model.name}/{found.number}"), model):
-        raise Conflict(f"Version {found.number} is used by {', '.join(names)}; end that, or give it another version.")
-    if names := services_with(Q(version=found)):
-        raise Conflict(f"The service {', '.join(names)} answers with version {found.number}; deploy another one there.")
+    others, services = _named_users([each for each in users_of(model) if each.number == found.number])
+    if others:
+        raise Conflict(f"Version {found.number} is used by {others}; end that, or give it another version.")
+    if services:
+        raise Conflict(f"The service {services} answers with version {found.number}; deploy another one there.")
     _let_go(found)
+    by = f" by the rule “{rule}”" if rule else ""
+    facts = {"version": found.number, "rule": rule} if rule else {"version": found.number}
     _record(
-        "model.version-deleted",
-        model,
-        acting_user,
-        f"Version {found.number}: deleted; its files stay.",
-        version=found.number,
+        "model.version-deleted", model, acting_user, f"Version {found.number}: deleted{by}; its files stay.", **facts
     )
 
 
-def clusters_with(said: Q, model: RegisteredModel) -> list[str]:
-    """The names of clusters whose definition or living run says so of its model, at most ten."""
-    runs = Run.objects.filter(said, gone=False, cluster__appcode=model.appcode)
-    has = said | Q(current_run__in=runs)
-    rows = Cluster.objects.filter(has, appcode=model.appcode, deleted_at=None).order_by("name")
-    return list(rows.values_list("name", flat=True)[:10])
+@transaction.atomic
+def save_retention(model: RegisteredModel, spec: RetentionSpec, *, acting_user: User) -> ModelRetention:
+    """The rule by which versions go, in place of the one before; it is applied in a minute, and then every day. Saved twice, it
+    is saved once."""
+    model = _locked(model, acting_user)
+    rule = ModelRetention.objects.filter(model=model).select_related("created_by").first()
+    if rule and (rule.keep, rule.days) == (spec.keep, spec.days):
+        return rule
+    rule = rule or ModelRetention(model=model)
+    rule.keep, rule.days, rule.created_by = spec.keep, spec.days, acting_user
+    rule.created_at = rule.due_at = timezone.now()
+    rule.save()
+    _record("model.rule-saved", model, acting_user, f"{spec.words}.", keep=spec.keep, days=spec.days)
+    return rule
 
 
-def services_with(said: Q) -> list[str]:
-    """The names of services of which a revision of it lives, or a rollout to it, at most ten."""
-    lives = Q(weight__gt=0) | Q(wanted__gt=0) | Q(mirrored=True) | Q(rollouts__phase__in=Rollout.LIVING)
-    rows = Revision.objects.filter(said, lives, service__deleted_at=None).order_by("service__name")
-    return list(rows.values_list("service__name", flat=True).distinct()[:10])
+@transaction.atomic
+def forget_retention(model: RegisteredModel, *, acting_user: User) -> None:
+    """Nothing goes by a rule any more. Where there is none, nothing changes."""
+    model = _locked(model, acting_user)
+    if ModelRetention.objects.filter(model=model).delete()[0]:
+        _record("model.rule-removed", model, acting_user, "Nothing goes by a rule any more.")
+
+
+def _named_users(uses: Sequence[VersionUse]) -> tuple[str, str]:
+    """The names of services, at most ten, and before them those of everything else."""
+    services = dict.fromkeys(each.name for each in uses if each.kind == "service")
+    others = dict.fromkeys(
+        each.name if each.kind == "cluster" else f"the {each.kind} {each.name}"
+        for each in uses
+        if each.kind != "service"
+    )
+    return ", ".join(list(others)[:10]), ", ".join(list(services)[:10])
 
 
 @transaction.atomic
@@ -404,9 +426,11 @@ def _let_go(version: ModelVersion) -> None:
         frozen.delete()
 
 
-def _locked(model: RegisteredModel, user: User) -> RegisteredModel:
-    """The model as it is now, for this transaction alone. Raises PermissionDenied, and Http404 where it was deleted meanwhile."""
-    require(user, model.appcode, OPERATE)
+def _locked(model: RegisteredModel, user: User | None) -> RegisteredModel:
+    """The model as it is now, for this transaction alone; for None, which is the portal itself, whoever may change it. Raises
+    PermissionDenied, and Http404 where it was deleted meanwhile."""
+    if user is not None:
+        require(user, model.appcode, OPERATE)
     rows = RegisteredModel.objects.select_for_update(of=("self",), no_key=True).select_related("appcode", "created_by")
     found = rows.filter(pk=model.pk, deleted_at=None).first()
     if found is None:
@@ -431,5 +455,5 @@ def _wake(model: RegisteredModel) -> None:
     transaction.on_commit(lambda: wakeups.wake_whole(model.appcode_id, ROOM))
 
 
-def _record(verb: str, model: RegisteredModel, actor: User, message: str, **data: Any) -> None:
+def _record(verb: str, model: RegisteredModel, actor: User | None, message: str, **data: Any) -> None:
     record(verb, actor=actor, appcode=model.appcode.code, object=f"model {model}", message=message, **data)

@@ -14,7 +14,7 @@ from clusters.models.many import (
     Trial,
 )
 from clusters.models.offers import Environment, Flavor, GitToken, Hook, Image, Plugin, Template
-from clusters.models.registry import ModelAlias, ModelVersion, RegisteredModel
+from clusters.models.registry import ModelAlias, ModelRetention, ModelVersion, RegisteredModel
 from clusters.models.runs import Cluster, Run, Task
 from clusters.models.serving import (
     Front,
@@ -44,6 +44,7 @@ __all__ = [
     "Image",
     "Measurement",
     "ModelAlias",
+    "ModelRetention",
     "ModelVersion",
     "Origin",
     "Pipeline",

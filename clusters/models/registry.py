@@ -119,3 +119,26 @@ class ModelAlias(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class ModelRetention(models.Model):
+    """The rule by which versions of a model go (model_registry/retention.py says which, rules.py when). It is applied when
+    `due_at` has come; `versions` and `bytes` are what went at `applied_at`."""
+
+    model = models.OneToOneField(RegisteredModel, on_delete=models.CASCADE, related_name="retention")
+    keep = models.PositiveIntegerField()
+    days = models.PositiveIntegerField(null=True)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField()
+    due_at = models.DateTimeField(default=timezone.now, db_index=True)
+    applied_at = models.DateTimeField(null=True)
+    versions = models.PositiveIntegerField(default=0)
+    bytes = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=Q(keep__gte=1), name="model_retention_keeps"),
+        ]
+
+    def __str__(self) -> str:
+        return f"the retention rule of {self.model}"

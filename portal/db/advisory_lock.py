@@ -60,6 +60,8 @@ class Lock(IntEnum):
     CRASHES = 21
     # The process whose loop looks after services; a part for what it reads once a minute.
     SERVICES = 22
+    # One sweep of the retention rules of models at a time.
+    MODEL_RULES = 23
 
 
 @contextmanager

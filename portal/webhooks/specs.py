@@ -43,7 +43,7 @@ GROUPS = {
     "environment": "Environments: saved, deleted",
     "template": "Templates of clusters: created, changed, deleted",
     "hook": "Hooks of runs: created, changed, deleted",
-    "model": "Models: created, registered, alias moved and removed, deleted",
+    "model": "Models: created, registered, alias moved and removed, retention rule, versions deleted, deleted",
     "service": "Services: created, changed, rolled out and back, scaled, degraded, drift, disabled, tokens, deleted",
     "git": "Git tokens: saved, removed",
     "appcode": "The appcode itself: members, requests, quota, expiry",

@@ -22,7 +22,8 @@ from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
 from clusters.manifest import ClusterSpec
-from clusters.model_registry.actions import move_alias
+from clusters.model_registry.actions import move_alias, save_retention
+from clusters.model_registry.retention import RetentionSpec
 from clusters.models import (
     Environment,
     Flavor,
@@ -205,6 +206,7 @@ def make(bucket: str) -> World:
         post("alice", "/appcodes/ops-demo/models/digits/versions", model_version())
     ModelVersion.objects.update(state="Ready", format="saved-model")
     move_alias(RegisteredModel.objects.get(), "champion", 1, acting_user=people.alice)
+    save_retention(RegisteredModel.objects.get(), RetentionSpec(keep=9), acting_user=people.alice)
     post("alice", "/appcodes/ops-demo/services", service("answers"))
     begin_canary(Service.objects.get(), ModelVersion.objects.get(number=1))
     post("alice", "/appcodes/ops-demo/services/answers/tokens", {"name": "checkout"})
