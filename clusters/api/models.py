@@ -290,7 +290,7 @@ class OneVersion(APIView):
     @extend_schema(
         operation_id="model_versions_delete",
         summary="Delete a version of a model",
-        description="409 while an alias names it. Its files stay, and may be changed again; its number is never used again.",
+        description="409 while something uses it. Its files stay, and may be changed again; its number is never used again.",
         request=None,
         responses={204: None},
     )
