@@ -10,6 +10,7 @@ from typing import Any
 from django.core.cache import cache
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.http import conditional_page, require_safe
 
@@ -21,7 +22,7 @@ from clusters.sweeps.access import sweep_for
 from clusters.sweeps.importance import LEAST, importances
 from clusters.sweeps.manifest import Parameter, SweepSpec, in_order, written
 from clusters.sweeps.measured import lines_of
-from clusters.sweeps.points import BEST, NEWEST, Outcome, is_maximized, outcomes
+from clusters.sweeps.points import BEST, NEWEST, Outcome, is_maximized, outcomes, valued
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
 from portal.charts import Chart, Dimension, Line, Strands, draw, draw_strands, number, without_outliers
@@ -30,7 +31,7 @@ from portal.pages.appcodes import person
 
 # Trials whose curves are drawn together.
 CURVES = 10
-# For how long it is remembered what parameters matter.
+# For how long charts are kept as they were drawn.
 KEPT_SECONDS = 3600
 
 
@@ -40,25 +41,29 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """What its points came to, drawn: value over trial, parallel coordinates, importance."""
     found = sweep_for(person(request), appcode, name)
     spec = SweepSpec.model_validate(found.spec)
-    if spec.goal is None:
-        return render(request, "clusters/_sweep_charts.html", {"spec": spec})
-    points, total = outcomes(found, spec)
     # What has come to a value stays as it is, so their number says which they are.
-    key = f"sweep.importance.{found.pk}.{total}"
-    shares: dict[str, float] = cache.get_or_set(key, partial(importances, spec, points), KEPT_SECONDS) or {}
-    context = {
-        "spec": spec,
-        "points": len(points),
-        "total": total,
-        "course": _course(spec, points) if points else None,
-        "strands": _strands(found, spec, points) if len(points) > 1 else None,
-        "importance": [(name, f"{100 * share:.0f}") for name, share in shares.items()],
-        "sometimes": [name for name, each in spec.parameters.items() if each.when],
-        "least": LEAST,
-        "drawn_best": BEST,
-        "drawn_newest": NEWEST,
-    }
-    return render(request, "clusters/_sweep_charts.html", context)
+    key = f"sweep.charts.{found.pk}.{valued(found, spec).count() if spec.goal else 0}"
+    return HttpResponse(cache.get_or_set(key, partial(_drawn, found, spec), KEPT_SECONDS))
+
+
+def _drawn(found: Sweep, spec: SweepSpec) -> str:
+    """As HTML, which is the same for everybody who may see it."""
+    context: dict[str, Any] = {"spec": spec}
+    points = outcomes(found, spec) if spec.goal else []
+    if points:
+        shares = importances(spec, points)
+        context |= {
+            "points": len(points),
+            "total": valued(found, spec).count(),
+            "course": _course(spec, points),
+            "strands": _strands(found, spec, points) if len(points) > 1 else None,
+            "importance": [(name, f"{100 * share:.0f}") for name, share in shares.items()],
+            "sometimes": [name for name, each in spec.parameters.items() if each.when],
+            "least": LEAST,
+            "drawn_best": BEST,
+            "drawn_newest": NEWEST,
+        }
+    return render_to_string("clusters/_sweep_charts.html", context)
 
 
 @require_safe
@@ -70,7 +75,7 @@ def curves(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     spec = SweepSpec.model_validate(found.spec)
     context: dict[str, Any] = {"spec": spec, "chart": None, "notes": []}
     if spec.goal is not None:
-        points = sorted(outcomes(found, spec)[0], key=lambda each: (_sign(spec) * each.value, each.number))[:CURVES]
+        points = sorted(outcomes(found, spec), key=lambda each: (_sign(spec) * each.value, each.number))[:CURVES]
         runs = _runs_of(found, [point.number for point in points])
         try:
             with LOOKS.enter(user.pk), within(READ_SECONDS):
