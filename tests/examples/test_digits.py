@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from datastores.files.previews import preview
 from tests.examples.programs import EXAMPLES, start
 
 # Only what is broken takes so long: TensorFlow alone is loaded for many seconds where others keep the cores busy.
@@ -157,6 +158,15 @@ def test_one_machine_trains_saves_and_goes_on_from_its_checkpoint(digits: Path, 
     said = again("--steps", "1600")
     assert "Continues after step 1500" in said
     assert "step 1600:" in said
+
+
+def test_records_are_written_as_others_read_them(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert ended(start(["digits_records.py", "--output", str(tmp_path), "--parts", "3"], log, {})) == 0, log.read_text()
+    assert log.read_text() == "1797 records written, 1797 read again\n"
+    data = (tmp_path / "digits.tfrecord-00002-of-00003").read_bytes()
+    _, image, label, *_ = preview("digits.tfrecord-00002-of-00003", data, len(data)).rows
+    assert (image[:3], label) == (("1", "image", "float"), ("", "label", "int64", "2"))
 
 
 def test_missing_input_is_said_in_the_log(tmp_path: Path) -> None:

@@ -39,6 +39,14 @@ def test_steps_that_are_trained_again_in_new_pods_are_counted(placed: Portal) ->
     told = re.search(r"Continues after step (\d+)", run.log)
     assert told
     assert crash["stepsRepeated"] == crash["step"] - int(told[1]) > 0
+    with chromium() as browser, signed_in(browser, placed, "alice") as page:
+        page.goto(f"{placed.origin}/clusters/ops-demo/{run.name}")
+        expect(page.locator("#pace")).to_contain_text(
+            f"{crash['stepsRepeated']} steps were trained again", timeout=LATE
+        )
+        # Once, whatever looked how often.
+        page.goto(f"{placed.origin}/clusters/ops-demo/{run.name}/events")
+        expect(page.get_by_text("were trained again")).to_have_count(1)
 
 
 def test_a_sweep_in_folds_the_best_of_it_and_its_hook_outlive_the_portal(node: Node, placed: Portal) -> None:
