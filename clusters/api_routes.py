@@ -116,6 +116,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     *(path(f"{SERVICE}/{verb.name}", services.verb_view(verb).as_view()) for verb in services.VERBS),
     path(f"{SERVICE}/preview", services.ServicePreview.as_view()),
     path(f"{SERVICE}/stats", services.ServiceStats.as_view()),
+    path(f"{SERVICE}/drift", services.ServiceDrift.as_view()),
     path(f"{SERVICE}/tokens", services.ServiceTokens.as_view()),
     path(f"{SERVICE}/tokens/<str:token>", services.OneServiceToken.as_view()),
     path("queue", queue.QueueView.as_view()),

@@ -17,7 +17,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from clusters.api.documents import Money, money
-from clusters.models import Revision, Rollout, Service, ServiceToken
+from clusters.models import Revision, RevisionDrift, Rollout, Service, ServiceToken
 from clusters.serving import actions
 from clusters.serving.access import service_for, services_for, services_in
 from clusters.serving.manifest import DeploySpec, ScaleSpec, ServiceManifest, TokenSpec
@@ -93,6 +93,35 @@ class ServiceStatsDocument(Answer):
     until: dt.datetime
     minutes: list[ServiceMinuteAnswer] = Field(description="Oldest first; one in which nobody asked is left out.")
     sums: list[ServiceSumAnswer]
+
+
+class DriftColumnAnswer(Answer):
+    """One column of an input or output, in bins that each have a tenth of the training sample; the last is beyond all edges."""
+
+    tensor: str
+    column: int
+    kind: Literal["input", "output"]
+    edges: list[float]
+    expected: list[float] = Field(description="The share of each bin in the sample.")
+    seen: list[int] = Field(description="How many rows fell into each.")
+    psi: float | None = Field(description="Population stability index; null where too few rows were seen.")
+    word: Literal["too few", "stable", "moderate", "large"]
+
+
+class ServiceDriftAnswer(Answer):
+    """What one revision saw in one hour, beside its training sample."""
+
+    revision: int
+    model: str
+    hour: dt.datetime = Field(description="Its beginning.")
+    rows: int
+    alerted: bool = Field(description="An alert began in this hour, or went on.")
+    columns: list[DriftColumnAnswer] = Field(description="What drifted most first.")
+
+
+class ServiceDriftPage(Answer):
+    items: list[ServiceDriftAnswer]
+    next: str | None
 
 
 class ReplicaAnswer(Answer):
@@ -414,6 +443,19 @@ class ServiceStats(APIView):
         return Response(_stats(stats_of(found, since, until)).json_value())
 
 
+class ServiceDrift(APIView):
+    @extend_schema(
+        operation_id="services_drift",
+        summary="What a service was asked and has answered beside the training samples of its models, newest hour first",
+        description="An hour of a revision is an item; a version without a training sample has none. They are kept for a month.",
+        parameters=PAGE_PARAMETERS,
+        responses=ServiceDriftPage,
+    )
+    def get(self, request: Request, code: str, name: str) -> Response:
+        rows = RevisionDrift.objects.filter(revision__service=_find(request, code, name)).select_related("revision")
+        return page(request, rows, order=("-hour", "-id"), render=_drift)
+
+
 class ServiceTokens(APIView):
     @extend_schema(
         operation_id="service_tokens_list",
@@ -551,6 +593,13 @@ def _stats(found: Stats) -> ServiceStatsDocument:
             for (number, mirrored), counted in found.sums.items()
         ],
     )
+
+
+def _drift(row: RevisionDrift) -> dict[str, Any]:
+    return ServiceDriftAnswer(
+        revision=row.revision.number, model=row.revision.model, hour=row.hour, rows=row.rows, alerted=row.alerted,
+        columns=[DriftColumnAnswer(**each) for each in row.columns],
+    ).json_value()  # fmt: skip
 
 
 def _preview(found: Preview) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from django.utils import timezone
 from clusters.model_registry import drift
 from clusters.models import Replica, Revision, RevisionDrift, Rollout, Service, ServiceMinute, ServiceToken
 from clusters.serving import actions
+from tests.api.client import api_of
 from tests.clusters.serving.conftest import model, service, service_manifest  # noqa: F401
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -170,7 +171,7 @@ def test_what_is_charted_is_a_file_too(page, asked):
     assert ",120,6,0," in lines[1] + lines[2]
 
 
-def test_drift_is_said_in_words_and_shown_beside_the_sample(page, asked):
+def test_drift_is_said_in_words_and_shown_beside_the_sample(page, people, asked):
     edges, expected = [0.5], [0.5, 0.5]
     said = [("age", [900, 100]), ("income", [700, 300]), ("city", [500, 500]), ("rare", [100, 0])]
     columns = [
@@ -184,6 +185,11 @@ def test_drift_is_said_in_words_and_shown_beside_the_sample(page, asked):
     for words in ('drifted">large', 'moved">moderate', 'stable">stable', 'stable">too few', "in 1 column."):
         assert words in text
     assert "up to 0.5: 50% in the sample, 90% seen; above 0.5: 50% in the sample, 10% seen" in text
+    newest, before = api_of(people.victor).get("/appcodes/ops-demo/services/digits/drift")[1]["items"]
+    assert (newest["rows"], newest["columns"], before["revision"], before["rows"]) == (3, [], 1, 1200)
+    assert {each["tensor"]: each["word"] for each in before["columns"]} == {
+        "age": "large", "income": "moderate", "city": "stable", "rare": "too few",
+    }  # fmt: skip
 
 
 def test_a_token_is_shown_once(page, service):  # noqa: F811
