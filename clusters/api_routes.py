@@ -122,6 +122,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queue", queue.QueueView.as_view()),
     path("flavors", clusters.Flavors.as_view()),
     path("images", clusters.Images.as_view()),
+    path("serving-runtimes", clusters.ServingRuntimes.as_view()),
     path("images/<slug:image>/plugins", plugins.ImagePlugins.as_view()),
     path("images/<slug:image>/plugins/<slug:name>", plugins.OnePlugin.as_view()),
     path("kubernetes", clouds.Clusters.as_view()),

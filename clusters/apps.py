@@ -14,12 +14,14 @@ class ClustersConfig(AppConfig):
         from clusters.gateway import middleware
         from clusters.model_registry import access as model_registry
         from clusters.runs import folders, telling
+        from clusters.spec import offers
         from clusters.volumes import lifecycle, metering
         from datastores import hooks as datastore_hooks
         from portal import hooks as portal_hooks
 
         middleware.inside.add(inside.say)
         post_migrate.connect(registry.keep_own, sender=self)
+        post_migrate.connect(offers.keep_runtimes, sender=self)
         datastore_hooks.finders.add(hooks.clusters_using)
         datastore_hooks.finders.add(model_registry.models_using)
         datastore_hooks.outputs.add(folders.outputs)

@@ -143,13 +143,16 @@ PluginName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME)]
 RunName = Annotated[str, StringConstraints(max_length=MAX_NAME + 10)]
 
 
+HealthPath = Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9._~/?&=%-]*$", max_length=200)]
+
+
 class EndpointSpec(Strict):
     """What the task of a role serves by HTTP. People open it at an address of its own,
     `<name>-<cluster>-<appcode>.apps.<domain>`."""
 
     name: EndpointName
     port: int = Field(ge=1024, le=65535, description="Where the program listens.")
-    health: Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9._~/?&=%-]*$", max_length=200)] = Field(
+    health: HealthPath = Field(
         default="/", description="A path that is answered without an error of the server as soon as people may come."
     )
 
@@ -217,6 +220,20 @@ class NotebookSpec(Strict):
     )
 
 
+class ServerSpec(Strict):
+    """How another program than the portal's own serves the model: what a runtime of the catalogue said of it when a revision was
+    made. `argv` is run exactly as it stands, and finds the model in `folder`."""
+
+    runtime: Annotated[str, StringConstraints(min_length=1, max_length=40)] = Field(
+        description="Its name in the catalogue, which also says in which container it runs, where it has one of its own."
+    )
+    argv: Annotated[tuple[Text, ...], Field(min_length=1, max_length=200)]
+    port: int = Field(ge=1024, le=65535)
+    health: HealthPath
+    folder: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$", max_length=300)]
+    warm_up_seconds: int = Field(default=0, ge=0, le=3600)
+
+
 class ClusterSpec(Strict):
     """What one cluster runs. `input` says what it reads (see InputSpec), `output` names a datastore of the same appcode.
 
@@ -257,6 +274,10 @@ class ClusterSpec(Strict):
         examples=["digits@champion"],
         description="A registered model of this appcode: NAME@ALIAS, for the version that it names when a run is submitted, or "
         "NAME/VERSION. Its files are mounted read-only at /elearn/model; PORTAL_MODEL_NAME, _VERSION and _FORMAT say what it is.",
+    )
+    server: ServerSpec | None = Field(
+        default=None,
+        description="Of replicas of services alone: what serves the model instead of the portal's own server.",
     )
     mode: Mode = "batch"
     roles: dict[RoleName, RoleSpec]

@@ -43,7 +43,9 @@ def allow() -> None:
 
 
 def _keep_own(*_: object, **__: object) -> None:
-    """Of what each `migrate` makes, only this machine's row was deleted."""
+    """Of what each `migrate` makes, only this machine's row and the serving runtimes were deleted."""
     from clusters.clouds.registry import keep_own
+    from clusters.spec.offers import keep_runtimes
 
     keep_own()
+    keep_runtimes()

@@ -14,11 +14,11 @@ from portal.up.servers import postgres_binaries
 from tests.kube.binary import cache
 from tests.running import ROOT
 
-# Tables and rules; models, whose names and permissions are rows; clouds that are rows from the beginning; and the packages that
-# have tables of their own.
+# Tables and rules; models, whose names and permissions are rows; clouds and serving runtimes that are rows from the beginning;
+# and the packages that have tables of their own.
 SOURCES = (
     "requirements.txt", "*/migrations/*.py", "*/sql/*.sql", "*/models.py", "*/models/*.py", "*/*/models.py", "portal/settings.py",
-    "clusters/clouds/registry.py", "clusters/clouds/kinds.py",
+    "clusters/clouds/registry.py", "clusters/clouds/kinds.py", "clusters/frameworks/runtimes.py",
 )  # fmt: skip
 
 

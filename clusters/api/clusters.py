@@ -27,6 +27,7 @@ from clusters.api.documents import (
     PreviewDocument,
     RunDocument,
     RunPage,
+    ServingRuntimePage,
     TaskPage,
     flavor_document,
     image_document,
@@ -34,6 +35,7 @@ from clusters.api.documents import (
     preview_document,
     read_manifest,
     run_document,
+    serving_runtime_document,
     task_documents,
     to_manifest,
     usage_document,
@@ -42,7 +44,7 @@ from clusters.api.looks import looks_at
 from clusters.api.verbs import Kind, carry_out
 from clusters.clouds.health import silences
 from clusters.manifest import ClusterManifest
-from clusters.models import Cluster, Flavor, Image, Run
+from clusters.models import Cluster, Flavor, Image, Run, ServingRuntime
 from clusters.run_hooks.shown import with_hooks
 from clusters.runs import listed
 from clusters.runs.preview import preview
@@ -258,6 +260,16 @@ class Images(APIView):
     @extend_schema(operation_id="images_list", summary="The images that a cluster can use", responses=ImagePage)
     def get(self, request: Request) -> Response:
         return everything([image_document(image) for image in Image.objects.filter(enabled=True)])
+
+
+class ServingRuntimes(APIView):
+    @extend_schema(
+        operation_id="serving_runtimes_list",
+        summary="The programs that a service can answer with",
+        responses=ServingRuntimePage,
+    )
+    def get(self, request: Request) -> Response:
+        return everything([serving_runtime_document(row) for row in ServingRuntime.objects.filter(enabled=True)])
 
 
 def search_of(request: Request) -> Search:

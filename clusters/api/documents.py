@@ -24,7 +24,7 @@ from clusters.clouds.health import silence_of
 from clusters.frameworks import ROLES
 from clusters.gateway.origins import openings
 from clusters.manifest import ClusterManifest, ClusterSpec, RoleName
-from clusters.models import Cluster, Flavor, Image, Run, Task
+from clusters.models import Cluster, Flavor, Image, Run, ServingRuntime, Task
 from clusters.run_hooks.shown import ShownHook, hooks_of
 from clusters.runs.listed import Change
 from clusters.runs.preview import Preview
@@ -310,6 +310,30 @@ class ImagePage(Answer):
     next: str | None
 
 
+class ServingRuntimeDocument(Answer):
+    """A program that serves models; `name` is what the manifest of a service says as `runtime`. In `command`, `health` and
+    `folder` stand {model}, {version} and {port} for those of a replica."""
+
+    name: str
+    title: str
+    description: str
+    formats: list[str] = Field(description="Of versions of models that it serves.", examples=[["saved-model"]])
+    protocols: list[str] = Field(examples=[["tensorflow-serving-v1"]])
+    image: str = Field(description="The container that it is; empty where it runs in the image of the service.")
+    local: bool = Field(description="Whether it can run on the portal's own machine.")
+    command: str = Field(description="How it is started; empty for the portal's own server.")
+    port: int
+    health: str
+    folder: str = Field(description="Where it reads the model.")
+    warm_up_seconds: int = Field(description="For how long it has been healthy before it is asked anything.")
+    drain_seconds: int = Field(description="How long a replica that is to end may answer what it was asked before.")
+
+
+class ServingRuntimePage(Answer):
+    items: list[ServingRuntimeDocument]
+    next: str | None
+
+
 def input_document(change: Change | None) -> dict[str, Any]:
     if change is None:
         return InputDocument(run=None, changed=None, was=None, now=None, versions=[]).json_value()
@@ -494,6 +518,12 @@ def image_document(image: Image) -> dict[str, Any]:
         local=bool(image.environment),
         frameworks=image.frameworks,
     ).json_value()
+
+
+def serving_runtime_document(runtime: ServingRuntime) -> dict[str, Any]:
+    names = [name for name in ServingRuntimeDocument.model_fields if name != "local"]
+    facts = {name: getattr(runtime, name) for name in names}
+    return ServingRuntimeDocument(**facts, local=not runtime.image).json_value()
 
 
 def _in_order(spec: dict[str, Any]) -> dict[str, Any]:

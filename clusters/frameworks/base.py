@@ -55,12 +55,14 @@ class Resources:
 @dataclass(frozen=True)
 class Endpoint:
     """What the task of a role serves by HTTP on `port`; `health` is a path that is answered as soon as people may come, and
-    `activity` one that says whether the task works (`drivers/base/activity.py`)."""
+    `activity` one that says whether the task works (`drivers/base/activity.py`). People may come when `health` was answered for
+    `warm_up_seconds`."""
 
     name: str
     port: int
     health: str = "/"
     activity: str = ""
+    warm_up_seconds: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,22 @@ class NotebookSource(Protocol):
     def parameters(self) -> Mapping[str, object]: ...
 
 
+class Server(Protocol):
+    """A program that serves a model, and how it is started."""
+
+    @property
+    def argv(self) -> tuple[str, ...]: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def health(self) -> str: ...
+
+    @property
+    def warm_up_seconds(self) -> int: ...
+
+
 class Spec(Protocol):
     """What a driver may read of a cluster's spec."""
 
@@ -165,6 +183,9 @@ class Spec(Protocol):
 
     @property
     def model(self) -> str | None: ...
+
+    @property
+    def server(self) -> Server | None: ...
 
     @property
     def image(self) -> str: ...

@@ -53,11 +53,17 @@ class Serving(Framework):
             )
 
     def endpoints(self, spec: Spec, role: str) -> Sequence[Endpoint]:
-        return (Endpoint(ENDPOINT, PORT, HEALTH), *spec.endpoints(role))
+        other = spec.server
+        own = (
+            Endpoint(ENDPOINT, other.port, other.health, warm_up_seconds=other.warm_up_seconds)
+            if other
+            else Endpoint(ENDPOINT, PORT, HEALTH)
+        )
+        return (own, *spec.endpoints(role))
 
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
-        argv = ("python", "-c", SERVE)
-        return Launch(prepared(spec.command, argv), {"HOST": bind_to(addresses, role), "PORT": str(PORT)})
+        argv, port = (spec.server.argv, spec.server.port) if spec.server else (("python", "-c", SERVE), PORT)
+        return Launch(prepared(spec.command, argv), {"HOST": bind_to(addresses, role), "PORT": str(port)})
 
 
 def path_of(model: str, body: object) -> str:

@@ -1645,33 +1645,40 @@ class Migration(migrations.Migration):
                 (
                     "protocols",
                     django.contrib.postgres.fields.ArrayField(
-                        base_field=models.CharField(max_length=10),
-                        help_text="v1: REST of TensorFlow Serving; v2: Open Inference; openai",
+                        base_field=models.CharField(max_length=30),
+                        help_text="PROTOCOLS of frameworks/runtimes.py",
                         size=None,
                     ),
                 ),
+                ("image", models.CharField(blank=True, max_length=300)),
                 (
-                    "image",
-                    models.CharField(
-                        blank=True,
-                        help_text="The image of the catalogue that has it; empty: any that does.",
-                        max_length=63,
-                    ),
+                    "command",
+                    models.TextField(blank=True, help_text="Divided into words as a shell does; no shell runs it."),
                 ),
-                ("command", models.TextField(blank=True)),
                 ("env", models.JSONField(blank=True, db_default={}, default=dict)),
                 ("port", models.PositiveIntegerField(default=8501)),
-                ("health", models.CharField(default="/v2/health/ready", max_length=200)),
+                (
+                    "health",
+                    models.CharField(
+                        default="/v2/health/ready",
+                        help_text="A path that is answered without an error as soon as the model is loaded.",
+                        max_length=200,
+                    ),
+                ),
+                (
+                    "folder",
+                    models.CharField(default="/elearn/model", help_text="Where it reads the model.", max_length=200),
+                ),
+                (
+                    "warm_up_seconds",
+                    models.PositiveIntegerField(
+                        default=0, help_text="For how long it has been healthy before it is asked anything."
+                    ),
+                ),
                 (
                     "drain_seconds",
                     models.PositiveIntegerField(
                         default=30, help_text="How long a replica that is to end may answer what it was asked before."
-                    ),
-                ),
-                (
-                    "containers_only",
-                    models.BooleanField(
-                        default=False, help_text="Whether it exists as a container alone, so not on this machine."
                     ),
                 ),
                 ("enabled", models.BooleanField(default=True)),

@@ -8,41 +8,53 @@ they counted.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.contrib.postgres.fields import ArrayField
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from clusters.frameworks import runtimes
+from clusters.manifest import ServerSpec, check_env
 from clusters.models.registry import ModelVersion
 from clusters.models.runs import SERVICES, Cluster, Run
+from portal.errors import Invalid
+from portal.manifests import parse
 from portal.models import Appcode, User
 
 
 class ServingRuntime(models.Model):
-    """A program that serves models, an entry of the catalogue like an image. `command` "" is the portal's own server
-    (frameworks/serve.py); what else it says has {port}, {path}, {model} and {version} for its own."""
+    """A program that serves models, an entry of the catalogue like an image. PORTAL is the portal's own (frameworks/serve.py), of
+    which `command` is empty; `command`, `health` and `folder` of others have {model}, {version} and {port} in them.
+
+    `image` is a container's reference, so that what has one runs in containers alone; without one it runs where the image of the
+    service does, this machine included.
+    """
+
+    PORTAL = "portal"
 
     name = models.SlugField(max_length=40, unique=True)
     title = models.CharField(max_length=60)
     description = models.CharField(max_length=500, blank=True)
     formats = ArrayField(models.CharField(max_length=20), help_text="Of models: saved-model, onnx …")
-    protocols = ArrayField(
-        models.CharField(max_length=10), help_text="v1: REST of TensorFlow Serving; v2: Open Inference; openai"
-    )
-    image = models.CharField(
-        max_length=63, blank=True, help_text="The image of the catalogue that has it; empty: any that does."
-    )
-    command = models.TextField(blank=True)
+    protocols = ArrayField(models.CharField(max_length=30), help_text="PROTOCOLS of frameworks/runtimes.py")
+    image = models.CharField(max_length=300, blank=True)
+    command = models.TextField(blank=True, help_text="Divided into words as a shell does; no shell runs it.")
     env = models.JSONField(default=dict, db_default={}, blank=True)
     port = models.PositiveIntegerField(default=8501)
-    health = models.CharField(max_length=200, default="/v2/health/ready")
+    health = models.CharField(
+        max_length=200,
+        default="/v2/health/ready",
+        help_text="A path that is answered without an error as soon as the model is loaded.",
+    )
+    folder = models.CharField(max_length=200, default=runtimes.FOLDER, help_text="Where it reads the model.")
+    warm_up_seconds = models.PositiveIntegerField(
+        default=0, help_text="For how long it has been healthy before it is asked anything."
+    )
     drain_seconds = models.PositiveIntegerField(
         default=30, help_text="How long a replica that is to end may answer what it was asked before."
-    )
-    containers_only = models.BooleanField(
-        default=False, help_text="Whether it exists as a container alone, so not on this machine."
     )
     enabled = models.BooleanField(default=True)
 
@@ -51,6 +63,36 @@ class ServingRuntime(models.Model):
 
     def __str__(self) -> str:
         return self.title
+
+    def server(self, model: str, version: int) -> dict[str, Any] | None:
+        """How a replica of that version is started, as JSON of a `ServerSpec`; None of the portal's own. Raises ValueError for a
+        command that cannot be divided into words."""
+        template = runtimes.Template(self.command, self.health, self.folder, self.port, self.warm_up_seconds)
+        return runtimes.server(self.name, template, model, version) if self.command else None
+
+    def clean(self) -> None:
+        is_portal = self.name == self.PORTAL
+        if is_portal != (not self.command):
+            why = "The portal's own server needs none." if is_portal else "Say how it is started."
+            raise ValidationError({"command": why})
+        if not is_portal and not self.image and self.folder != runtimes.FOLDER:
+            why = f"On this machine a model lies at {runtimes.FOLDER}; only a container may have it elsewhere."
+            raise ValidationError({"folder": why})
+        try:
+            check_env(self.env)
+        except ValueError as error:
+            raise ValidationError({"env": str(error)}) from error
+        try:
+            server = self.server("model", 1)
+        except ValueError as error:
+            raise ValidationError({"command": f"It cannot be divided into words: {error}."}) from error
+        try:
+            if server:
+                parse(ServerSpec, server)
+        except Invalid as invalid:
+            columns = {"argv": "command", "warmUpSeconds": "warm_up_seconds"}
+            fields = {columns.get(each.path[0], each.path[0]): each.message for each in invalid.errors}
+            raise ValidationError(fields) from invalid
 
 
 class Service(models.Model):

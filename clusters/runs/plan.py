@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import accumulate
 from types import MappingProxyType
 
@@ -24,6 +24,7 @@ from clusters.clouds.drivers.base import (
 )
 from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.base import Addresses, Framework, Launch, Resources, Role
+from clusters.frameworks.runtimes import FOLDER
 from clusters.manifest import ClusterSpec, Mode
 from clusters.spec.size import too_long
 
@@ -31,7 +32,6 @@ INPUT_PATH = "/elearn/input"
 OUTPUT_PATH = "/elearn/output"
 HOME_PATH = "/elearn/home"
 RUNS_PATH = "/elearn/runs"
-MODEL_PATH = "/elearn/model"
 
 
 def build_plan(
@@ -80,7 +80,8 @@ def build_plan(
                 restart=restart_policy(spec.mode, role),
                 retries=spec.retries,
                 endpoints=tuple(
-                    Endpoint(*each, origin=origins.get(each[0], "")) for each in served(framework, spec, role.name)
+                    Endpoint(**asdict(each), origin=origins.get(each.name, ""))
+                    for each in framework.endpoints(spec, role.name)
                 ),
                 from_image=launch.from_image,
                 first_part=first_parts.get(role.name, -1),
@@ -101,9 +102,9 @@ def build_plan(
     return plan
 
 
-def served(framework: Framework, spec: ClusterSpec, role: str) -> list[tuple[str, int, str, str]]:
-    """Name, port, health and activity path of what the task of a role serves."""
-    return [(each.name, each.port, each.health, each.activity) for each in framework.endpoints(spec, role)]
+def model_folder(spec: ClusterSpec) -> str:
+    """Where its program finds the model."""
+    return spec.server.folder if spec.server else FOLDER
 
 
 def parts_of(framework: Framework, spec: ClusterSpec) -> dict[str, int]:

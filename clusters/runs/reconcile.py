@@ -50,7 +50,7 @@ from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Environment, ModelVersion, Plugin, Run
 from clusters.runs import quota
 from clusters.runs.code import NotYet, commit_of, planned
-from clusters.runs.plan import HOME_PATH, INPUT_PATH, MODEL_PATH, OUTPUT_PATH, RUNS_PATH, build_plan
+from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, model_folder
 from clusters.runs.status import refresh
 from clusters.spec.catalog import needs, why_frozen
 from clusters.spec.folders import output_folder
@@ -333,7 +333,7 @@ def plan_of(run: Run) -> Plan:
         assert version is not None
         mounts.append(
             Mount(
-                MODEL_PATH,
+                model_folder(spec),
                 True,
                 mount_source(run, version.datastore, version.folder),
                 version=str(found.model),
@@ -367,16 +367,16 @@ def plan_of(run: Run) -> Plan:
         origins={name: url(origin).rstrip("/") for name, origin in run.cluster.origins.items()},
         environment=_planned(found.environment, found.plugins),
         code=planned(run, spec.code),
-        model=_about(found.model) if found.model else {},
+        model=_about(found.model, model_folder(spec)) if found.model else {},
     )
 
 
-def _about(version: ModelVersion) -> dict[str, str]:
-    """What tasks are told of the model that lies at MODEL_PATH."""
+def _about(version: ModelVersion, folder: str) -> dict[str, str]:
+    """What tasks are told of the model that lies in `folder`."""
     # In UTF-8, as it was bounded: with all other letters escaped it could be more than a program takes.
     sample = json.dumps(version.sample, ensure_ascii=False, separators=(",", ":")) if version.sample is not None else ""
     return {
-        "PORTAL_MODEL": MODEL_PATH,
+        "PORTAL_MODEL": folder,
         "PORTAL_MODEL_NAME": version.model.name,
         "PORTAL_MODEL_VERSION": str(version.number),
         "PORTAL_MODEL_FORMAT": version.format,

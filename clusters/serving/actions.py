@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import re
 import secrets
 from collections.abc import Sequence
 
@@ -22,7 +21,17 @@ from clusters.gateway import origins
 from clusters.manifest import ClusterSpec
 from clusters.model_registry.actions import move_alias
 from clusters.model_registry.manifest import MAX_REASON
-from clusters.models import Cluster, ModelVersion, Replica, Revision, Rollout, Run, Service, ServiceToken
+from clusters.models import (
+    Cluster,
+    ModelVersion,
+    Replica,
+    Revision,
+    Rollout,
+    Run,
+    Service,
+    ServiceToken,
+    ServingRuntime,
+)
 from clusters.serving import signal, turn
 from clusters.serving.manifest import (
     MAX_SLOTS,
@@ -32,6 +41,7 @@ from clusters.serving.manifest import (
     ServiceManifest,
     ServiceSpec,
     TokenSpec,
+    model_of,
     replica_name,
 )
 from clusters.serving.telling import told
@@ -432,8 +442,7 @@ def judge(name: str, spec: ServiceSpec, appcode: Appcode) -> ModelVersion:
     if taken := clusters.exclude(part_of=f"services/{name}").values_list("name", flat=True).first():
         message = f"There is a cluster “{taken}”, as a replica of this would be called; choose another name."
         raise Invalid.at("metadata", "name", message=message)
-    if spec.runtime != "portal":
-        raise Invalid.at("spec", "runtime", message=f"The catalogue has no runtime “{spec.runtime}”.")
+    judge_runtime(spec)
     resolved = resolved_as(spec, spec.model, appcode)
     judge_size(spec.replicas, resolved, appcode)
     if spec.rollout.cpu_flavor:
@@ -456,9 +465,20 @@ def judge_size(replicas: ReplicasSpec, resolved: Resolved, appcode: Appcode) -> 
             raise Invalid.at("spec", "replicas", field, message=quota.message, see=more)
 
 
-def model_of(spec: ServiceSpec) -> str:
-    """The name of its model."""
-    return re.split("[@/]", spec.model)[0]
+def judge_runtime(spec: ServiceSpec) -> None:
+    """Raises Invalid where the catalogue does not offer its runtime, or it says too much or too little beside it. Whether that
+    serves the model, and where it would run, is known with the version."""
+    runtime = ServingRuntime.objects.filter(name=spec.runtime, enabled=True).first()
+    if runtime is None:
+        raise Invalid.at("spec", "runtime", message=f"The catalogue offers no serving runtime “{spec.runtime}”.")
+    if not runtime.image:
+        if spec.image is None:
+            raise Invalid.at("spec", "image", message="Name the image that has what the model was made with.")
+        return
+    said = {"image": spec.image, "environment": spec.environment, "command": spec.command}
+    sentence = f"“{runtime.title}” is a container that has all it needs; leave this out."
+    if wrong := [FieldError(("spec", field), sentence) for field, value in said.items() if value]:
+        raise Invalid(wrong)
 
 
 def resolved_as(
@@ -481,6 +501,8 @@ def _as_said(error: FieldError, flavor_at: tuple[str, ...]) -> FieldError:
     path = error.path if error.path[:1] == ("spec",) else ("spec", *error.path)
     if path[:2] == ("spec", "framework"):
         path = ("spec", "image")
+    elif path[:2] == ("spec", "server"):
+        path = ("spec", "runtime")
     elif path[:2] == ("spec", "roles"):
         path = flavor_at
     return FieldError(path, error.message, error.see)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -88,7 +90,9 @@ class ServiceSpec(Strict):
     model: Annotated[str, StringConstraints(pattern=MODEL_NAME)] = Field(
         examples=["digits@champion"], description="NAME@ALIAS, followed as `rollout.follow` says, or NAME/VERSION."
     )
-    image: CatalogName
+    image: CatalogName | None = Field(
+        default=None, description="With what the model was made with. Left out for a runtime that is a container."
+    )
     environment: str | None = Field(
         default=None, description="A saved environment over the image: NAME or NAME:VERSION."
     )
@@ -160,16 +164,25 @@ def replica_name(service: str, slot: int) -> str:
     return f"{service}-{slot}"
 
 
+def model_of(spec: ServiceSpec) -> str:
+    """The name of its model."""
+    return re.split("[@/]", spec.model)[0]
+
+
 def cluster_spec(
-    spec: ServiceSpec, version: int, runtime: dict[str, Any] | None = None, flavor: str = ""
+    spec: ServiceSpec,
+    version: int,
+    server: dict[str, Any] | None = None,
+    flavor: str = "",
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """What each replica of a revision runs, as the spec of a cluster; `version` is that of the model, `flavor` another one
-    than the service's, `runtime` what a runtime says that is not the portal's own server."""
-    name = re.split("[@/]", spec.model)[0]
+    than the service's, `server` how a runtime serves it that is not the portal's own, with `env` where the service says nothing
+    else. What has no image runs in the container of its runtime, and is called like that."""
     return {
-        "framework": "serving", "image": spec.image, "environment": spec.environment, "model": f"{name}/{version}",
-        "command": spec.command, "env": spec.env, "roles": {ROLE: {"flavor": flavor or spec.flavor}},
-        **({"server": runtime} if runtime else {}),
+        "framework": "serving", "image": spec.image or spec.runtime, "environment": spec.environment,
+        "model": f"{model_of(spec)}/{version}", "command": spec.command, "env": {**env, **spec.env},
+        "roles": {ROLE: {"flavor": flavor or spec.flavor}}, **({"server": server} if server else {}),
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from clusters.models import Cluster, ModelVersion, Replica, Revision, Rollout, Service, ServingRuntime
 from clusters.runs.preview import preview
-from clusters.serving.manifest import MAX_SLOTS, ServiceSpec, cluster_spec, replica_manifest
+from clusters.serving.manifest import MAX_SLOTS, ServiceSpec, cluster_spec, model_of, replica_manifest
 from portal.errors import Invalid
 from portal.models import User
 
@@ -95,8 +95,11 @@ def begin_rollout(
 
 
 def replica_spec(spec: ServiceSpec, version: int, flavor: str = "") -> dict[str, Any]:
-    """What a replica of this version of its model runs, as the service says now."""
-    return cluster_spec(spec, version, None, flavor)
+    """What a replica of this version of its model runs, as the service and its runtime say now. One query."""
+    runtime = ServingRuntime.objects.filter(name=spec.runtime).first()
+    if runtime is None:
+        return cluster_spec(spec, version, None, flavor)
+    return cluster_spec(spec, version, runtime.server(model_of(spec), version), flavor, runtime.env)
 
 
 def _spec_now(service: Service, spec: ServiceSpec, version: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.frameworks.base import Resources
 from clusters.frameworks.serving import FORMATS as FORMATS_SERVED
 from clusters.manifest import ClusterSpec, check_hook_env
-from clusters.models import Cluster, Environment, Flavor, Hook, Image, ModelVersion, Plugin, Run
+from clusters.models import Cluster, Environment, Flavor, Hook, Image, ModelVersion, Plugin, Run, ServingRuntime
 from clusters.spec.admission import Quota, judge_quota
 from clusters.spec.folders import output_folder
 from clusters.spec.locks import together
@@ -135,12 +135,13 @@ def needs(spec: ClusterSpec, appcode: Appcode, cloud: str, namespace: str, sourc
     is gone, and CloudError when the cloud is. Seven queries at most."""
     errors: list[FieldError] = []
     place = Place(cloud, cloud, namespace, driver(cloud))
-    image = _checked(_images(spec).first(), spec, place, errors)
+    runtime = _runtime(spec, place, errors)
+    image = _of_runtime(runtime) or _checked(_images(spec).first(), spec, place, errors)
     environment = _environment(spec, appcode, place, errors)
     plugins = _plugins(spec, place, errors)
     stores = _datastores(spec, appcode, place, source, errors)
     shown = _shown(spec, appcode, place, errors)
-    model = _model(spec, appcode, place, errors)
+    model = _model(spec, appcode, place, runtime, errors)
     if errors or image is None:
         raise Invalid(errors)
     return Needs(image, environment, plugins, *_named(spec, stores, source), shown, model)
@@ -169,7 +170,11 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_fronts: bool = False) -> 
     names = {"image": spec.image, "flavors": [each.flavor for each in spec.roles.values()]}
     found = rows_by_kind(_NAMED, {**places(appcode), **names})
     place = choose(appcode, found)
-    image = _checked(next((Image(**row) for row in found["image"]), None), spec, place, errors)
+    if spec.server and not by_fronts:
+        errors.append(FieldError(("spec", "server"), "Only services say this of their replicas."))
+    runtime = _runtime(spec, place, errors)
+    named = next((Image(**row) for row in found["image"]), None)
+    image = _of_runtime(runtime) or _checked(named, spec, place, errors)
     # A saved environment may bring what its image lacks.
     if image and not spec.environment and (sentence := why_not_in(image, spec.framework)):
         errors.append(FieldError(("spec", "framework"), sentence))
@@ -202,7 +207,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_fronts: bool = False) -> 
     source = _source(spec, appcode, errors)
     stores = _datastores(spec, appcode, place, source, errors)
     shown = _shown(spec, appcode, place, errors)
-    model = _model(spec, appcode, place, errors)
+    model = _model(spec, appcode, place, runtime, errors)
     hooks = _hooks(spec, appcode, place, errors)
     if resources.keys() == spec.roles.keys() and (sentence := too_many(spec, resources, place.driver.longest_address)):
         largest = max(spec.active_roles, key=spec.count)
@@ -210,9 +215,9 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_fronts: bool = False) -> 
     if errors or image is None:
         raise Invalid(errors)
     domain = gateway.domain if gateway else ""
-    named = _named(spec, stores, source)
+    data = _named(spec, stores, source)
     resolved = Resolved(
-        spec, place, image, environment, plugins, resources, *named, runs=shown, model=model, domain=domain, hooks=hooks
+        spec, place, image, environment, plugins, resources, *data, runs=shown, model=model, domain=domain, hooks=hooks
     )
     quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota))
     if quota.fits == "never":
@@ -230,6 +235,29 @@ def _why_not_fetched(url: str) -> str:
     except Denied as denied:
         return str(denied)
     return ""
+
+
+def _runtime(spec: ClusterSpec, place: Place, errors: list[FieldError]) -> ServingRuntime | None:
+    """What serves the model instead of the portal's own server; adds an error when it cannot there. One query, none where it is
+    the portal's own."""
+    if spec.server is None:
+        return None
+    found = ServingRuntime.objects.filter(name=spec.server.runtime, enabled=True).first()
+    sentence = ""
+    if found is None:
+        sentence = f"The catalogue offers no serving runtime “{spec.server.runtime}”."
+    elif found.image and place.driver.software != "container":
+        sentence = f"“{found.title}” is a container, and {title_of(place.cloud)} runs none; choose another runtime."
+    if sentence:
+        errors.append(FieldError(("spec", "server"), sentence))
+    return found
+
+
+def _of_runtime(runtime: ServingRuntime | None) -> Image | None:
+    """The container that a runtime brings along, as an image."""
+    if runtime is None or not runtime.image:
+        return None
+    return Image(name=runtime.name, title=runtime.title, container=runtime.image)
 
 
 def _images(spec: ClusterSpec) -> QuerySet[Image]:
@@ -453,9 +481,11 @@ def _shown(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[Field
     return tuple(shown)
 
 
-def _model(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[FieldError]) -> ModelVersion | None:
-    """The version of a model that `spec` names, with what keeps its files; adds an error when it cannot be mounted. One query,
-    none where there is no model."""
+def _model(
+    spec: ClusterSpec, appcode: Appcode, place: Place, runtime: ServingRuntime | None, errors: list[FieldError]
+) -> ModelVersion | None:
+    """The version of a model that `spec` names, with what keeps its files; adds an error when it cannot be mounted, or is not
+    served by `runtime`, None for the portal's own server. One query, none where there is no model."""
     if spec.model is None:
         return None
     name, at, alias = spec.model.partition("@")
@@ -471,7 +501,13 @@ def _model(spec: ClusterSpec, appcode: Appcode, place: Place, errors: list[Field
         sentence = f"{appcode.code} has no model “{name}” {what}."
     elif found.state in (ModelVersion.State.CHANGED, ModelVersion.State.FAILED):
         sentence = f"The files of {found} are not what was registered: {found.message}"
-    elif spec.framework == "serving" and found.format not in FORMATS_SERVED:
+    elif runtime and found.format not in runtime.formats:
+        served = ", ".join(runtime.formats)
+        why = (
+            f"“{runtime.title}” serves {served}, and {found} is of the format “{found.format}”; choose another runtime."
+        )
+        errors.append(FieldError(("spec", "server"), why))
+    elif spec.framework == "serving" and spec.server is None and found.format not in FORMATS_SERVED:
         sentence = f"{found} is of the format “{found.format}”, and the model server knows {', '.join(FORMATS_SERVED)}."
     else:
         sentence = _why_not_mounted(found.frozen.datastore, place, writing=False)

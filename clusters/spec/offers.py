@@ -1,28 +1,32 @@
-"""What an administrator offers to choose from: flavors and images. The only way they are written; each write has its Event.
+"""What an administrator offers to choose from: flavors, images and serving runtimes. The only way they are written by people;
+each write has its Event.
 
-A flavor or image is never deleted, because runs and bills name it: it is taken off the offer, and living runs keep what they
+None of them is ever deleted, because runs and bills name it: it is taken off the offer, and living runs keep what they
 hold (`Run.resources` is a copy).
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from django.apps import apps
+from django.apps.registry import Apps
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from clusters.models import Flavor, Image
+from clusters.frameworks.runtimes import SHIPPED
+from clusters.models import Flavor, Image, ServingRuntime
 from portal.access import require_administrator
 from portal.errors import FieldError, Invalid
 from portal.events import record
 from portal.models import User
 
-Offer = TypeVar("Offer", Flavor, Image)
+Offer = TypeVar("Offer", Flavor, Image, ServingRuntime)
 
 
 @transaction.atomic
 def save_offer(offer: Offer, *, acting_user: User) -> Offer:
-    """Creates or changes a flavor or an image. Raises Invalid naming the model's fields."""
+    """Creates or changes one of them. Raises Invalid naming the model's fields."""
     require_administrator(acting_user)
     kind = offer._meta.model_name
     created = offer.pk is None
@@ -43,3 +47,13 @@ def save_offer(offer: Offer, *, acting_user: User) -> Offer:
         message=f"{offer.title}{'' if offer.enabled else ', not offered'}.",
     )
     return offer
+
+
+def keep_runtimes(apps: Apps = apps, **_: object) -> None:
+    """Makes the serving runtimes that every portal has, where they are not there; called after each `migrate`, with the models as
+    they are then. What administrators made of them stays."""
+    try:
+        model: Any = apps.get_model("clusters", "ServingRuntime")
+    except LookupError:
+        return  # Only other apps were migrated.
+    model.objects.bulk_create([model(**facts) for facts in SHIPPED], ignore_conflicts=True)

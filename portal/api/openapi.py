@@ -29,6 +29,7 @@ TAGS = {
     "appcodes": "Appcodes",
     "flavors": "Catalogue",
     "images": "Catalogue",
+    "serving-runtimes": "Catalogue",
     "kubernetes": "Clouds",
     "placements": "Clouds",
     "": "Me",

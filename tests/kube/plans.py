@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +26,10 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.frameworks.base import Resources
+from clusters.frameworks.runtimes import FOLDER, SHIPPED, Template, server
 from clusters.manifest import ClusterSpec
-from clusters.runs.plan import build_plan
+from clusters.runs.plan import build_plan, model_folder
+from clusters.serving.manifest import ServiceSpec, cluster_spec
 
 _ids = itertools.count(1000)
 # As a framework writes what names all tasks.
@@ -111,6 +114,7 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
         apps_certificate="apps-tls",
     )
     index = Settings(portal="main", package_index="http://packages.gpu-cloud-packages.svc:3141/simple")
+    fronts = Settings(portal="main", front_namespace="gpu-cloud")
     torch = Environment("torch:3", "a digest", f"greeting==1.0 --hash=sha256:{'0' * 64}\n", "true $HOME", "import this")
     lab = role("notebook", restart="Always", gpus=0, from_image=True, argv=("jupyter", "lab"))
     ps = role("ps", restart="Always", gpus=0)
@@ -232,7 +236,28 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
             replace(index, environment_class="cephfs"),
         ),
         "queued-by-kueue": (plan(role("master"), ps, role("worker", 2), run=run), kueue),
+        **{f"served-by-{each['name']}": (_served(run, each), fronts) for each in SHIPPED if each["name"] != "portal"},
     }
+
+
+def _served(run: RunRef, facts: Mapping[str, Any]) -> Plan:
+    """A replica of a service, by a runtime that every portal has."""
+    said = ServiceSpec(model="digits/3", runtime=facts["name"], flavor="one-gpu")
+    template = Template(facts["command"], facts["health"], facts.get("folder", FOLDER), facts["port"])
+    spec = cluster_spec(said, 3, server(said.runtime, template, "digits", 3), env=facts.get("env", {}))
+    parsed = ClusterSpec.model_validate(spec)
+    folder = model_folder(parsed)
+    return build_plan(
+        run,
+        parsed,
+        image=ImageRef(said.runtime, facts["image"], "", ""),
+        resources={"server": Resources("one-gpu", 500, 512, 1, "")},
+        mounts=(
+            Mount(folder, True, bucket("models", "digits/3"), version="version 3 of the model digits", digest="0"),
+        ),
+        addresses={("server", 0): names.address(run, "server", 0)},
+        model={"PORTAL_MODEL": folder},
+    )
 
 
 def _of(run: RunRef, framework: str, counts: dict[str, int]) -> Plan:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from clusters.clouds.drivers.base import (
     CloudRefused,
+    Endpoint,
     Environment,
     ImageRef,
     LocalSource,
@@ -692,6 +693,12 @@ def everything(kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", every_kind())
 def test_everything_of_a_run_is_as_it_should_be(kind: str) -> None:
     assert everything(kind) == list(yaml.safe_load_all((EXPECTED / f"{kind}.yaml").read_text()))
+
+
+def test_a_server_that_warms_up_is_ready_when_it_was_healthy_for_so_long() -> None:
+    warm = role("server", restart="Always", endpoints=(Endpoint("predict", 8000, "/health", warm_up_seconds=9),))
+    probe = task_of(made(warm)["Deployment", "demo-mnist-3-1042-server"])["readinessProbe"]
+    assert (probe["periodSeconds"], probe["successThreshold"]) == (1, 9)
 
 
 def test_nothing_is_expected_of_what_there_is_no_longer() -> None:

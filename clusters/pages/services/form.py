@@ -169,7 +169,8 @@ class ServiceForm(forms.Form):
         spec: dict[str, Any] = {
             path: said[name].strip() for path, name in SPEC.items() if name not in ("env", "command")
         }
-        spec |= {"env": env, "command": said["command"], "environment": spec["environment"] or None}
+        spec |= {"env": env, "command": said["command"]}
+        spec |= {name: spec[name] or None for name in ("environment", "image")}
         spec["replicas"] = {path: said[name].strip() for path, name in REPLICAS.items()}
         spec["rollout"] = {path: said[name].strip() for path, name in ROLLOUT.items()}
         if spec["rollout"]["whenFull"] != "cpu":

@@ -8,10 +8,12 @@ from django.db import connection
 from django.http import Http404
 
 from clusters import actions as clusters
-from clusters.models import Cluster, Flavor, ModelVersion, Replica, Rollout, Service, ServiceToken
+from clusters.manifest import ClusterSpec
+from clusters.models import Cluster, Flavor, ModelVersion, Replica, Rollout, Service, ServiceToken, ServingRuntime
 from clusters.serving import actions, turn
 from clusters.serving.access import service_for, services_for
 from clusters.serving.manifest import TokenSpec
+from clusters.spec.catalog import resolve
 from portal.errors import Invalid
 from portal.models import Event
 
@@ -79,7 +81,6 @@ def test_what_cannot_be_served_is_refused_at_its_field(people, model, service_ma
     assert "container reference" in wrong(service_manifest(image="container-only"), bob)["spec.image"]
     assert "spec.flavor" in wrong(service_manifest(flavor="absent"), bob)
     assert "spec.environment" in wrong(service_manifest(environment="absent"), bob)
-    assert "spec.runtime" in wrong(service_manifest(runtime="absent"), bob)
     Flavor.objects.create(name="huge", title="Huge", cpu_milli=100, memory_mb=128, gpus=1000)
     assert "quota of ops-demo" in wrong(service_manifest(flavor="huge"), bob)["spec.flavor"]
     many = {"least": 1, "most": 50}
@@ -92,6 +93,40 @@ def test_what_cannot_be_served_is_refused_at_its_field(people, model, service_ma
     assert not Service.objects.exists()
     assert not Event.objects.filter(verb__startswith="service.").exists()
     assert heard() == []  # what was refused nobody hears of
+
+
+def test_a_runtime_is_offered_serves_the_format_and_finds_containers_where_it_is_one(people, model, service_manifest):
+    def refused(runtime, image=None, **more):
+        return wrong(service_manifest(runtime=runtime, image=image, **more), people.bob)
+
+    offered = "The catalogue offers no serving runtime “{}”."
+    assert refused("absent") == {"spec.runtime": offered.format("absent")}
+    assert refused("triton") == {"spec.runtime": offered.format("triton")}  # until an administrator enables it
+    ServingRuntime.objects.filter(name__in=["triton", "tensorflow-serving"]).update(enabled=True)
+    container = "“{}” is a container, and this machine runs none; choose another runtime."
+    assert refused("tensorflow-serving") == {"spec.runtime": container.format("TensorFlow Serving")}
+    both = refused("tensorflow-serving", "python", command="true")
+    assert both.keys() == {"spec.image", "spec.command"}
+    assert "leave this out" in both["spec.image"]
+    assert "spec.image" in refused("portal")
+    # One of the house, which is no container, runs in any image.
+    ServingRuntime.objects.create(
+        name="own", title="Own", formats=["onnx"], protocols=["openai-v1"], command="own {model}"
+    )
+    why = "“Own” serves onnx, and version 1 of the model digits is of the format “saved-model”; choose another runtime."
+    assert refused("own", "python") == {"spec.runtime": why}
+    ServingRuntime.objects.filter(name="own").update(formats=["saved-model"], drain_seconds=7, env={"A": "1", "B": "1"})
+    manifest = service_manifest(runtime="own", env={"B": "2"})
+    revision = actions.create_service(manifest, acting_user=people.bob).revisions.get()
+    assert (revision.drain_seconds, revision.spec["env"]) == (7, {"A": "1", "B": "2"})
+    assert (revision.spec["image"], revision.spec["server"]["argv"]) == ("python", ["own", "digits"])
+    # It is taken off the offer, and nobody says by hand what services say.
+    ServingRuntime.objects.filter(name="own").update(enabled=False)
+    spec = ClusterSpec.model_validate(revision.spec)
+    for by_fronts, message in ((True, offered.format("own")), (False, "Only services say this of their replicas.")):
+        with pytest.raises(Invalid) as found:
+            resolve(spec, people.ops, by_fronts=by_fronts)
+        assert message in [each.message for each in found.value.errors if each.path == ("spec", "server")]
 
 
 def test_a_name_is_refused_that_another_service_or_a_cluster_of_its_replicas_has(

@@ -245,15 +245,16 @@ class CodeCommit:
 class Endpoint:
     """What the tasks of a role serve by HTTP, on `port` of their own network. `name` is a DNS label of at most 15 characters
     with a letter in it, and no other endpoint of the run has it. `health` is a path that is answered without an error of the
-    server (500 and above) as soon as people may come. `activity` is a path that says whether the task works (see activity.py), ""
-    where the program does not say. `origin` is where people open it, as https://host:port; a cloud with a gateway of its own
-    leads from there to the tasks that are ready."""
+    server (500 and above) as soon as people may come, which is when it has been so for `warm_up_seconds`. `activity` is a path
+    that says whether the task works (see activity.py), "" where the program does not say. `origin` is where people open it, as
+    https://host:port; a cloud with a gateway of its own leads from there to the tasks that are ready."""
 
     name: str
     port: int
     health: str = "/"
     activity: str = ""
     origin: str = ""
+    warm_up_seconds: int = 0
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ def of_container(role: RolePlan) -> Manifest:
         # Many programs answer only to the names that they know.
         asked["httpHeaders"] = [{"name": "Host", "value": urlsplit(first.origin).netloc}]
     often = {"periodSeconds": 1, "timeoutSeconds": PROBE_SECONDS, "failureThreshold": PROBE_FAILURES}
+    if first.warm_up_seconds:
+        often["successThreshold"] = first.warm_up_seconds
     return {
         "readinessProbe": {"httpGet": asked, **often},
         "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},

@@ -77,6 +77,7 @@ class Endpoints:
         began = loop.time()
         while not await _answers(address, endpoint.health):  # noqa: ASYNC110  nobody else tells
             await asyncio.sleep(min(LONGEST, max(SHORTEST, SHARE * (loop.time() - began))))
+        await asyncio.sleep(endpoint.warm_up_seconds)
         self._tell(EndpointSeen(self.run.ref.id, name, True, address))
         if endpoint.activity:
             await self._follow(address, endpoint.activity)
