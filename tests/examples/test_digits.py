@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import socket
@@ -153,6 +154,19 @@ def test_one_machine_trains_saves_and_goes_on_from_its_checkpoint(digits: Path, 
         assert ended(start([*argv, *more], log, {})) == 0, log.read_text()
         return log.read_text()
 
+    # Its model predicts a batch, as a run has it that names a version.
+    log, named = tmp_path / "predict.log", {"PORTAL_MODEL_NAME": "digits", "PORTAL_MODEL_VERSION": "3"}
+    predicting = ["digits_predict.py", "--model", str(tmp_path / "model"), "--output", str(tmp_path), "--batch", "1000"]
+    assert ended(start(predicting, log, named)) == 0, log.read_text()
+    accuracy = json.loads((tmp_path / "accuracy.json").read_text())
+    assert log.read_text().endswith(f"digits/3 named 1797 digits: accuracy = {accuracy['accuracy']:.4f}\n")
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    right = sum(row["label"] == row["predicted"] for row in rows)
+    assert accuracy == {"model": "digits/3", "images": len(rows), "accuracy": right / len(rows)}
+    assert (len(rows), right / len(rows) > 0.95) == (1797, True)
+    assert all(0.1 <= float(row["probability"]) <= 1 for row in rows)
+
     # The same command after the end changes nothing and succeeds.
     assert "Saved the model of step 1500" in again()
     said = again("--steps", "1600")
@@ -169,10 +183,14 @@ def test_records_are_written_as_others_read_them(tmp_path: Path) -> None:
     assert (image[:3], label) == (("1", "image", "float"), ("", "label", "int64", "2"))
 
 
-def test_missing_input_is_said_in_the_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "what", "said"),
+    [("digits_single.py", "--input", "digits.npz"), ("digits_predict.py", "--model", "No SavedModel")],
+)
+def test_what_is_missing_is_said_in_the_log(tmp_path: Path, program: str, what: str, said: str) -> None:
     log = tmp_path / "log"
-    assert ended(start(["digits_single.py", "--input", str(tmp_path), "--output", str(tmp_path)], log, {})) == 1
-    assert "digits.npz" in log.read_text()
+    assert ended(start([program, what, str(tmp_path), "--output", str(tmp_path)], log, {})) == 1
+    assert said in log.read_text()
 
 
 def test_parameter_servers_train_together(digits: Path, tmp_path: Path) -> None:
