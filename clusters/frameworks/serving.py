@@ -67,7 +67,10 @@ class Serving(Framework):
 
 
 def path_of(model: str, body: object) -> str:
-    """Where a request goes: to the Open Inference Protocol if it reads like that, else to TensorFlow Serving's REST."""
+    """Where a request goes: to OpenAI's REST or the Open Inference Protocol if it reads like that, else to TensorFlow Serving's
+    REST."""
+    if isinstance(body, dict) and {"messages", "prompt"} & body.keys():
+        return "/v1/chat/completions" if "messages" in body else "/v1/completions"
     inputs = body.get("inputs") if isinstance(body, dict) else None
     named = isinstance(inputs, list) and all(isinstance(each, dict) and "datatype" in each for each in inputs)
     return f"/v2/models/{model}/infer" if named else f"/v1/models/{model}:predict"

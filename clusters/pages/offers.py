@@ -140,16 +140,16 @@ def images(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def flavor(request: HttpRequest, name: str | None = None) -> HttpResponse:
     require_administrator(person(request))
-    return _edit(request, FlavorForm, _found(Flavor, name), "admin_flavors", "Flavor")
+    return edit_offer(request, FlavorForm, offer_named(Flavor, name), "admin_flavors", "Flavor")
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def image(request: HttpRequest, name: str | None = None) -> HttpResponse:
     require_administrator(person(request))
-    return _edit(request, ImageForm, _found(Image, name), "admin_images", "Image")
+    return edit_offer(request, ImageForm, offer_named(Image, name), "admin_images", "Image")
 
 
-def _found(model: type[Offer], name: str | None) -> Offer:
+def offer_named(model: type[Offer], name: str | None) -> Offer:
     """The one of this name, or a new one."""
     found = model() if name is None else model.objects.filter(name=name).first()
     if found is None:
@@ -157,7 +157,8 @@ def _found(model: type[Offer], name: str | None) -> Offer:
     return found
 
 
-def _edit(request: HttpRequest, form_class: type[Any], offer: Any, back: str, kind: str) -> HttpResponse:
+def edit_offer(request: HttpRequest, form_class: type[Any], offer: Any, back: str, kind: str) -> HttpResponse:
+    """The page of one entry, or of a new one; `back` names the list of them."""
     known = offer.pk is not None
     initial = form_class.filled(offer) if known else {}
     form = form_class(request.POST, initial=initial) if request.method == "POST" else form_class(initial=initial)

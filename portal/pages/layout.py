@@ -68,6 +68,7 @@ ADMINISTRATION = (
     Entry("Nodes & flavors", "admin_flavors", "flavor"),
     Entry("Images", "admin_images", "image"),
     Entry("Plugins", "admin_plugins", "image"),
+    Entry("Serving runtimes", "admin_runtimes", "service"),
     Entry("Allowed folders", "admin_folders", "folder"),
     Entry("Prices", "admin_prices", "price"),
     Entry("Months", "admin_months", "file"),

@@ -265,7 +265,7 @@ def make(bucket: str) -> World:
         "pipelines/{name}": "nightly", "pipelines/{appcode}/{name}": "nightly", "{stage}": "train",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
         "{host}": "git.example.com",
-        "flavors/{name}": "middle", "images/{name}": "tensorflow",
+        "flavors/{name}": "middle", "images/{name}": "tensorflow", "serving-runtimes/{name}": "triton",
         "{image}": "tensorflow", "plugins/{image}/{name}": "tree", "plugins/{name}": "tree",
         "/appcodes/{code}/webhooks/{name}/deliveries/{uid}": ours, "/webhooks/{name}/deliveries/{uid}": everybodys,
         "/webhook/deliveries/{uid}": mine,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from typing import Any
 
 from django import forms
 
-from clusters.frameworks.serving import FORMATS
 from clusters.models import ModelAlias, ModelVersion, ServingRuntime
 from clusters.pages.choices import Offer
 from clusters.pages.conversion import read_env, write_env
@@ -54,6 +55,7 @@ FIELDS = {
 CHANGES = (*ROLLOUT.values(),)
 MORE = ("command", "env", "request_seconds", "environment", "runtime")
 MOST_OFFERED = 100
+NUMBER = r"[1-9][0-9]{0,8}"
 
 
 def _number(label: str, hint: str = "", **more: Any) -> Words:
@@ -93,7 +95,7 @@ class ServiceForm(forms.Form):
     when_full = _choice("When no GPU is free", WHEN_FULL)
     cpu_flavor = _choice("Flavor without GPU", required=False)
     keep_warm = _number("Kept warm", "Seconds for which the old replicas stay, so that going back is a moment.")
-    runtime = _choice("Runtime")
+    runtime = _choice("Runtime", hint="What is a container has its own image; that above is for what is not.")
     environment = _choice("Environment", hint="Over the image.", required=False)
     command = Words(
         label="Command",
@@ -124,9 +126,12 @@ class ServiceForm(forms.Form):
         self._offer("environment", choices["environment"])
         self._offer("flavor", choices["master_flavor"])
         self._offer("cpu_flavor", [("", "–"), *(each for each in choices["master_flavor"] if each[0] in cpu)])
-        known = dict(ServingRuntime.objects.filter(enabled=True).values_list("name", "title"))
-        self._offer("runtime", [*({"portal": "The portal's own server"} | known).items()])
-        self.models = _models(offer.appcode)
+        offered = list(ServingRuntime.objects.filter(enabled=True))
+        self.containers = {row.name for row in offered if row.image}
+        said = format_of(offer.appcode, str(self["model"].value() or ""))
+        fitting = [row for row in offered if not said or said in row.formats]
+        self._offer("runtime", [(row.name, _where(row, offer)) for row in fitting])
+        self.models = _models(offer.appcode, {each for row in offered for each in row.formats})
 
     def _offer(self, name: str, choices: list[tuple[str, str]]) -> None:
         """What is chosen already stays a choice, so that the manifest says what is wrong with it."""
@@ -171,6 +176,8 @@ class ServiceForm(forms.Form):
         }
         spec |= {"env": env, "command": said["command"]}
         spec |= {name: spec[name] or None for name in ("environment", "image")}
+        if spec["runtime"] in self.containers:
+            spec["image"] = None  # a form always has one chosen
         spec["replicas"] = {path: said[name].strip() for path, name in REPLICAS.items()}
         spec["rollout"] = {path: said[name].strip() for path, name in ROLLOUT.items()}
         if spec["rollout"]["whenFull"] != "cpu":
@@ -181,7 +188,7 @@ class ServiceForm(forms.Form):
 
 def fields_of(name: str, appcode: str, spec: ServiceSpec) -> dict[str, Any]:
     """What stands in the form of a service."""
-    chosen = {"model": spec.model, "image": spec.image, "flavor": spec.flavor, "name": name, "appcode": appcode}
+    chosen = {"model": spec.model, "image": spec.image or "", "flavor": spec.flavor, "name": name, "appcode": appcode}
     return _typed(spec) | chosen
 
 
@@ -205,12 +212,32 @@ def _typed(spec: ServiceSpec) -> dict[str, Any]:
     }
 
 
-def _models(appcode: str) -> list[str]:
+def format_of(appcode: str, model: str) -> str:
+    """That of the version which NAME@ALIAS or NAME/VERSION names, "" where it names none. One query."""
+    name, at, alias = model.partition("@")
+    name, _, number = name.partition("/")
+    rows = ModelVersion.objects.filter(model__appcode__code=appcode, model__name=name, deleted_at=None)
+    if at:
+        rows = rows.filter(aliases__name=alias, aliases__until=None)
+    elif re.fullmatch(NUMBER, number):
+        rows = rows.filter(number=int(number))
+    else:
+        return ""
+    return rows.values_list("format", flat=True).first() or ""
+
+
+def _where(runtime: ServingRuntime, offer: Offer) -> str:
+    if not runtime.image or offer.place is None or offer.place.driver.software == "container":
+        return runtime.title
+    return f"{runtime.title} (not on {offer.place.title})"
+
+
+def _models(appcode: str, formats: Collection[str]) -> list[str]:
     """What can be served: by alias, then the newest versions. Two queries."""
     good = {"model__appcode__code": appcode, "model__deleted_at": None}
-    aliases = ModelAlias.objects.filter(**good, until=None, version__format__in=FORMATS).order_by("model__name", "name")
+    aliases = ModelAlias.objects.filter(**good, until=None, version__format__in=formats).order_by("model__name", "name")
     versions = ModelVersion.objects.filter(
-        **good, deleted_at=None, state=ModelVersion.State.READY, format__in=FORMATS
+        **good, deleted_at=None, state=ModelVersion.State.READY, format__in=formats
     ).order_by("-id")
     return [
         *(f"{model}@{alias}" for model, alias in aliases.values_list("model__name", "name")[:MOST_OFFERED]),

@@ -17,8 +17,9 @@ from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
 from clusters.applications.asked import ask_at
+from clusters.frameworks.runtimes import OPENAI, PROTOCOLS, V1, V2
 from clusters.frameworks.serving import path_of
-from clusters.models import ModelVersion, Replica, Service
+from clusters.models import ModelVersion, Replica, Service, ServingRuntime
 from clusters.pages.services.shown import head_of
 from clusters.serving import turn
 from clusters.serving.access import service_for
@@ -32,6 +33,7 @@ from portal.pages.appcodes import person
 # Of the Open Inference Protocol, where they are called otherwise than TensorFlow calls them.
 DATATYPES = {"float16": "FP16", "float32": "FP32", "float64": "FP64", "string": "BYTES"}
 EXAMPLE = {"instances": [[0.0, 1.0]]}
+CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
 @dataclass(frozen=True)
@@ -50,22 +52,36 @@ def try_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     service = service_for(person(request), appcode, name, OPERATE)
     revision = turn.answering(service)
     version = revision.version if revision else None
-    sample = version.sample if version and version.sample is not None else EXAMPLE
-    model = _model_name(service)
+    sample = version.sample if version and version.sample is not None else None
+    ways = _ways(service, version, sample)
     context = {
         "tab": "try",
         "version": version,
-        "is_example": version is None or version.sample is None,
-        "body": json.dumps(sample, ensure_ascii=False, indent=2),
+        "is_example": sample is None,
+        # As it was registered, where what answers understands that.
+        "body": json.dumps(
+            next((body for *_, body in ways if body == sample), ways[0][-1]), ensure_ascii=False, indent=2
+        ),
         "inputs": [_tensor(each) for each in (version.signature or {}).get("inputs") or ()] if version else [],
-        "commands": [
-            _commands(
-                "v1", "TensorFlow Serving’s REST", service, f"/v1/models/{model}:predict", _as_v1(sample, version)
-            ),
-            _commands("v2", "Open Inference Protocol", service, f"/v2/models/{model}/infer", _as_v2(sample, version)),
-        ],
+        "commands": [_commands(protocol, title, service, path, body) for protocol, title, path, body in ways],
     }
     return render(request, "clusters/services/try.html", head_of(request, service, whole=False) | context)
+
+
+def _ways(service: Service, version: ModelVersion | None, sample: Any) -> list[tuple[str, str, str, object]]:
+    """How its runtime is asked: protocol, its title, path, and the sample request as that says it."""
+    model, given = _model_name(service), EXAMPLE if sample is None else sample
+    is_chat = isinstance(sample, dict) and bool({"messages", "prompt"} & sample.keys())
+    chat = sample if is_chat else {"model": model, **CHAT}
+    ways: dict[str, tuple[str, object]] = {
+        V1: (f"/v1/models/{model}:predict", _as_v1(given, version)),
+        V2: (f"/v2/models/{model}/infer", _as_v2(given, version)),
+        OPENAI: (path_of(model, chat), chat),
+    }
+    spoken = (
+        ServingRuntime.objects.filter(name=service.spec.get("runtime", "")).values_list("protocols", flat=True).first()
+    )
+    return [(each, PROTOCOLS[each], *ways[each]) for each in spoken or (V1, V2)]
 
 
 @require_POST

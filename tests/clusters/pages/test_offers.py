@@ -62,6 +62,35 @@ def test_bad_input_stands_beside_its_field(changes, sentence, catalogue, people,
     assert Flavor.objects.count() == 2
 
 
+def test_a_serving_runtime_is_enabled_and_the_portal_s_own_stays_what_it_is(catalogue, people, as_person):
+    from clusters.models import ServingRuntime
+    from tests.clusters.pages.browser import wrong_fields
+
+    client, name = as_person(people.root), "/admin/serving-runtimes"
+    before = ServingRuntime.objects.values().get(name="triton")
+    values = {key: value for key, value in before.items() if key not in ("id", "env")} | {"env": "A=1", "enabled": "on"}
+    assert client.post(f"{name}/triton", values).status_code == 302
+    after = ServingRuntime.objects.values().get(name="triton")
+    assert {key for key in after if after[key] != before[key]} == {"env", "enabled"}
+    assert [each["name"] for each in client.get("/api/v1/serving-runtimes").json()["items"]] == ["portal", "triton"]
+    answer = client.post(f"{name}/triton", values | {"command": "run 'so", "env": "A"})
+    assert list(wrong_fields(answer.content.decode())) == ["env"]
+    answer = client.post(f"{name}/triton", values | {"command": "run 'so"})
+    assert list(wrong_fields(answer.content.decode())) == ["command"]
+    # Whatever is sent, how the portal's own is started is no matter of the catalogue.
+    changes = {"title": "Ours", "command": "reboot", "image": "x", "drain_seconds": "9"}
+    assert client.post(f"{name}/portal", changes).status_code == 302
+    portal = ServingRuntime.objects.get(name="portal")
+    assert (portal.title, portal.command, portal.image, portal.drain_seconds, portal.enabled) == (
+        "Ours",
+        "",
+        "",
+        9,
+        False,
+    )
+    assert "saved-model" in portal.formats
+
+
 def test_images_are_made_and_changed(catalogue, people, as_person):
     from clusters.models import Image
 

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import re
 import socket
 
 import pytest
@@ -9,7 +10,16 @@ from django.test import Client
 from django.utils import timezone
 
 from clusters.model_registry import drift
-from clusters.models import Replica, Revision, RevisionDrift, Rollout, Service, ServiceMinute, ServiceToken
+from clusters.models import (
+    Replica,
+    Revision,
+    RevisionDrift,
+    Rollout,
+    Service,
+    ServiceMinute,
+    ServiceToken,
+    ServingRuntime,
+)
 from clusters.serving import actions
 from tests.api.client import api_of
 from tests.clusters.serving.conftest import model, service, service_manifest  # noqa: F401
@@ -243,6 +253,32 @@ def test_both_protocols_are_given_as_commands_and_who_does_not_answer_is_said_so
     assert "not JSON" in page("bob", f"{URL}/try/send", {"body": "{"})
     assert "Nobody listens" in page("bob", f"{URL}/try/send", {"body": "{}"})
     page("victor", f"{URL}/try/send", {"body": "{}"}, status=403)
+
+
+def test_the_form_offers_runtimes_that_serve_the_model_and_the_page_asks_as_they_are_asked(page, asked):
+    ServingRuntime.objects.update(enabled=True)
+    ServingRuntime.objects.create(
+        name="own", title="Own", formats=["saved-model"], protocols=["openai-v1"], command="own", enabled=True
+    )
+
+    def offered(text):
+        found = re.search(r'<select name="runtime".*?</select>', text, re.DOTALL)
+        return re.findall(r'<option value="([^"]*)"[^>]*>([^<]*)<', found[0])
+
+    fitting = [
+        ("own", "Own"),
+        ("portal", "The portal&#x27;s own server"),
+        ("tensorflow-serving", "TensorFlow Serving (not on this machine)"),
+    ]
+    assert offered(page("bob", "/services/new?appcode=ops-demo&model=digits@champion")) == fitting
+    assert len(offered(page("bob", "/services/new?appcode=ops-demo"))) == 5
+    # A form has an image chosen, whatever the runtime is; a container brings its own.
+    text = page("bob", "/services/preview", {**FORM, "name": "more", "runtime": "tensorflow-serving"})
+    assert "“TensorFlow Serving” is a container, and this machine runs none" in text
+    page("bob", f"{URL}/change", {**FORM, "runtime": "own"}, status=302)
+    text = page("bob", f"{URL}/try")
+    assert "/v1/chat/completions" in text
+    assert ":predict" not in text
 
 
 def test_the_history_says_who_and_why(page, asked):
