@@ -1,5 +1,5 @@
-"""Administrators' pages of serving runtimes. Of the portal's own can be changed what people read of it, its drain, and whether it is
-offered: how it is started is a part of the portal."""
+"""Administrators' pages of serving runtimes. Of the portal's own can be changed what people read of it, its drain, and whether it
+is offered: how it is started is a part of the portal."""
 
 from __future__ import annotations
 
