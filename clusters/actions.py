@@ -15,7 +15,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import Count, Max, Q
 from django.utils import timezone
 
@@ -25,7 +25,7 @@ from clusters.clouds.placement import hold
 from clusters.events import cluster_event, run_event
 from clusters.gateway import origins
 from clusters.manifest import ClusterManifest, ClusterSpec
-from clusters.models import Cluster, Run
+from clusters.models import Cluster, ModelVersion, Run
 from clusters.models.runs import SERVICES
 from clusters.runs import quota
 from clusters.runs.ending import ask_to_end
@@ -316,6 +316,8 @@ def _new_run(
     """Its next run, of its definition as `resolved`; `told` are the events of what came before in this transaction."""
     spec = resolved.spec
     hold(resolved.place)
+    if resolved.model:
+        _hold_version(resolved.model)
     not_before = spec.schedule_after if scheduled else None
     source = resolved.input.run if resolved.input else None
     if not_before is not None and not_before > timezone.now():
@@ -350,6 +352,18 @@ def _new_run(
     record_all([*told, deployed])
     transaction.on_commit(lambda: wakeups.wake(run.pk))
     return run
+
+
+def _hold_version(version: ModelVersion) -> None:
+    """Keeps a version of a model from being deleted until the end of this transaction, which makes a run of it. Raises Invalid
+    when that has happened just now."""
+    with connection.cursor() as cursor:
+        # Django knows no FOR SHARE, which holds up nobody but who deletes it; many runs of one version are made side by side.
+        cursor.execute("SELECT deleted_at FROM clusters_modelversion WHERE id = %s FOR SHARE", [version.pk])
+        row = cursor.fetchone()
+        if row is None or row[0] is not None:
+            message = f"Version {version.number} of {version.model.name} has just been deleted; name another one."
+            raise Invalid.at("spec", "model", message=message)
 
 
 def _program(cluster: Cluster, spec: ClusterSpec, *, newest: bool) -> dict[str, str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 from django.http import Http404
 from django.utils import timezone
 from pydantic import BaseModel, ValidationError
@@ -99,12 +100,13 @@ def delete_model(model: RegisteredModel, *, acting_user: User) -> None:
     found = _locked(model, acting_user)
     if names := list(_living(found).values_list("name", flat=True)):
         raise Conflict(f"{', '.join(names)} of {found.name} still names a version; remove that alias first.")
+    versions = _held_alone(found, Q())
     others, services = _named_users(users_of(found))
     if others:
         raise Conflict(f"A version of {found.name} is used by {others}; end that, or give it another model.")
     if services:
         raise Conflict(f"The service {services} answers with a version of {found.name}; delete the service first.")
-    for version in found.versions.filter(deleted_at=None).select_related("frozen"):
+    for version in versions:
         _let_go(version)
     # Who creates it again has said nothing of this.
     ModelRetention.objects.filter(model=found).delete()
@@ -282,7 +284,7 @@ def delete_version(version: ModelVersion, *, acting_user: User | None, rule: str
     """Its files stay, and may be changed again; its number is never used again. Deleted twice, it is deleted once. `rule` says by
     which one the portal does it, for whom `acting_user` is None. Raises Conflict while somebody uses it, and as `_locked`."""
     model = _locked(version.model, acting_user)
-    found = model.versions.filter(pk=version.pk, deleted_at=None).select_related("frozen").first()
+    found = next(iter(_held_alone(model, Q(pk=version.pk))), None)
     if found is None:
         return
     if names := list(_living(model).filter(version=found).values_list("name", flat=True)):
@@ -416,6 +418,16 @@ def _moved(
 
 def _living(model: RegisteredModel) -> Any:
     return model.aliases.filter(until=None, version__isnull=False).order_by("name")
+
+
+def _held_alone(model: RegisteredModel, which: Q) -> list[ModelVersion]:
+    """Its versions of which no run can be made until the end of the transaction, and the runs of which all are seen from here on.
+    Raises Conflict where one is being made, without waiting for that: who makes it may wait for the model."""
+    rows = model.versions.filter(which, deleted_at=None)
+    found = list(rows.select_for_update(of=("self",), no_key=True, skip_locked=True).select_related("frozen"))
+    if len(found) < rows.count():
+        raise Conflict(f"{model.name} is being read, or a run of it made, just now; try again.")
+    return found
 
 
 def _let_go(version: ModelVersion) -> None:

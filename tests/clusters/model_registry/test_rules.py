@@ -188,6 +188,40 @@ def test_an_alias_that_moves_while_a_rule_is_applied_waits_for_it_and_one_that_w
     assert not ModelRetention.objects.exists()
 
 
+def test_a_version_of_which_a_run_is_being_made_stays_and_of_one_that_has_just_gone_none_is_made(
+    people: Any, digits: RegisteredModel, manifest: Callable[..., Any], catalogue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actions.save_retention(digits, rules.RetentionSpec(keep=6), acting_user=people.bob)
+
+    def apply() -> None:
+        rules.apply(digits)
+        connection.close()
+
+    def turn() -> None:
+        applied = threading.Thread(target=apply)
+        applied.start()
+        applied.join()
+
+    with transaction.atomic():
+        clusters.create_cluster(manifest("batch", model="digits/2"), acting_user=people.bob)
+        turn()
+    assert numbers(digits) == [*range(2, 9)]
+    resolve = clusters.resolve
+
+    def late(*facts: Any, **how: Any) -> Any:
+        found = resolve(*facts, **how)
+        turn()
+        return found
+
+    actions.save_retention(digits, rules.RetentionSpec(keep=5), acting_user=people.bob)
+    monkeypatch.setattr(clusters, "resolve", late)
+    with pytest.raises(Invalid) as caught:
+        clusters.create_cluster(manifest("late", model="digits/3"), acting_user=people.bob)
+    assert caught.value.errors[0].path == ("spec", "model")
+    assert caught.value.errors[0].message == "Version 3 of digits has just been deleted; name another one."
+    assert numbers(digits) == [2, *range(4, 9)]
+
+
 def test_on_its_page_a_rule_is_saved_as_it_was_previewed_and_what_it_deleted_is_listed(
     people: Any, digits: RegisteredModel, client: Client
 ) -> None:
