@@ -100,3 +100,28 @@ def test_a_route_has_the_addresses_of_the_pods_that_are_ready_and_these_let_fron
     serving.until(lambda: len(serving.route()) == 2 and first not in serving.route())
     assert serving.route() == set(serving.pods())
     actions.delete_service(service, acting_user=people.alice)
+
+
+def test_a_replica_is_the_container_of_its_runtime_which_finds_the_model_where_it_looks_for_it(
+    plane: Plane,
+    loop: Loop,  # noqa: F811
+    people: Any,
+) -> None:
+    from clusters.models import Cloud, ServingRuntime
+    from clusters.serving import actions
+
+    new_model(people, "https://s3.example.com")
+    cloud = Cloud.objects.get(name="kubernetes")
+    Cloud.objects.update(settings={**cloud.settings, "front_namespace": FRONTS})
+    ServingRuntime.objects.filter(name="tensorflow-serving").update(enabled=True)
+    manifest = new_manifest(image=None, runtime="tensorflow-serving")
+    service = actions.create_service(manifest, acting_user=people.bob)
+    serving = Serving(loop)
+    serving.until(serving.route)
+    [pod] = serving.pods().values()
+    [container] = pod["spec"]["containers"]
+    assert container["image"].startswith("tensorflow/serving:")
+    assert container["command"][-1] == "--model_base_path=/models/digits"
+    assert "/models/digits/1" in {each["mountPath"] for each in container["volumeMounts"]}
+    assert container["readinessProbe"]["httpGet"]["path"] == "/v1/models/digits/versions/1/metadata"
+    actions.delete_service(service, acting_user=people.alice)

@@ -59,6 +59,23 @@ def said(address: str, path: str = "/") -> str:
     return answer.partition(b"\r\n\r\n")[2].decode()
 
 
+# The second question is answered with an error; all others with how many there were.
+STUMBLES = """exec python -c 'import http.server
+class Counted(http.server.BaseHTTPRequestHandler):
+    count = 0
+    def do_GET(self):
+        Counted.count += 1
+        status = b"503 Busy" if Counted.count == 2 else b"200 OK"
+        self.wfile.write(b"HTTP/1.0 " + status + b"\\r\\n\\r\\n" + str(Counted.count).encode())
+http.server.HTTPServer(("127.0.0.1", 8888), Counted).serve_forever()'
+"""
+
+
+def test_who_warms_up_is_ready_when_it_was_healthy_for_so_long(agent: Agent) -> None:
+    warm = replace(serving(STUMBLES), endpoints=(Endpoint("web", PORT, warm_up_seconds=1),))
+    assert int(said(address(agent, agent.apply(warm)))) > 3
+
+
 @pytest.mark.as_user
 def test_an_endpoint_leads_into_the_network_of_its_run_whatever_dies(agent: Agent) -> None:
     runs = [agent.apply(serving()), agent.apply(serving(SERVE.replace("upper", "title")))]

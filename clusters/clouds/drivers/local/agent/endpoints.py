@@ -1,8 +1,8 @@
 """The endpoints of one run: whether each answers, asked as the kubelet asks a container's readiness probe, and whether it works.
 
-An endpoint is asked from the moment when its task runs until it has answered once; from then on it is ready until the task ends
-or the run is to end, whichever is told first: nobody is to be sent to a program that is about to go. One that says whether it
-works is asked that as long as it is ready, and only changes are told.
+An endpoint is asked from the moment when its task runs until it has answered once, or for as long as it warms up; from then on it
+is ready until the task ends or the run is to end, whichever is told first: nobody is to be sent to a program that is about to go.
+One that says whether it works is asked that as long as it is ready, and only changes are told.
 """
 
 from __future__ import annotations
@@ -75,9 +75,12 @@ class Endpoints:
     async def _ask(self, name: str, endpoint: Endpoint) -> None:
         address, loop = self.run.network.address(endpoint), asyncio.get_running_loop()
         began = loop.time()
-        while not await _answers(address, endpoint.health):  # noqa: ASYNC110  nobody else tells
+        since: float | None = None
+        while True:
+            since = (since or loop.time()) if await _answers(address, endpoint.health) else None
+            if since is not None and loop.time() - since >= endpoint.warm_up_seconds:
+                break
             await asyncio.sleep(min(LONGEST, max(SHORTEST, SHARE * (loop.time() - began))))
-        await asyncio.sleep(endpoint.warm_up_seconds)
         self._tell(EndpointSeen(self.run.ref.id, name, True, address))
         if endpoint.activity:
             await self._follow(address, endpoint.activity)
