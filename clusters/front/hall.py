@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +111,7 @@ class Hall:
         shadow = known.shadow if known else None
         if known is None or shadow is None or shadow.id == answered.id:
             return None
-        return self._at(known, shadow)
+        return self._at(known, shadow, self._open(known, shadow))
 
     def call(self, service: int) -> None:
         """Somebody looks at it, and does not wait."""
@@ -178,11 +179,12 @@ class Hall:
         if known is None or not known.running:
             raise Gone
         live = known.live
-        usable = [each for each in live if self._open(known, each)]
+        usable = {each.id: (each, replicas) for each in live if (replicas := self._open(known, each))}
         if not usable:
             return None
         chosen = self._turns[service].next(live)
-        return self._at(known, chosen if chosen in usable else max(usable, key=lambda each: each.weight))
+        found = usable.get(chosen.id) or max(usable.values(), key=lambda each: each[0].weight)
+        return self._at(known, *found)
 
     def _open(self, service: Service, revision: Revision) -> list[Replica]:
         """The replicas of a revision that have room and did not just refuse."""
@@ -192,10 +194,10 @@ class Hall:
             each for each in revision.replicas if busy.get(each.id, 0) < most and self._out.get(each.id, 0.0) <= now
         ]
 
-    def _at(self, service: Service, revision: Revision) -> Place | None:
+    def _at(self, service: Service, revision: Revision, replicas: Sequence[Replica]) -> Place | None:
         self._led[revision.id] += 1
         busy = self._busy[service.id]
-        chosen = least(self._open(service, revision), busy, self._led[revision.id])
+        chosen = least(replicas, busy, self._led[revision.id])
         if chosen is None:
             return None
         busy[chosen.id] += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging.config
 import socket
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,8 @@ def main(argv: Sequence[str]) -> int:
     asking = program.run(
         given.host, given.port, database=database, path=path, name=name, where=where, form=settings.LOG_FORMAT
     )
+    # What was loaded until here lives as long as the program: no request waits until it was looked through for garbage.
+    gc.freeze()
     return asyncio.run(asking)
 
 

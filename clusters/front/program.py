@@ -279,7 +279,7 @@ class Front:
         self.pool.close()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Said:
     """What the line of a request has besides the request."""
 
@@ -288,7 +288,7 @@ class _Said:
     replica: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Passing:
     """How an answer went."""
 
@@ -333,6 +333,9 @@ async def _body(request: web.BaseRequest) -> bytes:
         raise Refusal(413, TOO_LARGE)
     if not request.can_read_body:
         return b""
+    if request.content.is_eof():
+        # It came with its head, as small ones do, so nobody waits for it.
+        return await request.content.readany()
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
@@ -361,9 +364,10 @@ async def _passed_on(
     """The answer of a replica, to its caller."""
     answer = connection.answer
     passing.status = answer.status
-    headers: CIMultiDict[str] = CIMultiDict()
-    for name, value in http1.onward(answer.headers, http1.OURS_OF_ANSWERS):
-        headers.add(name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
+    headers: CIMultiDict[str] = CIMultiDict(
+        (name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
+        for name, value in http1.onward(answer.headers, http1.OURS_OF_ANSWERS)
+    )
     headers["Server"] = "gpu-cloud"
     headers["X-Portal-Revision"] = str(place.revision.number)
     if answer.done or (answer.length is not None and answer.length <= WHOLE):
@@ -412,8 +416,7 @@ class Lines:
     def add(self, request: web.BaseRequest, status: int, seconds: float, said: _Said) -> None:
         path = request.raw_path.partition("?")[0][:200].encode("ascii", "backslashreplace").decode()
         text = f"{status} {request.method} {said.service}{path} {seconds * 1000:.1f} ms"
-        text += f" caller={said.caller!r} replica={said.replica}"
-        self._lines.append(text)
+        self._lines.append(f"{text} caller={said.caller!r} replica={said.replica}")
         if len(self._lines) >= 5000:
             self.flush()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Self
 
 # Requests that a front has in flight at one replica at most, unless the service says that it is meant to have more: the
@@ -58,7 +59,7 @@ class Service:
     revisions: tuple[Revision, ...] = ()
     tokens: Mapping[str, Token] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def live(self) -> list[Revision]:
         """Those that answer: with a weight, and somebody there."""
         return [each for each in self.revisions if each.weight > 0 and each.replicas]
@@ -176,6 +177,9 @@ class Turns:
 
     def next(self, revisions: Sequence[Revision]) -> Revision:
         """Of at least one, with weights above 0."""
+        if len(revisions) == 1:
+            self._balance = {}
+            return revisions[0]
         weights = {each.id: each.weight for each in revisions}
         if self._balance.keys() != weights.keys():
             self._balance = {each: self._balance.get(each, 0) for each in weights}
@@ -191,7 +195,9 @@ class Turns:
 
 def least(replicas: Sequence[Replica], in_flight: Mapping[int, int], turn: int) -> Replica | None:
     """The one with the fewest requests in flight, of equals each in its `turn`; None where there is none."""
-    count = len(replicas)
-    return min(
-        (replicas[(turn + n) % count] for n in range(count)), key=lambda each: in_flight.get(each.id, 0), default=None
-    )
+    found, fewest, count = None, 0, len(replicas)
+    for n in range(turn, turn + count):
+        each = replicas[n % count]
+        if (flying := in_flight.get(each.id, 0)) < fewest or found is None:
+            found, fewest = each, flying
+    return found

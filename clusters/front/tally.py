@@ -23,7 +23,7 @@ class Key(NamedTuple):
     mirrored: bool
 
 
-@dataclass
+@dataclass(slots=True)
 class Minute:
     requests: int = 0
     errors: int = 0
@@ -39,6 +39,7 @@ class Minute:
 class Tally:
     def __init__(self) -> None:
         self._minutes: dict[Key, Minute] = {}
+        self._at, self._label = -1.0, ""
 
     def note(
         self, service: int, revision: int, *, status: int | None, seconds: float, sent: int, received: int, wall: float,
@@ -46,8 +47,12 @@ class Tally:
     ) -> None:  # fmt: skip
         """One answer; `status` 0 is one that never came, None one that its caller did not wait for, and `wall` the time since
         1970 that names its minute."""
-        label = dt.datetime.fromtimestamp(wall // 60 * 60, dt.UTC).isoformat()
-        minute = self._minutes.setdefault(Key(service, revision, label, mirrored), Minute())
+        if (at := wall // 60 * 60) != self._at:
+            self._at, self._label = at, dt.datetime.fromtimestamp(at, dt.UTC).isoformat()
+        key = Key(service, revision, self._label, mirrored)
+        minute = self._minutes.get(key)
+        if minute is None:
+            minute = self._minutes[key] = Minute()
         minute.requests += 1
         minute.errors += status is not None and (status >= 500 or status == 0)
         minute.refused += status is not None and 400 <= status < 500
