@@ -231,12 +231,22 @@ def _marks(dimension: Dimension) -> tuple[Tick, ...]:
     return (*(Tick(number(each), 100 * (1 - _height(dimension, each))) for each in marks), *none)
 
 
-def draw(title: str, lines: Iterable[Line], *, x_label: str) -> Chart:
-    """The chart of `lines` over a common pair of axes that just contain them."""
+def draw(
+    title: str,
+    lines: Iterable[Line],
+    *,
+    x_label: str,
+    across: tuple[float, float] | None = None,
+    from_zero: bool = False,
+) -> Chart:
+    """The chart of `lines` over a common pair of axes that just contain them; `across` is from where to where the lower one goes
+    instead, and `from_zero` begins the other one at zero, for values that are never less."""
     lines = list(lines)
     good = [point for line in lines for point in line.points if _finite(*point)]
-    x_low, x_high = _bounds([x for x, _ in good], widen=False)
+    x_low, x_high = across or _bounds([x for x, _ in good], widen=False)
     y_low, y_high = _bounds([y for _, y in good], widen=True)
+    if from_zero:
+        y_low = 0.0
     x_ticks = [x for x in ticks(x_low, x_high, 5) if x_low <= x <= x_high]
     y_ticks = ticks(y_low, y_high, 4)
     y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])

@@ -113,7 +113,11 @@ def charts_of(stats: Stats) -> list[Drawn]:
         ("Half of the answers within, ms", [line(each, named(each), "p50") for each in shown], "ms"),
         ("99 of 100 answers within, ms", [line(each, named(each), "p99") for each in shown], "ms"),
     )
-    return [Drawn(_timed(draw(title, lines, x_label="minutes ago")), unit) for title, lines, unit in kinds]
+    across = (_x(minute_of(stats.since), last), 0.0)
+    return [
+        Drawn(_timed(draw(title, lines, x_label="minutes ago", across=across, from_zero=True)), unit)
+        for title, lines, unit in kinds
+    ]
 
 
 def _x(minute: dt.datetime, last: dt.datetime) -> float:
