@@ -2,9 +2,9 @@
 counts (`/v2/models/NAME/drift`), and what came since the last time is added to the hour of its revision.
 
 What a replica answers is the word of a tenant's program: it may have so many bytes and take so many seconds, and is read by a
-schema; who says nothing of use is left alone for a while. A few are asked at once, and what they said is written before others
-are asked. The last counts of a replica stand in its row and change in the transaction that adds the difference, so nothing is
-counted twice, whoever dies; what a replica counted after it was last asked is lost with it.
+schema; who says nothing of use is left alone for a while. A few are asked at once, and what one said is written before another
+is asked in its place. The last counts of a replica stand in its row and change in the transaction that adds the difference, so
+nothing is counted twice, whoever dies; what a replica counted after it was last asked is lost with it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from django.db import transaction
@@ -78,13 +79,12 @@ def tick(now: dt.datetime, resting: dict[int, dt.datetime] | None = None) -> Non
         if replica not in known or not now <= until <= now + REST:
             del resting[replica]
     asked = [each for each in asked if each.replica not in resting]
-    for start in range(0, len(asked), AT_ONCE):
-        for each, said in asyncio.run(ask_all(asked[start : start + AT_ONCE])):
-            reading = _read(said)
-            if reading is None:
-                resting[each.replica] = now + REST
-            else:
-                keep(each.replica, reading, now)
+    for each, said in ask_all(asked):
+        reading = _read(said)
+        if reading is None:
+            resting[each.replica] = now + REST
+        else:
+            keep(each.replica, reading, now)
 
 
 def whom_to_ask() -> list[Asked]:
@@ -94,12 +94,18 @@ def whom_to_ask() -> list[Asked]:
     return [Asked(pk, address, model.partition("/")[0]) for pk, address, model in found]
 
 
-async def ask_all(asked: Sequence[Asked]) -> list[tuple[Asked, bytes]]:
-    """What each says, nothing where it says nothing of use."""
-    return list(zip(asked, await asyncio.gather(*map(_ask, asked)), strict=True))
+def ask_all(asked: Iterable[Asked]) -> Iterator[tuple[Asked, bytes]]:
+    """What each says, nothing where it says nothing of use, as it comes. One that is slow holds its own place alone; who takes an
+    answer makes room for the next, so there are never more than AT_ONCE of them in memory."""
+    rest, flying = iter(asked), set[asyncio.Task[tuple[Asked, bytes]]]()
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        while flying := flying | {loop.create_task(_ask(each)) for each in islice(rest, AT_ONCE - len(flying))}:
+            done, flying = runner.run(asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED))
+            yield from (each.result() for each in done)
 
 
-async def _ask(each: Asked) -> bytes:
+async def _ask(each: Asked) -> tuple[Asked, bytes]:
     host, _, port = each.address.rpartition(":")
     request = f"GET /v2/models/{each.model}/drift HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     try:
@@ -108,8 +114,8 @@ async def _ask(each: Asked) -> bytes:
         async with asyncio.timeout(PATIENCE):
             status, body = await answer(reader, writer, request.encode(), drift.MOST_BYTES + 1)
     except (OSError, ValueError):
-        return b""
-    return body if status == 200 and len(body) <= drift.MOST_BYTES else b""
+        return each, b""
+    return each, body if status == 200 and len(body) <= drift.MOST_BYTES else b""
 
 
 def _read(said: bytes) -> Reading | None:

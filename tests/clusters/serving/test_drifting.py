@@ -126,7 +126,8 @@ def test_whoever_dies_while_it_is_written_counts_nothing_twice(replica: Any) -> 
 def test_whatever_a_program_answers_it_keeps_no_other_from_being_counted(
     replica: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drifting, "PATIENCE", 0.5)
+    monkeypatch.setattr(drifting, "PATIENCE", 2)
+    monkeypatch.setattr(drifting, "AT_ONCE", 2)
     monkeypatch.setattr(drift, "MOST_BYTES", 10_000)
     good = reading(150, 50).model_dump_json().encode()
     huge = good.replace(b"200", str(2**53 - 1).encode())
@@ -135,15 +136,18 @@ def test_whatever_a_program_answers_it_keeps_no_other_from_being_counted(
         b"HTTP/1.1 500 No\r\n\r\n" + good, b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000, b"HTTP/1.1 200 OK\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\n\r\n" + huge, b"HTTP/1.1 200 OK\r\n\r\n" + good,
     ]  # fmt: skip
-    asked, held = [], threading.Event()
+    asked, held, others, waited = [], threading.Event(), threading.Event(), []
 
     class Says(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             number = self.server.server_address[1]
             asked.append(number)
+            if len(asked) == len(answers):
+                others.set()
             self.request.recv(1000)
             self.request.sendall(said[number])
             if not said[number]:
+                waited.append(others.wait(1.5))
                 held.wait(10)
             self.request.shutdown(socket.SHUT_WR)
 
@@ -162,6 +166,7 @@ def test_whatever_a_program_answers_it_keeps_no_other_from_being_counted(
     for server in servers:
         server.shutdown()
         server.server_close()
+    assert waited == [True], "while one says nothing all others are asked"
     # Those that said nothing of use are not asked again soon.
     assert set(resting) == {each.pk for each in rows[:-2]}
     assert len(asked) == len(answers) + 2
