@@ -75,17 +75,18 @@ class Hall:
             flight = self._flights[service] = InFlight(self._began)
         flight.change(by, time.monotonic())
 
-    async def place(self, service: int, until: float) -> Place:
-        """A place at a replica, at once or before the time `until`. Raises NoPlace and Gone."""
+    async def place(self, service: int, until: float, *, again: bool = False) -> Place:
+        """A place at a replica, at once or before the time `until`; `again`: it had one, and was refused there, so it goes before
+        all who wait, however many they are. Raises NoPlace and Gone."""
         queue = self._queues.get(service)
-        if not queue and (found := self._find(service)):
+        if (again or not queue) and (found := self._find(service)):
             return found
         if queue is None:
             queue = self._queues[service] = deque()
-        if len(queue) >= MOST_WAITING:
+        if len(queue) >= MOST_WAITING and not again:
             raise NoPlace(full=True)
         waits: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
-        queue.append(waits)
+        (queue.appendleft if again else queue.append)(waits)
         self._tell(service)
         try:
             async with asyncio.timeout_at(until):

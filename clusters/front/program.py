@@ -182,9 +182,10 @@ class Front:
             # Whoever looks at it sees that it starts; the page asks again by itself.
             self._hall.call(service.id)
             return _starting(service)
+        was_refused = False
         while True:
             try:
-                place = await self._hall.place(service.id, until)
+                place = await self._hall.place(service.id, until, again=was_refused)
             except NoPlace as error:
                 raise Refusal(503, TOO_MANY if error.full else NOBODY, after=5) from None
             except Gone:
@@ -193,6 +194,7 @@ class Front:
                 response = await self._asked(request, service, place, parts, said)
             except NotTaken:
                 self._hall.leave_out(place)
+                was_refused = True
                 continue
             finally:
                 self._hall.leave(place)
