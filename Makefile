@@ -5,8 +5,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# One test process a core: each starts real servers, and with one more whole portals start so slowly beside each other that they are late.
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 3 ? 4 : n )))
+# One test process more than cores: those with a whole portal wait most of their time.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 2 ? 4 : n + 1 )))
 # RERUNS=1 gives a test that failed another try, and the last lines name it: for machines that others keep busy, too.
 PYTEST := $(BIN)/python -m pytest $(if $(RERUNS),--reruns $(RERUNS) -raR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
