@@ -36,6 +36,7 @@ from portal.up.services import Service
 from tests.kube.loops import Loops
 from tests.kube.plane import Plane
 from tests.kube.test_deployment import filled_in, rendered
+from tests.running import eventually
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
 
@@ -154,7 +155,14 @@ def gateway(request: pytest.FixtureRequest, plane: Plane, portal: str, tmp_path:
         "traefik", (services.program("traefik"), f"--configFile={path}"), env={"KUBECONFIG": str(plane.kubeconfig)}
     )
     process = services.spawn(program, tmp_path / "traefik.out", {})
+
+    def listens() -> bool:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), 5):
+            return True
+        return False
+
     try:
+        assert eventually(listens), (tmp_path / "traefik.log").read_text()[-3000:]
         yield Gateway(dialect, plane, port, portal)
         assert process.poll() is None, (tmp_path / "traefik.log").read_text()[-3000:]
     finally:
