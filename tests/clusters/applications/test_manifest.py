@@ -129,6 +129,13 @@ def test_every_field_of_the_cluster_has_one_of_the_application(document: dict[st
     known = ApplicationManifest.model_json_schema()["$defs"]["ApplicationSpec"]["properties"]
     for key in ClusterManifest.model_json_schema()["$defs"]["ClusterSpec"]["properties"]:
         # What it does not say is right by itself.
-        assert own_path(("spec", key))[1] in known or key in ("retries", "scheduleAfter", "notebook", "code", "hooks")
+        assert own_path(("spec", key))[1] in known or key in (
+            "retries",
+            "scheduleAfter",
+            "notebook",
+            "code",
+            "hooks",
+            "server",
+        )
     for key in spec["roles"][role_of(manifest.spec.type)]:
         assert own_path(("spec", "roles", role_of(manifest.spec.type), key))[1] in known
