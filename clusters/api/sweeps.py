@@ -21,7 +21,7 @@ from rest_framework.views import APIView
 from clusters import actions as clusters
 from clusters.api.documents import ClusterDocument, Money, money, to_manifest
 from clusters.manifest import ClusterManifest, ClusterName
-from clusters.models import Run, Sweep, Trial
+from clusters.models import Cluster, Run, Sweep, Trial
 from clusters.sweeps import actions
 from clusters.sweeps.access import sweep_for, sweeps_for, sweeps_in, trial_for
 from clusters.sweeps.manifest import SweepManifest, SweepSpec, name_again, trial_name
@@ -243,9 +243,13 @@ class Trials(APIView):
     def get(self, request: Request, code: str, name: str) -> Response:
         sweep, now = _find(request, code, name), timezone.now()
         facts = Run.objects.only("cluster", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate")
-        rows = Trial.objects.filter(sweep=sweep).select_related("cluster__current_run")
-        rows = rows.defer("cluster__spec", "cluster__current_run__spec")
-        rows = rows.prefetch_related(Prefetch("cluster__runs", facts.order_by("pk")))
+        newest = Run.objects.only("number", "phase", "message", "started_at")
+        # Not joined: all of them may have to be sorted, and few are shown.
+        rows = Trial.objects.filter(sweep=sweep).prefetch_related(
+            Prefetch("cluster", Cluster.objects.only("current_run")),
+            Prefetch("cluster__current_run", newest),
+            Prefetch("cluster__runs", facts.order_by("pk")),
+        )
         phases = [word for word in text(request, "phase", longest=100).split(",") if word]
         if unknown := next((word for word in phases if word not in TRIAL_PHASES), None):
             raise Invalid.at("phase", message=f"“{unknown}” is none of {', '.join(TRIAL_PHASES)}.")

@@ -120,8 +120,8 @@ def _trial_rows(
 ) -> list[TrialRow]:
     """Two queries."""
     of: dict[int, list[Trial]] = {which: [] for which in numbers}
-    trials = found.trials.filter(number__in=numbers).select_related("cluster__current_run").order_by("number", "fold")
-    for trial in trials.annotate(now=PHASE).defer("cluster__spec", "cluster__current_run__spec"):
+    trials = found.trials.filter(number__in=numbers).order_by("number", "fold")
+    for trial in trials.annotate(now=PHASE, begun_at=F("cluster__current_run__started_at")):
         of[trial.number].append(trial)
     runs = Run.objects.filter(cluster__trial__sweep=found, cluster__trial__number__in=numbers)
     used: dict[int, list[Run]] = {}
@@ -153,7 +153,7 @@ def _trial_row(
         else None
     )
     said = trials[0].parameters
-    started = [trial.cluster.current_run.started_at for trial in trials if trial.cluster and trial.cluster.current_run]
+    started = [trial.begun_at for trial in trials]  # type: ignore[attr-defined]
     return TrialRow(
         number=trials[0].number,
         parameters=[short(said[name]) if name in said else "" for name in names]
