@@ -165,16 +165,18 @@ def look(services: Iterable[Service], now: dt.datetime, woken: frozenset[int] = 
 
 _FACTS = ("id", "service_id", "revision_id", "slot", "cluster_id", "run_id", "state", "address", "left_at", "drain_until",
           "served_at", "message")  # fmt: skip
+_CRASHED = Q(phase="Failed", disrupted=False) & ~Q(reason="Stopped")
 _OF_RUN = ("phase", "reason", "message", "desired", "verdict", "endpoints", "created_at")
 
 
 def _replicas(services: Iterable[int], now: dt.datetime) -> dict[int, dict[int, dict[str, Any]]]:
-    """Those that are not gone, by service and id: their columns, those of their runs, and how often their program has crashed."""
+    """Those that are not gone, by service and id: their columns, those of their runs, how often their program has crashed, and
+    why the last time."""
     rows = Replica.objects.filter(service__in=services).exclude(state=Replica.State.GONE).order_by("slot")
     runs = {f"run_{name}": F(f"run__{name}") for name in _OF_RUN}
     found = defaultdict[int, dict[int, dict[str, Any]]](dict)
     for row in rows.values(*_FACTS, **runs):
-        found[row["service_id"]][row["id"]] = {**row, "crashes": 0, "in_trouble": False, "now": now}
+        found[row["service_id"]][row["id"]] = {**row, "crashes": 0, "crash": "", "in_trouble": False, "now": now}
     silent = {
         row["run_id"]: row
         for rows in found.values()
@@ -183,10 +185,14 @@ def _replicas(services: Iterable[int], now: dt.datetime) -> dict[int, dict[int, 
     }
     if silent:
         tasks = Task.objects.filter(run__in=silent).order_by()
-        crashed = Count("pk", filter=Q(phase="Failed", disrupted=False) & ~Q(reason="Stopped"))
+        crashed = Count("pk", filter=_CRASHED)
         trouble = Count("pk", filter=Q(reason="BackOff"))
         for run, crashes, troubles in tasks.values_list("run").annotate(crashed=crashed, trouble=trouble):
             silent[run] |= {"crashes": crashes, "in_trouble": bool(troubles)}
+        if any(row["crashes"] for row in silent.values()):
+            last = tasks.filter(_CRASHED).order_by("run", "-attempt").distinct("run")
+            for run, why in last.values_list("run", "message"):
+                silent[run]["crash"] = why
     return found
 
 
@@ -207,12 +213,13 @@ def _replica(row: Mapping[str, Any]) -> steps.Replica:
     over = row["run_id"] is None or row["run_phase"] in TERMINAL
     ending = not over and (row["run_desired"] == Run.Desired.ENDED or bool(row["run_verdict"]))
     answers = "" if over or ending else ((row["run_endpoints"] or {}).get(ENDPOINT) or {}).get("address", "")
-    said = (row["run_message"] or "").strip()
+    # Lines of its log, which may follow, stand in the log.
+    said = (row["run_message"] or "").strip().partition("\n")[0]
     fails = waits = ""
     if row["run_phase"] == Run.Phase.FAILED or (
         not over and not answers and (row["crashes"] >= CRASHES or row["in_trouble"])
     ):
-        fails = said or "It ended and said nothing."
+        fails = row["crash"] or said or "It ended and said nothing."
     elif row["run_phase"] == Run.Phase.QUEUED and row["run_reason"] != "Submitted":
         waits = said if abs(row["now"] - row["run_created_at"]) > PASSING else ""
     return steps.Replica(

@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_safe
 
 from clusters.model_registry.drift import LARGE, MIN_ROWS, Column, again, word
-from clusters.models import RevisionDrift, Rollout, Service
+from clusters.models import Replica, RevisionDrift, Rollout, Service
 from clusters.pages.create import curl
 from clusters.pages.services.form import short_document
 from clusters.pages.services.numbers import MINUTES_HEAD, charts_of, minute_of, recent, table_of, this_month
@@ -200,12 +200,14 @@ def head_of(request: HttpRequest, found: Service, *, whole: bool = True) -> dict
         return context | {"living": living.exists()}
     said = shown(found, now)
     by_key = {each.row.pk: each for each in said.revisions}
+    last = said.rollouts[0] if said.rollouts and not said.rollout else None
     return context | {
         "living": said.rollout is not None,
         "shown": said,
         "replicas": max(said.living, sum(each.row.wanted for each in said.revisions if each.row.weight)),
         "way": _way(said.rollout, _compared(said.rollout, found, said), by_key) if said.rollout else None,
-        "last": said.rollouts[0] if said.rollouts and not said.rollout else None,
+        "last": last,
+        "last_log": _log_of_failed(found, last) if last and last.phase == Rollout.Phase.FAILED else "",
         "recent": recent([found.pk], now).get(found.pk),
         "month": this_month([found.pk], now).get(found.pk, 0),
         "charts": charts_of(said.stats) if said.stats.minutes else [],
@@ -215,6 +217,16 @@ def head_of(request: HttpRequest, found: Service, *, whole: bool = True) -> dict
         "drift": _drift(said),
         "can_roll_back": said.rollout is not None or len(said.revisions) > 1,
     }  # fmt: skip
+
+
+def _log_of_failed(found: Service, last: Rollout) -> str:
+    """Where the log of the replica is that did not come up; "" where none was made."""
+    failed = Replica.objects.filter(revision=last.to_revision_id, served_at=None, run__isnull=False).exclude(message="")
+    replica = failed.select_related("run__cluster").order_by("-pk").first()
+    if replica is None or replica.run is None:
+        return ""
+    address = reverse("cluster_logs", args=[found.appcode.code, replica.run.cluster.name])
+    return f"{address}?run={replica.run.number}"
 
 
 def _version_url(each: RevisionShown, found: Service) -> str:
