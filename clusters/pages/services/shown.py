@@ -221,7 +221,7 @@ def head_of(request: HttpRequest, found: Service, *, whole: bool = True) -> dict
 
 def _log_of_failed(found: Service, last: Rollout) -> str:
     """Where the log of the replica is that did not come up; "" where none was made."""
-    failed = Replica.objects.filter(revision=last.to_revision_id, served_at=None, run__isnull=False).exclude(message="")
+    failed = Replica.objects.filter(revision=last.to_revision_id, served_at=None, run__isnull=False)
     replica = failed.select_related("run__cluster").order_by("-pk").first()
     if replica is None or replica.run is None:
         return ""
