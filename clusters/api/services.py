@@ -68,6 +68,9 @@ class CountedAnswer(Answer):
     requests: int
     errors: int = Field(description="Answers of 500 and more, and those that never came.")
     refused: int = Field(description="Answers of 400 to 499, by the model's server.")
+    rows: int = Field(
+        description="That were answered, a request may have many; 0 from a model server that does not say it."
+    )
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
@@ -573,8 +576,8 @@ def _rollout(row: Rollout) -> RolloutAnswer:
 
 def _counted(found: Counted) -> dict[str, Any]:
     return {
-        "requests": found.requests, "errors": found.errors, "refused": found.refused, "p50_ms": found.p50,
-        "p95_ms": found.p95, "p99_ms": found.p99, "bytes_in": found.bytes_in, "bytes_out": found.bytes_out,
+        "requests": found.requests, "errors": found.errors, "refused": found.refused, "rows": found.rows,
+        "p50_ms": found.p50, "p95_ms": found.p95, "p99_ms": found.p99, "bytes_in": found.bytes_in, "bytes_out": found.bytes_out,
     }  # fmt: skip
 
 

@@ -634,12 +634,13 @@ class Server:
 
     async def infer(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        made = await self.run(of_v2(body, self.model))
-        return _answer(to_v2(self.name, self.version, str(body.get("id", "")), made))
+        arrays = of_v2(body, self.model)
+        made = await self.run(arrays)
+        return _answer(to_v2(self.name, self.version, str(body.get("id", "")), made), arrays)
 
     async def predict(self, request: web.Request) -> web.Response:
         arrays, by_rows = of_v1(await _body(request), self.model)
-        return _answer(to_v1(await self.run(arrays), by_rows))
+        return _answer(to_v1(await self.run(arrays), by_rows), arrays)
 
     async def run(self, arrays: Arrays) -> Arrays:
         if self.waiting >= self.most:
@@ -692,12 +693,15 @@ async def _body(request: web.Request) -> Any:
         raise Wrong(f"This is not JSON: {error}.") from error
 
 
-def _answer(document: Mapping[str, Any]) -> web.Response:
+def _answer(document: Mapping[str, Any], arrays: Arrays) -> web.Response:
+    """With how many rows it was asked, for whoever counts."""
+    first = next(iter(arrays.values()), None)
+    rows = len(first) if first is not None and first.ndim else 1
     try:
         text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     except ValueError:
         return _error(500, "The model answered NaN or infinity, which JSON cannot say.")
-    return web.Response(text=text, content_type="application/json")
+    return web.Response(text=text, content_type="application/json", headers={"X-Portal-Rows": str(rows)})
 
 
 def _error(status: int, sentence: str) -> web.Response:

@@ -50,6 +50,8 @@ GRACE = 30.0
 LINGER = 1.0
 # As NGINX calls it in its lines: the caller went away.
 LEFT = 499
+# In which our model server says how many rows it has answered.
+ROWS = b"x-portal-rows"
 # Whether requests may be led here; whether it works at all.
 RESERVED, HEALTH, ALIVE = "/.portal/", "/.portal/health", "/.portal/alive"
 
@@ -235,7 +237,8 @@ class Front:
         now = time.monotonic()
         self._tally.note(
             place.service, place.revision.id, status=None if passing.left else passing.status,
-            seconds=now - began, sent=passing.sent, received=passing.received, wall=time.time(), now=now, mirrored=mirrored,
+            seconds=now - began, sent=passing.sent, received=passing.received, wall=time.time(), now=now, rows=passing.rows,
+            mirrored=mirrored,
         )  # fmt: skip
 
     def _copy(self, answered: Place, method: str, parts: list[bytes]) -> None:
@@ -256,7 +259,7 @@ class Front:
                 try:
                     while piece := await connection.more():
                         passing.received += len(piece)
-                    passing.status = connection.answer.status
+                    passing.status, passing.rows = connection.answer.status, _rows(connection.answer)
                 finally:
                     self.pool.done(place.replica.address, connection)
         except NotTaken:
@@ -296,6 +299,7 @@ class _Passing:
 
     sent: int
     received: int = 0
+    rows: int = 0
     status: int = 0
     begun: bool = False
     left: bool = False
@@ -360,12 +364,18 @@ async def _body(request: web.BaseRequest) -> bytes:
     return found[0] if len(found) == 1 else b"".join(found)
 
 
+def _rows(answer: http1.Answer) -> int:
+    """How many a model server says that it has answered; whoever writes one may say anything."""
+    said = next((value for name, value in answer.headers if name.lower() == ROWS), b"")
+    return int(said) if said.isdigit() and len(said) < 8 else 0
+
+
 async def _passed_on(
     request: web.BaseRequest, connection: Connection, place: Place, passing: _Passing
 ) -> web.StreamResponse:
     """The answer of a replica, to its caller."""
     answer = connection.answer
-    passing.status = answer.status
+    passing.status, passing.rows = answer.status, _rows(answer)
     headers: CIMultiDict[str] = CIMultiDict(
         (name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
         for name, value in http1.onward(answer.headers, http1.OURS_OF_ANSWERS)

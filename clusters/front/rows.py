@@ -65,18 +65,18 @@ FORGET = """
 # What a minute says never becomes less, whatever clocks do. A revision that is gone takes its numbers with it.
 MINUTES = """
     INSERT INTO clusters_serviceminute AS old (
-        service_id, revision_id, front, minute, mirrored, requests, errors, refused, latency, busy_ms, bytes_in, bytes_out
+        service_id, revision_id, front, minute, mirrored, requests, errors, refused, rows, latency, busy_ms, bytes_in, bytes_out
     )
-    SELECT x.service, x.revision, %(name)s, x.minute, x.mirrored, x.requests, x.errors, x.refused, x.latency, x.busy_ms,
-           x.bytes_in, x.bytes_out
+    SELECT x.service, x.revision, %(name)s, x.minute, x.mirrored, x.requests, x.errors, x.refused, x.rows, x.latency,
+           x.busy_ms, x.bytes_in, x.bytes_out
     FROM jsonb_to_recordset(%(rows)s) AS x (
         service bigint, revision bigint, minute timestamptz, mirrored boolean, requests int, errors int, refused int,
-        latency int[], busy_ms bigint, bytes_in bigint, bytes_out bigint
+        rows bigint, latency int[], busy_ms bigint, bytes_in bigint, bytes_out bigint
     )
     JOIN clusters_revision r ON r.id = x.revision AND r.service_id = x.service
     ON CONFLICT (service_id, minute, revision_id, front, mirrored) DO UPDATE SET
-        requests = excluded.requests, errors = excluded.errors, refused = excluded.refused, latency = excluded.latency,
-        busy_ms = excluded.busy_ms, bytes_in = excluded.bytes_in, bytes_out = excluded.bytes_out
+        requests = excluded.requests, errors = excluded.errors, refused = excluded.refused, rows = excluded.rows,
+        latency = excluded.latency, busy_ms = excluded.busy_ms, bytes_in = excluded.bytes_in, bytes_out = excluded.bytes_out
     WHERE old.requests <= excluded.requests
 """
 USED = "UPDATE clusters_servicetoken SET used_at = clock_timestamp() WHERE id = ANY(%(ids)s)"

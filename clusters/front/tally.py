@@ -28,6 +28,7 @@ class Minute:
     requests: int = 0
     errors: int = 0
     refused: int = 0
+    rows: int = 0
     latency: list[int] = field(default_factory=lambda: [0] * BUCKETS)
     busy: float = 0.0
     bytes_in: int = 0
@@ -43,10 +44,10 @@ class Tally:
 
     def note(
         self, service: int, revision: int, *, status: int | None, seconds: float, sent: int, received: int, wall: float,
-        now: float, mirrored: bool = False,
+        now: float, rows: int = 0, mirrored: bool = False,
     ) -> None:  # fmt: skip
-        """One answer; `status` 0 is one that never came, None one that its caller did not wait for, and `wall` the time since
-        1970 that names its minute."""
+        """One answer; `status` 0 is one that never came, None one that its caller did not wait for, `rows` how many of them the
+        model answered with it, and `wall` the time since 1970 that names its minute."""
         if (at := wall // 60 * 60) != self._at:
             self._at, self._label = at, dt.datetime.fromtimestamp(at, dt.UTC).isoformat()
         key = Key(service, revision, self._label, mirrored)
@@ -56,6 +57,7 @@ class Tally:
         minute.requests += 1
         minute.errors += status is not None and (status >= 500 or status == 0)
         minute.refused += status is not None and 400 <= status < 500
+        minute.rows += rows
         minute.latency[bucket(seconds * 1000)] += 1
         minute.busy += seconds * 1000
         minute.bytes_in += sent
@@ -67,7 +69,7 @@ class Tally:
         return [
             {
                 **key._asdict(), "requests": each.requests, "errors": each.errors, "refused": each.refused,
-                "latency": list(each.latency), "busy_ms": round(each.busy), "bytes_in": each.bytes_in,
+                "rows": each.rows, "latency": list(each.latency), "busy_ms": round(each.busy), "bytes_in": each.bytes_in,
                 "bytes_out": each.bytes_out,
             }
             for key, each in self._minutes.items()

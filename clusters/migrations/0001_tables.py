@@ -1954,6 +1954,12 @@ class Migration(migrations.Migration):
                 ("errors", models.PositiveIntegerField(default=0)),
                 ("refused", models.PositiveIntegerField(default=0)),
                 (
+                    "rows",
+                    models.PositiveBigIntegerField(
+                        default=0, help_text="That were answered, as far as model servers say it."
+                    ),
+                ),
+                (
                     "latency",
                     django.contrib.postgres.fields.ArrayField(
                         base_field=models.PositiveIntegerField(), default=list, size=None

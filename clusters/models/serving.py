@@ -352,6 +352,7 @@ class ServiceMinute(models.Model):
     requests = models.PositiveIntegerField(default=0)
     errors = models.PositiveIntegerField(default=0)
     refused = models.PositiveIntegerField(default=0)
+    rows = models.PositiveBigIntegerField(default=0, help_text="That were answered, as far as model servers say it.")
     latency = ArrayField(models.PositiveIntegerField(), default=list)
     busy_ms = models.PositiveBigIntegerField(
         default=0, help_text="Of all requests together, until their answer was complete."

@@ -31,11 +31,13 @@ HOUR, LONGEST = dt.timedelta(hours=1), dt.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Counted:
-    """Requests of some time. `errors` are answers of 500 and more and those that never came, `refused` those of 400 to 499."""
+    """Requests of some time. `errors` are answers of 500 and more and those that never came, `refused` those of 400 to 499,
+    `rows` what was answered, as far as model servers say it."""
 
     requests: int = 0
     errors: int = 0
     refused: int = 0
+    rows: int = 0
     latency: Sequence[int] = ()
     busy_ms: int = 0
     bytes_in: int = 0
@@ -48,6 +50,7 @@ class Counted:
             requests=sum(each.requests for each in found),
             errors=sum(each.errors for each in found),
             refused=sum(each.refused for each in found),
+            rows=sum(each.rows for each in found),
             latency=total(each.latency for each in found),
             busy_ms=sum(each.busy_ms for each in found),
             bytes_in=sum(each.bytes_in for each in found),

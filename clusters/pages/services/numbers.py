@@ -21,13 +21,16 @@ from portal.charts import number as plain
 RECENT = dt.timedelta(minutes=5)
 # Lines of one chart: the theme has as many colours.
 MOST_LINES = 6
+# Of these a minute without a row had none; of the others nothing is known then.
+SUMS = ("requests", "rows", "errors")
 
 
 @dataclass(frozen=True)
 class Recent:
-    """Of the last minutes: requests a second, and within how many milliseconds 99 of 100 answers came."""
+    """Of the last minutes: requests a second, rows a second, and within how many milliseconds 99 of 100 answers came."""
 
     rate: float
+    rows: float
     p99: float | None
     requests: int
     errors: int
@@ -48,8 +51,10 @@ def recent(services: Iterable[int], now: dt.datetime) -> dict[int, Recent]:
     found = {}
     for service, group in groupby(rows.order_by("service"), key=lambda row: row.service_id):
         counted = Counted.of(group)
-        rate = counted.requests / (now - since).total_seconds()
-        found[service] = Recent(rate, counted.p99, counted.requests, counted.errors)
+        seconds = (now - since).total_seconds()
+        found[service] = Recent(
+            counted.requests / seconds, counted.rows / seconds, counted.p99, counted.requests, counted.errors
+        )
     return found
 
 
@@ -75,8 +80,8 @@ class Drawn:
 
 
 def charts_of(stats: Stats) -> list[Drawn]:
-    """Requests a second, errors a minute, and p50 and p99, each with a line for every revision. The minute that goes on is left
-    out: it would always look like a fall."""
+    """Requests a second, rows a second where requests have many, errors a minute, and p50 and p99, each with a line for every
+    revision. The minute that goes on is left out: it would always look like a fall."""
     last = minute_of(stats.until)
     minutes = [each for each in stats.minutes if each.at < last and not each.mirrored]
     newest = sorted({each.revision for each in minutes}, reverse=True)
@@ -85,30 +90,26 @@ def charts_of(stats: Stats) -> list[Drawn]:
     at = [minute_of(stats.since) + n * dt.timedelta(minutes=1) for n in range(61)]
     at = [each for each in at if each < last]
 
-    def line(number: int, label: str, value: str) -> Line:
+    def line(number: int, label: str, value: str, per: int = 1) -> Line:
         found = by_revision[number]
         first = min(found, default=last)
         points = []
         for minute in at:
             counted = found.get(minute)
-            if value == "requests":
-                points.append(
-                    (_x(minute, last), counted.requests / 60 if counted else 0.0 if minute > first else float("nan"))
-                )
-            elif value == "errors":
-                points.append(
-                    (_x(minute, last), float(counted.errors) if counted else 0.0 if minute > first else float("nan"))
-                )
-            else:
-                found_ms = getattr(counted, value) if counted else None
-                points.append((_x(minute, last), float("nan") if found_ms is None else found_ms))
+            if counted is not None:
+                came = getattr(counted, value)
+                points.append((_x(minute, last), came / per if came is not None else float("nan")))
+            elif value in SUMS and minute > first:
+                points.append((_x(minute, last), 0.0))
         return Line(label, [point for point in points if point[1] == point[1]])
 
     def named(number: int) -> str:
         return f"revision {number}"
 
+    many = any(each.counted.rows > each.counted.requests for each in minutes)
     kinds = (
-        ("Requests a second", [line(each, named(each), "requests") for each in shown], ""),
+        ("Requests a second", [line(each, named(each), "requests", 60) for each in shown], ""),
+        *([("Rows a second", [line(each, named(each), "rows", 60) for each in shown], "")] if many else []),
         ("Errors a minute", [line(each, named(each), "errors") for each in shown], ""),
         ("Half of the answers within, ms", [line(each, named(each), "p50") for each in shown], "ms"),
         ("99 of 100 answers within, ms", [line(each, named(each), "p99") for each in shown], "ms"),
@@ -131,7 +132,8 @@ def _timed(chart: Chart) -> Chart:
 
 
 MINUTES_HEAD = (
-    "minute", "revision", "copies", "requests", "errors", "refused", "p50_ms", "p95_ms", "p99_ms", "bytes_in", "bytes_out",
+    "minute", "revision", "copies", "requests", "errors", "refused", "rows", "p50_ms", "p95_ms", "p99_ms", "bytes_in",
+    "bytes_out",
 )  # fmt: skip
 
 
@@ -145,6 +147,7 @@ def table_of(minutes: Sequence[Minute]) -> list[tuple[object, ...]]:
             each.counted.requests,
             each.counted.errors,
             each.counted.refused,
+            each.counted.rows,
             *(_ms(value) for value in (each.counted.p50, each.counted.p95, each.counted.p99)),
             each.counted.bytes_in,
             each.counted.bytes_out,

@@ -40,8 +40,8 @@ STEPS = {
 }  # fmt: skip
 WORST = 5
 TABLE_HEAD = (
-    "Minute (UTC)", "Revision", "Copies", "Requests", "Errors", "Refused", "p50, ms", "p95, ms", "p99, ms", "Bytes in",
-    "Bytes out",
+    "Minute (UTC)", "Revision", "Copies", "Requests", "Errors", "Refused", "Rows", "p50, ms", "p95, ms", "p99, ms",
+    "Bytes in", "Bytes out",
 )  # fmt: skip
 EVENTS = 100
 

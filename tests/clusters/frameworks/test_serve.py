@@ -199,11 +199,13 @@ def test_of_more_rows_than_a_second_has_room_for_some_are_counted_from_everywher
 class Server:
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
         self.process, self.port = process, port
+        self.rows: str | None = None
 
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", data, timeout=30) as answer:
+                self.rows = answer.headers["X-Portal-Rows"]
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
@@ -249,10 +251,12 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_class_of_ones_own_is_asked_by_both_protocols(own: Server) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
     assert own.ask("/v1/models/m:predict", {"instances": [[1, 2], [3, 4]]}) == (200, {"predictions": [4, 8]})
+    assert own.rows == "2"
     assert own.ask("/v1/models/m/versions/3:predict", {"inputs": [[1, 2]]}) == (200, {"outputs": [4]})
     answer = {"name": "sum", "shape": [1], "datatype": "FP32", "data": [4]}
     expected = {"model_name": "m", "model_version": "3", "id": "a", "outputs": [answer]}
     assert own.ask("/v2/models/m/infer", {"id": "a", "inputs": [tensor]}) == (200, expected)
+    assert own.rows == "1"
     assert own.ask("/v2/models/m/versions/3")[1]["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
     state = own.ask("/v1/models/m")[1]["model_version_status"][0]
     assert (state["version"], state["state"]) == ("3", "AVAILABLE")

@@ -56,7 +56,8 @@ async def answer(request):
     said = {"who": name, "method": request.method, "path": request.raw_path, "size": len(body)}
     said["headers"] = dict(request.headers)
     status = int(request.query.get("status", 200))
-    return web.json_response(said, status=status, headers={"X-Portal-Secret": "no", "X-Own": "yes"})
+    headers = {"X-Portal-Secret": "no", "X-Portal-Rows": request.query.get("rows", "1"), "X-Own": "yes"}
+    return web.json_response(said, status=status, headers=headers)
 
 async def main():
     runner = web.ServerRunner(web.Server(answer, access_log=None))

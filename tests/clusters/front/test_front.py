@@ -165,10 +165,20 @@ def test_a_dead_shadow_changes_nothing(world: World, front: Front, one: Replica)
 
 
 def test_what_was_counted_is_written_with_the_words_of_the_model(world: World, front: Front, one: Replica) -> None:
-    for path in ("/v2?status=400", "/v2?status=500", "/v2?status=503", "/v2"):
+    for path in (
+        "/v2?status=400",
+        "/v2?status=500",
+        "/v2?status=503",
+        "/v2?rows=12",
+        "/v2?rows=-7",
+        "/v2?rows=123456789",
+    ):
         front.ask(path, token=world.token)
     front.until(lambda: sum(ServiceMinute.objects.values_list("errors", flat=True)) == 2)
     assert sum(ServiceMinute.objects.values_list("refused", flat=True)) == 1
+    # Each has a row but the one of twelve and the two that say what is no number of rows.
+    counted = lambda: zip(*ServiceMinute.objects.values_list("rows", "requests"), strict=True)  # noqa: E731
+    front.until(lambda: (rows := [sum(each) for each in counted()]) and rows[0] == rows[1] - 3 + 12)
     front.until(lambda: ServiceToken.objects.get(name="checkout").used_at is not None)
 
 
