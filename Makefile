@@ -41,11 +41,12 @@ test: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.browser $(VENV)/.pasta lin
 	$(BIN)/python -m tests.kube.binary
 	$(PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-# What needs a real node, too: containers run, in namespaces of their own, from images that are built first. Needs root.
+# What needs a real node, too: containers run, in namespaces of their own, from images that are built first. Needs root. Two nodes
+# side by side take half of the time of one, for these tests wait as much as they compute.
 e2e: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.browser $(VENV)/.node  ## tests that need a real node: root and containerd
 	$(BIN)/python -m tests.kube.binary
 	$(BIN)/python -m tests.kube.images
-	$(PYTEST) -m node
+	$(PYTEST) -m node -n 2 --dist loadgroup --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev  ## style, types, layers, templates; changes nothing
 	$(BIN)/ruff check .

@@ -94,6 +94,10 @@ class Portal:
                 self.stop(signal.SIGTERM)
             raise
 
+    def end_show1(self) -> None:
+        """The demonstration's own cluster trains on this machine, whose cores tests on a real node need for theirs."""
+        Client(self, "alice").call("POST", "/appcodes/ops-demo/clusters/show1/disable")
+
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         """Returns the exit status."""
         assert self.process is not None

@@ -209,6 +209,14 @@ def rollback(service: Service, reason: str = "", *, acting_user: User) -> Rollou
     return rollout
 
 
+def can_roll_back(service: Service) -> bool:
+    """Whether a revision answered before the one that does, or will. Three queries at most."""
+    if rollout := turn.living(service):
+        return rollout.phase == Rollout.Phase.GATED or rollout.from_revision is not None
+    old = turn.answering(service)
+    return old is not None and turn.before(service, old) is not None
+
+
 @transaction.atomic
 def promote(service: Service, *, acting_user: User) -> Rollout:
     """Ends the comparison: the new revision takes over now; or agrees to one that waits for that. Repeating it changes nothing.

@@ -18,12 +18,10 @@ NODES = 13
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests on the one real node go to the same process of `pytest -n`. Those on the plane go to two, for each has a plane of
-    its own, and most of the time of those with a whole portal is waiting."""
+    """Those on the plane go to two processes of `pytest -n`, for each has a plane of its own, and most of the time of those with
+    a whole portal is waiting. Those on a real node go by their files, and each process has a node."""
     for item in items:
-        if item.get_closest_marker("node"):
-            item.add_marker(pytest.mark.xdist_group("node"))
-        elif item.get_closest_marker("kube"):
+        if item.get_closest_marker("kube") and not item.get_closest_marker("node"):
             whole = "people" in getattr(item, "fixturenames", ())
             item.add_marker(pytest.mark.xdist_group("kube-portal" if whole else "kube-cloud"))
 

@@ -83,6 +83,7 @@ def world(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFacto
     store = {f"PORTAL_S3_{name}": value for name, value in s3.items()}
     portal = Portal(folder / "var", PORTAL_ACTIVITY_SECONDS="2", PORTAL_PACKAGE_INDEX=index.url, **store)
     portal.start()
+    portal.end_show1()
     wanted = {
         "gateway": "traefik",
         "gateway_namespace": "traefik",

@@ -60,6 +60,7 @@ def portal(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFact
     settings = {f"{prefix}_{name}": value for prefix in ("PORTAL_S3", "PORTAL_LOGS_S3") for name, value in s3.items()}
     portal = Portal(tmp_path_factory.mktemp("portal") / "var", **settings)
     portal.start()
+    portal.end_show1()
     manage(
         portal,
         "register_kubernetes",

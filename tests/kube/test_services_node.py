@@ -113,6 +113,7 @@ def world(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("services")
     portal = Portal(folder / "var", **{f"PORTAL_S3_{name}": value for name, value in s3.items()})
     portal.start()
+    portal.end_show1()
     wanted = ("portal=services", f"storage_networks=[{node.gateway}/32]", "front_namespace=fronts")
     settings = [word for each in wanted for word in ("--set", each)]
     config = str(portal_kubeconfig(node.plane))

@@ -21,6 +21,7 @@ from clusters.pages.create import curl
 from clusters.pages.services.form import short_document
 from clusters.pages.services.numbers import MINUTES_HEAD, charts_of, minute_of, recent, table_of, this_month
 from clusters.serving.access import service_for
+from clusters.serving.actions import can_roll_back
 from clusters.serving.comparing import Pair, Sums, why_worse
 from clusters.serving.manifest import ServiceManifest, ServiceSpec
 from clusters.serving.shown import HOUR, LONGEST, RevisionShown, Shown, Stats, address, shown, stats_of
@@ -194,6 +195,7 @@ def head_of(request: HttpRequest, found: Service, *, whole: bool = True) -> dict
         "address": address(found),
         "is_on": found.desired == "running",
         "may_operate": may(person(request), found.appcode, OPERATE),
+        "can_roll_back": can_roll_back(found),
     }
     if not whole:
         living = found.rollouts.filter(phase__in=Rollout.LIVING)
@@ -215,7 +217,6 @@ def head_of(request: HttpRequest, found: Service, *, whole: bool = True) -> dict
         "table_head": TABLE_HEAD,
         "revisions": [(each, _version_url(each, found)) for each in said.revisions],
         "drift": _drift(said),
-        "can_roll_back": said.rollout is not None or len(said.revisions) > 1,
     }  # fmt: skip
 
 

@@ -209,9 +209,11 @@ def test_what_is_cold_is_made_again_as_it_was(people, service, service_manifest)
     promoted(service)
     with pytest.raises(Conflict, match="No revision answered before"):
         actions.rollback(service, acting_user=people.bob)
+    assert not actions.can_roll_back(service)
     changed = service_manifest(env={"THREADS": "4"})
     actions.change_service(service, changed, acting_user=people.bob)
     promoted(service)
+    assert actions.can_roll_back(service)
     back = actions.rollback(service, acting_user=people.bob)
     assert (back.phase, back.kind, back.to_revision.number, back.to_revision.spec["env"]) == (
         "Starting",
@@ -226,6 +228,7 @@ def test_what_is_cold_is_made_again_as_it_was(people, service, service_manifest)
 
 
 def test_a_rollback_fails_of_a_first_rollout_and_of_a_disabled_service(people, service):
+    assert not actions.can_roll_back(service)
     with pytest.raises(Conflict, match="Nothing answered before revision 1"):
         actions.rollback(service, acting_user=people.bob)
     actions.disable_service(service, acting_user=people.bob)
