@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,17 +57,6 @@ class Model:
     def predict(self, inputs):
         return {"sum": inputs["x"].sum(axis=1) + VERSION}
 """
-# The same by TensorFlow, which takes seconds to be loaded.
-SAVED = """
-import sys
-import tensorflow as tf
-class Adds(tf.Module):
-    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32, "x")])
-    def serve(self, x):
-        return {"sum": tf.reduce_sum(x, axis=1)}
-adds = Adds()
-tf.saved_model.save(adds, sys.argv[1], signatures=adds.serve)
-"""
 BODY = {"instances": [[1, 2, 3, 4]]}
 PATH = "/v1/models/adds:predict"
 
@@ -78,8 +66,6 @@ class World:
     portal: Portal
     api: Client
     code: str
-    # Where version 3 lies on this machine, too.
-    saved: Path
 
     @property
     def path(self) -> str:
@@ -127,7 +113,6 @@ def replicas(portal: Portal, tenants: Seeded) -> list[Result]:
         until(lambda: _answers(way), 30)
         found = [*_way(world, way, Path(folder)), *_changes(world, headers), *_deaths(world, headers)]
         found += _from_zero(world, way)
-        found += _tensorflow(world)
         found += _cost(world)
         world.api.send("DELETE", world.path)
         until(lambda: not Run.objects.filter(gone=False).exists(), 60, every=0.1)
@@ -153,20 +138,16 @@ def _versions(folder: Path, tenants: Seeded) -> Iterator[Any]:
             client.put_object(
                 Bucket="models", Key=f"v{number}/model.py", Body=MODEL.replace("VERSION", str(number)).encode()
             )
-        saved = folder / "saved"
-        subprocess.run([sys.executable, "-c", SAVED, str(saved)], check=True, capture_output=True)
-        for file in (each for each in saved.rglob("*") if each.is_file()):
-            client.put_object(Bucket="models", Key=f"v3/{file.relative_to(saved)}", Body=file.read_bytes())
         spec = {"server": store.url, "bucket": "models", "prefix": "", "access_key": KEYS[0], "region": "us-east-1"}
         appcode = Appcode.objects.get(code=code)
         Datastore.objects.create(appcode=appcode, name="bench-models", kind="s3", spec=spec, secret=KEYS[1])
 
         def world_of(portal: Portal) -> World:
-            world = World(portal, api_of(portal, tenants), code, saved)
+            world = World(portal, api_of(portal, tenants), code)
             models = f"/appcodes/{code}/models"
             world.api.send("POST", models, {"metadata": {"name": "adds"}})
-            for number, format_ in ((1, "python"), (2, "python"), (3, "saved-model")):
-                said = {"datastore": "bench-models", "path": f"v{number}", "format": format_, "sample": BODY}
+            for number in (1, 2):
+                said = {"datastore": "bench-models", "path": f"v{number}", "format": "python", "sample": BODY}
                 world.api.send("POST", f"{models}/adds/versions", {"spec": said})
                 version = f"{models}/adds/versions/{number}"
                 until(
@@ -260,6 +241,8 @@ def _changes(world: World, headers: dict[str, str]) -> list[Result]:
     before, after = load.seconds(until=steady), load.seconds(since=steady)
     lost = Counter({came: count for came, count in load.came().items() if came != "200"})
     asked = len(load.asked)
+    first = Replica.objects.filter(service__name="adds", served_at__isnull=False).order_by("-pk")[:2]
+    starts = [(each.served_at - each.created_at).total_seconds() for each in first if each.served_at]
     return [
         Result(f"Requests at {RATE} a second while versions change", asked, ""),
         Result(
@@ -277,47 +260,25 @@ def _changes(world: World, headers: dict[str, str]) -> list[Result]:
             times=2,
         ),
         Result("deploy → both replicas are of the new version", rolled - steady, "s"),
-        Result("A new replica, until it answers: median", _started(), "s", None, _by_hand(world, "python")),
+        Result("A new replica, until it answers: median", quantile(starts, 0.5), "s", None, _by_hand(), times=1.3),
         Result("rollback → the version before answers, its replicas warm", back, "s", 2),
     ]
 
 
-def _tensorflow(world: World) -> list[Result]:
-    """One more rollout, to replicas of what takes as long to load as people's models do."""
-    world.post("scale", {"least": 2, "most": 2})
-    world.serving(2)
-    world.post("deploy", {"version": 3})
-    rollout = world.over()
-    assert (rollout.to_revision.model, rollout.phase) == ("adds/3", "Promoted"), rollout.message
-    by_hand = _by_hand(world, "saved-model")
-    return [
-        Result("A new replica with a SavedModel, until it answers: median", _started(), "s", None, by_hand, times=1.3)
-    ]
-
-
-def _started() -> float:
-    """Seconds that the two newest replicas took."""
-    newest = Replica.objects.filter(service__name="adds", served_at__isnull=False).order_by("-pk")[:2]
-    return quantile([(each.served_at - each.created_at).total_seconds() for each in newest if each.served_at], 0.5)
-
-
-def _by_hand(world: World, format_: str) -> float:
-    """Seconds until two of the same server, started in a shell side by side, are ready."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as both:
+def _by_hand() -> float:
+    """Seconds until the same server, started in a shell, is ready."""
+    with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "model.py").write_text(MODEL.replace("VERSION", "1"))
-        files = folder if format_ == "python" else str(world.saved)
+        port = free_port()
         env = {
-            "PATH": os.environ["PATH"], "HOME": folder, "HOST": "127.0.0.1", "PORTAL_MODEL": files, "PORTAL_MODEL_NAME": "adds",
-            "PORTAL_MODEL_VERSION": "1", "PORTAL_MODEL_FORMAT": format_, "PORTAL_MODEL_SAMPLE": json.dumps(BODY),
+            "PATH": os.environ["PATH"], "HOME": folder, "HOST": "127.0.0.1", "PORT": str(port), "PORTAL_MODEL": folder,
+            "PORTAL_MODEL_NAME": "adds", "PORTAL_MODEL_VERSION": "1", "PORTAL_MODEL_FORMAT": "python",
         }  # fmt: skip
-        ports = free_port(), free_port()
         begin = time.perf_counter()
-        for port in ports:
-            both.enter_context(_running([sys.executable, "-c", SERVE], env | {"PORT": str(port)}))
-        for port in ports:
+        with _running([sys.executable, "-c", SERVE], env):
             direct = Client(f"http://127.0.0.1:{port}", {"Content-Type": "application/json"})
-            until(lambda direct=direct: _answers(direct), 60)  # type: ignore[misc]
-        return time.perf_counter() - begin
+            until(lambda: _answers(direct), 60)
+            return time.perf_counter() - begin
 
 
 def _load(world: World, headers: dict[str, str]) -> Load:
