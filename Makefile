@@ -42,7 +42,7 @@ test: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.browser $(VENV)/.pasta lin
 	$(PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # What needs a real node, too: containers run, in namespaces of their own, from images that are built first. Needs root. Two nodes
-# side by side take half of the time of one, for these tests wait as much as they compute.
+# side by side, because on one these tests leave a third of the processors' time unused.
 e2e: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.browser $(VENV)/.node  ## tests that need a real node: root and containerd
 	$(BIN)/python -m tests.kube.binary
 	$(BIN)/python -m tests.kube.images

@@ -129,7 +129,10 @@ def _parts(
     for part in parts:
         if part.__name__ in only:
             _say(f"Measuring: {(part.__doc__ or part.__name__).splitlines()[0]} …")
-            found += part(*given)
+            made = part(*given)
+            found += made
+            # A later part may fail, and these took minutes.
+            _say(results.table(made))
     return found
 
 
