@@ -122,7 +122,7 @@ def change_service(service: Service, manifest: ServiceManifest, *, acting_user: 
     elif spec.replicas != before.replicas:
         _resize(service, spec, acting_user)
     signal.reroute(service)
-    signal.wanted(service.pk)
+    signal.changed(service.pk)
     return service
 
 
@@ -167,7 +167,7 @@ def deploy(service: Service, spec: DeploySpec, *, acting_user: User) -> Rollout 
         version=version.number,
     )
     signal.reroute(service)
-    signal.wanted(service.pk)
+    signal.changed(service.pk)
     return rollout
 
 
@@ -205,7 +205,7 @@ def rollback(service: Service, reason: str = "", *, acting_user: User) -> Rollou
     to = f" to revision {now.number}, {now.model}" if now else ""
     told(service, "rolled-back", acting_user, f"Rolled back{to}, {who}")
     signal.reroute(service)
-    signal.wanted(service.pk)
+    signal.changed(service.pk)
     return rollout
 
 
@@ -236,7 +236,7 @@ def promote(service: Service, *, acting_user: User) -> Rollout:
         turn.to_phase(rollout, Rollout.Phase.SHIFTING, f"Promoted by {acting_user.display_name}.")
     _acts_for(service, acting_user)
     told(service, "promoted", acting_user, f"Revision {new.number}, {new.model}: {rollout.message}")
-    signal.wanted(service.pk)
+    signal.changed(service.pk)
     return rollout
 
 
@@ -264,7 +264,7 @@ def scale(service: Service, spec: ScaleSpec, *, acting_user: User) -> Service:
     range_ = f"{replicas.least}" if replicas.least == replicas.most else f"{replicas.least} to {replicas.most}"
     told(service, "scaled", acting_user, f"{range_} replicas, now {count}.", replicas=count)
     signal.reroute(service)  # fronts read the target
-    signal.wanted(service.pk)
+    signal.changed(service.pk)
     return service
 
 
@@ -383,7 +383,7 @@ def _want(service: Service, desired: str, user: User) -> None:
         service.phase, service.message, service.phase_since = Service.Phase.STARTING, "", timezone.now()
         fields += ["phase", "message", "phase_since"]
     service.save(update_fields=fields)
-    signal.wanted(service.pk)
+    signal.changed(service.pk)
 
 
 @transaction.atomic
@@ -531,7 +531,7 @@ def _begin(
         reason=reason,
         by=by,
     )
-    signal.wanted(service.pk)
+    signal.changed(service.pk)
     return made
 
 

@@ -55,11 +55,11 @@ WHERE service.phase <> 'Stopped' AND service.desired = 'running' AND service.spe
 """
 
 
-def tick(now: dt.datetime, woken: Iterable[int] = (), *, all_of_them: bool = True) -> bool:
-    """Brings all services nearer to what is wanted of them, or those that are not at rest; whether it looked at any. `woken`:
-    somebody asks of these, or they were changed. May run twice or at once, and may die at any line."""
+def tick(now: dt.datetime, *, changed: Iterable[int] = (), woken: Iterable[int] = (), all_of_them: bool = True) -> bool:
+    """Brings all services nearer to what is wanted of them, or those that are not at rest; whether it looked at any. `changed`:
+    these are not at rest; `woken`: nor are these, of which somebody asks. May run twice or at once, and may die at any line."""
     asked, moved = frozenset(woken), _moved_aliases()
-    services = seen.living() if all_of_them else seen.due(asked | moved.keys(), now)
+    services = seen.living() if all_of_them else seen.due(asked | moved.keys() | frozenset(changed), now)
     for each in seen.look(services, now, asked):
         scale = scaled(each.range, each.scale, each.demand, now)
         is_quiet = scale.kept == each.service.scale and each.service.pk not in moved
@@ -83,7 +83,7 @@ def advance(appcode_id: int, name: str) -> None:
     """The run of one of its replicas has ended: has the loop look at once."""
     found = Service.objects.filter(appcode=appcode_id, name=name).exclude(phase=Service.Phase.STOPPED)
     if pk := found.values_list("pk", flat=True).first():
-        signal.wanted(pk)
+        signal.changed(pk)
 
 
 def _moved_aliases(only: int | None = None) -> dict[int, int]:

@@ -31,8 +31,6 @@ PAUSE, LONGEST_PAUSE = 5, 300
 FREED = dt.timedelta(seconds=10)
 COUNTED = dt.timedelta(hours=1)
 NOBODY = frozenset[int]()
-# What people did to a service wakes the loop, too, and is no request.
-DONE = dt.timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def due(asked: frozenset[int], now: dt.datetime) -> list[Service]:
 
 
 def look(services: Iterable[Service], now: dt.datetime, woken: frozenset[int] = NOBODY) -> list[Seen]:
-    """Seven queries at most; one more for each service that is compared."""
+    """Eight queries at most; one more for each service that is compared."""
     by_id = {each.pk: each for each in services}
     if not by_id:
         return []
@@ -145,7 +143,6 @@ def look(services: Iterable[Service], now: dt.datetime, woken: frozenset[int] = 
         spec = ServiceSpec.model_validate(service.spec)
         said = [(each.seen_at, each.services.get(str(pk)) or {}) for each in fronts]
         way, scale = moving.get(pk), Scale.read(service.scale, spec.replicas.least, now)
-        is_asked = pk in woken and now - scale.since > DONE
         found.append(
             Seen(
                 service=service,
@@ -156,7 +153,7 @@ def look(services: Iterable[Service], now: dt.datetime, woken: frozenset[int] = 
                 rollout=way,
                 last=ended.get(pk),
                 fronts=[_front(at, each) for at, each in said],
-                demand=_demand([each for _, each in said], woken=is_asked),
+                demand=_demand([each for _, each in said], woken=pk in woken),
                 measured=compared(way) if way and way.phase == Rollout.Phase.COMPARING else None,
             )
         )

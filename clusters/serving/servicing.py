@@ -29,18 +29,20 @@ AGAIN = 1.0
 
 class Ear(threading.Thread):
     """Hears what is said of services, on a connection of its own. `heard` is set after each word; `taken()` are the services that
-    somebody asks for."""
+    were changed, and those that somebody asks for."""
 
     def __init__(self, heard: threading.Event, stopped: threading.Event) -> None:
         super().__init__(name="services-ear", daemon=True)
         self.heard, self.stopped = heard, stopped
-        self._wanted: set[int] = set()
+        self._said: dict[str, set[int]] = {signal.CHANGED: set(), signal.WANTED: set()}
         self._lock = threading.Lock()
 
-    def taken(self) -> frozenset[int]:
+    def taken(self) -> dict[str, frozenset[int]]:
+        """As `loop.tick` takes them."""
         with self._lock:
-            found, self._wanted = frozenset(self._wanted), set()
-        return found
+            found = {channel: frozenset(said) for channel, said in self._said.items()}
+            self._said = {channel: set() for channel in found}
+        return {"changed": found[signal.CHANGED], "woken": found[signal.WANTED]}
 
     def run(self) -> None:
         while not self.stopped.is_set():
@@ -56,7 +58,7 @@ class Ear(threading.Thread):
         try:
             listener.set_isolation_level(psycopg2.extensions.ISOLATION_LEVEL_AUTOCOMMIT)
             with listener.cursor() as cursor:
-                cursor.execute(f"LISTEN {signal.WANTED}")
+                cursor.execute(f"LISTEN {signal.CHANGED}; LISTEN {signal.WANTED}")
                 self.heard.set()
                 while not self.stopped.is_set():
                     ready, _, _ = select.select([listener], [], [], LISTEN_SECONDS)
@@ -64,15 +66,17 @@ class Ear(threading.Thread):
                         # A connection that is gone says so.
                         cursor.execute("SELECT 1")
                     listener.poll()
-                    self._note([each.payload for each in listener.notifies])
+                    self._note([(each.channel, each.payload) for each in listener.notifies])
                     listener.notifies.clear()
         finally:
             listener.close()
 
-    def _note(self, payloads: list[str]) -> None:
+    def _note(self, said: list[tuple[str, str]]) -> None:
         with self._lock:
-            self._wanted |= {int(each) for each in payloads if each.isascii() and each.isdigit() and len(each) < 19}
-        if payloads:
+            for channel, payload in said:
+                if payload.isascii() and payload.isdigit() and len(payload) < 19:
+                    self._said[channel].add(int(payload))
+        if said:
             self.heard.set()
 
 
@@ -97,7 +101,7 @@ class Servicing(Routing):
                 self.changed.clear()
                 is_whole = time.monotonic() - whole_at >= WHOLE
                 try:
-                    found = loop.tick(timezone.now(), self.ear.taken(), all_of_them=is_whole)
+                    found = loop.tick(timezone.now(), **self.ear.taken(), all_of_them=is_whole)
                 except DatabaseError:
                     if connection.connection is None or connection.connection.closed:
                         raise

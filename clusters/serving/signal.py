@@ -1,7 +1,8 @@
 """Who is told at once of what was written: fronts, of a changed route, and the loop, of a service that has work for it.
 
 Both hear it from PostgreSQL when the transaction commits, and nobody when it does not. A hint alone: who missed it finds the row
-with the next look.
+with the next look. That somebody asks of a service that sleeps, which alone wakes it, fronts say in a channel of their own
+(WANTED): who changes a service, and the end of its last replica, wake nobody.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from django.db.models import F
 
 from clusters.models import Service
 
-ROUTES, WANTED = "services", "services_wanted"
+ROUTES, CHANGED, WANTED = "services", "services_changed", "services_wanted"
 
 
 def routes_changed() -> None:
@@ -20,10 +21,10 @@ def routes_changed() -> None:
         cursor.execute(f"NOTIFY {ROUTES}")
 
 
-def wanted(service_id: int) -> None:
+def changed(service_id: int) -> None:
     """Has the loop look after this service now."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, %s)", [WANTED, str(service_id)])
+        cursor.execute("SELECT pg_notify(%s, %s)", [CHANGED, str(service_id)])
 
 
 def reroute(service: Service) -> None:

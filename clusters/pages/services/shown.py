@@ -188,14 +188,15 @@ def manifest(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 def head_of(request: HttpRequest, found: Service, *, whole: bool = True) -> dict[str, Any]:
     """What all its tabs need; `whole` with all that the first one shows."""
     now = timezone.now()
+    is_on, may_operate = found.desired == "running", may(person(request), found.appcode, OPERATE)
     context: dict[str, Any] = {
         "service": found,
         "spec": ServiceSpec.model_validate(found.spec),
         "url": f"/services/{found.appcode.code}/{found.name}",
         "address": address(found),
-        "is_on": found.desired == "running",
-        "may_operate": may(person(request), found.appcode, OPERATE),
-        "can_roll_back": can_roll_back(found),
+        "is_on": is_on,
+        "may_operate": may_operate,
+        "can_roll_back": is_on and may_operate and can_roll_back(found),
     }
     if not whole:
         living = found.rollouts.filter(phase__in=Rollout.LIVING)

@@ -29,7 +29,7 @@ def heard():
     listener = psycopg2.connect(**{**connection.get_connection_params(), "cursor_factory": None})
     listener.autocommit = True
     with listener.cursor() as cursor:
-        cursor.execute("LISTEN services; LISTEN services_wanted")
+        cursor.execute("LISTEN services; LISTEN services_changed; LISTEN services_wanted")
 
     def since():
         # Sent before this query, so it has arrived with its answer.
@@ -67,7 +67,7 @@ def test_a_service_begins_with_a_revision_of_what_its_alias_names(people, model,
         revision,
     )
     assert Event.objects.get(verb="service.created").object == "service ops-demo/digits"
-    assert set(heard()) == {("services", ""), ("services_wanted", str(made.pk))}
+    assert set(heard()) == {("services", ""), ("services_changed", str(made.pk))}
     assert not Cluster.objects.exists()  # that is the loop's
 
 

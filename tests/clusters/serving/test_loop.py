@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import threading
 import time
 import urllib.request
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from clusters import actions as clusters
-from clusters.front import counts
+from clusters.front import counts, rows
 from clusters.model_registry import actions as registry
 from clusters.models import (
     Cluster,
@@ -29,7 +30,7 @@ from clusters.models import (
     Service,
     ServiceMinute,
 )
-from clusters.serving import actions
+from clusters.serving import actions, servicing, signal
 from clusters.serving import loop as serving
 from clusters.serving.manifest import DeploySpec
 from portal.models import Event
@@ -314,8 +315,6 @@ def test_the_loop_may_be_killed_between_any_two_statements(create: Any) -> None:
 
 
 def test_two_loops_at_once_start_one_replica(create: Any) -> None:
-    import threading
-
     from django.db import connections
 
     serve = create()
@@ -347,6 +346,31 @@ def test_one_that_sleeps_wakes_when_a_front_has_somebody_waiting(create: Any) ->
     assert Replica.objects.filter(state="starting").count() == 1
     serve.until(lambda: serve.answers() == {20.0})
     assert Event.objects.filter(verb="service.scaled").count() == 2
+
+
+def test_the_end_of_its_last_replica_and_who_changes_it_wake_nobody_and_a_front_does(create: Any) -> None:
+    serve = create(replicas={"least": 0, "most": 1, "idleAfter": 30})
+    serve.clock = dt.timedelta(seconds=31)
+    serve.until(lambda: serve.service.phase == "Sleeping" and not Replica.objects.exclude(state="gone").exists())
+    stopped = threading.Event()
+    ear = servicing.Ear(threading.Event(), stopped)
+    ear.start()
+    try:
+        assert ear.heard.wait(10), "it listens"
+        for hint, woken in (
+            (lambda: serving.advance(serve.service.appcode_id, serve.service.name), 0),
+            (lambda: signal.changed(serve.service.pk), 0),
+            (lambda: rows.want(connection, [serve.service.pk]), 1),
+        ):
+            ear.heard.clear()
+            hint()
+            assert ear.heard.wait(10)
+            serving.tick(serve.now(), **ear.taken(), all_of_them=False)
+            assert Replica.objects.filter(state="starting").count() == woken
+    finally:
+        stopped.set()
+        signal.changed(serve.service.pk)
+        ear.join()
 
 
 def test_a_disabled_one_drains_and_stops(create: Any) -> None:
