@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -57,6 +58,17 @@ class Model:
     def predict(self, inputs):
         return {"sum": inputs["x"].sum(axis=1) + VERSION}
 """
+# The same by TensorFlow, which takes seconds to be loaded.
+SAVED = """
+import sys
+import tensorflow as tf
+class Adds(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32, "x")])
+    def serve(self, x):
+        return {"sum": tf.reduce_sum(x, axis=1)}
+adds = Adds()
+tf.saved_model.save(adds, sys.argv[1], signatures=adds.serve)
+"""
 BODY = {"instances": [[1, 2, 3, 4]]}
 PATH = "/v1/models/adds:predict"
 
@@ -66,6 +78,8 @@ class World:
     portal: Portal
     api: Client
     code: str
+    # Where version 3 lies on this machine, too.
+    saved: Path
 
     @property
     def path(self) -> str:
@@ -113,6 +127,7 @@ def replicas(portal: Portal, tenants: Seeded) -> list[Result]:
         until(lambda: _answers(way), 30)
         found = [*_way(world, way, Path(folder)), *_changes(world, headers), *_deaths(world, headers)]
         found += _from_zero(world, way)
+        found += _tensorflow(world)
         found += _cost(world)
         world.api.send("DELETE", world.path)
         until(lambda: not Run.objects.filter(gone=False).exists(), 60, every=0.1)
@@ -138,16 +153,20 @@ def _versions(folder: Path, tenants: Seeded) -> Iterator[Any]:
             client.put_object(
                 Bucket="models", Key=f"v{number}/model.py", Body=MODEL.replace("VERSION", str(number)).encode()
             )
+        saved = folder / "saved"
+        subprocess.run([sys.executable, "-c", SAVED, str(saved)], check=True, capture_output=True)
+        for file in (each for each in saved.rglob("*") if each.is_file()):
+            client.put_object(Bucket="models", Key=f"v3/{file.relative_to(saved)}", Body=file.read_bytes())
         spec = {"server": store.url, "bucket": "models", "prefix": "", "access_key": KEYS[0], "region": "us-east-1"}
         appcode = Appcode.objects.get(code=code)
         Datastore.objects.create(appcode=appcode, name="bench-models", kind="s3", spec=spec, secret=KEYS[1])
 
         def world_of(portal: Portal) -> World:
-            world = World(portal, api_of(portal, tenants), code)
+            world = World(portal, api_of(portal, tenants), code, saved)
             models = f"/appcodes/{code}/models"
             world.api.send("POST", models, {"metadata": {"name": "adds"}})
-            for number in (1, 2):
-                said = {"datastore": "bench-models", "path": f"v{number}", "format": "python", "sample": BODY}
+            for number, format_ in ((1, "python"), (2, "python"), (3, "saved-model")):
+                said = {"datastore": "bench-models", "path": f"v{number}", "format": format_, "sample": BODY}
                 world.api.send("POST", f"{models}/adds/versions", {"spec": said})
                 version = f"{models}/adds/versions/{number}"
                 until(
@@ -241,8 +260,6 @@ def _changes(world: World, headers: dict[str, str]) -> list[Result]:
     before, after = load.seconds(until=steady), load.seconds(since=steady)
     lost = Counter({came: count for came, count in load.came().items() if came != "200"})
     asked = len(load.asked)
-    first = Replica.objects.filter(service__name="adds", served_at__isnull=False).order_by("-pk")[:2]
-    starts = [(each.served_at - each.created_at).total_seconds() for each in first if each.served_at]
     return [
         Result(f"Requests at {RATE} a second while versions change", asked, ""),
         Result(
@@ -260,19 +277,39 @@ def _changes(world: World, headers: dict[str, str]) -> list[Result]:
             times=2,
         ),
         Result("deploy → both replicas are of the new version", rolled - steady, "s"),
-        Result("A new replica, until it answers: median", quantile(starts, 0.5), "s", None, _by_hand(), times=1.3),
+        Result("A new replica, until it answers: median", _started(), "s", None, _by_hand(world, "python")),
         Result("rollback → the version before answers, its replicas warm", back, "s", 2),
     ]
 
 
-def _by_hand() -> float:
-    """Seconds until the same server, started in a shell, is ready."""
+def _tensorflow(world: World) -> list[Result]:
+    """One more rollout, to replicas of what takes as long to load as people's models do."""
+    world.post("scale", {"least": 2, "most": 2})
+    world.serving(2)
+    world.post("deploy", {"version": 3})
+    rollout = world.over()
+    assert (rollout.to_revision.model, rollout.phase) == ("adds/3", "Promoted"), rollout.message
+    by_hand = quantile([_by_hand(world, "saved-model") for _ in range(3)], 0.5)
+    return [
+        Result("A new replica with a SavedModel, until it answers: median", _started(), "s", None, by_hand, times=1.3)
+    ]
+
+
+def _started() -> float:
+    """Seconds that the two newest replicas took."""
+    newest = Replica.objects.filter(service__name="adds", served_at__isnull=False).order_by("-pk")[:2]
+    return quantile([(each.served_at - each.created_at).total_seconds() for each in newest if each.served_at], 0.5)
+
+
+def _by_hand(world: World, format_: str) -> float:
+    """Seconds until the same server, started in a shell, is ready; a rollout starts one after the other, too."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "model.py").write_text(MODEL.replace("VERSION", "1"))
-        port = free_port()
+        files, port = folder if format_ == "python" else str(world.saved), free_port()
         env = {
-            "PATH": os.environ["PATH"], "HOME": folder, "HOST": "127.0.0.1", "PORT": str(port), "PORTAL_MODEL": folder,
-            "PORTAL_MODEL_NAME": "adds", "PORTAL_MODEL_VERSION": "1", "PORTAL_MODEL_FORMAT": "python",
+            "PATH": os.environ["PATH"], "HOME": folder, "HOST": "127.0.0.1", "PORT": str(port), "PORTAL_MODEL": files,
+            "PORTAL_MODEL_NAME": "adds", "PORTAL_MODEL_VERSION": "1", "PORTAL_MODEL_FORMAT": format_,
+            "PORTAL_MODEL_SAMPLE": json.dumps(BODY),
         }  # fmt: skip
         begin = time.perf_counter()
         with _running([sys.executable, "-c", SERVE], env):
