@@ -198,7 +198,18 @@ class RoleSpec(Strict):
 
     flavor: Annotated[str, StringConstraints(min_length=1, max_length=63)]
     count: int = Field(default=1, ge=0, le=MAX_TASKS_PER_ROLE)
+    at_once: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TASKS_PER_ROLE,
+        description="So many run at the same time, and the others when these have ended; all of them where it is left out.",
+    )
     endpoints: Annotated[tuple[EndpointSpec, ...], Field(max_length=MAX_ENDPOINTS)] = ()
+
+    @property
+    def together(self) -> int:
+        """How many of its tasks there are at one time."""
+        return min(self.count, self.at_once or self.count)
 
 
 class NotebookSpec(Strict):
@@ -393,6 +404,11 @@ class ClusterSpec(Strict):
     def _check_endpoints(self) -> None:
         names = [each.name for each in self.served]
         for role, spec in self.roles.items():
+            if spec.at_once and not FRAMEWORKS[self.framework].is_independent:
+                raise field_error(
+                    "Only tasks that know nothing of each other can take turns; leave it out, or choose 'parallel'.",
+                    "roles", role, "atOnce",
+                )  # fmt: skip
             if not spec.endpoints:
                 continue
             if self.mode != "service":

@@ -69,7 +69,8 @@ class TaskState:
 class RunState:
     """A run: `counts` is the number of tasks by role, and a batch run is done when all of role `awaited` are.
 
-    Tasks of an `independent` one end by themselves: it is done when each has ended.
+    Tasks of an `independent` one end by themselves: it is done when each has ended. Where so many run
+    `at_once`, and not all (0), it runs as soon as one does.
 
     `wait_message` says why the portal itself cannot move it now (quota, time, a cloud that does not answer), `blocked_message`
     why the cloud does not make its tasks, `unanswered` are endpoints to which nobody can be led yet.
@@ -81,6 +82,7 @@ class RunState:
     mode: str = "batch"
     retries: int = 0
     independent: bool = False
+    at_once: int = 0
     desired: str = "running"
     stop_reason: str = ""
     stop_message: str = ""
@@ -295,6 +297,12 @@ def _again(task: TaskState, tasks: Iterable[TaskState]) -> str:
     return _then(_failure(max(before, key=lambda each: each.attempt)), now)
 
 
+def _how(missing: Iterable[TaskState], tasks: Iterable[TaskState]) -> str:
+    """What becomes of the first of those that do not run."""
+    task = min(missing, key=lambda t: (t.role, t.index), default=None)
+    return _again(task, tasks) if task else "A task is started again."
+
+
 def _most_often(newest: Mapping[tuple[str, int], TaskState]) -> str:
     """Which task was started again most often."""
     task = max(newest.values(), key=lambda t: (t.attempt, t.role, -t.index), default=None)
@@ -316,6 +324,25 @@ def _all_run(
     if run.unanswered:
         return "NotAnswering", f"{message} {' and '.join(run.unanswered)} cannot be opened yet."
     return "", message
+
+
+def _in_turns(
+    run: RunState,
+    newest: Mapping[tuple[str, int], TaskState],
+    ready: Mapping[str, int],
+    lost: list[TaskState],
+    trouble: str,
+) -> tuple[str, str]:
+    """Reason and sentence of a run of whose tasks some run, and others have ended or have yet to begin."""
+    count = sum(run.counts.values())
+    done = sum(task.phase == "Succeeded" for task in newest.values())
+    running = sum(ready.values()) - done
+    left = count - running - done - len(lost)
+    ended = f"{done} finished" + (f", {len(lost)} failed" if lost else "")
+    message = f"{running} of {count} tasks running, {ended}, {left} to come."
+    first = _first(lost)
+    why = trouble or (_failure(first) if first else "") or ("" if running else run.blocked_message)
+    return ("Degraded", f"{message} {why}") if why else ("", message)
 
 
 def _not_fetched(run: RunState) -> tuple[str, str]:
@@ -343,16 +370,17 @@ def _progress(
     made = steady + sum(1 for task in newest.values() if task.phase != "Failed")
     if sum(ready.values()) == wanted:
         return "Running", *_all_run(run, wanted, newest, lost)
+    if run.at_once and (run.phase == "Running" or any(ready.values())):
+        return "Running", *_in_turns(run, newest, ready, lost, _how(troubled, tasks) if troubled else "")
+    wanted = min(wanted, run.at_once or wanted)
     if run.phase == "Running":
-        task = min(troubled or pending, key=lambda t: (t.role, t.index), default=None)
-        how = _again(task, tasks) if task else "A task is started again."
-        if made < wanted and run.blocked_message:
-            how = run.blocked_message
-        return "Running", "Degraded", f"{wanted - sum(ready.values())} of {wanted} tasks are not running. {how}"
+        why = run.blocked_message if made < wanted else ""
+        missing = f"{wanted - sum(ready.values())} of {wanted} tasks are not running."
+        return "Running", "Degraded", f"{missing} {why or _how(troubled or pending, tasks)}"
     if run.storage_state == "failed":
         return "Starting", *_not_fetched(run)
     if troubled:
-        return "Starting", "Restarting", _again(min(troubled, key=lambda t: (t.role, t.index)), tasks)
+        return "Starting", "Restarting", _how(troubled, tasks)
     unschedulable = [task for task in pending if task.reason in WAITING]
     if made < wanted and run.blocked_message:
         waits = len(unschedulable) == len(newest) + steady

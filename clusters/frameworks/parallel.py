@@ -2,7 +2,7 @@
 
 Each is a worker with GPUs of its own, and finds which one it is in TASK_INDEX, from 0, and how many there are in TASK_COUNT. One
 that fails ends none of the others; the run is over when each has ended, and has succeeded when all have. An input that is divided
-gives each worker its part of the files.
+gives each worker its part of the files. With `atOnce` they take turns: Slurm's `--array=0-499%20`, the `parallelism` of a Job.
 """
 
 from __future__ import annotations

@@ -456,7 +456,7 @@ class Migration(migrations.Migration):
                 (
                     "gpus",
                     models.PositiveIntegerField(
-                        help_text="GPUs of all its tasks together; counted against the quota while admitted."
+                        help_text="GPUs of all its tasks that there are at one time; counted against the quota while admitted."
                     ),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),

@@ -117,7 +117,7 @@ class Run(models.Model):
         help_text='What one task holds, by role, copied from the flavors: {"worker": {"gpus": 1, …}}'
     )
     gpus = models.PositiveIntegerField(
-        help_text="GPUs of all its tasks together; counted against the quota while admitted."
+        help_text="GPUs of all its tasks that there are at one time; counted against the quota while admitted."
     )
     # Found by the index run_news.
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from clusters.code import MAX_KIB
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
-from clusters.frameworks.base import Role
+from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Role
 from clusters.input import MAX_FOLDS
 from clusters.manifest import ClusterManifest
 from clusters.pages.choices import Offer
@@ -182,6 +182,14 @@ class ClusterForm(forms.Form):
         initial=next(iter(COMPUTING_COMPLETIONS)),
         help_text="Then the other tasks end and GPUs are free again.",
     )
+    at_once = Words(
+        label="At once",
+        required=False,
+        help_text="So many run at the same time, and the next when one has ended. Empty: all of them.",
+        widget=forms.NumberInput(
+            attrs={"min": 1, "max": MAX_TASKS_PER_ROLE, "step": 1, "inputmode": "numeric", "placeholder": "all"}
+        ),
+    )
     retries = Words(
         label="Retries",
         initial="1",
@@ -332,6 +340,11 @@ class ClusterForm(forms.Form):
             )
             for name, role in sorted(COMPUTING_ROLES.items(), key=lambda item: not item[1].takes_part)
         ]
+
+    @property
+    def independent(self) -> Sequence[str]:
+        """The frameworks whose tasks may take turns."""
+        return [name for name, driver in COMPUTING.items() if driver.is_independent]
 
     @property
     def leads(self) -> Sequence[str]:

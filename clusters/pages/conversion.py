@@ -64,6 +64,7 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("spec", "hooks"): "hooks",
     **{("spec", "roles", role): f"{role}_flavor" for role in COMPUTING_ROLES},
     **{("spec", "roles", role, "endpoints"): "endpoints" for role in COMPUTING_ROLES},
+    **{("spec", "roles", role, "atOnce"): "at_once" for role in COMPUTING_ROLES},
     **{
         ("spec", "roles", name, "count"): f"{name}_count" for name, role in COMPUTING_ROLES.items() if not role.is_fixed
     },
@@ -128,6 +129,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "framework": spec.framework,
         "mode": spec.mode,
         "completion": spec.completion,
+        "at_once": next((str(each.at_once) for each in spec.roles.values() if each.at_once), ""),
         "retries": str(spec.retries),
         "time_limit": str(spec.time_limit // TIME_UNITS[unit]) if spec.time_limit else "",
         "time_limit_unit": unit,
@@ -306,7 +308,8 @@ def _roles(values: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         if role.is_fixed:
             roles[name] = {"flavor": flavor, "count": role.least}
         elif flavor or count != "0":
-            roles[name] = {"flavor": flavor, "count": count}
+            at_once = values.get("at_once", "").strip() if driver.is_independent and name in asked else ""
+            roles[name] = {"flavor": flavor, "count": count, **({"atOnce": at_once} if at_once else {})}
     return roles
 
 

@@ -166,7 +166,7 @@ def _scheduled(spec: ClusterSpec) -> Judgement:
 def tasks_of(resolved: Resolved) -> list[Tasks]:
     """What a run would put onto machines."""
     return [
-        Tasks(role, each.count, held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb)
+        Tasks(role, each.together, held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb)
         for role, each in resolved.spec.active_roles.items()
         for held in (resolved.resources[role],)
     ]

@@ -186,6 +186,7 @@ def state_of(run: Run) -> RunState:
         awaited=FRAMEWORKS[run.spec["framework"]].completion(run.spec["completion"]).role,
         retries=run.spec["retries"],
         independent=FRAMEWORKS[run.spec["framework"]].is_independent,
+        at_once=max((role.get("atOnce") or 0 for role in run.spec["roles"].values()), default=0),
         desired=run.desired,
         stop_reason=run.stop_reason,
         stop_message=run.stop_message,

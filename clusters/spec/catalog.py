@@ -85,8 +85,8 @@ class Resolved:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all tasks together."""
-        return sum(self.resources[role].gpus * spec.count for role, spec in self.spec.active_roles.items())
+        """GPUs of all tasks that there are at one time."""
+        return sum(self.resources[role].gpus * spec.together for role, spec in self.spec.active_roles.items())
 
     @property
     def resources_json(self) -> dict[str, dict[str, object]]:
@@ -221,11 +221,17 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_fronts: bool = False) -> 
     )
     quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota))
     if quota.fits == "never":
-        role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.count(each))
-        field = "flavor" if ROLES[role].is_fixed else "count"
+        role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.active_roles[each].together)
+        field = "flavor" if ROLES[role].is_fixed else "atOnce" if spec.roles[role].at_once else "count"
         more = f"/appcodes/{appcode.code}/request?gpus={resolved.gpus}"
-        raise Invalid.at("spec", "roles", role, field, message=quota.message, see=more)
+        turns = _turns(spec, appcode.gpu_quota // resources[role].gpus)
+        raise Invalid.at("spec", "roles", role, field, message=quota.message + turns, see=more)
     return resolved
+
+
+def _turns(spec: ClusterSpec, most: int) -> str:
+    """What else may be asked for where the quota has room for `most` tasks alone."""
+    return f" Its tasks can take turns, {most} at once." if most and FRAMEWORKS[spec.framework].is_independent else ""
 
 
 def _why_not_fetched(url: str) -> str:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -98,6 +99,38 @@ def test_independent_tasks_are_over_when_each_is_whatever_became_of_it():
     assert (done.verdict, done.verdict_message) == (
         "Failed", "1 of 3 workers failed. worker-0 failed with exit code 3.",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("phases", "phase", "reason", "message"),
+    [
+        ("pp", "Starting", "StartingProgram", "0 of 2 tasks run; the programs of the others are starting."),
+        ("rp", "Running", "", "1 of 5 tasks running, 0 finished, 4 to come."),
+        ("ssr", "Running", "", "1 of 5 tasks running, 2 finished, 2 to come."),
+        ("ss", "Running", "", "0 of 5 tasks running, 2 finished, 3 to come."),
+        (
+            "sfr", "Running", "Degraded",
+            "1 of 5 tasks running, 1 finished, 1 failed, 2 to come. worker-1 failed with exit code 3.",
+        ),
+        ("ssssr", "Running", "", "1 of 5 tasks running, 4 finished."),
+        ("sssss", "Running", "Ending", "All 5 workers have finished. What is left is being cleared away."),
+        (
+            "sfsss", "Running", "Ending",
+            "1 of 5 workers failed. worker-1 failed with exit code 3. What is left is being cleared away.",
+        ),
+    ],
+)  # fmt: skip
+def test_where_tasks_take_turns_a_run_runs_as_soon_as_one_does(phases, phase, reason, message):
+    names = {"p": "Pending", "r": "Running", "s": "Succeeded", "f": "Failed"}
+    tasks = [task("worker", n, names[each], exit_code=3 if each == "f" else None) for n, each in enumerate(phases)]
+    state = run(
+        phase="Running" if set(phases) - {"p", "r"} else "Starting",
+        awaited="worker", counts={"worker": 5}, independent=True, at_once=2,
+    )  # fmt: skip
+    found = next_phase(state, tasks, NOW)
+    assert (found.phase, found.reason, found.message) == (phase, reason, message)
+    blocked = next_phase(replace(state, blocked_reason="NamespaceQuota", blocked_message="No room."), tasks, NOW)
+    assert ("No room." in blocked.message) == (phases == "ss")
 
 
 def test_a_failure_beyond_the_retries_names_task_exit_code_and_last_lines():

@@ -109,6 +109,7 @@ def create(people: Any) -> Callable[..., Any]:
         roles = {
             role: {"flavor": "small" if role == "ps" else "one-gpu", "count": count} for role, count in counts.items()
         }
+        roles = spec.pop("roles", roles)
         body = {"image": "tensorflow", "command": "python train.py", "roles": roles, **spec}
         document = {"kind": "cluster", "metadata": {"name": "mnist", "appcode": "ops-demo"}, "spec": body}
         return create_cluster(ClusterManifest.model_validate(document), acting_user=people.bob)
@@ -133,6 +134,28 @@ def test_a_run_succeeds_is_metered_and_leaves_nothing(plane: Plane, loop: Loop, 
     path = "/api/v1/namespaces/ops/configmaps"
     label = names.selector(run_id=run.pk, portal=loop.cloud._settings.portal)
     plane.until(path, lambda found: not found, labelSelector=label)
+
+
+def test_tasks_that_take_turns_hold_the_gpus_of_those_that_run(loop: Loop, create: Callable[..., Any]) -> None:
+    """Five tasks of one GPU, two at a time, in an appcode that has two: each of them runs, and each is metered."""
+    from billing.models import UsageSegment
+    from clusters.models import Task
+    from portal.models import Appcode
+
+    Appcode.objects.update(gpu_quota=2)
+    roles = {"worker": {"flavor": "one-gpu", "count": 5, "atOnce": 2}}
+    run = loop.until_phase(create(framework="parallel", roles=roles, retries=0), "Running")
+    assert run.gpus == 2
+    for turn in range(3):
+        live = Task.objects.filter(run=run, phase="Running")
+        expected = {2 * turn, 2 * turn + 1} & set(range(5))
+        loop.until(lambda live=live, expected=expected: set(live.values_list("index", flat=True)) == expected)
+        if turn < 2:
+            run.refresh_from_db()
+            assert (run.phase, run.reason) == ("Running", "")
+        loop.end(run, "worker", 0)
+    loop.until(lambda: type(run).objects.get(pk=run.pk).phase == "Succeeded")
+    assert UsageSegment.objects.filter(consumer=f"run {run.pk}").count() == 5
 
 
 def test_a_failure_is_retried_and_then_ends_the_run(loop: Loop, create: Callable[..., Any]) -> None:

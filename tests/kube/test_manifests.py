@@ -217,6 +217,11 @@ def test_workers_of_a_batch_run_are_one_indexed_job() -> None:
     }
 
 
+def test_of_tasks_that_take_turns_a_job_runs_so_many_at_once() -> None:
+    spec = made(dataclasses.replace(role("worker", 100), at_once=20))["Job", "demo-mnist-3-1042-worker"]["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["maxFailedIndexes"]) == (100, 20, 100)
+
+
 def test_a_run_has_one_address_book_and_a_fence_around_its_tasks() -> None:
     found = made(role("worker", 2))
     own = OURS

@@ -490,7 +490,7 @@ def test_what_controllers_say_of_refused_pods_in_words() -> None:
 OF_A_JOB = {"f:parallelism": {}, "f:completions": {}, "f:suspend": {}}
 
 
-def job(*, suspend: bool = False, **status: Any) -> Any:
+def job(*, suspend: bool = False, at_once: int = 3, **status: Any) -> Any:
     labels = {"gpu-cloud/run-id": "1042", "gpu-cloud/run": "3", "gpu-cloud/role": "worker"}
     if suspend:
         labels["kueue.x-k8s.io/queue-name"] = "gpus"
@@ -504,7 +504,11 @@ def job(*, suspend: bool = False, **status: Any) -> Any:
         "ownerReferences": [{"kind": "ConfigMap"}],
         "managedFields": [ours],
     }
-    return {"metadata": metadata, "spec": {"parallelism": 3, "suspend": suspend}, "status": status}
+    return {
+        "metadata": metadata,
+        "spec": {"completions": 3, "parallelism": at_once, "suspend": suspend},
+        "status": status,
+    }
 
 
 def test_a_run_is_blocked_until_all_of_its_pods_are_made() -> None:
@@ -520,6 +524,20 @@ def test_a_run_is_blocked_until_all_of_its_pods_are_made() -> None:
         RunBlocked(1042, "", "")
     ]
     # Late news of what is over.
+    assert mirror.troubles.note_event(event("Job", "w", "FailedCreate", quota), time(10)) == []
+
+
+def test_of_a_run_whose_tasks_take_turns_a_later_pod_can_be_refused_too() -> None:
+    mirror = mirror_of_ops()
+    quota = "exceeded quota: team, requested: pods=1, used: pods=1, limited: pods=1"
+    assert mirror.parts.note_workload("ADDED", "Job", job(at_once=1, active=1)) == []
+    assert mirror.parts.note_workload("MODIFIED", "Job", job(at_once=1, succeeded=1)) == []
+    (blocked,) = mirror.troubles.note_event(event("Job", "w", "FailedCreate", quota), time(9))
+    assert isinstance(blocked, RunBlocked)
+    assert mirror.parts.note_workload("MODIFIED", "Job", job(at_once=1, succeeded=2, active=1)) == [
+        RunBlocked(1042, "", "")
+    ]
+    assert mirror.parts.note_workload("MODIFIED", "Job", job(at_once=1, succeeded=3)) == []
     assert mirror.troubles.note_event(event("Job", "w", "FailedCreate", quota), time(10)) == []
 
 

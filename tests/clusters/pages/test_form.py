@@ -67,6 +67,8 @@ def manifests(draw):
     for role in driver.roles:
         if role.least or draw(st.booleans()):
             roles[role.name] = {"flavor": draw(NAME), "count": draw(st.integers(role.least, role.most))}
+            if driver.is_independent:
+                roles[role.name]["atOnce"] = draw(st.none() | st.integers(1, role.most))
     single = [name for name, role in roles.items() if role["count"] == 1] if mode == "service" else []
     for number, name in enumerate(single):
         served = draw(st.lists(ENDPOINT, max_size=2, unique_by=lambda each: each["name"]))

@@ -70,3 +70,31 @@ def test_the_form_asks_for_no_master(catalogue, people, as_person):
     assert (made.spec["framework"], list(made.spec["roles"]), made.current_run.gpus) == ("parallel", ["worker"], 4)
     refused = client.post("/clusters/new", body | {"worker_count": "0", "worker_flavor": "", "name": "none"})
     assert list(wrong_fields(refused.content.decode())) == ["worker_count"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "sentence"),
+    [
+        ({"framework": "tensorflow"}, "atOnce", "Only tasks that know nothing of each other can take turns"),
+        ({"atOnce": 0}, "atOnce", "At least 1."),
+        ({"atOnce": 9}, "atOnce", "Its tasks can take turns, 8 at once."),
+        ({"atOnce": None}, "count", "Its tasks can take turns, 8 at once."),
+        ({"atOnce": 8}, "", ""),
+    ],
+)
+def test_of_many_as_many_at_once_as_the_quota_has_room_for(catalogue, people, as_person, changed, field, sentence):
+    from clusters.models import Run
+
+    worker = {"flavor": "middle-1-gpu", "count": 500, "atOnce": 2} | {k: v for k, v in changed.items() if k == "atOnce"}
+    roles = {"worker": worker, **({"master": {"flavor": "middle-1-gpu"}} if "framework" in changed else {})}
+    spec = {
+        "framework": changed.get("framework", "parallel"), "image": "tensorflow", "command": "true", "roles": roles,
+    }  # fmt: skip
+    body = {"metadata": {"name": "many"}, "spec": spec}
+    answer = as_person(people.bob).post("/api/v1/appcodes/ops-demo/clusters", body, content_type="application/json")
+    if not field:
+        assert (answer.status_code, Run.objects.get().gpus) == (201, 8)
+        return
+    [error] = answer.json()["errors"]
+    assert (answer.status_code, error["path"]) == (422, f"spec.roles.worker.{field}")
+    assert sentence in error["message"]

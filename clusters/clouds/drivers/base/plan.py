@@ -259,7 +259,8 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class RolePlan:
-    """All tasks of one role; they differ only in TASK_INDEX (0 … count-1).
+    """All tasks of one role; they differ only in TASK_INDEX (0 … count-1). `at_once`: so many run at the same time, and one that
+    ends makes room for the next; 0 for all of them.
 
     `argv` is run exactly as it stands, without a shell of ours. `gpu_model` is "" for any. `restart`: OnFailure starts a
     failed task again up to `retries` times and leaves a succeeded one alone; Always keeps every task alive, with back-off,
@@ -282,6 +283,12 @@ class RolePlan:
     from_image: bool = False
     # Of an input in parts, its first task gets this one, the next task the next; below 0: they get none.
     first_part: int = -1
+    at_once: int = 0
+
+    @property
+    def together(self) -> int:
+        """How many of its tasks there are at one time."""
+        return min(self.count, self.at_once or self.count)
 
 
 @dataclass(frozen=True)

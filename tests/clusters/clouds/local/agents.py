@@ -66,9 +66,10 @@ def role(
     env: dict[str, str] | None = None,
     cpu_milli: int = 50,
     memory_mb: int = 64,
+    at_once: int = 0,
 ) -> RolePlan:
     argv = ("bash", "-c", command)
-    return RolePlan(name, count, argv, env or {}, cpu_milli, memory_mb, gpus, model, restart, retries)
+    return RolePlan(name, count, argv, env or {}, cpu_milli, memory_mb, gpus, model, restart, retries, at_once=at_once)
 
 
 @dataclass

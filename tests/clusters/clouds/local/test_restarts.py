@@ -8,6 +8,7 @@ import os
 import signal
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,56 @@ def test_tasks_live_on_when_the_agent_is_killed_and_are_found_again(make_agent: 
     agent.gone(run)
     assert agent.ended(waiting).phase == "Succeeded"
     assert {item.attempt for item in agent.seen if isinstance(item, TaskSeen)} == {0}
+
+
+def test_tasks_that_take_turns_hand_on_their_gpus_also_from_one_agent_to_the_next(
+    make_agent: Callable[..., Agent],
+) -> None:
+    """Two at a time of five; the second fails once. Nobody else gets their GPUs before the last turns have begun."""
+    agent = make_agent("--gpus", "2")
+    until = 'until [ -e /tmp/on ]; do sleep 0.05; done; [ "$(cat /tmp/on)" != fail ]'
+    run = agent.apply(role(until, count=5, gpus=1, at_once=2, retries=1))
+    other = agent.apply(role("true", gpus=1))
+
+    def end(index: int, attempt: int = 0, how: str = "") -> None:
+        agent.running(run, index=index, attempt=attempt)
+        (agent.task_folder(run, f"worker-{index}-{attempt}") / "tmp" / "on").write_text(how)
+        agent.ended(run, index=index, attempt=attempt)
+
+    def those(phase: str = "Running") -> set[int]:
+        return {item.index for item in agent.listed(run) if item.phase == phase}
+
+    agent.running(run, index=1)
+    agent.running(run)
+    assert ({item.index for item in agent.listed(run)}, those()) == ({0, 1}, {0, 1})
+    end(1, how="fail")
+    end(0)
+    agent.running(run, index=2)
+    agent.running(run, index=1, attempt=1)
+    agent.signal(signal.SIGKILL)
+    for index, attempt in ((2, 0), (1, 1)):
+        (agent.task_folder(run, f"worker-{index}-{attempt}") / "tmp" / "on").touch()
+        agent.until_alone(agent.task_folder(run, f"worker-{index}-{attempt}"))
+    agent.start()
+    agent.running(run, index=3)
+    agent.running(run, index=4)
+    held = [item.gpus for item in agent.listed(run) if item.phase == "Running"]
+    assert (len(held), len(set(held)), agent.cloud.capacity().nodes[0].gpus_free) == (2, 2, 0)
+    assert agent.task(other).phase == "Pending"  # type: ignore[union-attr]
+    end(4)
+    assert agent.ended(other).phase == "Succeeded"
+    end(3)
+    assert those("Succeeded") == {0, 1, 2, 3, 4}
+    ends = Counter(item.index for item in agent.listed(run) if item.phase in ("Succeeded", "Failed"))
+    assert ends == {0: 1, 1: 2, 2: 1, 3: 1, 4: 1}
+
+
+def test_of_a_task_whose_turn_never_came_nobody_hears(agent: Agent) -> None:
+    run = agent.apply(role("sleep 600", count=3, at_once=1))
+    agent.running(run)
+    agent.cloud.delete(run)
+    agent.gone(run)
+    assert [(item.index, item.reason) for item in agent.listed(run)] == [(0, "Stopped")]
 
 
 def test_what_happened_while_no_agent_was_there_is_told_by_the_next(agent: Agent) -> None:

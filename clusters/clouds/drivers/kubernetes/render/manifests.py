@@ -274,7 +274,7 @@ def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
                 "suspend": bool(settings.kueue_queue),
                 "completionMode": "Indexed",
                 "completions": role.count,
-                "parallelism": role.count,
+                "parallelism": role.together,
                 "backoffLimitPerIndex": role.retries,
                 # The portal ends the run when one task has failed too often; until then the others go on.
                 "maxFailedIndexes": role.count,

@@ -29,7 +29,7 @@ _FORBIDDEN = re.compile(r'pods? "[^"]*" is forbidden: (.*)', re.DOTALL)
 
 @dataclass(frozen=True)
 class Workload:
-    """One role of a run. `wanted` pods are asked for and `made` exist or have done their work. `leaving` when it is being
+    """One role of a run. `wanted` pods are asked for and `made` exist. `leaving` when it is being
     deleted. `why` is what its status says of pods that are missing."""
 
     run_id: int
@@ -56,8 +56,11 @@ def workload_of(kind: str, thing: Object) -> Workload | None:
     if run_id is None or names.ROLE not in labels:
         return None
     if kind == "Job":
-        wanted = int(spec.get("parallelism", 1))
-        made = int(status.get("active", 0)) + int(status.get("succeeded", 0)) + _count(status.get("failedIndexes", ""))
+        # Where they take turns fewer are asked for than there are.
+        left = (
+            int(spec.get("completions", 1)) - int(status.get("succeeded", 0)) - _count(status.get("failedIndexes", ""))
+        )
+        wanted, made = min(int(spec.get("parallelism", 1)), left), int(status.get("active", 0))
     else:
         wanted, made = int(spec.get("replicas", 1)), int(status.get("replicas", 0))
     return Workload(

@@ -31,14 +31,14 @@ OUTPUT = "/elearn/output"
 
 
 def ask_of(plan: Plan) -> Ask:
-    """What all tasks of `plan` need together."""
+    """What the tasks of `plan` that start first need together, which are all where they do not take turns."""
     needs = [
         ((role.role, index), role.gpus, role.gpu_model)
         for role in plan.roles
         if role.gpus
-        for index in range(role.count)
+        for index in range(role.together)
     ]
-    return Ask(plan.run.id, tuple(needs), sum((room_of(role, role.count) for role in plan.roles), Room()))
+    return Ask(plan.run.id, tuple(needs), sum((room_of(role, role.together) for role in plan.roles), Room()))
 
 
 def room_of(role: RolePlan, count: int = 1) -> Room:
@@ -107,16 +107,34 @@ class Run:
 
     @property
     def held(self) -> Given:
-        """The GPUs that nobody else may get: those of tasks that run or may run again."""
+        """The GPUs that nobody else may get: those of tasks that run or may run again. Where tasks take turns, who comes after
+        one that has ended for good has what that had."""
         given = self.given or {}
-        return {task.key: given[task.key] for task in self.tasks if task.key in given and not task.final}
+        current = {task.key for task in self.current if task.role.gpus}
+        found = {key: given[key] for key in given if key in current}
+        for role in self.plan.roles:
+            ended = [given[key] for key in given if key[0] == role.role and key not in current]
+            following = sorted(key for key in current if key[0] == role.role and key not in given)
+            found |= dict(zip(following, ended, strict=False))
+        return found
 
     @property
     def room(self) -> Room:
         """The CPU and memory that nobody else may get."""
         if self.given is None:
             return Room()
-        return sum((room_of(task.role) for task in self.tasks if not task.final), Room())
+        return sum((room_of(task.role) for task in self.current), Room())
+
+    @property
+    def current(self) -> list[Task]:
+        """The tasks that run or are to run now: those that have not ended for good, of a role whose tasks take turns the first
+        ones. What was among them stays until it has ended, for those before it only ever leave."""
+        found, left = [], {role.role: role.together for role in self.plan.roles}
+        for task in self.tasks:
+            if left[task.role.role] and not task.final:
+                left[task.role.role] -= 1
+                found.append(task)
+        return found
 
     def give(self, given: Given) -> None:
         """The scheduler's decision, on disk before anything uses it. Without a GPU the first attempt of a task tells it."""
@@ -160,7 +178,7 @@ class Run:
             return
         self.data.start()
         if not self.data.ready:
-            for task in self.tasks:
+            for task in self.current:
                 self.machine.emit(task.view(reason="FetchingInput", message=self.data.why_waiting))
         elif not self.let_in:
             self.explain(network.OTHERS_FIRST)
@@ -168,7 +186,9 @@ class Run:
             self._make_environment()
         elif self.given is not None:
             if self.network.ready():
-                for task in self.tasks:
+                if (held := self.held).keys() - self.given:
+                    self.give(held)
+                for task in self.current:
                     task.advance()
             elif self.network.problem:
                 self.explain(self.network.problem)
@@ -177,7 +197,7 @@ class Run:
         if self.network.ready():
             self.environment.start()
         why = self.network.problem or self.environment.why_waiting
-        for task in self.tasks:
+        for task in self.current:
             self.machine.emit(task.view(reason="MakingEnvironment", message=why))
 
     @property
@@ -197,9 +217,8 @@ class Run:
     def explain(self, text: str) -> None:
         """Says on every task why it cannot start yet."""
         reason = "Unschedulable" if self.ask.needs else "WaitingForResources"
-        for task in self.tasks:
-            if not task.final:
-                self.machine.emit(task.view(reason=reason, message=text))
+        for task in self.current:
+            self.machine.emit(task.view(reason=reason, message=text))
 
     def _end(self, deleted_at: float) -> None:
         for task in self.tasks:

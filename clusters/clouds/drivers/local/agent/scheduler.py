@@ -2,7 +2,8 @@
 
 A run gets everything for all its tasks at once or nothing (two half-started runs would wait for each other for ever). Runs
 are served in the order in which they came: a later one passes only when it takes nothing that an earlier one could use.
-A run keeps what it got between two attempts of a task and gives it back task by task as these end for good.
+A run keeps what it got between two attempts of a task and gives it back task by task as these end for good; where tasks take
+turns, the next one has it then.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Room:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a run needs: (task, number, model) for every task that needs GPUs, and the room of all its tasks together."""
+    """What a run needs: (task, number, model) for every task that needs GPUs, and the room of all of them together; where tasks
+    take turns, of those that are first."""
 
     run_id: int
     needs: tuple[tuple[Key, int, str], ...]

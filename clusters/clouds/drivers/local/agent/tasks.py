@@ -232,15 +232,17 @@ class Task:
         return {**env, **known, **ours}
 
     def cancel(self, at: float) -> None:
-        """The run was deleted at `at`: a task that waits ends without ever having started."""
+        """The run was deleted at `at`: a task that waits ends without ever having started; of one whose turn had not come nobody
+        was ever told."""
         if self.ended and self.ended[-1].reason == "Stopped":
             self.cancelled = True
         elif not self.final and self.spec is None:
             seen = self.view(
                 phase="Failed", reason="Stopped", message="Stopped before it started.", finished_at=when(at)
             )
-            self.run.machine.emit(seen)
-            self.ended.append(seen)
+            if seen.uid in self.run.machine.told:
+                self.run.machine.emit(seen)
+                self.ended.append(seen)
             self.cancelled = True
 
     def stop(self, reason: str, message: str = "") -> None:
