@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 import boto3
 import psutil
 from django.conf import settings
-from django.utils import timezone
+from django.db.models import Sum
 
 from bench.measures import api_of, until
 from bench.results import Result, quantile
 from bench.serving import _running
 from bench.web import Client, at_once, one_by_one
+from billing.documents import money
 from clusters.frameworks.serving import SERVE
 from clusters.models import Replica, Rollout, Run
 from datastores.models import Datastore
@@ -419,11 +420,13 @@ def _cost(world: World) -> list[Result]:
     world.post("disable")
     until(lambda: not Run.objects.filter(gone=False, cluster__part_of="services/adds").exists(), 60, every=0.1)
     runs = Run.objects.filter(cluster__part_of="services/adds", cluster__appcode__code=world.code)
+    by_version = runs.values_list("replica__revision").annotate(paid=Sum("cost")).values_list("paid", flat=True)
     said = sum(
         float(each["cost"]["amount"] if isinstance(each["cost"], dict) else each["cost"])
         for each in world.status()["revisions"]
     )
-    summed = float(sum(each.cost_at(timezone.now()) for each in runs))
+    # Rounded as each version's is.
+    summed = sum(float(money(each).amount) for each in by_version)
     return [
-        Result("Cost of all versions, beside that of their runs", said, settings.CURRENCY, None, summed, times=1.0001)
+        Result("Cost of all versions, beside that of their runs", said, settings.CURRENCY, None, summed, times=1.000001)
     ]

@@ -24,6 +24,7 @@ from bench.results import Result, quantile
 from bench.seed import SPEC
 from bench.web import Client, one_by_one
 from clusters.models import Cluster, Run, Sweep, Trial
+from clusters.phase import TERMINAL
 from clusters.sweeps.manifest import SweepSpec, trial_name
 from portal.models import Appcode
 
@@ -129,26 +130,40 @@ def _said(portal: Portal, run: Run) -> float:
 
 
 def trials(portal: Portal, tenants: Seeded, plane: Plane, code: str) -> list[Result]:
-    """TRIALS trials of `true`, AT_ONCE at once, from the POST to the end of the sweep; beside one Job of as many pods."""
+    """TRIALS trials of `true`, AT_ONCE at once, from the POST to the end of the sweep; and as many copies of one command that
+    take turns, which is one run. Beside one Job of as many pods."""
     _sweep(api_of(portal, tenants), code, "warm", AT_ONCE)
     _job(plane, "warm", AT_ONCE)
     alone = _seconds(plane)
     floor = _job(plane, "floor", TRIALS)
     alone = (_seconds(plane) - alone) / TRIALS * 1000
-    calls, done = len(plane.calls_of_audited()), _transactions()
-    used = _used(portal) | {"the control plane": _seconds(plane)}
+    used = _used(portal, plane)
+    took = _copies(api_of(portal, tenants), code, "copies", TRIALS)
+    spent = _spent(used, _used(portal, plane))
+    size = f"of `true`, {AT_ONCE} at once"
+    found = [
+        Result(
+            f"Kubernetes: {TRIALS:,} copies {size}, beside one Job of as many pods",
+            took,
+            "s",
+            floor=floor,
+            times=TIMES_FLOOR,
+        ),
+        Result("A copy: processor time of the control plane", spent.pop("the control plane"), "ms", None, alone),
+        *(Result(f"A copy: processor time of {name}", spent[name], "ms") for name in spent),
+    ]
+    calls, done, used = len(plane.calls_of_audited()), _transactions(), _used(portal, plane)
     # A connection that was kept meanwhile may have been closed by the gateway.
     took = _sweep(api_of(portal, tenants), code, "many", TRIALS)
-    until(lambda: not Run.objects.filter(cluster__part_of="sweeps/many", gone=False).exists(), 300, every=0.2)
+    _until_gone("sweeps/many")
     done = (_transactions() - done) // TRIALS
-    now = _used(portal) | {"the control plane": _seconds(plane)}
-    spent = {name: (after - used[name]) / TRIALS * 1000 for name, after in now.items()}
+    spent = _spent(used, _used(portal, plane))
     made = Counter(call["verb"] for call in plane.calls_of_audited()[calls:])
     writes = sum(count for verb, count in made.items() if verb in MUTATING) / TRIALS
     reads = sum(count for verb, count in made.items() if verb == "get" or verb == "list") / TRIALS
-    size = f"{TRIALS:,} trials of `true`, {AT_ONCE} at once"
     return [
-        Result(f"Kubernetes: {size}, POST → Succeeded", took, "s", TRIALS / PER_SECOND),
+        *found,
+        Result(f"Kubernetes: {TRIALS:,} trials {size}, POST → Succeeded", took, "s", TRIALS / PER_SECOND),
         Result("Kubernetes: the same, beside one Job of as many pods", took, "s", floor=floor, times=TIMES_FLOOR),
         Result("Kubernetes: calls of a trial that change something", writes, "", CALLS),
         Result("Kubernetes: calls of a trial that read", reads, ""),
@@ -156,6 +171,24 @@ def trials(portal: Portal, tenants: Seeded, plane: Plane, code: str) -> list[Res
         Result("A trial: processor time of the control plane", spent.pop("the control plane"), "ms", None, alone),
         *(Result(f"A trial: processor time of {name}", spent[name], "ms") for name in spent),
     ]
+
+
+def _copies(api: Client, code: str, name: str, count: int) -> float:
+    """One run of so many copies, AT_ONCE at once: seconds from the POST until it has succeeded."""
+    worker = {"flavor": "cpu", "count": count, "atOnce": AT_ONCE}
+    spec = {"framework": "parallel", "image": "bench", "command": "true", "retries": 0, "roles": {"worker": worker}}
+    begin = time.perf_counter()
+    api.send("POST", f"/appcodes/{code}/clusters", {"metadata": {"name": name}, "spec": spec})
+    runs = Run.objects.filter(cluster__name=name, cluster__appcode__code=code)
+    until(lambda: runs.filter(phase__in=TERMINAL).exists(), 600)
+    took = time.perf_counter() - begin
+    run = runs.get()
+    assert (run.phase, run.tasks.filter(phase="Succeeded").count()) == ("Succeeded", count), run.message
+    return took
+
+
+def _until_gone(whole: str) -> None:
+    until(lambda: not Run.objects.filter(cluster__part_of=whole, gone=False).exists(), 300, every=0.2)
 
 
 def _sweep(api: Client, code: str, name: str, count: int) -> float:
@@ -197,10 +230,17 @@ def _job(plane: Plane, name: str, count: int) -> float:
     return time.perf_counter() - begin
 
 
-def _used(portal: Portal) -> dict[str, float]:
+def _used(portal: Portal, plane: Plane) -> dict[str, float]:
+    """Seconds of processor time that each program has taken."""
     assert portal.process is not None
     words = {"the worker": "celery", "the controller": "controller", "PostgreSQL": "postgres"}
-    return {name: idling.cpu(portal.process.pid, word) for name, word in words.items()}
+    found = {name: idling.cpu(portal.process.pid, word) for name, word in words.items()}
+    return found | {"the control plane": _seconds(plane)}
+
+
+def _spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """Milliseconds of each of TRIALS."""
+    return {name: (seconds - before[name]) / TRIALS * 1000 for name, seconds in after.items()}
 
 
 def _seconds(plane: Plane) -> float:

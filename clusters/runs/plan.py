@@ -85,7 +85,7 @@ def build_plan(
                 ),
                 from_image=launch.from_image,
                 first_part=first_parts.get(role.name, -1),
-                at_once=spec.roles[role.name].at_once or 0,
+                at_once=spec.roles[role.name].together if framework.is_independent else 0,
             )
         )
     plan = Plan(

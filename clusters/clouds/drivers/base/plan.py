@@ -259,8 +259,8 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class RolePlan:
-    """All tasks of one role; they differ only in TASK_INDEX (0 … count-1). `at_once`: so many run at the same time, and one that
-    ends makes room for the next; 0 for all of them.
+    """All tasks of one role; they differ only in TASK_INDEX (0 … count-1). `at_once`: they know nothing of
+    each other, and so many run at the same time: one that ends makes room for the next. 0: they need each other, so all do.
 
     `argv` is run exactly as it stands, without a shell of ours. `gpu_model` is "" for any. `restart`: OnFailure starts a
     failed task again up to `retries` times and leaves a succeeded one alone; Always keeps every task alive, with back-off,

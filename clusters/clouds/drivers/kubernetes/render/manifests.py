@@ -218,10 +218,12 @@ def check_volume(source: VolumeSource, settings: Settings) -> None:
 
 def _service(plan: Plan, settings: Settings) -> list[Manifest]:
     """Headless: it only gives every task a stable address, from before the task is ready. For a single task that is told no
-    address none is made: three controllers would write lists of addresses for it."""
+    address, and for tasks that know nothing of each other, none is made: three controllers would write lists of addresses for it,
+    anew at each start and end of a task."""
     run = plan.run
     told = (*plan.shared.values(), *(value for role in plan.roles for value in role.env.values()))
-    if _is_single(plan) and not any(names.base_name(run) in value for value in told):
+    are_apart = _is_single(plan) or all(role.at_once for role in plan.roles)
+    if are_apart and not any(names.base_name(run) in value for value in told):
         return []
     service = {
         "apiVersion": "v1",
