@@ -367,7 +367,12 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
         "failed": failed_first(run, rows),
         "hook_groups": _hook_groups(run, shown.now),
         "roles": [
-            (framework.role(role).title, titles.get(run.spec["roles"][role]["flavor"], ""), run.roles[role]["count"])
+            (
+                framework.role(role).title,
+                titles.get(run.spec["roles"][role]["flavor"], ""),
+                run.roles[role]["count"],
+                run.spec["roles"][role].get("atOnce"),
+            )
             for role in ROLES
             if role in run.roles and role in run.spec["roles"]
         ],
