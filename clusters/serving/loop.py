@@ -283,7 +283,7 @@ class _Turn:
     def _promoted(self, rollout: Rollout) -> str:
         """What is said of it; the alias that the service follows is moved where somebody deployed another version by hand."""
         seconds = max(0, int((self.now - rollout.created_at).total_seconds()))
-        said = f"Revision {rollout.to_revision.number} answers, after {seconds:,} s."
+        said = f"Revision {rollout.to_revision.number} answers, after {max(1, seconds):,} s."
         spec, version = self.found.spec, rollout.to_revision.version
         name, _, alias = spec.model.partition("@")
         if not alias or spec.rollout.follow == "never" or version is None or _moved_aliases(self.service.pk):
