@@ -352,7 +352,9 @@ def plan_of(run: Run) -> Plan:
         source = mount_source(run, shown.store, folder)
         follow = FRAMEWORKS[spec.framework].shows_runs == "events"
         mounts.append(Mount(f"{RUNS_PATH}/{shown.name}", True, source, follow=follow, shown_gib=SHOWN_GIB))
-    counts: dict[str, int] = {role: each.count for role, each in spec.active_roles.items()}
+    # Tasks that know nothing of each other are told no addresses: thousands would use up the ports of a machine.
+    are_apart = FRAMEWORKS[spec.framework].is_independent
+    counts: dict[str, int] = {role: 0 if are_apart else each.count for role, each in spec.active_roles.items()}
     cloud = cloud_of(run)
     with lane(run.cloud) if cloud.asks_for_addresses else nullcontext():
         addresses = cloud.reserve(ref, counts)
