@@ -31,14 +31,14 @@ from clusters.runs import quota
 from clusters.runs.ending import ask_to_end
 from clusters.spec.catalog import (
     Resolved,
-    judge_hook_names,
     name_taken,
     require_active,
     resolve,
     usable_appcode,
-    why_frozen,
 )
+from clusters.spec.data import why_frozen
 from clusters.spec.folders import output_folder
+from clusters.spec.hooks import judge_hook_names
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.events import record_all

@@ -21,7 +21,7 @@ from clusters.frameworks.jupyter import RUNS, Jupyter
 from clusters.gateway import origins
 from clusters.manifest import MAX_RUNS_SHOWN, ClusterManifest
 from clusters.models import Cluster
-from clusters.spec.catalog import runs_named
+from clusters.spec.data import runs_named
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode, User

@@ -17,7 +17,8 @@ from clusters.frameworks.tensorboard import TensorBoard
 from clusters.manifest import MAX_NAME, MAX_RUNS_SHOWN, RUN_NAME, ClusterMetadata, ClusterSpec
 from clusters.models import Cluster, Flavor, Image, Run
 from clusters.runs.preview import Cost, cost_of
-from clusters.spec.catalog import require_active, why_not_in
+from clusters.spec.catalog import require_active
+from clusters.spec.software import why_not_in
 from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, User

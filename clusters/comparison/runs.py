@@ -12,7 +12,7 @@ from clusters.comparison.values import MOST, Difference, differences
 from clusters.models import Run
 from clusters.scalars.events import Scalars
 from clusters.scalars.reading import scalars_of
-from clusters.spec.catalog import runs_named
+from clusters.spec.data import runs_named
 from datastores.drivers.base import DriverError
 from portal.errors import Invalid
 from portal.models import Appcode

@@ -26,7 +26,7 @@ from clusters.model_registry.manifest import MAX_SAMPLE_BYTES, About, ModelManif
 from clusters.model_registry.retention import RetentionSpec
 from clusters.model_registry.users import VersionUse, users_of
 from clusters.models import HookRun, ModelAlias, ModelRetention, ModelVersion, RegisteredModel, Run
-from clusters.spec.catalog import runs_named
+from clusters.spec.data import runs_named
 from clusters.spec.folders import output_folder
 from datastores.actions import open_store
 from datastores.drivers.patience import within

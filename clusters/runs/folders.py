@@ -9,7 +9,7 @@ from django.db.models import Q
 
 from clusters.input import input_of
 from clusters.models import Run
-from clusters.spec.catalog import runs_named
+from clusters.spec.data import runs_named
 from clusters.spec.folders import output_folder
 from datastores.models import Datastore
 from datastores.retention import Held, Output

@@ -26,7 +26,8 @@ from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import CloudState, Cluster, Flavor
 from clusters.runs.quota import UNHOOKED, held, waiting, why_unread
 from clusters.spec.admission import Quota, judge_quota
-from clusters.spec.catalog import Resolved, judge_hook_names, name_taken, resolve, usable_appcode
+from clusters.spec.catalog import Resolved, name_taken, resolve, usable_appcode
+from clusters.spec.hooks import judge_hook_names
 from portal.models import Appcode, User
 
 NOTHING_TO_SAY = Judgement("now", "", "")

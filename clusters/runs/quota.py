@@ -20,7 +20,7 @@ from clusters.phase import TERMINAL
 from clusters.runs import due_hooks
 from clusters.runs.status import refresh
 from clusters.spec.admission import MOST_NAMED, Held, Holder, Quota, judge_quota
-from clusters.spec.catalog import why_not_read
+from clusters.spec.data import why_not_read
 from portal.models import Appcode
 
 # So many of an appcode's waiting runs are looked at, and told their place, at one time.

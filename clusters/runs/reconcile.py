@@ -52,7 +52,8 @@ from clusters.runs import quota
 from clusters.runs.code import NotYet, commit_of, planned
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, model_folder
 from clusters.runs.status import refresh
-from clusters.spec.catalog import needs, why_frozen
+from clusters.spec.catalog import needs
+from clusters.spec.data import why_frozen
 from clusters.spec.folders import output_folder
 from clusters.spec.locks import PLUGINS, together
 from clusters.volumes import lifecycle

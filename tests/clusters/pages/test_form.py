@@ -418,7 +418,7 @@ def test_who_waits_behind_others_asks_for_what_those_need_too(make_cluster, peop
 
 def test_a_framework_that_the_image_lacks_is_refused_before_it_runs(catalogue, people, as_person):
     from clusters.models import Image
-    from clusters.spec.catalog import why_not_in
+    from clusters.spec.software import why_not_in
 
     Image.objects.create(name="torch", title="Torch", environment="/opt/torch", frameworks=["pytorch", "jax"])
     client = as_person(people.alice)
