@@ -341,7 +341,10 @@ def _in_turns(
     ended = f"{done} finished" + (f", {len(lost)} failed" if lost else "")
     message = f"{running} of {count} tasks running, {ended}, {left} to come."
     first = _first(lost)
-    why = trouble or (_failure(first) if first else "") or ("" if running else run.blocked_message)
+    why = trouble or (_failure(first) if first else "")
+    if not running:
+        waits = (task.message for task in newest.values() if task.phase == "Pending" and task.reason in WAITING)
+        why = run.blocked_message or next(waits, "") or why
     return ("Degraded", f"{message} {why}") if why else ("", message)
 
 

@@ -108,6 +108,7 @@ def test_independent_tasks_are_over_when_each_is_whatever_became_of_it():
         ("rp", "Running", "", "1 of 5 tasks running, 0 finished, 4 to come."),
         ("ssr", "Running", "", "1 of 5 tasks running, 2 finished, 2 to come."),
         ("ss", "Running", "", "0 of 5 tasks running, 2 finished, 3 to come."),
+        ("ssw", "Running", "Degraded", "0 of 5 tasks running, 2 finished, 3 to come. Waits for 1 GPU."),
         (
             "sfr", "Running", "Degraded",
             "1 of 5 tasks running, 1 finished, 1 failed, 2 to come. worker-1 failed with exit code 3.",
@@ -121,8 +122,9 @@ def test_independent_tasks_are_over_when_each_is_whatever_became_of_it():
     ],
 )  # fmt: skip
 def test_where_tasks_take_turns_a_run_runs_as_soon_as_one_does(phases, phase, reason, message):
-    names = {"p": "Pending", "r": "Running", "s": "Succeeded", "f": "Failed"}
-    tasks = [task("worker", n, names[each], exit_code=3 if each == "f" else None) for n, each in enumerate(phases)]
+    names = {"p": "Pending", "w": "Pending", "r": "Running", "s": "Succeeded", "f": "Failed"}
+    more = {"f": {"exit_code": 3}, "w": {"reason": "Unschedulable", "message": "Waits for 1 GPU."}}
+    tasks = [task("worker", n, names[each], **more.get(each, {})) for n, each in enumerate(phases)]
     state = run(
         phase="Running" if set(phases) - {"p", "r"} else "Starting",
         awaited="worker", counts={"worker": 5}, independent=True, at_once=2,
@@ -130,7 +132,7 @@ def test_where_tasks_take_turns_a_run_runs_as_soon_as_one_does(phases, phase, re
     found = next_phase(state, tasks, NOW)
     assert (found.phase, found.reason, found.message) == (phase, reason, message)
     blocked = next_phase(replace(state, blocked_reason="NamespaceQuota", blocked_message="No room."), tasks, NOW)
-    assert ("No room." in blocked.message) == (phases == "ss")
+    assert ("No room." in blocked.message) == (phases in ("ss", "ssw"))
 
 
 def test_a_failure_beyond_the_retries_names_task_exit_code_and_last_lines():
