@@ -164,6 +164,10 @@ def short_document(manifest: ClusterManifest) -> dict[str, Any]:
         key = field.alias or name
         if field.is_required() or getattr(manifest.spec, name) != field.get_default(call_default_factory=True):
             spec[key] = document["spec"][key]
+    spec["roles"] = {
+        role: {key: value for key, value in said.items() if value or key == "count"}
+        for role, said in spec["roles"].items()
+    }
     return {**document, "spec": spec}
 
 

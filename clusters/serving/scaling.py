@@ -88,15 +88,12 @@ def _by_requests(range_: Range, kept: Scale, demand: Demand, now: dt.datetime) -
     least = max(1, range_.least)
     calm = min(range_.most, max(least, math.ceil(demand.stable / range_.target)))
     hasty = min(range_.most, max(least, math.ceil(demand.panic / range_.target)))
+    said = f"{demand.stable:.1f} requests in flight over a minute, {range_.target} are meant for each."
     if hasty >= PANIC * kept.replicas:
         kept = replace(kept, panic=now + STABLE, below=None)
-        return _to(
-            kept,
-            hasty,
-            f"{demand.panic:.1f} requests in flight over six seconds, {range_.target} are meant for each.",
-            now,
-        )
-    said = f"{demand.stable:.1f} requests in flight over a minute, {range_.target} are meant for each."
+        if calm <= hasty:
+            said = f"{demand.panic:.1f} requests in flight over six seconds, {range_.target} are meant for each."
+        return _to(kept, max(calm, hasty), said, now)
     if kept.panic and now < kept.panic:
         return _to(replace(kept, below=None), max(kept.replicas, hasty, calm), said, now)
     kept = replace(kept, panic=None)

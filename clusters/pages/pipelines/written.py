@@ -118,9 +118,8 @@ def in_short(said: ClusterSpec, appcode: str) -> dict[str, Any]:
     """With roles as they are usually said."""
     cluster = ClusterManifest.model_validate({"metadata": {"name": "x", "appcode": appcode}, "spec": said})
     spec = short_document(cluster)["spec"]
-    plain = {"count": 1, "endpoints": []}
     roles = {
-        role: {key: value for key, value in said.items() if key not in plain or value != plain[key]}
+        role: {key: value for key, value in said.items() if (key, value) != ("count", 1)}
         for role, said in spec["roles"].items()
     }
     return {**spec, "roles": roles}

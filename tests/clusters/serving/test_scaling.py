@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clusters.serving.scaling import Demand, Range, Scale, scaled
@@ -88,6 +88,7 @@ floats = st.floats(0, 500)
 
 
 @given(st.lists(st.tuples(floats, floats, st.booleans(), st.integers(-7200, 7200)), max_size=30), st.integers(0, 3))
+@example(asked=[(17.0, 13.0, True, 0)], least=2)
 def test_it_stays_in_its_range_and_comes_to_rest_whatever_the_clock_does(
     asked: list[tuple[float, float, bool, int]], least: int
 ) -> None:
