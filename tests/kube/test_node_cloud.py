@@ -126,6 +126,17 @@ def test_a_run_from_its_start_to_its_end(node: Node, cloud: KubernetesCloud, run
     assert cloud.capacity().nodes[0].gpus_free == 8
 
 
+def test_copies_that_take_turns_run_two_at_a_time_by_what_containerd_has_written_down(
+    node: Node, cloud: KubernetesCloud, run: RunRef
+) -> None:
+    with launched(cloud, run, shell("worker", "echo $TASK_INDEX", 5, at_once=2)) as following:
+        following.until(lambda: len(following.of(run, "Succeeded")) == 5, 120)
+        tasks = following.of(run, "Succeeded")
+        assert sorted(task.index for task in tasks) == [0, 1, 2, 3, 4]
+        ran = [record(node, task) for task in tasks]
+        assert max(sum(each.started <= one.started < each.finished for each in ran) for one in ran) <= 2
+
+
 def test_a_program_that_came_with_the_manifest_is_where_commands_start(cloud: KubernetesCloud, run: RunRef) -> None:
     files = {"main.sh": "cat lib/x.y; echo $(HOME); touch new || echo kept\n", "lib/x.y": "two $(TASK_INDEX)\n"}
     with launched(cloud, run, shell("master", "pwd; sh main.sh 2>/dev/null"), code=CodeFiles(files)) as following:
