@@ -385,6 +385,12 @@ class ClusterSpec(Strict):
         framework = FRAMEWORKS[self.framework]
         framework.validate(self)
         self._check_endpoints()
+        turns = next((role for role, spec in self.roles.items() if spec.at_once), "")
+        if turns and not framework.is_independent:
+            raise field_error(
+                "Only tasks that know nothing of each other can take turns; leave it out, or choose 'parallel'.",
+                "roles", turns, "atOnce",
+            )  # fmt: skip
         if self.hooks and framework.is_application:
             raise field_error("Only what computes has hooks.", "hooks")
         if self.input and self.input.mode == "stream" and (taken := sorted(STREAM_ENV & self.env.keys())):
@@ -404,11 +410,6 @@ class ClusterSpec(Strict):
     def _check_endpoints(self) -> None:
         names = [each.name for each in self.served]
         for role, spec in self.roles.items():
-            if spec.at_once and not FRAMEWORKS[self.framework].is_independent:
-                raise field_error(
-                    "Only tasks that know nothing of each other can take turns; leave it out, or choose 'parallel'.",
-                    "roles", role, "atOnce",
-                )  # fmt: skip
             if not spec.endpoints:
                 continue
             if self.mode != "service":

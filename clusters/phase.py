@@ -69,8 +69,8 @@ class TaskState:
 class RunState:
     """A run: `counts` is the number of tasks by role, and a batch run is done when all of role `awaited` are.
 
-    Tasks of an `independent` one end by themselves: it is done when each has ended. Where so many run
-    `at_once`, and not all (0), it runs as soon as one does.
+    Tasks of an `independent` one end by themselves: it is done when each has ended. Where so many run `at_once`, and not
+    all (0), it runs as soon as one does.
 
     `wait_message` says why the portal itself cannot move it now (quota, time, a cloud that does not answer), `blocked_message`
     why the cloud does not make its tasks, `unanswered` are endpoints to which nobody can be led yet.

@@ -259,8 +259,10 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class RolePlan:
-    """All tasks of one role; they differ only in TASK_INDEX (0 … count-1). `at_once`: they know nothing of
-    each other, and so many run at the same time: one that ends makes room for the next. 0: they need each other, so all do.
+    """All tasks of one role; they differ only in TASK_INDEX (0 … count-1).
+
+    Where they know nothing of each other `at_once` of them run at the same time, at most `count`, and one that ends makes room
+    for the next; 0: they need each other, so all do.
 
     `argv` is run exactly as it stands, without a shell of ours. `gpu_model` is "" for any. `restart`: OnFailure starts a
     failed task again up to `retries` times and leaves a succeeded one alone; Always keeps every task alive, with back-off,
@@ -288,7 +290,7 @@ class RolePlan:
     @property
     def together(self) -> int:
         """How many of its tasks there are at one time."""
-        return min(self.count, self.at_once or self.count)
+        return self.at_once or self.count
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ _FORBIDDEN = re.compile(r'pods? "[^"]*" is forbidden: (.*)', re.DOTALL)
 
 @dataclass(frozen=True)
 class Workload:
-    """One role of a run. `wanted` pods are asked for and `made` exist. `leaving` when it is being
-    deleted. `why` is what its status says of pods that are missing."""
+    """One role of a run. `wanted` pods are asked for and `made` exist. `leaving` when it is being deleted.
+    `why` is what its status says of pods that are missing."""
 
     run_id: int
     uid: str
