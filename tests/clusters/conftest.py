@@ -150,9 +150,16 @@ class Loop:
         while session.exit_code is None:
             session.receive(PATIENCE)
         session.close()
-        assert session.exit_code == 0
+        # A task that ends when the file is there takes `touch` with it, if that is still about to end.
+        assert session.exit_code in (0, 137)
 
 
 @pytest.fixture
 def loop(catalogue, node_agent):
-    return Loop()
+    from clusters.clouds.registry import cloud, run_ref
+    from clusters.models import Run
+
+    yield Loop()
+    # The agent outlives the test, and what a failed one left would hold GPUs for which the next ones wait.
+    for run in Run.objects.filter(gone=False, cloud="local").select_related("cluster__appcode"):
+        cloud("local").delete(run_ref(run))
