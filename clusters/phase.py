@@ -239,6 +239,11 @@ def _failure(task: TaskState) -> str:
     return _with_lines(f"{task.name} failed {how}{tries}" + (f": {cause}" if cause else "."), lines)
 
 
+def failed_with(task: TaskState) -> str:
+    """Why it failed, in one line."""
+    return _failure(task).partition("\n")[0]
+
+
 def _with_lines(sentence: str, lines: str) -> str:
     return f"{sentence}\n{lines}" if lines else sentence
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, get_args
 
-from django.db.models import DecimalField, FloatField, OuterRef, Prefetch, QuerySet, Subquery, Sum, Value
+from django.db.models import DecimalField, F, FloatField, OuterRef, Prefetch, QuerySet, Subquery, Sum, Value
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
@@ -22,9 +22,10 @@ from clusters import actions as clusters
 from clusters.api.documents import ClusterDocument, Money, money, to_manifest
 from clusters.manifest import ClusterManifest, ClusterName
 from clusters.models import Cluster, Run, Sweep, Trial
-from clusters.sweeps import actions
+from clusters.sweeps import actions, shared
 from clusters.sweeps.access import sweep_for, sweeps_for, sweeps_in, trial_for
-from clusters.sweeps.manifest import SweepManifest, SweepSpec, name_again, trial_name
+from clusters.sweeps.copies import ROLE
+from clusters.sweeps.manifest import SweepManifest, SweepSpec, name_again
 from clusters.sweeps.sums import PHASE, Sums, sums_of
 from portal.access import OPERATE, VIEW, Capability, appcode_for
 from portal.api.documents import Answer
@@ -97,7 +98,13 @@ class TrialDocument(Answer):
     phase: TrialPhase
     message: str = Field(description="Why it is in this phase, in a sentence.")
     value: float | None = Field(description="The last value of the goal's metric.")
-    cluster: str = Field(description="The cluster that it is, with its logs, metrics and output.")
+    cluster: str | None = Field(
+        description="The cluster that it is, with its logs, metrics and output, or whose run it shares; null where it is gone, or "
+        "waits for a run to share."
+    )
+    task: str | None = Field(
+        examples=["worker-7"], description="Which task of that it is; null where it is a cluster of its own."
+    )
     run: int | None = Field(description="The newest run of that.")
     attempt: int = Field(description="How often a failed run of it was started anew.")
     started: dt.datetime | None
@@ -246,7 +253,7 @@ class Trials(APIView):
         newest = Run.objects.only("number", "phase", "message", "started_at")
         # Not joined: all of them may have to be sorted, and few are shown.
         rows = Trial.objects.filter(sweep=sweep).prefetch_related(
-            Prefetch("cluster", Cluster.objects.only("current_run")),
+            Prefetch("cluster", Cluster.objects.only("name", "current_run")),
             Prefetch("cluster__current_run", newest),
             Prefetch("cluster__runs", facts.order_by("pk")),
         )
@@ -256,8 +263,14 @@ class Trials(APIView):
         rows = rows.annotate(now=PHASE)
         if phases:
             rows = rows.filter(now__in=phases)
-        rows, order = _sorted(rows, text(request, "sort", longest=10, default="number"))
-        return page(request, rows, order=order, render=lambda row: _trial(sweep, row, now))
+        one_run = sweep.spec.get("oneRun", False)
+        begun_at = shared.STARTED if one_run else F("cluster__current_run__started_at")
+        rows, order = _sorted(rows, text(request, "sort", longest=10, default="number"), one_run=one_run)
+        rows = rows.annotate(begun_at=begun_at)
+        answer = page(request, rows, order=order, render=lambda row: row)
+        used = shared.used_by(answer.data["items"], now)
+        answer.data["items"] = [_trial(row, used.get(row.pk), now) for row in answer.data["items"]]
+        return answer
 
 
 class TrialCluster(APIView):
@@ -332,7 +345,7 @@ def _said(sweep: Sweep, sums: Sums) -> dict[str, Any]:
     }
 
 
-def _sorted(rows: QuerySet[Trial], sort: str) -> tuple[QuerySet[Trial], str | Sequence[str]]:
+def _sorted(rows: QuerySet[Trial], sort: str, *, one_run: bool) -> tuple[QuerySet[Trial], str | Sequence[str]]:
     """And the order, which ends with a unique column. Raises Invalid."""
     if sort not in SORTS:
         raise Invalid.at("sort", message=f"“{sort}” is none of {', '.join(SORTS)}.")
@@ -346,12 +359,19 @@ def _sorted(rows: QuerySet[Trial], sort: str) -> tuple[QuerySet[Trial], str | Se
     costs = Run.objects.filter(cluster=OuterRef("cluster")).order_by().values("cluster").annotate(sum=Sum("cost"))
     nothing = Value(Decimal(0))
     spent = Coalesce(Subquery(costs.values("sum")), nothing, output_field=DecimalField())
-    return rows.annotate(by=spent), (f"{down}by", "id")
+    # Copies of one run hold the same, so what costs more is what held it longer.
+    held = Coalesce(shared.SECONDS, Value(0.0), output_field=FloatField())
+    return rows.annotate(by=held if one_run else spent), (f"{down}by", "id")
 
 
-def _trial(sweep: Sweep, trial: Trial, now: dt.datetime) -> dict[str, Any]:
+def _trial(trial: Trial, used: tuple[int, Decimal] | None, now: dt.datetime) -> dict[str, Any]:
     run = trial.cluster.current_run if trial.cluster else None
-    runs = list(trial.cluster.runs.all()) if trial.cluster else []
+    if used is None:
+        runs = list(trial.cluster.runs.all()) if trial.cluster and trial.index is None else []
+        used = (
+            sum(each.gpu_seconds_at(now) for each in runs),
+            sum((each.cost_at(now) for each in runs), Decimal(0)),
+        )
     return TrialDocument(
         number=trial.number,
         fold=trial.fold or None,
@@ -359,11 +379,12 @@ def _trial(sweep: Sweep, trial: Trial, now: dt.datetime) -> dict[str, Any]:
         phase=trial.now,  # type: ignore[attr-defined]
         message=trial.message or ("" if trial.phase or run is None else run.message),
         value=trial.value,
-        cluster=trial_name(sweep.name, trial.number, trial.fold),
+        cluster=trial.cluster.name if trial.cluster else None,
+        task=None if trial.index is None else f"{ROLE}-{trial.index}",
         run=run.number if run else None,
         attempt=trial.attempt,
-        started=run.started_at if run else None,
+        started=trial.begun_at,  # type: ignore[attr-defined]
         finished=trial.finished_at,
-        gpu_seconds=sum(each.gpu_seconds_at(now) for each in runs),
-        cost=money(sum((each.cost_at(now) for each in runs), Decimal(0))),
+        gpu_seconds=used[0],
+        cost=money(used[1]),
     ).json_value()

@@ -1284,12 +1284,16 @@ class Migration(migrations.Migration):
                 ("finished_at", models.DateTimeField(null=True)),
                 (
                     "cluster",
-                    models.OneToOneField(
+                    models.ForeignKey(
                         null=True,
                         on_delete=django.db.models.deletion.SET_NULL,
-                        related_name="trial",
+                        related_name="trials",
                         to="clusters.cluster",
                     ),
+                ),
+                (
+                    "index",
+                    models.PositiveIntegerField(help_text="Which copy it is of a run that it shares.", null=True),
                 ),
                 (
                     "sweep",

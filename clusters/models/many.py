@@ -62,9 +62,11 @@ class Sweep(models.Model):
 
 
 class Trial(models.Model):
-    """One training of a sweep, which is a cluster: a point, or with k-fold one fold of it (from 1; 0 where there are none).
+    """One training of a sweep: a point, or with k-fold one fold of it (from 1; 0 where there are none). It is a cluster, or one
+    copy of the run of a cluster that it shares with others.
 
-    `phase` is empty while it lives, and what it comes to is the phase of its cluster's run till then.
+    `phase` is empty while it lives, and what it comes to is the phase of its cluster's run till then, or of its task. One that
+    lives without a cluster waits for a run to share.
     """
 
     class Phase(models.TextChoices):
@@ -77,7 +79,8 @@ class Trial(models.Model):
     number = models.PositiveIntegerField()
     fold = models.PositiveIntegerField(default=0)
     parameters = models.JSONField()
-    cluster = models.OneToOneField(Cluster, on_delete=models.SET_NULL, null=True, related_name="trial")
+    cluster = models.ForeignKey(Cluster, on_delete=models.SET_NULL, null=True, related_name="trials")
+    index = models.PositiveIntegerField(null=True, help_text="Which copy it is of a run that it shares.")
     attempt = models.PositiveIntegerField(default=0, help_text="How often its failed run was started anew.")
     phase = models.CharField(max_length=10, choices=Phase.choices, blank=True)
     value = models.FloatField(null=True)

@@ -22,9 +22,10 @@ from django.utils import timezone
 
 from clusters import actions, wakeups
 from clusters.manifest import ClusterManifest
-from clusters.models import Run, Sweep, Trial
+from clusters.models import Cluster, Run, Sweep, Task, Trial
 from clusters.phase import TERMINAL
 from clusters.runs import budgets
+from clusters.sweeps import copies, shared
 from clusters.sweeps.manifest import Goal, StopEarly, SweepSpec, Value, trial_name, trial_spec
 from clusters.sweeps.measured import Reading, is_comparable, read_steps, read_value
 from clusters.sweeps.sampler import Point, chosen, next_points
@@ -89,13 +90,18 @@ def resync() -> None:
 def _readings(sweep_id: int) -> Readings:
     """The numbers of runs that have succeeded and are not judged yet, by trial and run. What could not be read comes last."""
     sweep = Sweep.objects.filter(pk=sweep_id, deleted_at=None).first()
-    goal = SweepSpec.model_validate(sweep.spec).goal if sweep else None
-    if goal is None:
+    spec = SweepSpec.model_validate(sweep.spec) if sweep else None
+    if spec is None or spec.goal is None:
         return {}
+    goal, until = spec.goal, time.monotonic() + READ_SECONDS
+    if spec.one_run:
+        living = Trial.objects.filter(sweep=sweep_id, phase="", cluster__isnull=False)
+        living = living.select_related("cluster__appcode", "cluster__current_run").order_by("message", "pk")
+        with within(READ_SECONDS):
+            return shared.readings(living, goal.metric, READ_AT_ONCE, until)
     waiting = Trial.objects.filter(sweep=sweep_id, phase="", cluster__current_run__phase=Run.Phase.SUCCEEDED)
     waiting = waiting.select_related("cluster__appcode", "cluster__current_run").order_by("message", "pk")
     found: dict[tuple[int, int], Reading] = {}
-    until = time.monotonic() + READ_SECONDS
     with within(READ_SECONDS):
         for trial in waiting[:READ_AT_ONCE]:
             if time.monotonic() < until and (run := _run_of(trial)):
@@ -174,14 +180,18 @@ class Turn:
         before = (sweep.phase, sweep.message, sweep.best, sweep.settled)
         living = sweep.trials.filter(phase="").select_related("cluster__current_run")
         living = living.defer("cluster__spec", "cluster__current_run__spec").order_by("pk")
-        left = self._judge(list(living))
+        left = self._judge_copies(list(living)) if self.spec.one_run else self._judge(list(living))
         if self.spec.stop_early and self.spec.goal and self.steps:
             left = self._compare(left, self.spec.stop_early, self.spec.goal)
         if sweep.phase == Sweep.Phase.STOPPED:
             left = self._end(left)
         begun = sweep.trials.count()
         if sweep.phase == Sweep.Phase.RUNNING:
-            begun, left = self._start(begun, left)
+            start = self._start_copies if self.spec.one_run else self._start
+            begun, left = start(begun, left)
+        elif sweep.phase == Sweep.Phase.PAUSED and self.spec.one_run:
+            for cluster_id in {trial.cluster_id for trial in left if trial.cluster_id}:
+                actions.end_part(cluster_id, shared.PAUSED, "Its sweep was paused.")
         if sweep.phase == Sweep.Phase.RUNNING and not left and begun >= self.total:
             self._finish()
         sweep.settled = len(left) == len(self.resting) and sweep.phase != Sweep.Phase.RUNNING
@@ -211,13 +221,51 @@ class Turn:
                 continue
             trial.finished_at = (run and run.finished_at) or self.now
             over.append(trial)
+        self._note(over)
+        return left
+
+    def _judge_copies(self, living: list[Trial]) -> list[Trial]:
+        """The same of trials that share a run. What that left undone waits for the next one."""
+        over, back = list[Trial](), list[Trial]()
+        for run, those in shared.by_run(living):
+            ends = shared.ends_of(run, [trial.index for trial in those if trial.index is not None])
+            for trial in those:
+                task = ends.get(trial.index if trial.index is not None else -1)
+                if self._is_over(trial, run, task):
+                    trial.attempt = task.attempt if task else 0
+                    trial.finished_at = (task and task.finished_at) or run.finished_at or self.now
+                    over.append(trial)
+                elif trial.cluster is None:
+                    back.append(trial)
+                elif task is not None and trial.pk not in self.waiting:
+                    self.has_more = self.reads
+        for trial in living:
+            if trial.index is not None and trial.cluster is None:
+                trial.phase, trial.message, trial.finished_at = Trial.Phase.STOPPED, "Its cluster is gone.", self.now
+                over.append(trial)
+        update_rows(back, ["cluster", "index"])
+        self._note(over)
+        left = [trial for trial in living if not trial.phase]
+        self.resting += [trial.pk for trial in left if trial.cluster is None]
+        self.waiting += self.resting
+        return left
+
+    def _is_over(self, trial: Trial, run: Run, task: Task | None) -> bool:
+        if task is None or task.phase != "Succeeded":
+            return shared.outcome(trial, run, task)
+        if self.spec.goal is None:
+            trial.phase = Trial.Phase.SUCCEEDED
+            return True
+        return self._is_read(trial, run, task.finished_at)
+
+    def _note(self, over: list[Trial]) -> None:
+        """Writes down what came to its phase, with what that means for the sweep."""
         if over:
-            update_rows(over, ["phase", "value", "message", "finished_at"])
+            update_rows(over, ["phase", "value", "message", "finished_at", "attempt"])
             self.sweep.best = best_of(self.sweep, self.spec)
         failed = sum(trial.phase == Trial.Phase.FAILED for trial in over)
         if failed and self.sweep.phase == Sweep.Phase.RUNNING:
             self._look_at_failures(failed)
-        return left
 
     def _is_judged(self, trial: Trial, run: Run | None) -> bool:
         if run is None or run.phase == Run.Phase.STOPPED:
@@ -227,14 +275,14 @@ class Turn:
         elif self.spec.goal is None:
             trial.phase = Trial.Phase.SUCCEEDED
         else:
-            return self._is_read(trial, run)
+            return self._is_read(trial, run, run.finished_at)
         return True
 
-    def _is_read(self, trial: Trial, run: Run) -> bool:
+    def _is_read(self, trial: Trial, run: Run, finished_at: dt.datetime | None) -> bool:
         reading = self.readings.get((trial.pk, run.pk))
         if reading is None:
             return False
-        if reading.again and self.now < (run.finished_at or self.now) + PATIENCE:
+        if reading.again and self.now < (finished_at or self.now) + PATIENCE:
             self.waiting.append(trial.pk)
             if trial.message != reading.why:
                 trial.message = reading.why
@@ -307,14 +355,15 @@ class Turn:
             actions.end_part(trial.cluster_id, "Pruned", trial.message)
 
     def _end(self, living: list[Trial]) -> list[Trial]:
-        ended = living[:END_AT_ONCE]
+        most = len(living) if self.spec.one_run else END_AT_ONCE
+        ended = living[:most]
         for trial in ended:
             trial.phase, trial.message, trial.finished_at = Trial.Phase.STOPPED, self.sweep.message, self.now
-            if trial.cluster_id:
-                actions.end_part(trial.cluster_id, "Cancelled", f"Its sweep was ended. {self.sweep.message}")
+        for cluster_id in dict.fromkeys(trial.cluster_id for trial in ended if trial.cluster_id):
+            actions.end_part(cluster_id, "Cancelled", f"Its sweep was ended. {self.sweep.message}")
         update_rows(ended, ["phase", "message", "finished_at"])
-        self.has_more = len(living) > END_AT_ONCE
-        return living[END_AT_ONCE:]
+        self.has_more = len(living) > most
+        return living[most:]
 
     def _start(self, begun: int, living: list[Trial]) -> tuple[int, list[Trial]]:
         """Begins as many as may run at once; how many have begun by now, and which live."""
@@ -342,10 +391,45 @@ class Turn:
         self.has_more = wanted > count
         return begun, living
 
+    def _start_copies(self, begun: int, living: list[Trial]) -> tuple[int, list[Trial]]:
+        """Begins a run of as many as it can hold, when none shares one: what an earlier one left undone, then new ones."""
+        new = range(begun, min(self.total, begun + copies.MOST))
+        if any(trial.cluster_id for trial in living) or not (living or new) or (user := self._acting()) is None:
+            return begun, living
+        points = self._points(list(new)) if new else {}
+        back = sorted(living, key=lambda trial: trial.number)
+        trials = [*back, *(Trial(sweep=self.sweep, number=number, parameters=points[number]) for number in new)]
+        count = copies.fitting(self.spec, [trial.parameters for trial in trials])
+        if not count:
+            self._pause("The command and the parameters of one trial are longer than a command may be.")
+            return begun, living
+        trials, later = trials[:count], back[count:]
+        metadata = {"name": self._next_name(), "appcode": self.sweep.appcode.code}
+        body = copies.shared_spec(self.spec, [trial.parameters for trial in trials])
+        try:
+            manifest = parse(ClusterManifest, {"kind": "cluster", "metadata": metadata, "spec": body})
+            made = actions.create_cluster(manifest, acting_user=user, part_of=self.sweep.part_of)
+        except (Invalid, PermissionDenied) as error:
+            self._pause(_sentences(error))
+            return begun, living
+        for index, trial in enumerate(trials):
+            trial.cluster, trial.index, trial.message = made, index, ""
+        update_rows(trials[: len(back)], ["cluster", "index", "message"])
+        Trial.objects.bulk_create(trials[len(back) :])
+        self.resting = []
+        return begun + len(trials[len(back) :]), [*trials, *later]
+
+    def _next_name(self) -> str:
+        """Of the next run that trials share: they are counted from 1."""
+        parts = Cluster.objects.filter(appcode=self.sweep.appcode_id, part_of=self.sweep.part_of)
+        numbers = [int(name.rpartition("-")[2]) for name in parts.values_list("name", flat=True)]
+        return f"{self.sweep.name}-{max(numbers, default=0) + 1}"
+
     def _within(self, wanted: int) -> int:
         """As many of these as the appcode may have besides what lives, and the sentence of a sweep that has to wait for that.
         Sweeps that ask at the same moment may go beyond it by what a turn begins."""
-        code, alive = self.sweep.appcode.code, Trial.objects.filter(sweep__appcode=self.sweep.appcode_id, phase="")
+        code = self.sweep.appcode.code
+        alive = Trial.objects.filter(sweep__appcode=self.sweep.appcode_id, phase="", index=None)
         room = max(MOST_AT_ONCE - alive.filter(sweep__settled=False).count(), 0)
         full = f"{code} has {MOST_AT_ONCE:,} trials at once, as many as it may have; others start as these end."
         self.sweep.message = full if room < wanted else ""

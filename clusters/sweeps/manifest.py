@@ -44,6 +44,8 @@ MAX_FOLDS = 20
 MAX_INT = 2**53
 # Far beyond what is trained with; what is drawn between, or squared, is a number still.
 MAX_NUMBER = 1e100
+# Variables that bash keeps for itself: no line of a table can set them.
+READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 # What no shell, however it is quoted, takes for anything but itself.
 PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,=-]*")
 
@@ -257,6 +259,11 @@ class SweepSpec(Strict):
         description="k-fold: each point is trained so many times, each time with another fold of the input held out, and its "
         "value is their mean.",
     )
+    one_run: bool = Field(
+        default=False,
+        description="Trials are copies of one command in one run, which take turns, and no clusters of their own. Of the "
+        "framework `parallel` with one worker.",
+    )
 
     @field_validator("parameters")
     @classmethod
@@ -292,6 +299,8 @@ class SweepSpec(Strict):
             )
         self._check_folds()
         self._check_count()
+        if self.one_run:
+            self._check_one_run()
         return self
 
     def _check_template(self) -> None:
@@ -377,6 +386,29 @@ class SweepSpec(Strict):
             raise field_error(
                 f"{self.points:,} points of {self.folds} folds are more than {MAX_TRIALS:,} trials.", "trials"
             )
+
+    def _check_one_run(self) -> None:
+        template = self.template
+        if template.framework != "parallel" or template.count("worker") != 1:
+            raise field_error(
+                "In one run trials are copies of a command: choose 'parallel' with one worker, or leave this out.",
+                "oneRun",
+            )
+        if template.hooks:
+            raise field_error("Hooks are of a run, and all trials are one; leave one of both out.", "oneRun")
+        if template.time_limit is not None:
+            raise field_error(
+                "A time limit is that of a run, and all trials are one; write `timeout 600` before the command.",
+                "template",
+                "timeLimit",
+            )
+        if template.input and template.input.mode == "shard":
+            raise field_error("Each trial of one run reads the whole input; copy it.", "template", "input", "mode")
+        for is_said, name in ((self.sampler == "tpe", "sampler"), (self.stop_early, "stopEarly"), (self.folds, "folds")):
+            if is_said:
+                raise field_error("Trials of one run are grid or random points that each go to their end.", name)
+        if taken := sorted(READ_ONLY & self.parameters.keys()):
+            raise field_error(f"bash keeps {taken[0]} for itself; choose another name.", "parameters", taken[0])
 
     @property
     def points(self) -> int:
@@ -494,6 +526,16 @@ def name_again(sweep: str, number: int) -> str:
     return f"{trial_name(sweep, number, 0)[: CLUSTER_NAME - 6]}-again"
 
 
+def in_braces(spec: SweepSpec) -> re.Pattern[str]:
+    """What finds a parameter's name in braces, `{lr}`, but for `${lr}`, which is the shell's."""
+    return re.compile(r"(?<!\$)\{(" + "|".join(map(re.escape, spec.parameters)) + r")\}")
+
+
+def put_in(spec: SweepSpec, text: str) -> list[tuple[str, bool]]:
+    """The parts of a text in their order, each with whether it is a parameter's name."""
+    return [(part, bool(number % 2)) for number, part in enumerate(in_braces(spec).split(text))]
+
+
 def trial_spec(spec: SweepSpec, point: Mapping[str, Value], fold: int = 0) -> dict[str, Any]:
     """The ClusterSpec of one trial, as JSON: the template with the parameters of a point put in.
 
@@ -501,10 +543,9 @@ def trial_spec(spec: SweepSpec, point: Mapping[str, Value], fold: int = 0) -> di
     """
     template = spec.template
     texts = {name: written(point[name]) if name in point else "" for name in spec.parameters}
-    braces = re.compile(r"(?<!\$)\{(" + "|".join(map(re.escape, texts)) + r")\}")
 
     def put(text: str) -> str:
-        return braces.sub(lambda found: texts[found[1]], text)
+        return "".join(texts[part] if is_name else part for part, is_name in put_in(spec, text))
 
     env = {name: put(text) for name, text in template.env.items()}
     env |= {name: texts[name] for name in point}

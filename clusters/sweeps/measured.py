@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from clusters.clouds.drivers.base import CloudError
-from clusters.logs.read import TAIL_BYTES, RunLogs
+from clusters.logs.read import TAIL_BYTES, Key, RunLogs
 from clusters.models import Run
 from clusters.scalars.events import Curve, Scalars
 from clusters.scalars.printed import last_printed, scalars_of_log
@@ -45,6 +45,11 @@ def read_value(run: Run, metric: str) -> Reading:
         value, why = (found, "") if found is not None else _last_line(run, metric)
     except (CloudError, DriverError) as error:
         return Reading(None, f"Its numbers cannot be read now: {error}", again=True)
+    return reading_of(metric, value, why)
+
+
+def reading_of(metric: str, value: float | None, why: str) -> Reading:
+    """A value that was found, or `why` there is none, as it is judged."""
     if value is None:
         return Reading(
             None, why or f"It named no {metric}, neither in an event file nor in a line like “{metric} = 0.31”."
@@ -92,12 +97,14 @@ def _names(curve: Curve) -> tuple[str, str]:
 
 
 def _last_line(run: Run, metric: str) -> tuple[float | None, str]:
-    """And why it cannot be known, where its log is gone."""
+    """The last one in the log of the task that leads, and why it cannot be known, where that is gone."""
     role, attempt = leading(run)
-    if attempt is None:
-        return None, ""
-    logs = RunLogs(run)
-    chunk = logs.read(role, 0, attempt, limit=TAIL_BYTES, tail=TAIL_BYTES)
+    return (None, "") if attempt is None else value_in_log(RunLogs(run), (role, 0, attempt), metric)
+
+
+def value_in_log(logs: RunLogs, task: Key, metric: str) -> tuple[float | None, str]:
+    """What the log of a task that has ended names last, or why it cannot be known. Raises CloudError."""
+    chunk = logs.read(*task, limit=TAIL_BYTES, tail=TAIL_BYTES)
     if chunk.absent and not chunk.complete:
         raise CloudError("its log is not there yet.")
-    return last_printed(chunk.data, metric), logs.note(role, 0, attempt, chunk) if chunk.absent else ""
+    return last_printed(chunk.data, metric), logs.note(*task, chunk) if chunk.absent else ""

@@ -13,6 +13,7 @@ from django.db.models.functions import Coalesce
 
 from clusters.models import Run, Sweep, Trial
 from clusters.phase import TERMINAL
+from clusters.sweeps import shared
 
 # Of a trial, that of its run while it lives. A run that has ended is judged in a moment, or it is trained again when its sweep
 # goes on.
@@ -20,6 +21,7 @@ PHASE = Case(
     When(~Q(phase=""), then=F("phase")),
     When(cluster__current_run__phase__in=TERMINAL, sweep__phase=Sweep.Phase.PAUSED, then=Value("Queued")),
     When(cluster__current_run__phase__in=TERMINAL, then=Value("Running")),
+    When(index__isnull=False, cluster__current_run__phase__in=("Starting", "Running"), then=Coalesce(shared.PHASE, Value("Queued"))),
     default=Coalesce("cluster__current_run__phase", Value("Queued")),
     output_field=CharField(),
 )
@@ -27,8 +29,11 @@ PHASE = Case(
 USED = """
     SELECT trial.sweep_id, sum(run.gpu_seconds), sum(run.cost)
     FROM clusters_trial trial JOIN clusters_run run USING (cluster_id)
-    WHERE trial.sweep_id = ANY(%s) GROUP BY trial.sweep_id
+    WHERE trial.sweep_id = ANY(%s) AND trial.index IS NULL GROUP BY trial.sweep_id
 """
+
+
+USAGE = ("usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate")
 
 
 @dataclass
@@ -42,7 +47,7 @@ class Sums:
 
 
 def sums_of(sweeps: Iterable[int], now: dt.datetime) -> dict[int, Sums]:
-    """By sweep. Four queries."""
+    """By sweep. Five queries, and one more where trials share runs."""
     found = {pk: Sums() for pk in sweeps}
     trials = Trial.objects.filter(sweep__in=found).order_by()
     over = trials.exclude(phase="").values_list("sweep", "phase").annotate(Count("pk"))
@@ -54,9 +59,27 @@ def sums_of(sweeps: Iterable[int], now: dt.datetime) -> dict[int, Sums]:
         for sweep, seconds, cost in cursor.fetchall():
             found[sweep].gpu_seconds, found[sweep].cost = int(seconds), cost
     # Those that hold something now use more of it every second.
-    growing = Run.objects.filter(gone=False, cluster__trial__sweep__in=found).order_by()
-    growing = growing.annotate(sweep=F("cluster__trial__sweep"))
-    for each in growing.only("usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate"):
+    growing = Run.objects.filter(gone=False, cluster__trials__sweep__in=found, cluster__trials__index=None).order_by()
+    growing = growing.annotate(sweep=F("cluster__trials__sweep"))
+    for each in growing.only(*USAGE):
         found[each.sweep].gpu_seconds += each.gpu_seconds_at(now) - each.gpu_seconds
         found[each.sweep].cost += each.cost_at(now) - each.cost
+    _add_shared(found, now)
     return found
+
+
+def _add_shared(found: dict[int, Sums], now: dt.datetime) -> None:
+    """What runs have used that many trials share. They are found by whose parts they are: a trial that waits for another run
+    names none, and what it has cost is paid."""
+    rows = Sweep.objects.filter(pk__in=found, spec__oneRun=True).values_list("appcode", "name", "pk").order_by()
+    parts = {(appcode, f"sweeps/{name}"): pk for appcode, name, pk in rows}
+    if not parts:
+        return
+    runs = Run.objects.filter(
+        cluster__appcode__in={appcode for appcode, _ in parts}, cluster__part_of__in={part for _, part in parts}
+    )
+    runs = runs.annotate(appcode=F("cluster__appcode"), part=F("cluster__part_of")).order_by()
+    for each in runs.only(*USAGE):
+        if sweep := parts.get((each.appcode, each.part)):
+            found[sweep].gpu_seconds += each.gpu_seconds_at(now)
+            found[sweep].cost += each.cost_at(now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -31,20 +31,25 @@ from django.utils import timezone
 from clusters.models import Run, Sweep, Trial
 from clusters.pages.sweeps.listing import TRIAL_PHASES, Row
 from clusters.pages.sweeps.said import in_words, short
-from clusters.sweeps.manifest import SweepSpec, in_order, trial_name
+from clusters.sweeps import shared
+from clusters.sweeps.copies import ROLE
+from clusters.sweeps.manifest import SweepSpec, in_order
 from clusters.sweeps.points import is_maximized
-from clusters.sweeps.sums import PHASE, Sums
+from clusters.sweeps.sums import PHASE, USAGE, Sums
 from portal.charts import number
 from portal.pages.layout import sorted_page_of, words
 
 ROWS = 50
+# GPU-seconds and money of what has not begun.
+NOTHING = (0, Decimal(0))
 # With more parameters than this they share a column.
 COLUMNS = 6
 
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A point. `trainings` are (fold, phase, cluster) of each training of it, `value` and `sd` those of all of them."""
+    """A point. `trainings` are (fold, phase, cluster, task) of each training of it, `value` and `sd` those of all of them; `task`
+    is empty where it has a cluster of its own."""
 
     number: int
     parameters: Sequence[str]
@@ -52,7 +57,7 @@ class TrialRow:
     message: str
     value: str
     sd: str
-    trainings: Sequence[tuple[int, str, str]]
+    trainings: Sequence[tuple[int, str, str, str]]
     started: dt.datetime | None
     finished: dt.datetime | None
     gpu_seconds: int
@@ -118,19 +123,24 @@ def _sortable(found: Sweep, spec: SweepSpec) -> QuerySet[Trial]:
 def _trial_rows(
     found: Sweep, spec: SweepSpec, names: Sequence[str], numbers: Sequence[int], now: dt.datetime
 ) -> list[TrialRow]:
-    """Two queries."""
+    """Two queries, and four where trials share runs."""
     of: dict[int, list[Trial]] = {which: [] for which in numbers}
-    trials = found.trials.filter(number__in=numbers).order_by("number", "fold")
-    for trial in trials.annotate(now=PHASE, begun_at=F("cluster__current_run__started_at")):
+    trials = found.trials.filter(number__in=numbers).order_by("number", "fold").select_related("cluster")
+    begun_at = shared.STARTED if spec.one_run else F("cluster__current_run__started_at")
+    for trial in trials.annotate(now=PHASE, begun_at=begun_at).defer("cluster__spec"):
         of[trial.number].append(trial)
-    runs = Run.objects.filter(cluster__trial__sweep=found, cluster__trial__number__in=numbers)
-    used: dict[int, list[Run]] = {}
-    for run in runs.annotate(point=F("cluster__trial__number")).only(
-        "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate"
-    ):
-        used.setdefault(run.point, []).append(run)
+    used: dict[int, tuple[int, Decimal]] = {}
+    if spec.one_run:
+        copies = {trial.pk: which for which, those in of.items() for trial in those}
+        sums = shared.used_by((trial for those in of.values() for trial in those), now)
+        used = {copies[pk]: each for pk, each in sums.items()}
+    else:
+        runs = Run.objects.filter(cluster__trials__sweep=found, cluster__trials__number__in=numbers)
+        for run in runs.annotate(point=F("cluster__trials__number")).only(*USAGE):
+            seconds, cost = used.get(run.point, NOTHING)
+            used[run.point] = (seconds + run.gpu_seconds_at(now), cost + run.cost_at(now))
     best = found.best["number"] if found.best else None
-    return [_trial_row(found, spec, names, of[which], used.get(which, ()), which == best, now) for which in numbers]
+    return [_trial_row(found, spec, names, of[which], used.get(which, NOTHING), which == best) for which in numbers]
 
 
 def _trial_row(
@@ -138,11 +148,9 @@ def _trial_row(
     spec: SweepSpec,
     names: Sequence[str],
     trials: Sequence[Trial],
-    runs: Iterable[Run],
+    used: tuple[int, Decimal],
     is_best: bool,
-    now: dt.datetime,
 ) -> TrialRow:
-    runs = list(runs)
     phases = [trial.now for trial in trials]  # type: ignore[attr-defined]
     values = [trial.value for trial in trials if trial.phase == Trial.Phase.SUCCEEDED and trial.value is not None]
     whole = len(values) == (spec.folds or 1)
@@ -164,16 +172,16 @@ def _trial_row(
         value="" if mean is None else number(mean),
         sd="" if sd is None else number(sd),
         trainings=[
-            (trial.fold, phase, trial_name(found.name, trial.number, trial.fold))
+            (trial.fold, phase, trial.cluster.name, "" if trial.index is None else f"{ROLE}-{trial.index}")
             for trial, phase in zip(trials, phases, strict=True)
-            if trial.cluster_id
+            if trial.cluster
         ],
         started=min((each for each in started if each), default=None),
         finished=max((trial.finished_at for trial in trials if trial.finished_at), default=None)
         if all(trial.phase for trial in trials)
         else None,
-        gpu_seconds=sum(run.gpu_seconds_at(now) for run in runs),
-        cost=sum((run.cost_at(now) for run in runs), Decimal(0)),
+        gpu_seconds=used[0],
+        cost=used[1],
         is_best=is_best,
     )
 

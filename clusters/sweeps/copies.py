@@ -1,0 +1,67 @@
+"""Trials that share a run: copies of one command that take turns, each with a point of its own. Pure.
+
+One idea: the command of the run begins with a table of points, of which each copy takes the line of its TASK_INDEX. So a thousand
+trials are one run, one Job and one line of the list; what a program sees is what it would see in a cluster of its own.
+"""
+
+from __future__ import annotations
+
+import shlex
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from clusters.frameworks.base import MAX_TASKS_PER_ROLE
+from clusters.manifest import MAX_COMMAND_BYTES
+from clusters.sweeps.manifest import SweepSpec, Value, in_braces, put_in, written
+
+ROLE = "worker"
+# Trials of one run.
+MOST = MAX_TASKS_PER_ROLE
+# Of one task: as often as a cluster's manifest may say.
+MOST_RETRIES = 10
+
+
+def shared_spec(spec: SweepSpec, points: Sequence[Mapping[str, Value]]) -> dict[str, Any]:
+    """The ClusterSpec, as JSON, of the run of which copy n trains `points[n]`."""
+    template = spec.template
+    body: dict[str, Any] = template.model_dump(mode="json", by_alias=True)
+    role = body["roles"][ROLE] | {"count": len(points), "atOnce": min(spec.parallel, len(points))}
+    return body | {
+        "command": f"case $TASK_INDEX in\n{''.join(_lines(points))}esac\n{_program(spec)}",
+        "env": {name: text for name, text in template.env.items() if not in_braces(spec).search(text)},
+        "roles": {ROLE: role},
+        # As often as that many runs that may each start it again so often.
+        "retries": min(MOST_RETRIES, (1 + template.retries) * (1 + spec.retries) - 1),
+    }
+
+
+def fitting(spec: SweepSpec, points: Sequence[Mapping[str, Value]]) -> int:
+    """How many of the first points one run can have: its command holds them all. 0 where it cannot even hold one."""
+    room = MAX_COMMAND_BYTES - len(shared_spec(spec, ())["command"].encode())
+    sizes = accumulate(len(line.encode()) for line in _lines(points[:MOST]))
+    return bisect(list(sizes), room)
+
+
+def _lines(points: Sequence[Mapping[str, Value]]) -> list[str]:
+    return [f"{index}) {_given(point)};;\n" for index, point in enumerate(points)]
+
+
+def _given(point: Mapping[str, Value]) -> str:
+    return "export " + " ".join(f"{name}={shlex.quote(written(value))}" for name, value in sorted(point.items()))
+
+
+def _program(spec: SweepSpec) -> str:
+    """The template's variables and its command, with values of the table where parameters stand in braces."""
+    braces, env = in_braces(spec), spec.template.env
+    exports = [f"export {name}={_joined(spec, text)}\n" for name, text in env.items() if braces.search(text)]
+    command = spec.template.command
+    return "".join(exports) + (f"exec bash -c {_joined(spec, command)}" if braces.search(command) else command)
+
+
+def _joined(spec: SweepSpec, text: str) -> str:
+    """A word of the shell that is `text`, with `"$lr"` for `{lr}`."""
+    return "".join(
+        f'"${part}"' if is_name else shlex.quote(part) for part, is_name in put_in(spec, text) if part or is_name
+    ) or "''"

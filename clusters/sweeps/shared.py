@@ -1,0 +1,111 @@
+"""The rows of trials that share a run: how each copy has ended, what it came to, and what it used."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from decimal import Decimal
+
+from django.db.models import Case, CharField, DateTimeField, F, FloatField, OuterRef, Q, Subquery, Sum, Value, When
+from django.db.models.functions import Extract
+
+from billing.sums.access import used_by_pods
+from clusters.clouds.drivers.base import CloudError
+from clusters.logs.read import RunLogs
+from clusters.models import Run, Task, Trial
+from clusters.phase import TaskState, failed_with
+from clusters.runs import budgets
+from clusters.runs.status import FACTS
+from clusters.sweeps.copies import ROLE
+from clusters.sweeps.measured import Reading, reading_of, value_in_log
+
+# Why a run was ended whose trials are begun anew when their sweep goes on.
+PAUSED = "Paused"
+
+_tasks = Task.objects.filter(run=OuterRef("cluster__current_run"), role=ROLE, index=OuterRef("index"))
+_said = Case(When(phase="Pending", then=Value("Starting")), default=Value("Running"), output_field=CharField())
+# Of a trial that shares a run which goes on: the phase of its task, NULL before its turn; for how long it held something; and
+# when it started.
+PHASE = Subquery(_tasks.order_by("-attempt").annotate(said=_said).values("said")[:1])
+SECONDS = Subquery(
+    _tasks.order_by().values("index").annotate(sum=Sum(Extract(F("finished_at") - F("began_at"), "epoch"))).values("sum"),
+    output_field=FloatField(),
+)
+STARTED = Subquery(_tasks.order_by("attempt").values("started_at")[:1], output_field=DateTimeField())
+
+
+def ends_of(run: Run, indexes: Collection[int]) -> dict[int, Task]:
+    """By copy the task with which it ended for good."""
+    rows = run.tasks.filter(role=ROLE, index__in=indexes, phase__in=("Succeeded", "Failed")).order_by("index", "attempt")
+    found: dict[int, Task] = {}
+    failures: Counter[int] = Counter()
+    for task in rows:
+        failures[task.index] += task.phase == "Failed" and not task.disrupted and task.reason != "Stopped"
+        if task.phase == "Succeeded" or failures[task.index] > run.spec["retries"]:
+            found[task.index] = task
+    return found
+
+
+def readings(trials: Iterable[Trial], metric: str, most: int, until: float) -> dict[tuple[int, int], Reading]:
+    """The numbers of at most `most` copies that have succeeded, by trial and run, read before `until` (by time.monotonic()).
+    `trials` of the same run follow each other."""
+    found: dict[tuple[int, int], Reading] = {}
+    for run, those in by_run(trials):
+        logs, ends = RunLogs(run), ends_of(run, [trial.index for trial in those if trial.index is not None])
+        for trial in those:
+            task = ends.get(trial.index if trial.index is not None else -1)
+            if task is None or task.phase != "Succeeded" or len(found) >= most or time.monotonic() > until:
+                continue
+            try:
+                found[trial.pk, run.pk] = reading_of(metric, *value_in_log(logs, (ROLE, task.index, task.attempt), metric))
+            except CloudError as error:
+                found[trial.pk, run.pk] = Reading(None, f"Its numbers cannot be read now: {error}", again=True)
+    return found
+
+
+def by_run(trials: Iterable[Trial]) -> list[tuple[Run, list[Trial]]]:
+    """Those that have one, each run once."""
+    runs: dict[int, Run] = {}
+    found: dict[int, list[Trial]] = {}
+    for trial in trials:
+        if trial.cluster is not None and trial.cluster.current_run is not None:
+            run = runs.setdefault(trial.cluster.current_run.pk, trial.cluster.current_run)
+            run.cluster = trial.cluster
+            found.setdefault(run.pk, []).append(trial)
+    return [(run, found[pk]) for pk, run in runs.items()]
+
+
+def outcome(trial: Trial, run: Run, task: Task | None) -> bool:
+    """Sets the phase and the message of a trial that is over without a number to read, and says whether it is. One whose run was
+    ended for its sweep's pause or by a budget waits for another run instead."""
+    if task is not None and task.phase == "Failed":
+        facts = TaskState(*(getattr(task, name) for name in FACTS))
+        trial.phase, trial.message = Trial.Phase.FAILED, failed_with(facts)
+    elif task is not None or not run.is_terminal:
+        return False
+    elif run.phase == Run.Phase.STOPPED and run.stop_reason in (PAUSED, budgets.REASON):
+        trial.cluster, trial.index = None, None
+        return False
+    elif run.phase == Run.Phase.STOPPED:
+        trial.phase, trial.message = Trial.Phase.STOPPED, run.message
+    else:
+        trial.phase, trial.message = Trial.Phase.FAILED, run.message
+    return True
+
+
+def used_by(trials: Iterable[Trial], now: dt.datetime) -> Mapping[int, tuple[int, Decimal]]:
+    """What copies have used until `now`, by the primary keys of their trials: GPU-seconds and cost. Four queries."""
+    which = {(trial.cluster_id, trial.index): trial.pk for trial in trials if trial.index is not None}
+    if not which:
+        return {}
+    clusters, indexes = {cluster for cluster, _ in which}, {index for _, index in which}
+    tasks = Task.objects.filter(Q(role=ROLE), run__cluster__in=clusters, index__in=indexes)
+    rows = tasks.values_list("run__cluster", "index", "uid")
+    pods = {uid: which[cluster, index] for cluster, index, uid in rows if (cluster, index) in which}
+    sums: dict[int, tuple[int, Decimal]] = {}
+    for uid, (seconds, cost) in used_by_pods(pods, now).items():
+        before = sums.get(pods[uid], (0, Decimal(0)))
+        sums[pods[uid]] = (before[0] + seconds, before[1] + cost)
+    return sums
