@@ -99,8 +99,8 @@ class TrialDocument(Answer):
     message: str = Field(description="Why it is in this phase, in a sentence.")
     value: float | None = Field(description="The last value of the goal's metric.")
     cluster: str | None = Field(
-        description="The cluster that it is, with its logs, metrics and output, or whose run it shares; null where it is gone, or "
-        "waits for a run to share."
+        description="The cluster that it is, with its logs, metrics and output, or whose run it shares; null where it is "
+        "gone, or waits for a run to share."
     )
     task: str | None = Field(
         examples=["worker-7"], description="Which task of that it is; null where it is a cluster of its own."

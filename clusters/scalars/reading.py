@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import islice, pairwise
@@ -103,6 +103,17 @@ def printed(run: Run) -> Scalars:
     if count < spec.count(role) and framework.is_independent:
         notes.append(f"The curves of the first {count} of {spec.count(role)} {role}s.")
     return Scalars(tuple(curve for each in found for curve in each.curves), 0, tuple(notes), is_printed=True)
+
+
+def printed_by(run: Run, role: str, indexes: Iterable[int]) -> dict[int, Scalars]:
+    """What some tasks print that know nothing of each other, by their index; together they have the room of one."""
+    wanted = list(indexes)
+    rows = run.tasks.filter(role=role, index__in=wanted).values_list("index").annotate(last=Max("attempt"))
+    logs = RunLogs(run)
+    return {
+        index: _scalars_of_task(logs, (role, index, last), MAX_LOG // len(wanted))
+        for index, last in rows.order_by("index")
+    }
 
 
 def _scalars_of_task(logs: RunLogs, of: tuple[str, int, int], most: int) -> Scalars:

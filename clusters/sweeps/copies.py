@@ -62,6 +62,9 @@ def _program(spec: SweepSpec) -> str:
 
 def _joined(spec: SweepSpec, text: str) -> str:
     """A word of the shell that is `text`, with `"$lr"` for `{lr}`."""
-    return "".join(
-        f'"${part}"' if is_name else shlex.quote(part) for part, is_name in put_in(spec, text) if part or is_name
-    ) or "''"
+    return (
+        "".join(
+            f'"${part}"' if is_name else shlex.quote(part) for part, is_name in put_in(spec, text) if part or is_name
+        )
+        or "''"
+    )

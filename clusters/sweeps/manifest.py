@@ -404,7 +404,11 @@ class SweepSpec(Strict):
             )
         if template.input and template.input.mode == "shard":
             raise field_error("Each trial of one run reads the whole input; copy it.", "template", "input", "mode")
-        for is_said, name in ((self.sampler == "tpe", "sampler"), (self.stop_early, "stopEarly"), (self.folds, "folds")):
+        for is_said, name in (
+            (self.sampler == "tpe", "sampler"),
+            (self.stop_early, "stopEarly"),
+            (self.folds, "folds"),
+        ):
             if is_said:
                 raise field_error("Trials of one run are grid or random points that each go to their end.", name)
         if taken := sorted(READ_ONLY & self.parameters.keys()):

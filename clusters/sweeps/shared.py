@@ -30,7 +30,10 @@ _said = Case(When(phase="Pending", then=Value("Starting")), default=Value("Runni
 # when it started.
 PHASE = Subquery(_tasks.order_by("-attempt").annotate(said=_said).values("said")[:1])
 SECONDS = Subquery(
-    _tasks.order_by().values("index").annotate(sum=Sum(Extract(F("finished_at") - F("began_at"), "epoch"))).values("sum"),
+    _tasks.order_by()
+    .values("index")
+    .annotate(sum=Sum(Extract(F("finished_at") - F("began_at"), "epoch")))
+    .values("sum"),
     output_field=FloatField(),
 )
 STARTED = Subquery(_tasks.order_by("attempt").values("started_at")[:1], output_field=DateTimeField())
@@ -38,7 +41,9 @@ STARTED = Subquery(_tasks.order_by("attempt").values("started_at")[:1], output_f
 
 def ends_of(run: Run, indexes: Collection[int]) -> dict[int, Task]:
     """By copy the task with which it ended for good."""
-    rows = run.tasks.filter(role=ROLE, index__in=indexes, phase__in=("Succeeded", "Failed")).order_by("index", "attempt")
+    rows = run.tasks.filter(role=ROLE, index__in=indexes, phase__in=("Succeeded", "Failed")).order_by(
+        "index", "attempt"
+    )
     found: dict[int, Task] = {}
     failures: Counter[int] = Counter()
     for task in rows:
@@ -59,7 +64,9 @@ def readings(trials: Iterable[Trial], metric: str, most: int, until: float) -> d
             if task is None or task.phase != "Succeeded" or len(found) >= most or time.monotonic() > until:
                 continue
             try:
-                found[trial.pk, run.pk] = reading_of(metric, *value_in_log(logs, (ROLE, task.index, task.attempt), metric))
+                found[trial.pk, run.pk] = reading_of(
+                    metric, *value_in_log(logs, (ROLE, task.index, task.attempt), metric)
+                )
             except CloudError as error:
                 found[trial.pk, run.pk] = Reading(None, f"Its numbers cannot be read now: {error}", again=True)
     return found

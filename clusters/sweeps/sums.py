@@ -21,7 +21,11 @@ PHASE = Case(
     When(~Q(phase=""), then=F("phase")),
     When(cluster__current_run__phase__in=TERMINAL, sweep__phase=Sweep.Phase.PAUSED, then=Value("Queued")),
     When(cluster__current_run__phase__in=TERMINAL, then=Value("Running")),
-    When(index__isnull=False, cluster__current_run__phase__in=("Starting", "Running"), then=Coalesce(shared.PHASE, Value("Queued"))),
+    When(
+        index__isnull=False,
+        cluster__current_run__phase__in=("Starting", "Running"),
+        then=Coalesce(shared.PHASE, Value("Queued")),
+    ),
     default=Coalesce("cluster__current_run__phase", Value("Queued")),
     output_field=CharField(),
 )

@@ -35,7 +35,7 @@ class Act:
 
 
 ACTS = {
-    "pause": Act(actions.pause_sweep, "Pause", "{name} starts no more trials; those that run go on."),
+    "pause": Act(actions.pause_sweep, "Pause", "{name} is paused."),
     "resume": Act(actions.resume_sweep, "Resume", "{name} goes on, in your name."),
     "cancel": Act(
         actions.cancel_sweep,

@@ -14,15 +14,20 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.http import conditional_page, require_safe
 
-from clusters.comparison.runs import numbers_of
+from clusters.clouds.drivers.base import CloudError
+from clusters.comparison.runs import name_of, numbers_of
 from clusters.models import Run, Sweep
 from clusters.pages.metrics import READ_SECONDS
 from clusters.pages.sweeps.said import in_words
+from clusters.scalars.events import Scalars
+from clusters.scalars.reading import printed_by
 from clusters.sweeps.access import sweep_for
+from clusters.sweeps.copies import ROLE
 from clusters.sweeps.importance import LEAST, importances
 from clusters.sweeps.manifest import Parameter, SweepSpec, in_order, written
 from clusters.sweeps.measured import lines_of
 from clusters.sweeps.points import BEST, NEWEST, Outcome, is_maximized, outcomes, valued
+from clusters.sweeps.shared import by_run
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
 from portal.charts import Chart, Dimension, Line, Strands, draw, draw_strands, number, without_outliers
@@ -76,24 +81,43 @@ def curves(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     context: dict[str, Any] = {"spec": spec, "chart": None, "notes": []}
     if spec.goal is not None:
         points = sorted(outcomes(found, spec), key=lambda each: (_sign(spec) * each.value, each.number))[:CURVES]
-        runs = _runs_of(found, [point.number for point in points])
+        read_ = _told_by_copies if spec.one_run else _told_by_runs
         try:
             with LOOKS.enter(user.pk), within(READ_SECONDS):
-                numbers, context["notes"] = numbers_of(list(runs.values()))
+                told, context["notes"] = read_(found, [point.number for point in points])
         except Unavailable as error:
             context["notes"] = [str(error)]
         else:
-            read = zip(runs, numbers, strict=True)
             lines = [
                 Line(
                     f"trial {which}{', fold 1' if spec.folds else ''}",
                     [(point.step, point.value) for point in curve.points],
                 )
-                for which, scalars in read
+                for which, scalars in told.items()
                 for curve in lines_of(scalars, spec.goal.metric)[:1]
             ]
             context["chart"] = draw(spec.goal.metric, lines, x_label="step") if lines else None
     return render(request, "clusters/_sweep_curves.html", context)
+
+
+def _told_by_runs(found: Sweep, numbers: Sequence[int]) -> tuple[dict[int, Scalars], list[str]]:
+    """By point what it has told, in the order of `numbers`, and a sentence for each that cannot be read now."""
+    runs = _runs_of(found, numbers)
+    told, notes = numbers_of(list(runs.values()))
+    return dict(zip(runs, told, strict=True)), notes
+
+
+def _told_by_copies(found: Sweep, numbers: Sequence[int]) -> tuple[dict[int, Scalars], list[str]]:
+    """The same of points that share runs."""
+    trials = found.trials.filter(number__in=numbers, cluster__isnull=False)
+    told, notes = dict[int, Scalars](), []
+    for run, those in by_run(trials.select_related("cluster__appcode", "cluster__current_run")):
+        points = {trial.index: trial.number for trial in those if trial.index is not None}
+        try:
+            told |= {points[index]: each for index, each in printed_by(run, ROLE, points).items()}
+        except CloudError as error:
+            notes.append(f"The numbers of {name_of(run)} cannot be read now: {error}")
+    return {which: told[which] for which in numbers if which in told}, notes
 
 
 def _runs_of(found: Sweep, numbers: Sequence[int]) -> dict[int, Run]:

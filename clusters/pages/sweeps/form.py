@@ -26,6 +26,7 @@ FIELD_OF: dict[tuple[str, ...], str] = {
     ("metadata", "name"): "name", ("spec", "template", "command"): "command", ("spec", "goal"): "metric",
     ("spec", "goal", "direction"): "direction",
     **{("spec", name): name for name in ("sampler", "trials", "parallel", "retries", "folds", "seed")},
+    ("spec", "oneRun"): "one_run",
     ("spec", "stopEarly"): "min_steps", ("spec", "stopEarly", "factor"): "factor", ("spec", "stopEarly", "brackets"): "brackets",
 }  # fmt: skip
 _PLAIN = {"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}
@@ -99,6 +100,12 @@ class SweepForm(forms.Form):
         help_text=f"k-fold: each point is trained so often, 2 to {MAX_FOLDS}, another part of the input held out each time.",
         widget=forms.TextInput(attrs=_NUMBER),
     )
+    one_run = Words(
+        label="Each trial is",
+        required=False,
+        help_text="Copies take turns, and a thousand of them start in seconds.",
+        widget=forms.Select(choices=[("", "A cluster of its own"), ("on", "A copy in one run")]),
+    )
     retries = Words(
         label="Retries",
         initial="0",
@@ -154,6 +161,7 @@ class SweepForm(forms.Form):
             "parallel": said["parallel"].strip(),
             "retries": said["retries"].strip(),
             "folds": said["folds"].strip() or None,
+            "oneRun": bool(said["one_run"]),
             "stopEarly": {
                 "minSteps": said["min_steps"].strip(), "factor": said["factor"].strip(), "brackets": said["brackets"].strip(),
             } if said["min_steps"].strip() else None,
@@ -268,6 +276,7 @@ def fields_of(name: str, appcode: str, spec: SweepSpec) -> dict[str, str]:
         "parallel": str(spec.parallel),
         "folds": str(spec.folds or ""),
         "retries": str(spec.retries),
+        "one_run": "on" if spec.one_run else "",
         "min_steps": str(spec.stop_early.min_steps) if spec.stop_early else "",
         "factor": str(spec.stop_early.factor if spec.stop_early else 3),
         "brackets": str(spec.stop_early.brackets if spec.stop_early else 1),

@@ -50,6 +50,11 @@ class Row:
         return sum(self.sums.trials.values()) - self.ended
 
     @property
+    def at_work(self) -> int:
+        """Those that live; of trials that take turns in one run, those whose turn it is."""
+        return self.living - (self.sums.trials.get("Queued", 0) if self.spec.one_run else 0)
+
+    @property
     def percent(self) -> int:
         return 100 * self.ended // self.total
 
@@ -71,7 +76,8 @@ class Row:
         words_ = {"grid": "every combination", "random": "at random", "tpe": "nearer to what was good (TPE)"}
         folds = f", {self.spec.folds} folds each" if self.spec.folds else ""
         early = f", those behind ended from step {self.spec.stop_early.min_steps} on" if self.spec.stop_early else ""
-        return f"{words_[self.spec.sampler]}{folds}{early}, {self.spec.parallel} at once"
+        one = " in one run" if self.spec.one_run else ""
+        return f"{words_[self.spec.sampler]}{folds}{early}, {self.spec.parallel} at once{one}"
 
 
 @require_safe
