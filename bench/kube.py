@@ -185,7 +185,7 @@ def tailing(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
 
 
 def trials(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
-    """on Kubernetes: 1,000 copies of one command and 1,000 trials of a sweep, 100 at once, beside one Job of as many pods"""
+    """on Kubernetes: 1,000 trials of a sweep, 100 at once, in one run and as clusters, beside one Job of as many pods"""
     return sweeping.trials(portal, tenants, plane, _codes()[0])
 
 

@@ -10,6 +10,7 @@ import datetime as dt
 from collections.abc import Sequence, Set
 from dataclasses import fields
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -64,12 +65,16 @@ def refresh(
     steady, others = _tasks_of(runs)
     paused = []
     for run in runs:
-        decision = next_phase(state_of(run), others[run.pk], now, steady[run.pk])
+        state = state_of(run)
+        decision = next_phase(state, others[run.pk], now, steady[run.pk])
         if decision.verdict and not run.verdict:
             if run.claimed_until is not None and run.claim_token is None:
                 # A pause after trouble with starting it or with putting it right was not meant for its end.
                 paused.append(run.pk)
             transaction.on_commit(lambda pk=run.pk: wakeups.wake(pk))  # type: ignore[misc]
+            if state.at_once and (whole := run.cluster.part_of):
+                # Trials that share a run are over with their tasks; that all of it is cleared away may take a while.
+                transaction.on_commit(partial(wakeups.wake_whole, run.cluster.appcode_id, whole))
         if not run.verdict:
             # Kept from then on: that its parameter servers were ended does not make a success look half ready.
             run.roles = {role: {**facts, "ready": decision.ready.get(role, 0)} for role, facts in run.roles.items()}

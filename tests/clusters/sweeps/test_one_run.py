@@ -106,7 +106,7 @@ def one_run(sweep_manifest):
 
 
 def test_trials_of_one_run_are_judged_each_by_its_own_copy(loop, people, one_run, client):
-    command = "echo loss = {lr}; test {lr} != 4 || exit 3"
+    command = "echo step 1: loss = {lr}; test {lr} != 4 || exit 3"
     gpu = {"worker": {"flavor": "one-gpu", "count": 1}}
     sweep = actions.create_sweep(one_run(command, parallel=2, template={"roles": gpu}), acting_user=people.bob)
     until(loop, lambda: ended(sweep))
@@ -120,7 +120,7 @@ def test_trials_of_one_run_are_judged_each_by_its_own_copy(loop, people, one_run
     api = api_of(people.victor)
     rows = api.get("/appcodes/ops-demo/sweeps/lr/trials")[1]["items"]
     assert [(row["cluster"], row["task"], row["run"]) for row in rows] == [("lr-1", f"worker-{n}", 1) for n in range(4)]
-    assert rows[3]["message"] == "worker-3 failed with exit code 3: loss = 4"
+    assert rows[3]["message"] == "worker-3 failed with exit code 3: step 1: loss = 4"
     status = api.get("/appcodes/ops-demo/sweeps/lr")[1]["status"]
     assert status["gpuSeconds"] == sum(row["gpuSeconds"] for row in rows) == run.gpu_seconds
     for row in rows:
@@ -129,7 +129,7 @@ def test_trials_of_one_run_are_judged_each_by_its_own_copy(loop, people, one_run
     dear = api.get("/appcodes/ops-demo/sweeps/lr/trials?sort=-cost")[1]["items"]
     assert sorted(row["number"] for row in dear) == [0, 1, 2, 3]
     client.force_login(people.victor)
-    page = client.get("/sweeps/ops-demo/lr/trials").content.decode()
+    page = client.get("/sweeps/ops-demo/lr/table").content.decode()
     assert page.count("/clusters/ops-demo/lr-1/logs?task=worker-1") == 2
     assert client.get("/clusters/ops-demo/lr-1/logs?task=worker-1").status_code == 200
     curves = client.get("/sweeps/ops-demo/lr/curves").content.decode()
@@ -137,7 +137,7 @@ def test_trials_of_one_run_are_judged_each_by_its_own_copy(loop, people, one_run
     # With more points another run has them.
     found = api.get("/appcodes/ops-demo/sweeps/lr")[1]
     api_of(people.bob).post("/appcodes/ops-demo/sweeps/lr/trials/1/cluster", {"metadata": {"name": "best"}})
-    assert Cluster.objects.get(name="best").spec["command"] == "echo loss = 1; test 1 != 4 || exit 3"
+    assert Cluster.objects.get(name="best").spec["command"] == "echo step 1: loss = 1; test 1 != 4 || exit 3"
     assert api_of(people.bob).delete("/appcodes/ops-demo/sweeps/lr")[0] == 204
     sweeps.advance(sweep.appcode_id, "lr")
     assert not Sweep.objects.exists()
