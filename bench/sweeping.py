@@ -145,7 +145,9 @@ def trials(portal: Portal, tenants: Seeded, plane: Plane, code: str) -> list[Res
     found = [
         Result(f"{one}, POST → Succeeded", took, "s", TRIALS / PER_SECOND),
         Result(f"{one}, beside one Job of as many pods", took, "s", floor=floor, times=TIMES_FLOOR),
-        Result("A trial in one run: processor time of the control plane", spent.pop("the control plane"), "ms", None, alone),
+        Result(
+            "A trial in one run: processor time of the control plane", spent.pop("the control plane"), "ms", None, alone
+        ),
         *(Result(f"A trial in one run: processor time of {name}", spent[name], "ms") for name in spent),
     ]
     calls, done, used = len(plane.calls_of_audited()), _transactions(), _used(portal, plane)
