@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +15,11 @@ from clusters import wakeups
 from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import Cluster, Sweep, Trial
 from clusters.spec.catalog import resolve, usable_appcode
-from clusters.sweeps.manifest import SweepManifest, SweepSpec, some_point, trial_spec
+from clusters.sweeps import copies
+from clusters.sweeps.manifest import SweepManifest, SweepSpec, Value, some_point, trial_spec
 from clusters.sweeps.telling import tell_end
 from portal.access import OPERATE, require
-from portal.errors import Conflict, FieldError, Invalid
+from portal.errors import Conflict, Invalid
 from portal.events import record
 from portal.manifests import parse
 from portal.models import Appcode, User
@@ -152,16 +155,29 @@ def cluster_of(trial: Trial, name: str) -> ClusterManifest:
 
 
 def judge_sweep(spec: SweepSpec, appcode: Appcode) -> None:
-    """Whether a trial of it could be made now. Raises Invalid, at the template."""
+    """Whether a trial of it, or the run that trials share, could be made now. Raises Invalid, at the template; at `parallel`
+    where so many at once are too many."""
     point = some_point(spec.parameters)
+    body = _shared(spec, point) if spec.one_run else trial_spec(spec, point, 1 if spec.folds else 0)
     try:
-        resolve(ClusterSpec.model_validate(trial_spec(spec, point, 1 if spec.folds else 0)), appcode)
+        resolve(ClusterSpec.model_validate(body), appcode)
     except Invalid as error:
-        errors = [
-            FieldError(("spec", "template", *each.path[1:]) if each.path[:1] == ("spec",) else each.path, each.message, each.see)
-            for each in error.errors
-        ]  # fmt: skip
-        raise Invalid(errors) from error
+        raise Invalid([replace(each, path=_in_sweep(spec, each.path)) for each in error.errors]) from error
+
+
+def _shared(spec: SweepSpec, point: Mapping[str, Value]) -> dict[str, Any]:
+    points = [point] * min(spec.parallel, spec.points)
+    count = copies.fitting(spec, points)
+    if not count:
+        raise Invalid.at("spec", "template", "command", message=copies.TOO_LONG)
+    return copies.shared_spec(spec, points[:count])
+
+
+def _in_sweep(spec: SweepSpec, path: tuple[str, ...]) -> tuple[str, ...]:
+    """Where a sweep says what a cluster's manifest says there."""
+    if spec.one_run and path[:2] == ("spec", "roles") and path[3:] == ("atOnce",):
+        return ("spec", "parallel")
+    return ("spec", "template", *path[1:]) if path[:1] == ("spec",) else path
 
 
 def _go_on(sweep: Sweep, user: User) -> None:

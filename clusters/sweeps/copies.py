@@ -19,6 +19,7 @@ from clusters.sweeps.manifest import SweepSpec, Value, in_braces, put_in, writte
 ROLE = "worker"
 # Trials of one run.
 MOST = MAX_TASKS_PER_ROLE
+TOO_LONG = "The command and the parameters of one trial are longer than a command may be."
 # Of one task: as often as a cluster's manifest may say.
 MOST_RETRIES = 10
 

@@ -401,7 +401,7 @@ class Turn:
         trials = [*back, *(Trial(sweep=self.sweep, number=number, parameters=points[number]) for number in new)]
         count = copies.fitting(self.spec, [trial.parameters for trial in trials])
         if not count:
-            self._pause("The command and the parameters of one trial are longer than a command may be.")
+            self._pause(copies.TOO_LONG)
             return begun, living
         trials, later = trials[:count], back[count:]
         metadata = {"name": self._next_name(), "appcode": self.sweep.appcode.code}

@@ -167,6 +167,15 @@ def test_what_a_pause_ends_is_begun_anew_and_more_points_have_another_run(loop, 
     assert list(rows) == [("lr-1", 0, 3), ("lr-2", 0, 1), ("lr-2", 1, 2), ("lr-3", 0, 4)]
 
 
+def test_more_at_once_than_the_quota_has_is_said_where_that_is_said(people, catalogue, one_run):
+    gpus = {"roles": {"worker": {"flavor": "one-gpu", "count": 1}}}
+    parameters = {"lr": {"type": "int", "low": 1, "high": 100}}
+    manifest = one_run(template=gpus, parameters=parameters, parallel=20)
+    with pytest.raises(Invalid, match=r"It needs 20 GPUs.* 8 at once\.") as caught:
+        actions.create_sweep(manifest, acting_user=people.bob)
+    assert [error.path for error in caught.value.errors] == [("spec", "parallel")]
+
+
 def test_cancelled_with_its_run(loop, people, one_run):
     sweep = actions.create_sweep(one_run("sleep 60; echo {lr}", parallel=2), acting_user=people.bob)
     until(loop, lambda: Task.objects.filter(phase="Running").count() == 2)
