@@ -188,7 +188,7 @@ def _sweep(api: Client, code: str, name: str, count: int, *, one_run: bool = Fal
 def _manifest(name: str, count: int, *, one_run: bool = False) -> dict[str, Any]:
     framework, role = ("parallel", "worker") if one_run else ("tensorflow", "master")
     template = {
-        "framework": framework, "image": "bench", "command": "true {number}", "retries": 0, "roles": {role: {"flavor": "cpu"}},
+        "framework": framework, "image": "bench", "command": "true $number", "retries": 0, "roles": {role: {"flavor": "cpu"}},
     }  # fmt: skip
     number = {"type": "int", "low": 1, "high": count}
     spec = {"template": template, "parameters": {"number": number}, "sampler": "grid", "parallel": AT_ONCE}
