@@ -82,7 +82,7 @@ def _note(name: str) -> str:
 
 _READY = '.status.conditions.[] | select( .type == "Ready" ) | .status'
 _PHASE = ".status.phase"
-_COMMAND = '.spec.containers.[] | select( .name == "task" ) | .command // [""] | last | split("\n") | last | split(" ") | first'
+_COMMAND = r'.spec.containers.[] | select( .name == "task" ) | .command // [""] | last | split("\n") | last | split(" ") | first'
 _GRACE = "( .metadata.deletionGracePeriodSeconds // 0 ) > 0"
 _ALIVE = (".metadata.deletionTimestamp", "DoesNotExist")
 _DELETED = (".metadata.deletionTimestamp", "Exists")
