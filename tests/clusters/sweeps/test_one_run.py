@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
@@ -187,10 +188,15 @@ def test_cancelled_with_its_run(loop, people, one_run):
 
 
 def test_where_the_first_five_fail_no_more_are_tried(loop, people, one_run):
-    parameters = {"lr": {"type": "int", "low": 1, "high": 40}}
-    sweep = actions.create_sweep(one_run("echo {lr}; exit 3", parameters=parameters), acting_user=people.bob)
+    # So many that the command is kept beside the tasks.
+    parameters = {"lr": {"type": "int", "low": 1, "high": 200}}
+    sweep = actions.create_sweep(
+        one_run("echo {lr}${TASK_COMMAND+?}; exit 3", parameters=parameters), acting_user=people.bob
+    )
     until(loop, lambda: ended(sweep))
     sweep.refresh_from_db()
     assert sweep.phase == "Paused"
-    assert sweep.message.startswith("The first 5 trials have all failed.") or "have all failed" in sweep.message
+    assert re.match(
+        r"The first \d+ trials have all failed\. The last one: worker-\d+ failed with exit code 3: \d+$", sweep.message
+    )
     assert sweep.trials.filter(phase="").count() > 0
