@@ -7,8 +7,8 @@ A pod on such a node is started at once and then runs until somebody says how it
     plane/waiting: ImagePullBackOff    it does not start, with that reason, while the annotation is there
     plane/lingers: "yes"               deleted, its program takes the time to end that it has, while the annotation is there
 
-A task whose command is `true` ends by itself, as it would anywhere, and so does one whose command is so long that it is kept beside
-its pod (frameworks/parallel.py). Annotations may stand in a pod template from the start.
+A task whose command is `true` ends by itself, as it would anywhere, and so does one whose command is so long that it is kept
+beside its pod (frameworks/parallel.py). Annotations may stand in a pod template from the start.
 Pods are taken not to restart (restartPolicy: Never). A deleted pod first shows how its containers ended (143, SIGTERM), then it
 goes, as with a real kubelet. Times are those of the simulation.
 """
