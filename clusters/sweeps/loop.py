@@ -53,6 +53,9 @@ MOST_AT_ONCE = 1000
 # Between two looks at how far trials are; those that have come to a rung and were begun last are compared.
 LOOK_SECONDS, RIVALS = 3, 1000
 
+# Of trials that share a run each row would have them, and they are long.
+SPECS = ("cluster__spec", "cluster__current_run__spec")
+
 # What is said of trials that are over, in this order.
 ENDS = {"Succeeded": "succeeded", "Failed": "failed", "Pruned": "ended early", "Stopped": "stopped"}
 
@@ -96,7 +99,9 @@ def _readings(sweep_id: int) -> Readings:
     goal, until = spec.goal, time.monotonic() + READ_SECONDS
     if spec.one_run:
         living = Trial.objects.filter(sweep=sweep_id, phase="", cluster__isnull=False)
-        living = living.select_related("cluster__appcode", "cluster__current_run").order_by("message", "pk")
+        living = (
+            living.select_related("cluster__appcode", "cluster__current_run").order_by("message", "pk").defer(*SPECS)
+        )
         with within(READ_SECONDS):
             return shared.readings(living, goal.metric, READ_AT_ONCE, until)
     waiting = Trial.objects.filter(sweep=sweep_id, phase="", cluster__current_run__phase=Run.Phase.SUCCEEDED)
@@ -179,7 +184,7 @@ class Turn:
         self.spec = SweepSpec.model_validate(sweep.spec)
         before = (sweep.phase, sweep.message, sweep.best, sweep.settled)
         living = sweep.trials.filter(phase="").select_related("cluster__current_run")
-        living = living.defer("cluster__spec", "cluster__current_run__spec").order_by("pk")
+        living = living.defer(*SPECS).order_by("pk")
         left = self._judge_copies(list(living)) if self.spec.one_run else self._judge(list(living))
         if self.spec.stop_early and self.spec.goal and self.steps:
             left = self._compare(left, self.spec.stop_early, self.spec.goal)

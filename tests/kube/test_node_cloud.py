@@ -6,6 +6,7 @@ import datetime as dt
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from clusters.clouds.drivers.base import CloudError, CodeFiles, ImageRef, RolePlan, RunRef, Session, TaskSeen
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names
+from clusters.frameworks import FRAMEWORKS
 from tests.kube import archives
 from tests.kube.following import Following, cloud_of
 from tests.kube.node import Container, Node
@@ -129,8 +131,14 @@ def test_a_run_from_its_start_to_its_end(node: Node, cloud: KubernetesCloud, run
 def test_copies_that_take_turns_run_two_at_a_time_by_what_containerd_has_written_down(
     node: Node, cloud: KubernetesCloud, run: RunRef
 ) -> None:
-    with launched(cloud, run, shell("worker", "echo $TASK_INDEX", 5, at_once=2)) as following:
+    # Long enough to be kept beside the pods; this image has no bash.
+    spec = SimpleNamespace(command=f"echo $TASK_INDEX${{TASK_COMMAND+?}}\n# {'x' * 60_000}", count=lambda _: 5)
+    copies = FRAMEWORKS["parallel"]
+    program = copies.launch(spec, "worker", {}, {}).argv[-1].replace(" bash ", " sh ")
+    turns = shell("worker", program, 5, at_once=2)
+    with launched(cloud, run, turns, shared=copies.shared(spec, {})) as following:
         following.until(lambda: len(following.of(run, "Succeeded")) == 5, 120)
+        assert cloud.log(run, "worker", 3, attempt=0).data == b"3\n"
         tasks = following.of(run, "Succeeded")
         assert sorted(task.index for task in tasks) == [0, 1, 2, 3, 4]
         ran = [record(node, task) for task in tasks]

@@ -111,7 +111,8 @@ def _told_by_copies(found: Sweep, numbers: Sequence[int]) -> tuple[dict[int, Sca
     """The same of points that share runs."""
     trials = found.trials.filter(number__in=numbers, cluster__isnull=False)
     told, notes = dict[int, Scalars](), []
-    for run, those in by_run(trials.select_related("cluster__appcode", "cluster__current_run")):
+    trials = trials.select_related("cluster__appcode", "cluster__current_run")
+    for run, those in by_run(trials.defer("cluster__spec", "cluster__current_run__spec")):
         points = {trial.index: trial.number for trial in those if trial.index is not None}
         try:
             told |= {points[index]: each for index, each in printed_by(run, ROLE, points).items()}
