@@ -14,7 +14,7 @@ from billing.mails import Mail
 from clusters import actions as clusters
 from clusters.models import Cluster, Run, Sweep, Trial
 from clusters.runs import budgets
-from clusters.sweeps import actions
+from clusters.sweeps import actions, points, turn
 from clusters.sweeps import loop as sweeps
 from clusters.sweeps.measured import read_value
 from datastores.models import Datastore
@@ -316,9 +316,9 @@ def test_a_point_of_folds_is_the_mean_of_them_and_only_whole_ones_are_compared(
     for number, (phase, value, other, another) in enumerate(told):
         sweep.trials.create(number=number, fold=1, parameters={"lr": number / 10}, phase=phase, value=value)
         sweep.trials.create(number=number, fold=2, parameters={"lr": number / 10}, phase=other, value=another)
-    assert sweeps.best_of(sweep, spec) == {"number": 0, "value": 3.0, "sd": 1.0, "parameters": {"lr": 0}}
+    assert points.best_of(sweep, spec) == {"number": 0, "value": 3.0, "sd": 1.0, "parameters": {"lr": 0}}
     with django_assert_num_queries(2):
-        known = sweeps.known_points(sweep, spec)
+        known = points.known_points(sweep, spec)
     assert [(each.parameters["lr"], each.value, each.is_over) for each in known] == [
         (0, 3, True), (0.1, None, True), (0.2, None, False), (0.3, 4, True)
     ]  # fmt: skip
@@ -350,12 +350,12 @@ def test_what_has_ended_meanwhile_is_not_ended_early(catalogue, people, sweep_ma
     trial = sweep.trials.select_related("cluster").get()
     told = {(trial.pk, trial.cluster.current_run_id): [(1, float("nan"))]}
     over("lr-0", "Succeeded")
-    sweeps.Turn(sweep.pk, {}, told).make()
+    turn.Turn(sweep.pk, {}, told).make()
     assert trials(sweep) == [(0, "", None)]
 
 
 def test_all_sweeps_of_an_appcode_have_so_many_trials_at_once(catalogue, people, sweep_manifest, monkeypatch):
-    monkeypatch.setattr(sweeps, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(turn, "MOST_AT_ONCE", 3)
     first, second = (
         actions.create_sweep(sweep_manifest(name, parallel=2), acting_user=people.bob) for name in ("first", "second")
     )
