@@ -191,8 +191,13 @@ def _manifest(name: str, count: int, *, one_run: bool = False) -> dict[str, Any]
         "framework": framework, "image": "bench", "command": "true $number", "retries": 0, "roles": {role: {"flavor": "cpu"}},
     }  # fmt: skip
     number = {"type": "int", "low": 1, "high": count}
-    spec = {"template": template, "parameters": {"number": number}, "sampler": "grid", "parallel": AT_ONCE}
-    spec["oneRun"] = one_run
+    spec = {
+        "template": template,
+        "parameters": {"number": number},
+        "sampler": "grid",
+        "parallel": AT_ONCE,
+        "oneRun": one_run,
+    }
     return {"kind": "sweep", "metadata": {"name": name}, "spec": spec}
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from decimal import Decimal
 
-from django.db.models import Case, CharField, DateTimeField, F, FloatField, OuterRef, Q, Subquery, Sum, Value, When
+from django.db.models import Case, CharField, DateTimeField, F, FloatField, OuterRef, Subquery, Sum, Value, When
 from django.db.models.functions import Extract
 
 from billing.sums.access import used_by_pods
@@ -54,13 +54,12 @@ def ends_of(run: Run, indexes: Collection[int]) -> dict[int, Task]:
 
 
 def readings(trials: Iterable[Trial], metric: str, most: int, until: float) -> dict[tuple[int, int], Reading]:
-    """The numbers of at most `most` copies that have succeeded, by trial and run, read before `until` (by time.monotonic()).
-    `trials` of the same run follow each other."""
+    """The numbers of at most `most` copies that have succeeded, by trial and run, read before `until` (by time.monotonic())."""
     found: dict[tuple[int, int], Reading] = {}
     for run, those in by_run(trials):
-        logs, ends = RunLogs(run), ends_of(run, [trial.index for trial in those if trial.index is not None])
-        for trial in those:
-            task = ends.get(trial.index if trial.index is not None else -1)
+        logs, ends = RunLogs(run), ends_of(run, those)
+        for index, trial in those.items():
+            task = ends.get(index)
             if task is None or task.phase != "Succeeded" or len(found) >= most or time.monotonic() > until:
                 continue
             try:
@@ -72,16 +71,15 @@ def readings(trials: Iterable[Trial], metric: str, most: int, until: float) -> d
     return found
 
 
-def by_run(trials: Iterable[Trial]) -> list[tuple[Run, list[Trial]]]:
-    """Those that have one, each run once."""
-    runs: dict[int, Run] = {}
-    found: dict[int, list[Trial]] = {}
+def by_run(trials: Iterable[Trial]) -> list[tuple[Run, dict[int, Trial]]]:
+    """Those that share one by their index, each run once."""
+    found: dict[int, tuple[Run, dict[int, Trial]]] = {}
     for trial in trials:
-        if trial.cluster is not None and trial.cluster.current_run is not None:
-            run = runs.setdefault(trial.cluster.current_run.pk, trial.cluster.current_run)
+        if trial.index is not None and trial.cluster is not None and trial.cluster.current_run is not None:
+            run = trial.cluster.current_run
             run.cluster = trial.cluster
-            found.setdefault(run.pk, []).append(trial)
-    return [(run, found[pk]) for pk, run in runs.items()]
+            found.setdefault(run.pk, (run, {}))[1][trial.index] = trial
+    return list(found.values())
 
 
 def outcome(trial: Trial, run: Run, task: Task | None) -> bool:
@@ -108,7 +106,7 @@ def used_by(trials: Iterable[Trial], now: dt.datetime) -> Mapping[int, tuple[int
     if not which:
         return {}
     clusters, indexes = {cluster for cluster, _ in which}, {index for _, index in which}
-    tasks = Task.objects.filter(Q(role=ROLE), run__cluster__in=clusters, index__in=indexes)
+    tasks = Task.objects.filter(run__cluster__in=clusters, role=ROLE, index__in=indexes)
     rows = tasks.values_list("run__cluster", "index", "uid")
     pods = {uid: which[cluster, index] for cluster, index, uid in rows if (cluster, index) in which}
     sums: dict[int, tuple[int, Decimal]] = {}

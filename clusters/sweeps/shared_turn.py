@@ -19,9 +19,9 @@ class SharedTurn(Turn):
         """Also what a run left undone, which waits for the next one."""
         over, back = list[Trial](), list[Trial]()
         for run, those in shared.by_run(living):
-            ends = shared.ends_of(run, [trial.index for trial in those if trial.index is not None])
-            for trial in those:
-                task = ends.get(trial.index if trial.index is not None else -1)
+            ends = shared.ends_of(run, those)
+            for index, trial in those.items():
+                task = ends.get(index)
                 if self._is_over(trial, run, task):
                     trial.attempt = task.attempt if task else 0
                     trial.finished_at = (task and task.finished_at) or run.finished_at or self.now

@@ -113,9 +113,8 @@ def _told_by_copies(found: Sweep, numbers: Sequence[int]) -> tuple[dict[int, Sca
     told, notes = dict[int, Scalars](), []
     trials = trials.select_related("cluster__appcode", "cluster__current_run")
     for run, those in by_run(trials.defer("cluster__spec", "cluster__current_run__spec")):
-        points = {trial.index: trial.number for trial in those if trial.index is not None}
         try:
-            told |= {points[index]: each for index, each in printed_by(run, ROLE, points).items()}
+            told |= {those[index].number: each for index, each in printed_by(run, ROLE, those).items()}
         except CloudError as error:
             notes.append(f"The numbers of {name_of(run)} cannot be read now: {error}")
     return {which: told[which] for which in numbers if which in told}, notes

@@ -103,7 +103,7 @@ class SweepForm(forms.Form):
     one_run = Words(
         label="Each trial is",
         required=False,
-        help_text="Copies take turns, and a thousand of them start in seconds.",
+        help_text="A copy in one run is for many short trials: copies take turns, up to a thousand in a run.",
         widget=forms.Select(choices=[("", "A cluster of its own"), ("on", "A copy in one run")]),
     )
     retries = Words(
