@@ -10,8 +10,10 @@ from django.utils.timezone import now
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusters import actions as clusters
 from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Run, Sweep, Task
+from clusters.runs import budgets
 from clusters.sweeps import actions, copies
 from clusters.sweeps import loop as sweeps
 from clusters.sweeps.manifest import SweepSpec, trial_spec
@@ -166,6 +168,21 @@ def test_what_a_pause_ends_is_begun_anew_and_more_points_have_another_run(loop, 
     until(loop, lambda: ended(sweep))
     rows = sweep.trials.order_by("number").values_list("cluster__name", "index", "value")
     assert list(rows) == [("lr-1", 0, 3), ("lr-2", 0, 1), ("lr-2", 1, 2), ("lr-3", 0, 4)]
+
+
+def test_what_a_budget_ends_is_begun_anew_by_itself_once_it_may(loop, people, one_run):
+    command = "echo loss = {lr}; [ $PORTAL_CLUSTER != lr-1 ] || sleep 60"
+    sweep = actions.create_sweep(one_run(command, parallel=2, trials=2), acting_user=people.bob)
+    until(loop, lambda: Task.objects.filter(phase="Running").count() == 2)
+    clusters.end_part(Cluster.objects.get().pk, budgets.REASON, "Its budget is used up.")
+    until(loop, lambda: ended(sweep))
+    assert trials(sweep) == [(0, "Succeeded", 3), (1, "Succeeded", 1)]
+    assert set(sweep.trials.values_list("cluster__name", flat=True)) == {"lr-2"}
+    # What the first run has cost names no trial any more, and is paid all the same.
+    loop.until(lambda: not Run.objects.filter(gone=False).exists())
+    for name, seconds in (("lr-1", 7), ("lr-2", 4)):
+        Run.objects.filter(cluster__name=name).update(gpu_seconds=seconds)
+    assert sums_of([sweep.pk], now())[sweep.pk].gpu_seconds == 11
 
 
 def test_more_at_once_than_the_quota_has_is_said_where_that_is_said(people, catalogue, one_run):
