@@ -37,13 +37,13 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # Building the Kubernetes control plane of tests/plane takes minutes, once; with Go on the machine or from its wheel.
-test: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.browser $(VENV)/.pasta lint  ## lint, then every test but those of e2e (RERUNS=1 tries a failed one again)
+test: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.tools lint  ## lint, then every test but those of e2e (RERUNS=1 tries a failed one again)
 	$(BIN)/python -m tests.kube.binary
 	$(PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # What needs a real node, too: containers run, in namespaces of their own, from images that are built first. Needs root. Two nodes
 # side by side, because on one these tests leave a third of the processors' time unused.
-e2e: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.browser $(VENV)/.node  ## tests that need a real node: root and containerd
+e2e: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.tools $(VENV)/.node  ## tests that need a real node: root and containerd
 	$(BIN)/python -m tests.kube.binary
 	$(BIN)/python -m tests.kube.images
 	$(PYTEST) -m node -n 2 --dist loadgroup --no-loadscope-reorder
@@ -93,21 +93,16 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 $(VENV)/.assets: portal/assets.py $(VENV)/.installed
 	@$(BIN)/python -m portal.assets && touch $@ || true
 
-# Browser tests drive the distribution's own Chromium; the fonts make screenshots look like what people see.
-$(VENV)/.browser: | $(BIN)/python
-	@if ! command -v chromium >/dev/null; then \
-	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
-	    echo "The tests need Chromium; install it with: sudo apt-get install chromium fonts-dejavu-core" >&2; exit 1; }; \
-	  echo "Installing Chromium …"; \
-	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
-	    chromium fonts-dejavu-core >/dev/null; fi
-	@touch $@
-
-# Leads tasks to the internet; only root can make a machine to test that on, so nobody else misses it.
-$(VENV)/.pasta: | $(BIN)/python
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v pasta >/dev/null; then \
-	  echo "Installing passt …"; \
-	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends passt >/dev/null; fi
+# Browser tests drive the distribution's own Chromium; the fonts make screenshots look like what people see. Commands of the
+# documentation, which tests type, use curl and jq. passt leads tasks to the internet; only root can make a machine to test that on.
+$(VENV)/.tools: | $(BIN)/python
+	@missing=; for each in chromium curl jq; do command -v $$each >/dev/null || missing="$$missing $$each"; done; \
+	  if [ "$$(id -u)" = 0 ] && ! command -v pasta >/dev/null; then missing="$$missing passt"; fi; \
+	  [ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
+	      echo "The tests need:$$missing; install it with: sudo apt-get install$$missing fonts-dejavu-core" >&2; exit 1; }; \
+	    echo "Installing$$missing …"; \
+	    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+	      $$missing fonts-dejavu-core >/dev/null; }
 	@touch $@
 
 $(VENV)/.node: | $(BIN)/python

@@ -25,18 +25,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.results import Result, quantile
+from bench.sizes import size
 
 if TYPE_CHECKING:
     from billing.metering.segments import PodState
 
 ROOT = Path(__file__).resolve().parent.parent
-APPCODES, LINES = 500, 10
-OBSERVATIONS, BATCH, CLOUDS = 200_000, 2000, 2
+APPCODES, LINES = size(500, 20), 10
+OBSERVATIONS, BATCH, CLOUDS = size(200_000, 4000), 2000, 2
 # Of the floor, which is what the disk and PostgreSQL take for the same rows; 25,000 a second where the floor is 4.3 s.
 TIMES_COPY = 2.0
 DUPLICATES, LATE = 0.05, 0.05
-SEGMENTS, TASKS = 1_000_000, 5
-READS = 20
+SEGMENTS, TASKS = size(1_000_000, 5000), 5
+READS = size(20, 1)
 YEAR = dt.datetime(2025, 11, 1, tzinfo=dt.UTC)
 NOW = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -30,6 +30,7 @@ from bench.kubectl import Floor, pod_bytes
 from bench.measures import MB, api_of, until
 from bench.results import Result, quantile
 from bench.seed import LINES, Seeded
+from bench.sizes import size
 from bench.web import Client, steadily
 from clusters.clouds.drivers.base import Plan
 from clusters.clouds.drivers.kubernetes.api import client as kubernetes
@@ -46,15 +47,15 @@ from tests.running import Portal
 CLOUD = "bench"
 # Of the seeded business lines, those that run on Kubernetes; the others stay on this machine.
 PLACED = range(LINES // 2, LINES)
-LAUNCHED = {"master": 1, "ps": 1, "worker": 100}
-ROUNDS, TIMES_FLOOR, WRITES = 7, 1.15, 10
+LAUNCHED = {"master": 1, "ps": 1, "worker": size(100, 3)}
+ROUNDS, TIMES_FLOOR, WRITES = size(7, 1), 1.15, 10
 # A pod says how it is confined and where it writes, which does not grow with the number of tasks.
 POD_BYTES = 12_000
 MUTATING = {"create", "update", "patch", "delete", "deletecollection"}
 
-PODS, PODS_A_RUN, PODS_A_NODE = 10_000, 100, 110
-QUIET_SECONDS = 60
-EVENTS, EVENTS_PER_SECOND = 6000, 200
+PODS, PODS_A_RUN, PODS_A_NODE = size(10_000, 40), size(100, 10), 110
+QUIET_SECONDS = size(60, 1)
+EVENTS, EVENTS_PER_SECOND = size(6000, 20), 200
 MARK = "bench-event-"
 
 
@@ -81,16 +82,18 @@ def launching(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
     """on Kubernetes: 1 master + 1 ps + 100 workers, beside kubectl"""
     code = _codes()[0]
     plan = _launch(api_of(portal, tenants), plane, code, "warm").plan
-    for number, plain in ((0, False), (1, True)):
-        Floor(plane, plan, number, plain=plain).apply()
-        Floor(plane, plan, number, plain=plain).delete()
+    for number, is_plain in ((0, False), (1, True)):
+        Floor(plane, plan, number, plain=is_plain).apply()
+        Floor(plane, plan, number, plain=is_plain).delete()
     kinds: tuple[dict[str, bool], ...] = ({}, {"held": False}, {"plain": True})
     floors: dict[str, list[tuple[float, float]]] = {str(kind): [] for kind in kinds}
     ours, plain_bytes = [], 0
     for n in range(ROUNDS):
         for m, kind in enumerate(kinds):
             floor = Floor(plane, plan, len(kinds) * n + m + 2, **kind)
-            floors[str(kind)].append((floor.apply(), _rest(plane) or floor.delete()))
+            applied = floor.apply()
+            _rest(plane)
+            floors[str(kind)].append((applied, floor.delete()))
             plain_bytes = floor.pod_bytes
             _rest(plane)
         # A connection that was kept over all floors may have been closed by the gateway.
@@ -248,11 +251,11 @@ class Heard:
 
     def __init__(self) -> None:
         self.seen: dict[str, float] = {}
-        self._stopped = False
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
     def __exit__(self, *_: object) -> None:
-        self._stopped = True
+        self._stopped.set()
         self._thread.join()
 
     def _listen(self) -> None:
@@ -276,7 +279,7 @@ class Rows(Heard):
         return self
 
     def _listen(self) -> None:
-        while not self._stopped:
+        while not self._stopped.is_set():
             if select.select([self._connection], [], [], 0.5)[0]:
                 self._connection.poll()
                 now = time.perf_counter()
@@ -301,7 +304,7 @@ class Watch(Heard):
         return self
 
     def _listen(self) -> None:
-        while not self._stopped:
+        while not self._stopped.is_set():
             answer = self._api.watch(path_of("Pod"), self._version, labelSelector=f"gpu-cloud/portal={CLOUD}")
             for event in kubernetes.events(answer):
                 self._version = event["object"]["metadata"]["resourceVersion"]
@@ -309,7 +312,7 @@ class Watch(Heard):
                     mark = status["state"].get("waiting", {}).get("message", "")
                     if mark.startswith(MARK):
                         self.seen.setdefault(mark, time.perf_counter())
-                if self._stopped:
+                if self._stopped.is_set():
                     break
             answer.close()
 
@@ -319,9 +322,9 @@ def _relist(portal: Portal, plane: Plane) -> tuple[float, int]:
     had until then."""
     calls = len(plane.calls_of_audited())
     old = _controller(portal)
-    killed = time.time()
+    killed = datetime.now(UTC)
     old.kill()
-    until(lambda: CloudState.objects.get(name=CLOUD).heard_at.timestamp() > killed, 120)
+    until(lambda: CloudState.objects.filter(name=CLOUD, heard_at__gt=killed).exists(), 120)
     done = time.time()
     peak = Path(f"/proc/{_controller(portal).pid}/status").read_text().partition("VmHWM:")[2].split()[0]
     begins = [each["requestReceivedTimestamp"] for each in plane.calls_of_audited()[calls:] if each["verb"] == "list"]

@@ -45,7 +45,7 @@ class Floor:
         self._selector = names.selector(portal=FLOOR.portal, run_id=run.id)
         self._count = sum(role.count for role in plan.roles)
         self._file = plane.folder / f"floor-{number}.json"
-        owner = manifests.owner_manifest(run, FLOOR, plan.shared)
+        owner = manifests.owner_manifest(run, FLOOR, plan)
         items = [owner, *manifests.run_manifests(replace(plan, run=run), "", FLOOR)]
         if plain:
             items = [_plain_job(plan, role, run) for role in plan.roles]

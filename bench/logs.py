@@ -12,13 +12,14 @@ import time
 from bench.measures import MB, api_of, signed_in, until
 from bench.results import Result
 from bench.seed import Seeded
+from bench.sizes import size
 from clusters.models import Run
 from tests.kube.kubelet import played, stamped
 from tests.kube.plane import Plane
 from tests.running import Portal
 
-TASKS, LINES, LENGTH = 100, 100_000, 100
-SEARCHED, TIMES = 1_000_000, 5
+TASKS, LINES, LENGTH = size(100, 10), size(100_000, 2000), 100
+SEARCHED, TIMES = size(1_000_000, 5000), size(5, 1)
 
 
 def searching(portal: Portal, tenants: Seeded) -> list[Result]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.measures import api_of, until
 from bench.results import Result, quantile
+from bench.sizes import size
 from clusters.models import Run
 from datastores.models import Datastore
 from portal.models import Appcode
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from bench.web import Client
     from tests.running import Portal
 
-FILES, FILE_MB = 50, 20
-TASKS, ROUNDS = 16, 5
+FILES, FILE_MB = size(50, 2), size(20, 1)
+TASKS, ROUNDS = size(16, 2), size(5, 1)
 KEYS = ("bench" * 4, "secret" * 6)
 
 

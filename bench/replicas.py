@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from django.db.models import Sum
 from bench.measures import api_of, until
 from bench.results import Result, quantile
 from bench.serving import _running
+from bench.sizes import size
 from bench.web import Client, at_once, one_by_one
 from billing.documents import money
 from clusters.frameworks.serving import SERVE
@@ -37,7 +39,7 @@ from datastores.models import Datastore
 from portal.models import Appcode
 from portal.up import services
 from portal.up.services import free_port
-from tests import s3server
+from tests import ports, s3server
 from tests.load import Load
 
 if TYPE_CHECKING:
@@ -45,10 +47,10 @@ if TYPE_CHECKING:
     from tests.running import Portal
 
 # Requests a second, and for how long while versions change, in seconds.
-RATE, LASTS = 200, 120
-STILL = 60
-ASKED, THREADS, ROUNDS = 2000, 8, 5
-WAITING = 100
+RATE, LASTS = size(200, 20), size(120, 6)
+STILL, CALM = size(60, 1), size(5, 1)
+ASKED, THREADS, ROUNDS = size(2000, 40), 8, size(5, 1)
+WAITING = size(100, 4)
 KEYS = ("bench" * 4, "secret" * 6)
 MODEL = """
 class Model:
@@ -139,7 +141,7 @@ def replicas(portal: Portal, tenants: Seeded) -> list[Result]:
 def _versions(folder: Path, tenants: Seeded) -> Iterator[Any]:
     """A model of the first appcode with two versions, in a store of its own."""
     code = tenants.codes[0]
-    store = s3server.s3(folder / "s3", free_port(), *KEYS)
+    store = s3server.s3(folder / "s3", ports.free(), *KEYS)
     (folder / "log").mkdir()
     with services.running([store], folder / "log", os.environ):
         client = boto3.client(
@@ -170,19 +172,21 @@ def _versions(folder: Path, tenants: Seeded) -> Iterator[Any]:
                 said = {"datastore": "bench-models", "path": f"v{number}", "format": format_, "sample": BODY}
                 world.api.send("POST", f"{models}/adds/versions", {"spec": said})
                 version = f"{models}/adds/versions/{number}"
-                until(
-                    lambda version=version: world.api.json("GET", version)["status"]["state"] == "Ready", 60, every=0.1
-                )  # type: ignore[misc]
+                until(partial(_is_ready, world, version), 60, every=0.1)
             world.api.send("PUT", f"{models}/adds/aliases/champion", {"version": 1})
             return world
 
         yield world_of
 
 
+def _is_ready(world: World, version: str) -> bool:
+    return bool(world.api.json("GET", version)["status"]["state"] == "Ready")
+
+
 def _created(world: World) -> str:
     """The service with two replicas of version 1, and a token of it."""
     spec = {
-        "model": "adds@champion", "image": "bench", "flavor": "cpu", "replicas": {"least": 2, "most": 2},
+        "model": "adds@champion", "image": "bench", "flavor": "serving", "replicas": {"least": 2, "most": 2},
         "rollout": {"follow": "never", "keepWarm": 60},
     }  # fmt: skip
     world.api.send("POST", f"/appcodes/{world.code}/services", {"metadata": {"name": "adds"}, "spec": spec})
@@ -215,10 +219,10 @@ def _way(world: World, way: Client, format_: str) -> _Way:
         alone: dict[Client, list[float]] = {direct: [], way: []}
         many: dict[Client, list[float]] = {direct: [], way: []}
         for each in alone:
-            one_by_one(100, lambda each=each: each.send("POST", PATH, BODY))  # type: ignore[misc]
+            one_by_one(100, partial(each.send, "POST", PATH, BODY))
         for _ in range(ROUNDS):
             for each in alone:
-                ask = lambda each=each: each.send("POST", PATH, BODY)  # type: ignore[misc]  # noqa: E731
+                ask = partial(each.send, "POST", PATH, BODY)
                 alone[each] += one_by_one(ASKED // ROUNDS, ask)
                 begin = time.perf_counter()
                 at_once(THREADS, [ask] * ASKED)
@@ -250,7 +254,7 @@ def _changes(world: World, headers: dict[str, str]) -> list[Result]:
         world.over()
         rolled = time.perf_counter()
         # The new version has answered before the old replicas were asked to leave.
-        time.sleep(5)
+        time.sleep(CALM)
         back = time.perf_counter()
         world.post("rollback", {"reason": "Measured"})
         until(lambda: world.api.json("GET", world.path)["status"]["model"] == "adds/1", 30)
@@ -300,7 +304,7 @@ def _tensorflow(world: World, way: Client) -> list[Result]:
     rollout = world.over()
     assert (rollout.to_revision.model, rollout.phase) == ("adds/3", "Promoted"), rollout.message
     started, by_hand = _started(), []
-    for _ in range(3):
+    for _ in range(size(3, 1)):
         with _by_hand(world, "saved-model") as (_, seconds):
             by_hand.append(seconds)
     # A gateway closes a connection that was idle for minutes, and the first to ask finds that out.
@@ -348,11 +352,11 @@ def _load(world: World, headers: dict[str, str]) -> Load:
 def _deaths(world: World, headers: dict[str, str]) -> list[Result]:
     """A replica is killed; then web server, worker and controller stand still."""
     with _load(world, headers) as load:
-        time.sleep(3)
+        time.sleep(CALM)
         at = time.perf_counter()
         for pid in _of_replica(world):
             os.kill(pid, signal.SIGKILL)
-        time.sleep(10)
+        time.sleep(2 * CALM)
     killed = sum(count for came, count in load.came(since=at - 1).items() if came != "200")
     world.serving(2)
     still = world.programs("gunicorn", "celery", "manage.py controller")

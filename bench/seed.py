@@ -15,6 +15,7 @@ from decimal import Decimal
 from django.db import connection, transaction
 from django.utils import timezone
 
+from bench.sizes import size
 from billing.efficiency import waste
 from billing.invoices import closing
 from billing.ledger import posting
@@ -25,7 +26,7 @@ from clusters.runs.status import consumer
 from portal.actions.tokens import make_token
 from portal.models import Appcode, Membership, OrgNode, User
 
-APPCODES, CLUSTERS, LINES = 500, 10_000, 10
+APPCODES, CLUSTERS, LINES = size(500, 50), size(10_000, 500), 10
 MEMBER_OF = 25
 ROLES = {"master": 1, "ps": 1, "worker": 4}
 SPEC = ClusterSpec.model_validate({
@@ -53,6 +54,9 @@ def seed() -> Seeded:
         Price.objects.create(sku=sku, per_hour=Decimal(per_hour), valid_from=start - dt.timedelta(days=365))
     Flavor.objects.create(name="gpu", title="Small + 1 GPU", cpu_milli=200, memory_mb=128, gpus=1)
     Flavor.objects.create(name="cpu", title="Small", cpu_milli=200, memory_mb=128, gpus=0)
+    Flavor.objects.create(
+        name="serving", title="Small, with memory for TensorFlow", cpu_milli=200, memory_mb=1024, gpus=0
+    )
     Image.objects.create(name="bench", title="Benchmark", environment=sys.prefix, container="example/bench:1")
     appcodes = _appcodes(root, member)
     _clusters(appcodes, root, start)

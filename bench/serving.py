@@ -26,6 +26,7 @@ from django.utils import timezone
 from bench.measures import api_of, until
 from bench.results import Result, quantile
 from bench.seed import Seeded
+from bench.sizes import size
 from bench.web import Client, at_once, one_by_one
 from clusters.gateway.routes import Route, routers
 from clusters.models import Run
@@ -34,11 +35,11 @@ from clusters.runs.routing import FILE
 from portal.up.services import free_port
 from tests.running import Portal
 
-NOTEBOOKS, REQUESTS, ROUNDS = 5, 500, 5
-MEGABYTES = 256
-STARTS, SENDERS = 300, 16
-PAGE, PAGES = 50, 100
-ROUTES = 2_000
+NOTEBOOKS, REQUESTS, ROUNDS = size(5, 1), size(500, 5), size(5, 1)
+MEGABYTES = size(256, 4)
+STARTS, SENDERS = size(300, 4), 16
+PAGE, PAGES = size(50, 2), size(100, 2)
+ROUTES = size(2_000, 10)
 # What JupyterHub 6.1 did a second on two cores of the same kind: starts of servers that do nothing, and pages of 50 users.
 HUB_STARTS, HUB_PAGES = 38, 79
 # When it was first asked is the first line of its log.
@@ -184,7 +185,7 @@ def _live(portal: Portal, web: Application, count: int) -> float:
 def _many(portal: Portal, tenants: Seeded) -> list[Result]:
     """Starts of programs that do nothing; most of them wait for the one cloud there is, which is told of each."""
     api, places = api_of(portal, tenants), tenants.codes
-    spec = {"type": "web", "image": "bench", "flavor": "cpu", "command": "exec sleep 600"}
+    spec: dict[str, object] = {"type": "web", "image": "bench", "flavor": "cpu", "command": "exec sleep 600"}
     spec |= {"endpoints": [{"name": "web", "port": 8080}]}
     names = [f"many-{n:03}" for n in range(STARTS)]
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from botocore.config import Config
 
 from bench.measures import api_of, until
 from bench.results import Result, quantile
+from bench.sizes import size
 from bench.web import one_by_one
 from datastores.storage.inside import MEMORY, OPTIONS
 from portal.up.services import free_port, http_ready
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
     from bench.seed import Seeded
     from tests.running import Portal
 
-GB, KEYS = float(os.environ.get("BENCH_GB", "1")), int(os.environ.get("BENCH_KEYS", "100000"))
-ROUNDS, FILES, FILE_BYTES, SENDERS = 3, 1_000, 10_000, 8
-PAGE, PAGES = 200, 50
+MBS = round(float(os.environ.get("BENCH_GB", "1")) * size(1000, 10))
+KEYS = int(os.environ.get("BENCH_KEYS", size(100_000, 40)))
+ROUNDS, FILES, FILE_BYTES, SENDERS = size(3, 1), size(1_000, 10), 10_000, 8
+PAGE, PAGES = size(200, 20), size(50, 2)
 MB = 10**6
 NAMES = ("AKBENCH" * 2, "secret" * 6)
 
@@ -48,7 +51,7 @@ def storage(portal: Portal, tenants: Seeded) -> list[Result]:
         bare.create_bucket(Bucket=bucket)
         source, target = Path(folder) / "large", Path(folder) / "back"
         with source.open("wb") as file:
-            for _ in range(round(GB * 1000)):
+            for _ in range(MBS):
                 file.write(os.urandom(MB))
         both = (own, bare)
         with _peak(portal) as peak:
@@ -65,8 +68,8 @@ def storage(portal: Portal, tenants: Seeded) -> list[Result]:
     asked = {"Bucket": bucket, "Prefix": "long/", "Delimiter": "/", "MaxKeys": PAGE}
     listed = one_by_one(PAGES, lambda: own.list_objects_v2(**asked))
     return [
-        Result(f"{GB:g} GB into the object storage by boto3", up[0], "s", None, up[1], times=1 / 0.8),
-        Result(f"{GB:g} GB out of it", down[0], "s", None, down[1], times=1 / 0.8),
+        Result(f"{MBS / 1000:g} GB into the object storage by boto3", up[0], "s", None, up[1], times=1 / 0.8),
+        Result(f"{MBS / 1000:g} GB out of it", down[0], "s", None, down[1], times=1 / 0.8),
         Result("The most memory of its store and door meanwhile", peak[0] / MB, "MB", 256),
         Result(f"{FILES:,} files of 10 KB into it", small[0], "s", None, small[1], times=1 / 0.7),
         Result(
@@ -78,9 +81,7 @@ def storage(portal: Portal, tenants: Seeded) -> list[Result]:
 
 def _turns(clients: tuple[Any, Any], job: Callable[[Any], object]) -> tuple[float, float]:
     """Median seconds of a job by each of two clients, in turns."""
-    times = [
-        [each for client in clients for each in one_by_one(1, lambda client=client: job(client))] for _ in range(ROUNDS)
-    ]  # type: ignore[misc]
+    times = [[one_by_one(1, partial(job, client))[0] for client in clients] for _ in range(ROUNDS)]
     first, second = (quantile(each, 0.5) for each in zip(*times, strict=True))
     return first, second
 

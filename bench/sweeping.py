@@ -22,6 +22,7 @@ from bench.kubectl import kubectl
 from bench.measures import api_of, signed_in, until
 from bench.results import Result, quantile
 from bench.seed import SPEC
+from bench.sizes import size
 from bench.web import Client, one_by_one
 from clusters.models import Cluster, Run, Sweep, Trial
 from clusters.sweeps.manifest import SweepSpec, trial_name
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
     from tests.kube.plane import Plane
     from tests.running import Portal
 
-TRIALS, AT_ONCE, TIMES_FLOOR = 1000, 100, 1.5
-ASKED, PAGE_MS = 200, 150
+TRIALS, AT_ONCE, TIMES_FLOOR = size(1000, 10), size(100, 5), 1.5
+ASKED, PAGE_MS = size(200, 2), 150
 PER_SECOND, CALLS = 60, 6
 MUTATING = {"create", "update", "patch", "delete", "deletecollection"}
-SHOWN = 10_000
-STAGES = 7
+SHOWN = size(10_000, 300)
+STAGES = size(7, 2)
 
 
 def sweeping(portal: Portal, tenants: Seeded) -> list[Result]:

@@ -34,15 +34,17 @@ FIRST_WAIT, LONGEST_WAIT = dt.timedelta(minutes=1), dt.timedelta(hours=6)
 
 
 class Mail(models.Model):
-    """A mail to the notification addresses of an appcode, or to those in `to`, written down with what it tells about and sent
-    afterwards, once.
+    """A mail to those in `to`, or else to the notification addresses of an appcode, written down with what it tells about and
+    sent afterwards, once.
 
     `key` names what it tells ("invoice INV-202610-ops-demo"), so that nothing is told twice. It is tried at `due_at`, which
     whoever sends it moves on first, and not again after `give_up_at`.
     """
 
     key = models.CharField(max_length=120, unique=True)
-    appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="+")
+    appcode = models.ForeignKey(
+        Appcode, null=True, on_delete=models.PROTECT, related_name="+", help_text="None: it is about none."
+    )
     subject = models.CharField(max_length=200)
     text = models.TextField()
     to = ArrayField(
@@ -68,7 +70,7 @@ class Letter:
     """`key` says what it is about, once for ever. Without `to` it goes to the notification addresses."""
 
     key: str
-    appcode_id: int
+    appcode_id: int | None
     subject: str
     text: str
     to: tuple[str, ...] = ()
@@ -94,7 +96,7 @@ def queue(letters: Sequence[Letter], now: dt.datetime) -> None:
     transaction.on_commit(wakeups.wake_mail)
 
 
-def tell(key: str, appcode_id: int, subject: str, text: str, to: Sequence[str]) -> None:
+def tell(key: str, appcode_id: int | None, subject: str, text: str, to: Sequence[str]) -> None:
     """For `portal.hooks`, which knows no outbox."""
     queue([Letter(key, appcode_id, subject[:200], text, tuple(to))], timezone.now())
 
@@ -128,7 +130,7 @@ def _hold(now: dt.datetime) -> Mail | None:
 
 
 def _send(mail: Mail, now: dt.datetime) -> bool:
-    to = mail.to or list(mail.appcode.emails)
+    to = mail.to or (list(mail.appcode.emails) if mail.appcode else [])
     host = urlsplit(settings.PORTAL_ORIGIN).hostname
     headers = {
         "Message-ID": f"<{hashlib.sha256(mail.key.encode()).hexdigest()[:32]}@{host}>",

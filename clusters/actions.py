@@ -29,6 +29,7 @@ from clusters.models import Cluster, ModelVersion, Run
 from clusters.models.runs import SERVICES
 from clusters.runs import quota
 from clusters.runs.ending import ask_to_end
+from clusters.runs.preview import resources_of
 from clusters.spec.catalog import (
     Resolved,
     name_taken,
@@ -39,6 +40,7 @@ from clusters.spec.catalog import (
 from clusters.spec.data import why_frozen
 from clusters.spec.folders import output_folder
 from clusters.spec.hooks import judge_hook_names
+from clusters.spec.packages import why_not_there
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.events import record_all
@@ -53,6 +55,8 @@ def create_cluster(
 
     Raises Invalid (also for an appcode that they cannot see, exactly as for one that does not exist) or PermissionDenied.
     """
+    if not part_of:
+        judge_requirements(manifest, acting_user=acting_user, appcode=appcode)
     try:
         return _create(manifest, acting_user, appcode, part_of)
     except IntegrityError as error:
@@ -85,9 +89,15 @@ def _create(manifest: ClusterManifest, acting_user: User, appcode: Appcode | Non
     return cluster
 
 
-@transaction.atomic
 def change_cluster(cluster: Cluster, manifest: ClusterManifest, *, acting_user: User) -> Cluster:
     """Replaces the definition; a living run keeps what it was started with, the next deployment uses the new one."""
+    if not cluster.part_of:
+        judge_requirements(manifest, acting_user=acting_user, instead_of=cluster)
+    return _change(cluster, manifest, acting_user)
+
+
+@transaction.atomic
+def _change(cluster: Cluster, manifest: ClusterManifest, acting_user: User) -> Cluster:
     cluster = _locked(cluster)
     require(acting_user, cluster.appcode, OPERATE)
     _require_alive(cluster)
@@ -113,6 +123,24 @@ def change_cluster(cluster: Cluster, manifest: ClusterManifest, *, acting_user: 
             ]
         )
     return cluster
+
+
+def judge_requirements(
+    manifest: ClusterManifest, *, acting_user: User, appcode: Appcode | None = None, instead_of: Cluster | None = None
+) -> None:
+    """Raises Invalid where the package index lacks what a cluster requires; `instead_of` is the one that is changed.
+
+    An index may take seconds, so whoever creates or changes a cluster inside a transaction calls this before; what the index said
+    is remembered.
+    """
+    if not manifest.spec.requirements:
+        return
+    if instead_of:
+        require(acting_user, instead_of.appcode, OPERATE)
+    else:
+        usable_appcode(manifest.metadata.appcode, acting_user, appcode)
+    if why := why_not_there(manifest.spec.required):
+        raise Invalid.at("spec", "requirements", message=why)
 
 
 @transaction.atomic
@@ -336,7 +364,7 @@ def _new_run(
         spec={**cluster.spec, **settled(resolved)},
         source=source,
         code=_program(cluster, spec, newest=newest),
-        resources=resolved.resources_json,
+        resources=resources_of(resolved),
         gpus=resolved.gpus,
         created_by=acting_user,
         not_before=not_before,

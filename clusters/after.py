@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -112,11 +112,21 @@ class HookWork(Strict):
         return self.on == "before"
 
 
+def _without_default(schema: dict[str, Any]) -> None:
+    """The description of the API names no default that nobody may send: `HookSpec._named` fills the name in."""
+    del schema["default"]
+
+
 class HookSpec(HookWork):
     """A hook of a cluster: a command of its own, or one of the appcode that it uses. What it says besides takes the place of what
     that says; variables are added."""
 
-    name: HookName = Field(default="", validate_default=False, description="That of the hook that it uses, or “after”.")
+    name: HookName = Field(
+        default="",
+        validate_default=False,
+        description=f"The name of the hook that it uses, or “{OWN}”.",
+        json_schema_extra=_without_default,
+    )
     use: HookName | None = Field(default=None, description="A hook of the appcode.")
 
     @model_validator(mode="after")

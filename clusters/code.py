@@ -23,8 +23,8 @@ from pydantic import (
 )
 
 from datastores.specs import relative_path
-from portal.addresses import literal, plain
 from portal.manifests import Strict, field_error
+from portal.outgoing import is_loopback
 
 MAX_FILES = 200
 # A run on Kubernetes keeps them in an object of at most 1 MiB, with what else its tasks share.
@@ -51,7 +51,7 @@ def _git(value: str) -> str:
         raise ValueError("Leave name and token out: they are kept as a secret of the appcode, among its Git tokens.")
     if url.query or url.fragment:
         raise ValueError("Leave out what follows “?” or “#”; ref and folder are fields of their own.")
-    if url.scheme == "http" and (address := literal(host)) and plain(address).is_loopback:
+    if url.scheme == "http" and is_loopback(host):
         return value
     if url.scheme != "https":
         raise ValueError("Only https:// is fetched; of this machine itself, http://, too.")
@@ -151,6 +151,10 @@ def digest_of(files: Mapping[str, str]) -> str:
     """SHA-256 of the files as JSON, by name."""
     text = json.dumps(files, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+# A server by its name in lower case, with its port where that is not the usual one.
+HOST = re.compile(r"(?=.{1,255}\Z)([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]*[a-z0-9])?(:[1-9][0-9]{0,4})?")
 
 
 def host_of(url: str) -> str:

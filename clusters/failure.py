@@ -19,6 +19,9 @@ _ERROR = re.compile(
     r"|Exception in thread .+|panic: .+|fatal error: .+|terminate called .+|thread '.*' .*panicked at .+"
 )
 
+# Errors of TensorFlow and Keras that say where, and why in a line of their own further down.
+_UNSAID = re.compile(r".*:|\S+: Exception encountered when calling .*\.")
+
 
 def lines_of(log_end: str) -> list[str]:
     """Its lines as a terminal would show them, without empty ones."""
@@ -30,13 +33,15 @@ def error_line(log_end: str) -> str:
     """The last error in the form of a language, at most MOST characters; "" when there is none.
 
     What follows a traceback's indented lines is its exception, whatever its class is called; of one that is cut off at its
-    beginning the name has to tell."""
-    found, inside = "", False
+    beginning the name has to tell. Where it does not say why, the next line that does is joined to it."""
+    found, inside, is_unsaid = "", False, False
     for line in lines_of(log_end):
         if line == _TRACEBACK:
             inside = True
         elif (inside and not line.startswith(" ")) or (not inside and _ERROR.match(line)):
-            found, inside = line, False
+            found, inside, is_unsaid = line, False, bool(_UNSAID.fullmatch(line))
+        elif is_unsaid and not inside and not line.startswith((" ", "\t")) and not line.endswith(":"):
+            found, is_unsaid = f"{found} {line}", False
     return shortened(found)
 
 

@@ -5,7 +5,6 @@ They are kept encrypted, sent to that host alone, and never shown; what fetches 
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from django.db import transaction
@@ -13,6 +12,7 @@ from django.db.models import QuerySet
 from django.http import Http404
 from pydantic import AfterValidator, Field, StringConstraints
 
+from clusters.code import HOST
 from clusters.models import GitToken
 from portal.access import OPERATE, VIEW, Capability, appcode_for
 from portal.errors import Invalid
@@ -21,7 +21,6 @@ from portal.manifests import Strict
 from portal.models import Appcode, User
 
 MOST = 50
-_HOST = re.compile(r"(?=.{1,255}\Z)([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]*[a-z0-9])?(:[1-9][0-9]{0,4})?")
 
 
 def _name(value: str) -> str:
@@ -60,7 +59,7 @@ def save_token(appcode: Appcode, host: str, spec: GitTokenSpec, *, acting_user: 
     """What runs fetch with from now on. The caller has asked whether the user may operate. Raises Invalid."""
     # As it is looked for (`clusters.code.host_of`).
     host = host.removesuffix(":443")
-    if not _HOST.fullmatch(host):
+    if not HOST.fullmatch(host):
         message = "Write the server as in the address of a repository: git.example.com, or git.example.com:8443."
         raise Invalid.at("host", message=message)
     Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode.pk)

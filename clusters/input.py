@@ -7,8 +7,9 @@ In JSON it is the name of a datastore, `"digits"`, or an object where there is m
 made: the one that is under way, or else the last one that succeeded. So a run says for ever what it has read. With `when` always
 it may also be one that failed or was stopped.
 
-What lies in S3 is copied for each run. With the mode `cache` it is copied once and shared, read-only, by all runs that read the
-same there. With the mode `stream` nothing is copied: programs read it themselves by S3, with keys of their own.
+What lies in S3 is copied. A version never changes, so it is copied once and shared, read-only, by all runs that read it, where
+the cloud has a place for that; anything else is copied for each run. The modes `cache` and `copy` insist on one of the two. With
+the mode `stream` nothing is copied: programs read it themselves by S3, with keys of their own.
 
 With the mode `shard` each task that computes gets a part of the files; of `folds` folds the one called `fold` is held out,
 for validation (clouds/drivers/parts.py says which files these are).
@@ -40,13 +41,15 @@ FROM = "from:"
 MAX_FOLDS = 1000
 # An appcode and a datastore.
 MAX_NAME = 2 * 63 + 1
-Mode = Literal["copy", "shard", "cache", "stream"]
+Mode = Literal["auto", "copy", "shard", "cache", "stream"]
 # Set in tasks whose input is streamed (clouds/drivers/stream.py).
 STREAM_ENV = frozenset(
     {
         "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "AWS_REGION", "PORTAL_INPUT",
     }
 )  # fmt: skip
+# Those with which each task sees all files, copied.
+WHOLE = ("auto", "copy")
 WORDS: dict[Mode, str] = {
     "shard": "each task its part",
     "cache": "copied once for all runs",
@@ -83,10 +86,11 @@ class InputSpec(Strict):
         description="Of the datastore: the run fails when something else lies there.",
     )
     mode: Mode = Field(
-        default="copy",
-        description="Each task sees all files (copy), or each that computes its part of them (shard). Of S3: copied once for all "
-        "runs that read the same (cache), or read by the program itself by S3 (stream): AWS_ENDPOINT_URL and keys for just that "
-        "are in its environment, and PORTAL_INPUT, its URL.",
+        default="auto",
+        description="Each task sees all files, or each that computes its part of them (shard). Of S3: copied once for all "
+        "runs that read the same (cache), for each run (copy), a version once where the cloud has room for it (auto), or read by "
+        "the program itself by S3 (stream): AWS_ENDPOINT_URL and keys for just that are in its environment, and its URL in "
+        "PORTAL_INPUT.",
     )
     when: Literal["succeeded", "always"] = Field(
         default="succeeded",
@@ -139,7 +143,7 @@ class InputSpec(Strict):
         return {
             key: value
             for key, value in fields.items()
-            if value not in (None, "") and (key, value) not in (("mode", "copy"), ("when", "succeeded"))
+            if value not in (None, "") and (key, value) not in (("mode", "auto"), ("when", "succeeded"))
         }
 
     @classmethod
@@ -155,7 +159,7 @@ class InputSpec(Strict):
     @property
     def is_name(self) -> bool:
         """Whether the name of a datastore says all of it."""
-        return self.datastore is not None and not (self.path or self.version or self.is_divided or self.mode != "copy")
+        return self.datastore is not None and not (self.path or self.version or self.is_divided or self.mode != "auto")
 
     @property
     def is_divided(self) -> bool:

@@ -26,9 +26,10 @@ from pydantic import (
 
 from clusters.after import MAX_HOOKS, HookSpec
 from clusters.code import CodeSpec
-from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
+from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES, variables
 from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Endpoint, Framework
 from clusters.input import STREAM_ENV, InputSpec
+from clusters.requirements import MAX_REQUIREMENTS, required
 from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
 
 MAX_COMMAND_BYTES = 64 * 1024
@@ -61,6 +62,9 @@ RESERVED_ENV = frozenset(
     {
         "TASK_INDEX",
         "TASK_RANK",
+        variables.SCRIPT,
+        "PORTAL_START",
+        "PORTAL_LAY",
         "CUDA_VISIBLE_DEVICES",
         "CUDA_DEVICE_ORDER",
         "NVIDIA_VISIBLE_DEVICES",
@@ -141,8 +145,8 @@ ClusterName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME
 Text = Annotated[str, AfterValidator(_no_nul)]
 PluginName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME)]
 RunName = Annotated[str, StringConstraints(max_length=MAX_NAME + 10)]
-
-
+# One line of a requirements.txt.
+RequirementLine = Annotated[Text, StringConstraints(pattern=r"^[^\r\n]*$", max_length=4000)]
 HealthPath = Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9._~/?&=%-]*$", max_length=200)]
 
 
@@ -259,14 +263,34 @@ class ClusterSpec(Strict):
         default=None,
         description="Packages over the image, saved from an application: NAME, for the newest version then, or NAME:VERSION.",
     )
+    requirements: Annotated[tuple[RequirementLine, ...], Field(max_length=MAX_REQUIREMENTS)] = Field(
+        default=(),
+        examples=[["pandas>=2.2", "-r requirements.txt"]],
+        description="What pip installs over the image, once for all runs of the appcode that say the same: a requirement each, "
+        "or -r NAME for a file of `code.files`. Packages come from the index of the cloud.",
+    )
+    keras: Literal[2, 3] | None = Field(
+        default=None,
+        description="Of TensorFlow: which Keras `tf.keras` is; the newest of the image where it is left out. Keras 2 is the "
+        "package tf_keras. A program that imports `keras` itself gets Keras 3.",
+    )
     plugins: Annotated[tuple[PluginName, ...], Field(max_length=MAX_PLUGINS)] = Field(
         default=(),
         description="Of Jupyter: what its JupyterLab has besides, of what is offered with the image: NAME, for the newest "
         "version then, or NAME:VERSION.",
     )
-    command: Text = Field(default="", validate_default=True, description="Some applications need none.")
+    command: Text = Field(
+        default="",
+        validate_default=True,
+        description="Run by bash -o pipefail: it fails when any program of a pipe fails. Some applications need none.",
+    )
     code: CodeSpec | None = Field(default=None, description="Files beside the image, where the command starts.")
-    env: dict[str, Text] = Field(default_factory=dict, max_length=MAX_ENV_VARIABLES)
+    env: dict[str, Text] = Field(
+        default_factory=dict,
+        max_length=MAX_ENV_VARIABLES,
+        description="$NAME and ${NAME} in a value mean another entry, or else the variable that the image or the portal sets; "
+        "$$ is a dollar.",
+    )
     input: InputSpec | None = None
     output: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
     home: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
@@ -294,7 +318,14 @@ class ClusterSpec(Strict):
     roles: dict[RoleName, RoleSpec]
     completion: CompletionName = next(iter(COMPLETIONS))
     access: AccessSpec = AccessSpec()
-    retries: int = Field(default=1, ge=0, le=10, description="How often one task may fail and be started again.")
+    retries: int | None = Field(
+        default=None,
+        ge=0,
+        le=10,
+        description="How often one task may fail and be started again, for whatever reason. Left out, a task that was killed or "
+        "ran out of memory is started once more, and one whose program ended with an error is not. A task that its cloud takes "
+        "away (a lost node, an eviction, a preemption) is always started again.",
+    )
     time_limit: int | None = Field(
         default=None, ge=60, le=60 * 86400, description="Seconds after which a run is stopped."
     )
@@ -351,6 +382,11 @@ class ClusterSpec(Strict):
             raise ValueError("Name each run once.")
         return value
 
+    @field_validator("requirements")
+    @classmethod
+    def _requirements(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(line for each in value if (line := each.strip()))
+
     @field_validator("plugins")
     @classmethod
     def _plugins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -377,13 +413,14 @@ class ClusterSpec(Strict):
         framework = FRAMEWORKS.get(value.get("framework") or next(iter(FRAMEWORKS)))
         if framework is None:
             return value
-        usual = {"mode": framework.modes[0], "completion": framework.completions[0].name}
+        usual = {"mode": framework.modes[0], "completion": framework.usual_completion(_asked(value.get("roles")))}
         return {**usual, "idle": usual_idle(framework), **value}
 
     @model_validator(mode="after")
     def _framework(self) -> Self:
         framework = FRAMEWORKS[self.framework]
         framework.validate(self)
+        self._check_requirements()
         self._check_endpoints()
         turns = next((role for role, spec in self.roles.items() if spec.at_once), "")
         if turns and not framework.is_independent:
@@ -406,6 +443,27 @@ class ClusterSpec(Strict):
                 f"Whoever opens {framework.title} runs programs in this appcode; name the people.", "access", "to"
             )
         return self
+
+    def _check_requirements(self) -> None:
+        if not self.requirements:
+            return
+        framework = FRAMEWORKS[self.framework]
+        if self.environment:
+            raise field_error("Give requirements or a saved environment, not both.", "requirements")
+        if framework.has_layer:
+            sentence = f"Install packages in {framework.title} itself, where they are kept, or save an environment."
+            raise field_error(sentence, "requirements")
+        if self.server:
+            raise field_error("A serving runtime brings its own packages.", "requirements")
+        try:
+            required(self.requirements, self.code.files if self.code else None)
+        except ValueError as error:
+            raise field_error(str(error), "requirements") from None
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """What is installed over the image for it, with what stands in the files that `requirements` names."""
+        return required(self.requirements, self.code.files if self.code else None)
 
     def _check_endpoints(self) -> None:
         names = [each.name for each in self.served]
@@ -444,6 +502,12 @@ class ClusterSpec(Strict):
         return {role: self.roles[role] for role in ROLES if self.count(role)}
 
 
+def _asked(roles: Any) -> list[str]:
+    """The names of those roles that what was sent asks tasks of."""
+    asked = roles.items() if isinstance(roles, dict) else ()
+    return [name for name, said in asked if not (isinstance(said, dict) and said.get("count") in (0, "0"))]
+
+
 class ClusterMetadata(Strict):
     name: ClusterName
     appcode: AppcodeName
@@ -472,6 +536,7 @@ def check_env(env: Mapping[str, str], most: int = MAX_ENV_BYTES) -> None:
         _no_nul(text)
     if sum(len(name.encode()) + len(text.encode()) for name, text in env.items()) > most:
         raise ValueError(f"All variables together may have {most // 1024} KiB.")
+    variables.check(env)
 
 
 def check_hook_env(env: Mapping[str, str], *path: str) -> None:

@@ -9,18 +9,21 @@ reason is Ending, so that "Succeeded" always means that the GPUs are free and th
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from clusters import failure
+from clusters import attempts, failure
 
 Phase = Literal["Queued", "Starting", "Running", "Succeeded", "Failed", "Stopped"]
 Outcome = Literal["Succeeded", "Failed", "Stopped"]
 Verdict = Literal["", "Succeeded", "Failed", "Stopped"]
 TERMINAL: frozenset[str] = frozenset({"Succeeded", "Failed", "Stopped"})
 # Reasons of a running task that ends again and again, or whose machine is not heard of.
-TROUBLES = ("BackOff", "NodeLost")
+NODE_LOST = "NodeLost"
+TROUBLES = ("BackOff", NODE_LOST)
+# Of a task whose image could not be pulled for as long as administrators wait for one.
+NOT_PULLED = "ImageNotPulled"
 
 
 # What a task says that the cloud has no place for → what its run says.
@@ -40,6 +43,7 @@ class TaskState:
     exit_code: int | None = None
     disrupted: bool = False
     log_tail: str = ""
+    started_at: dt.datetime | None = None
     finished_at: dt.datetime | None = None
 
     @property
@@ -54,6 +58,11 @@ class TaskState:
     @property
     def is_in_trouble(self) -> bool:
         return self.reason in TROUBLES
+
+    @property
+    def is_silent(self) -> bool:
+        """Its machine does not answer, so nobody knows what becomes of it."""
+        return self.phase in ("Pending", "Running") and self.reason == NODE_LOST
 
     @property
     def is_steady(self) -> bool:
@@ -73,14 +82,15 @@ class RunState:
     all (0), it runs as soon as one does.
 
     `wait_message` says why the portal itself cannot move it now (quota, time, a cloud that does not answer), `blocked_message`
-    why the cloud does not make its tasks, `unanswered` are endpoints to which nobody can be led yet.
+    why the cloud does not make its tasks, `gpus` is what one task of a role holds, and empty where a cloud says of the whole run
+    what it waits for, `unanswered` are endpoints to which nobody can be led yet.
     """
 
     phase: Phase
     counts: Mapping[str, int]
     awaited: str
     mode: str = "batch"
-    retries: int = 0
+    retries: int | None = 0
     independent: bool = False
     at_once: int = 0
     desired: str = "running"
@@ -100,6 +110,7 @@ class RunState:
     blocked_reason: str = ""
     blocked_message: str = ""
     unanswered: tuple[str, ...] = ()
+    gpus: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -176,16 +187,22 @@ def _verdict(
         # Both may be told at once: when a master leaves, workers that still talk to it fail. What came first counts.
         if failed and not (complete and _later(failed, done)):
             reason = failed.reason if failed.reason == "OOMKilled" else "TaskFailed"
-            return "Failed", reason, _so_many(run, lost) + _failure(failed)
+            return "Failed", reason, _so_many(run, lost) + _failure(failed, tasks)
         if complete:
             who = f"The {run.awaited} has" if len(finished) == 1 else f"All {len(finished)} {run.awaited}s have"
             return "Succeeded", "Completed", f"{who} finished."
     if run.refusal:
         return "Failed", "Refused", run.refusal
+    # What has run had its images: a registry that is away while a pod moves ends nothing.
+    unpulled = [task for task in newest.values() if task.phase == "Pending" and task.reason == NOT_PULLED]
+    if unpulled and run.phase != "Running" and run.desired != "ended":
+        first = min(unpulled, key=lambda t: (t.role, t.index))
+        return "Failed", NOT_PULLED, first.message or f"The image of {first.role}-{first.index} was not pulled."
     if run.desired == "ended":
         return "Stopped", run.stop_reason, run.stop_message
     if run.gone:
-        return "Failed", "Lost", "The cloud ended this run although nobody had asked for it."
+        why = run.gone_message if run.stored else ""
+        return "Failed", "Lost", why or "The cloud ended this run although nobody had asked for it."
     return "", "", ""
 
 
@@ -195,8 +212,19 @@ def _exhausted(run: RunState, tasks: list[TaskState]) -> list[TaskState]:
     for task in tasks:
         if task.counts_as_failure:
             failures.setdefault((task.role, task.index), []).append(task)
-    over = [attempts for attempts in failures.values() if len(attempts) > run.retries]
-    return [max(attempts, key=lambda t: t.attempt) for attempts in over]
+    over = [
+        ends
+        for ends in failures.values()
+        if attempts.exhausted([_is_own(run, end, tasks) for end in ends], run.retries)
+    ]
+    return [max(ends, key=lambda t: t.attempt) for ends in over]
+
+
+def _is_own(run: RunState, task: TaskState, tasks: list[TaskState]) -> bool:
+    """Whether a task failed because of its program alone."""
+    if run.retries is not None or not attempts.ended_itself(task):
+        return False
+    return run.independent or not attempts.lost_another(task, tasks)
 
 
 def _first(last: list[TaskState]) -> TaskState | None:
@@ -225,8 +253,9 @@ def _later(failed: TaskState, done: list[TaskState]) -> bool:
     return all(task.finished_at is not None and task.finished_at <= failed.finished_at for task in done)
 
 
-def _failure(task: TaskState) -> str:
-    """In the first line why it failed, in the program's own words where it has said it, then its last lines."""
+def _failure(task: TaskState, tasks: Iterable[TaskState] = ()) -> str:
+    """In the first line why it failed, in the program's own words where it has said it, then its last lines. `tasks` has its
+    attempts before."""
     lines = last_lines(task.log_tail)
     error = failure.error_line(task.log_tail)
     code = f"exit code {task.exit_code}" if task.exit_code is not None else task.reason or "no exit code"
@@ -234,9 +263,16 @@ def _failure(task: TaskState) -> str:
         tries = f", {task.attempt + 1} attempts" if task.attempt else ""
         return _with_lines(f"{error} ({task.name}, {code}{tries})", lines)
     how = f"with {code}" if task.exit_code is not None else f"({code})"
-    tries = f" after {task.attempt + 1} attempts" if task.attempt else ""
+    times = sum(each.name == task.name and each.counts_as_failure and each.attempt <= task.attempt for each in tasks)
+    if times > 1:
+        how = f"{often(times)} ({code})"
     cause = task.message or failure.why(task.log_tail)
-    return _with_lines(f"{task.name} failed {how}{tries}" + (f": {cause}" if cause else "."), lines)
+    return _with_lines(f"{task.name} failed {how}" + (f": {cause}" if cause else "."), lines)
+
+
+def often(times: int) -> str:
+    """ "twice", "5 times"."""
+    return {1: "once", 2: "twice"}.get(times, f"{times} times")
 
 
 def failed_with(task: TaskState) -> str:
@@ -283,9 +319,8 @@ def _ending(
         step = f"Storing the output fails and is tried again: {run.storage_message}"
     elif left:
         step = f"Stopping, {left} task{'s'[: left != 1]} left."
-        silent = [task for task in newest.values() if task.phase == "Running" and task.reason == "NodeLost"]
-        if silent:
-            step += f" {silent[0].message}"
+        if silent := next((task for task in newest.values() if task.is_silent), None):
+            step += f" {silent.message}"
     elif run.storage_state == "storing":
         step = run.storage_message or "The output is being stored."
     else:
@@ -295,16 +330,18 @@ def _ending(
 
 def _again(task: TaskState, tasks: Iterable[TaskState]) -> str:
     """Of a task that failed and is started again: how its last attempt ended, and what happens now."""
+    tasks = list(tasks)
     before = [each for each in tasks if (each.role, each.index) == (task.role, task.index) and each.phase == "Failed"]
     now = task.message if task.phase != "Failed" and task.message else "It is started again."
     if not before:
         return now
-    return _then(_failure(max(before, key=lambda each: each.attempt)), now)
+    return _then(_failure(max(before, key=lambda each: each.attempt), tasks), now)
 
 
 def _how(missing: Iterable[TaskState], tasks: Iterable[TaskState]) -> str:
-    """What becomes of the first of those that do not run."""
-    task = min(missing, key=lambda t: (t.role, t.index), default=None)
+    """What becomes of the first of those that do not run; of one whose machine does not answer before all others, because
+    somebody has to act."""
+    task = min(missing, key=lambda t: (not t.is_silent, t.role, t.index), default=None)
     return _again(task, tasks) if task else "A task is started again."
 
 
@@ -360,6 +397,23 @@ def _not_fetched(run: RunState) -> tuple[str, str]:
     return "FetchingInput", f"The input cannot be fetched and is tried again: {run.storage_message}"
 
 
+def _waits_for(run: RunState, waiting: Sequence[TaskState], wanted: int) -> str:
+    """All that a run lacks, and then what the first of its tasks says, where a cloud says it task by task."""
+    first, gpus = waiting[0], sum(run.gpus.get(task.role, 0) for task in waiting)
+    if len(waiting) == 1 or not run.gpus or not first.message:
+        return first.message or f"{len(waiting)} of {wanted} tasks wait for free GPUs."
+    lacks = f"Waits for {gpus} GPU{'s'[: gpus != 1]}" if gpus else "Waits for room"
+    said = first.message[0].lower() + first.message[1:]
+    return f"{lacks}: {len(waiting)} of {wanted} tasks have no node. {first.name} {said}"
+
+
+def _why_degraded(
+    run: RunState, tasks: list[TaskState], troubled: list[TaskState], pending: list[TaskState], wanted: int
+) -> str:
+    waiting = [task for task in pending if task.reason in WAITING]
+    return _waits_for(run, waiting, wanted) if waiting and not troubled else _how(troubled or pending, tasks)
+
+
 def _progress(
     run: RunState,
     tasks: list[TaskState],
@@ -384,17 +438,18 @@ def _progress(
     if run.phase == "Running":
         why = run.blocked_message if made < wanted else ""
         missing = f"{wanted - sum(ready.values())} of {wanted} tasks are not running."
-        return "Running", "Degraded", f"{missing} {why or _how(troubled or pending, tasks)}"
+        return "Running", "Degraded", f"{missing} {why or _why_degraded(run, tasks, troubled, pending, wanted)}"
     if run.storage_state == "failed":
         return "Starting", *_not_fetched(run)
     if troubled:
-        return "Starting", "Restarting", _how(troubled, tasks)
+        silent = any(task.is_silent for task in troubled)
+        return "Starting", NODE_LOST if silent else "Restarting", _how(troubled, tasks)
     unschedulable = [task for task in pending if task.reason in WAITING]
     if made < wanted and run.blocked_message:
         waits = len(unschedulable) == len(newest) + steady
         return "Queued" if waits else "Starting", run.blocked_reason, run.blocked_message
     if unschedulable:
-        message = unschedulable[0].message or f"{len(unschedulable)} of {wanted} tasks wait for free GPUs."
+        message = _waits_for(run, unschedulable, wanted)
         phase: Phase = "Queued" if len(unschedulable) == wanted else "Starting"
         return phase, WAITING[unschedulable[0].reason], message
     for reason, sentence in (

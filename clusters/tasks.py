@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from clusters import actions
 from clusters.benchmarks import loop as benchmarks
-from clusters.clouds import gpu_usage
+from clusters.clouds import credentials, gpu_usage
 from clusters.gateway import visits
 from clusters.logs import collect
 from clusters.model_registry import loop as model_registry
@@ -131,6 +131,11 @@ def apply_model_rules() -> None:
 def forget_visits() -> None:
     visits.forget_old()
     minutes.forget_old(timezone.now())
+
+
+@shared_task(name="clusters.tasks.tell_credentials_end")
+def tell_credentials_end() -> None:
+    credentials.tell_ends()
 
 
 @shared_task(name="clusters.tasks.stop_over_budget")

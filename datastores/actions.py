@@ -28,12 +28,13 @@ from django.utils import timezone
 
 from datastores import exports
 from datastores.access import allowed_folder
-from datastores.drivers import addresses, driver_for
+from datastores.drivers import driver_for, nfs
 from datastores.drivers.base import Driver, DriverError, NotThere
 from datastores.drivers.patience import within
 from datastores.hooks import uses_of, wrongs
 from datastores.models import Datastore, Removal, Volume
 from datastores.specs import DatastoreManifest, Kind, S3Spec, size_bytes
+from portal import outgoing
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require
 from portal.errors import Conflict, Invalid
 from portal.events import record
@@ -345,13 +346,15 @@ def _check(manifest: DatastoreManifest, appcode: Appcode, secret: str, store: Da
         _check_quota(appcode, spec.volume.size, store)
     if errors := wrongs(appcode, spec):
         raise Invalid(errors)
-    server = spec.s3 or spec.nfs
-    if server:
-        host = urlsplit(server.server).hostname or "" if spec.s3 else server.server
-        try:
-            addresses.check_literal(host)
-        except addresses.Denied as error:
-            raise Invalid.at("spec", spec.kind, "server", message=str(error)) from error
+    try:
+        if spec.s3:
+            url = urlsplit(spec.s3.server)
+            port = url.port or (443 if url.scheme == "https" else 80)
+            outgoing.check_literal(url.hostname or "", port, settings.OUTGOING)
+        elif spec.nfs:
+            outgoing.check_literal(spec.nfs.server, nfs.PORT, nfs.rules())
+    except outgoing.Closed as error:
+        raise Invalid.at("spec", spec.kind, "server", message=str(error)) from error
 
 
 def _usable_appcode(manifest: DatastoreManifest, user: User) -> Appcode:

@@ -27,47 +27,25 @@ from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, searc
 from portal.api.views import person
 from portal.manifests import parse
 
-_METADATA = {"name": "demo-output", "appcode": "ops-demo"}
+# No secret: the keys that the documentation of S3 itself shows.
+_BUCKET = {
+    "server": "https://s3.example.com",
+    "access_key": "AKIAIOSFODNN7EXAMPLE",
+    "secret_key": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "bucket": "tmp",
+}
 EXAMPLES = [
     OpenApiExample(
-        "S3",
+        title,
         request_only=True,
-        value={
-            "kind": "datastore",
-            "metadata": _METADATA,
-            "spec": {
-                "s3": {
-                    "server": "https://s3.example.com",
-                    "access_key": "AKIAEXAMPLE",
-                    "secret_key": "…",
-                    "bucket": "tmp",
-                }
-            },
-        },
-    ),
-    OpenApiExample(
-        "NFS",
-        request_only=True,
-        value={
-            "kind": "datastore",
-            "metadata": _METADATA,
-            "spec": {"nfs": {"server": "10.0.0.7", "path": "/data/output"}},
-        },
-    ),
-    OpenApiExample(
-        "Volume",
-        request_only=True,
-        value={
-            "kind": "datastore",
-            "metadata": _METADATA,
-            "spec": {"volume": {"storage_class": "ceph-rbd", "size": "20Gi"}},
-        },
-    ),
-    OpenApiExample(
-        "Folder of this machine",
-        request_only=True,
-        value={"kind": "datastore", "metadata": _METADATA, "spec": {"local": {"path": "/data/output"}}},
-    ),
+        value={"kind": "datastore", "metadata": {"name": name, "appcode": "ops-demo"}, "spec": spec},
+    )
+    for title, name, spec in (
+        ("S3", "bucket-output", {"s3": _BUCKET}),
+        ("NFS", "nfs-output", {"nfs": {"server": "10.0.0.7", "path": "/data/output"}}),
+        ("Volume", "scratch", {"volume": {"size": "20Gi"}}),
+        ("Folder of this machine", "folder-output", {"local": {"path": "/data/output"}}),
+    )
 ]
 
 
@@ -165,7 +143,7 @@ class Sharing(APIView):
         "`ops-demo/digits`. For owners. Only what lies in S3 can be shared.",
         request=ReadersManifest,
         responses=ReadersDocument,
-        examples=[OpenApiExample("With a team", request_only=True, value={"appcodes": ["ops-more"]})],
+        examples=[OpenApiExample("With a team", request_only=True, value={"appcodes": ["flight-demo"]})],
     )
     def put(self, request: Request, code: str, name: str) -> Response:
         store = datastore_for(person(request), code, name, MANAGE)

@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, include, path
 
-from portal.api import views
+from portal.api import org, views
 from portal.profile.api import MeNotifications
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -13,6 +13,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/quota-requests/approve", views.ApproveRequest.as_view()),
     path("appcodes/<slug:code>/quota-requests/refuse", views.RefuseRequest.as_view()),
     path("appcodes/<slug:code>/quota-requests/request-changes", views.RequestChanges.as_view()),
+    path("org-nodes", org.OrgNodes.as_view()),
+    path("org-nodes/<str:path>", org.OneOrgNode.as_view()),
     path("", include("portal.webhooks.api_routes")),
     path("schema", views.SchemaView.as_view(), name="api-schema"),
     path("docs", views.DocsView.as_view(), name="api-docs"),

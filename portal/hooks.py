@@ -105,9 +105,9 @@ news: Hook[Callable[[User, Collection[str], dt.datetime], list[News]]] = Hook()
 gpu_use: Hook[Callable[[QuerySet[Appcode]], GpuUse]] = Hook()
 # What a GPU costs an appcode; None: one without special prices. None where there is no price.
 gpu_prices: Hook[Callable[[Appcode | None], GpuPrices | None]] = Hook()
-# Mail about an appcode, in the transaction of what it tells about: key (what it is about, once for ever), id of the appcode,
-# subject, text, and addresses; none: its notification addresses.
-mail: Hook[Callable[[str, int, str, str, Sequence[str]], None]] = Hook()
+# Mail, in the transaction of what it tells about: key (what it is about, once for ever), id of the appcode (None of what is about
+# none), subject, text, and addresses; none: the notification addresses of the appcode.
+mail: Hook[Callable[[str, int | None, str, str, Sequence[str]], None]] = Hook()
 # The monthly budgets of some appcodes, by their ids; those without one are left out.
 budgets: Hook[Callable[[Collection[int]], Mapping[int, Decimal]]] = Hook()
 # Makes an amount the monthly budget of an appcode, as an administrator approved it, in the transaction of the approval.

@@ -7,7 +7,7 @@ the same things. Whether a name in it exists is the database's business; what ca
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
@@ -15,6 +15,8 @@ from pydantic.alias_generators import to_camel
 
 from portal.errors import FieldError, Invalid
 
+# Of an object that was wanted, so many are named.
+MOST_KEYS = 4
 DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -83,6 +85,23 @@ def mistakes(error: ValidationError) -> list[FieldError]:
     return out
 
 
+def _object(facts: Mapping[str, Any]) -> str:
+    """The keys of the object that is wanted, required ones first: {"size": …, "storageClass": …}."""
+    name = facts.get("class_name")
+    found = next((each for each in _all_below(Strict) if each.__name__ == name), None)
+    if found is None:
+        return "{…}"
+    fields = sorted(found.model_fields.items(), key=lambda item: not item[1].is_required())
+    keys = [f'"{field.alias or name}": …' for name, field in fields[:MOST_KEYS]]
+    return f"{{{', '.join([*keys, *(['…'] if len(fields) > MOST_KEYS else [])])}}}"
+
+
+def _all_below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _all_below(each)
+
+
 def sentence(kind: str, message: str, facts: Mapping[str, Any]) -> str:
     """Pydantic's words as one would say them beside a field."""
     plain = {
@@ -95,7 +114,8 @@ def sentence(kind: str, message: str, facts: Mapping[str, Any]) -> str:
         **dict.fromkeys(("decimal_parsing", "decimal_type"), "Give a number, for example 500.00."),
         **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "Give a number."),
         **dict.fromkeys(("bool_parsing", "bool_type"), "Say true or false."),
-        **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "Give an object, {…}."),
+        "dict_type": "Give an object, {…}.",
+        **dict.fromkeys(("model_type", "model_attributes_type"), f"Give an object, {_object(facts)}."),
         "string_type": "Give text.",
         "list_type": "Give a list, […].",
         **dict.fromkeys(("date_type", "date_parsing", "date_from_datetime_parsing"), "Give a day like 2027-03-31."),

@@ -7,7 +7,6 @@ nothing is shown to the outside that helps an attacker.
 
 import logging
 from datetime import timedelta
-from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,8 +15,7 @@ import environ
 from django.core.exceptions import ImproperlyConfigured
 from django.http.request import split_domain_port
 
-from portal import assets, logs
-from portal.addresses import NEVER
+from portal import assets, logs, outgoing
 from portal.terms import MAX_DAYS
 
 django_stubs_ext.monkeypatch()
@@ -76,8 +74,10 @@ CONTENT_SECURITY_POLICY = {
     }
 }
 # Under HTTPS no page of another host of the domain can set these: applications are such hosts.
+BROWSER_COOKIE_NAME = "browser"  # which one has signed in before (portal/pages/accounts.py)
 if SECURE:
     SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "__Host-sessionid", "__Host-csrftoken"
+    BROWSER_COOKIE_NAME = "__Host-browser"
 # Host-only cookies: content of users lives on other origins (<name>.apps.<domain>) and never receives them.
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
@@ -217,6 +217,8 @@ CELERY_BEAT_SCHEDULE = {
     "forget-measured": {"task": "billing.tasks.forget_measured", "schedule": 3600.0, "options": {"expires": 3600}},
     # Appcodes that expire: days are announced, so minutes do not matter.
     "expiry": {"task": "portal.tasks.tell_expiry", "schedule": 600.0, "options": {"expires": 600}},
+    # And credentials of clouds.
+    "credentials": {"task": "clusters.tasks.tell_credentials_end", "schedule": 3600.0, "options": {"expires": 3600}},
     "mail": {"task": "billing.tasks.send_mail", "schedule": 60.0, "options": {"expires": 60}},
     # Budgets tell and announce once a minute; what they have ordered to stop is looked for more often.
     "budgets": {"task": "billing.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
@@ -352,20 +354,11 @@ MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=10)
 UPLOAD_MAX_BYTES = env.int("PORTAL_UPLOAD_MAX_MB", default=50 * 1024) * 2**20
 # One export (FOCUS) is made in a temporary file before it is sent; at most MAX_LOG_STREAMS of them for each web process.
 EXPORT_MAX_BYTES = env.int("PORTAL_EXPORT_MAX_MB", default=1024) * 2**20
-# Where datastores may not lie. Loopback is this machine itself: fine where tasks run on it too, forbidden inside Kubernetes.
-DENIED_NETWORKS = env.list("PORTAL_DENIED_NETWORKS", default=[*NEVER])
-# NFS exports that datastores may name (datastores/exports.py); none by default, because a server trusts whoever mounts it.
 # From where the packages of plugins come, a name and a password in it for a private one; "off" for from nowhere.
 PACKAGE_INDEX = env.str("PORTAL_PACKAGE_INDEX", default="https://pypi.org/simple/")
+# NFS exports that datastores may name (datastores/exports.py); none by default, because a server trusts whoever mounts it.
 NFS_SERVERS = env.list("PORTAL_NFS_SERVERS", default=[])
-# Where webhooks may go besides the public internet, for example "10.20.0.0/16,fd00::/8"; and over http, without TLS. A file of
-# certificates says which authorities of one's own are trusted besides the usual ones.
-WEBHOOK_NETWORKS = env.list("PORTAL_WEBHOOK_NETWORKS", default=[])
-for _network in WEBHOOK_NETWORKS:
-    try:
-        ip_network(_network)
-    except ValueError as error:
-        raise ImproperlyConfigured(f"PORTAL_WEBHOOK_NETWORKS: {error}.") from error
+# Webhooks over http, without TLS. A file of certificates says which authorities of one's own are trusted besides the usual ones.
 WEBHOOK_HTTP = env.bool("PORTAL_WEBHOOK_HTTP", default=False)
 WEBHOOK_AUTHORITIES = env.str("PORTAL_WEBHOOK_CA_FILE", default="")
 WEBHOOKS_PER_APPCODE = env.int("PORTAL_WEBHOOKS_PER_APPCODE", default=10)
@@ -438,6 +431,14 @@ LOGS_S3 = {
 }
 if LOGS_S3["server"] and not LOGS_S3["server"].startswith(("http://", "https://")):
     raise ImproperlyConfigured("PORTAL_LOGS_S3_URL starts with http:// or https://.")
+# Where datastores, repositories and webhooks may lie besides public addresses: networks and servers (portal/outgoing.py). The
+# servers that an administrator names by settings of their own are open, too.
+try:
+    OUTGOING = outgoing.Rules.read(
+        [*env.list("PORTAL_OPEN_NETWORKS", default=[]), *map(outgoing.server_of, (STORAGE["url"], LOGS_S3["server"]))]
+    )
+except ValueError as error:
+    raise ImproperlyConfigured(str(error)) from error
 LOGS_MAX_BYTES = env.int("PORTAL_LOGS_MAX_MB", default=1024) * 2**20
 # What logs on their way there may take of /tmp in one process.
 LOGS_SPOOL_BYTES = env.int("PORTAL_LOGS_SPOOL_MB", default=4096) * 2**20

@@ -112,16 +112,17 @@ class Chain:
         """Each trial was made once and ran once, the better rate has won, and the whole is the sum of its tasks."""
         found = self.get("GET", "/sweeps/all-search-1")["status"]
         count = len(RATES) * self.folds
-        assert (found["trials"], found["best"]["parameters"]) == ({"Succeeded": count}, {"lr": 1})
-        assert found["best"]["sd"] > 0
-        assert [each["status"]["run"] for each in self.trials()] == [1] * count
+        assert (found["trials"], found["best"]["parameters"]) == ({"Succeeded": count}, {"lr": 1}), found
+        assert found["best"]["sd"] > 0, found
+        runs = [each["status"]["run"] for each in self.trials()]
+        assert runs == [1] * count, runs
         used = [
             self.get("GET", f"/clusters/all-search-1-{n}-{fold}/usage")
             for n in range(len(RATES))
             for fold in range(1, self.folds + 1)
         ]
         seconds = [segment["gpuSeconds"] for each in used for segment in each["segments"]]
-        assert found["gpuSeconds"] == sum(seconds) >= len(seconds) == count
+        assert found["gpuSeconds"] == sum(seconds) >= len(seconds) == count, (found, used)
 
     @property
     def final(self) -> str:

@@ -20,18 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from clusters.clouds.drivers.local.agent import disks
 from portal.up import servers, services
-from tests import flush, s3server, tables
+from tests import flush, ports, s3server, tables
 from tests.index import Index
 from tests.running import Portal
 
 _servers = contextlib.ExitStack()
 SLOW = ("e2e", "kube", "trains")
 
-# How long an example takes depends on who else is busy on this machine.
-settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# No deadline: how long an example takes depends on who else is busy on this machine. The blob of a failure repeats it elsewhere.
+settings.register_profile(
+    "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("patient")
 
 
@@ -78,8 +81,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests on the one running portal go to the same process of `pytest -n`, and have the time that training takes. So do all
-    tests of a file, unless it says else: what they share (a browser, a world of rows) is then made once."""
+    tests of a file, unless it says else: what they share (a browser, a world of rows) is then made once.
+
+    RERUNS never repeats a property test: it fails for an example, which the next run of it may not draw."""
     for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.flaky(reruns=0))
         if "portal_up" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("portal"))
             item.add_marker(pytest.mark.e2e)
@@ -111,9 +118,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(report.longreprtext)
 
 
+def _remove(folder: Path) -> None:
+    """With the volumes of an agent that was killed."""
+    for at in folder.glob("*/cloud/*/*"):
+        disks.detach(at)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _start_servers() -> None:
     folder = Path(tempfile.mkdtemp(prefix="portal-tests-"))
-    _servers.callback(shutil.rmtree, folder, ignore_errors=True)
+    _servers.callback(_remove, folder)
     logs = folder / "log"
     logs.mkdir()
     access_key, secret_key = "TESTS" + secrets.token_hex(8).upper(), secrets.token_hex(20)
@@ -136,6 +150,7 @@ def _start_servers() -> None:
         "PORTAL_S3_URL": s3.url,
         "PORTAL_S3_ACCESS_KEY": access_key,
         "PORTAL_S3_SECRET_KEY": secret_key,
+        "PORTAL_OPEN_NETWORKS": ports.setting(int(s3.url.rpartition(":")[2])),
     }
 
 

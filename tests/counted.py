@@ -9,11 +9,13 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests import ports
+
 
 class Counted:
     """`url` leads to the server at `target`; `sent` are the bytes of its answers since it was set to 0."""
 
-    def __init__(self, target: str, address: str = "127.0.0.1") -> None:
+    def __init__(self, target: str, address: str = "127.0.0.1", port: int = 0) -> None:
         parts = urlsplit(target)
         self.target = (str(parts.hostname), int(parts.port or 80))
         self.sent = 0
@@ -41,7 +43,7 @@ class Counted:
                 with suppress(OSError):
                     self.request.shutdown(socket.SHUT_WR)
 
-        self.server = socketserver.ThreadingTCPServer((address, 0), Handler)
+        self.server = socketserver.ThreadingTCPServer((address, port or ports.free()), Handler)
         self.server.daemon_threads = True
         self.url = f"http://{address}:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()

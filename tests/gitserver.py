@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests import ports
+
 WHO = {"NAME": "tester", "EMAIL": "tester@example.com", "DATE": "2026-01-01T00:00:00Z"}
 
 
@@ -54,7 +56,7 @@ class GitServer:
         self.folder, self.login = folder, login
         self.asked: list[str] = []
         self.redirect = ""
-        self.server = ThreadingHTTPServer((address, 0), self._handler())
+        self.server = ThreadingHTTPServer((address, ports.free()), self._handler())
         self.url = f"http://{address}:{self.server.server_port}"
 
     def repository(self, name: str = "code.git") -> Repository:

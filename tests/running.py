@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from portal.outgoing import SETTING
 from portal.up.services import dies_with_parent, free_port
 from tests.index import Index
 
@@ -24,9 +26,9 @@ INNER = ("DATABASE_URL", "REDIS_URL", "LOCAL_CLOUD_", "PORTAL_", "DJANGO_")
 
 
 def environment(data: Path, port: int, **more: str) -> dict[str, str]:
-    """The environment of a newcomer's shell, with only these settings."""
+    """The environment of a newcomer's shell, with only these settings, and what is open for servers of tests."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(INNER)}
-    return env | {"PORTAL_DATA": str(data), "PORTAL_PORT": str(port), **more}
+    return env | {"PORTAL_DATA": str(data), "PORTAL_PORT": str(port), SETTING: os.environ.get(SETTING, ""), **more}
 
 
 def up_once(data: Path, port: int, *prefix: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -129,14 +131,15 @@ class Portal:
         """Everything on this machine that belongs to this data folder."""
         found = []
         for process in psutil.process_iter():
-            try:
-                line = process.cmdline()
-                words = [*line, process.cwd(), *process.environ().values()]
-            except psutil.Error:
-                continue
-            if any(str(self.data) in word for word in words):
-                found.append(f"{process.pid} {' '.join(line)}")
+            with contextlib.suppress(psutil.Error):
+                if self.owns(process):
+                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
         return found
+
+    def owns(self, process: psutil.Process) -> bool:
+        """Whether it has to do with this data folder. Raises psutil.Error."""
+        words = [*process.cmdline(), process.cwd(), *process.environ().values()]
+        return any(str(self.data) in word for word in words)
 
     def get(self, path: str = "/", host: str | None = None) -> int:
         """The status of a page, or 0 when nobody answers."""

@@ -130,8 +130,8 @@ class Waste(models.Model):
     """What a consumer held for nothing, by kind: derived from the ledger, the observations and outcomes (`waste.look`).
 
     "failed" is all that a failed run cost; "outlived" what parameter servers cost after the last of those that they serve had
-    ended; "reserved" GPUs that were kept for a pod while its image was fetched, which nobody pays for: `charge` is what they
-    would have cost. Several kinds may tell of the same seconds.
+    ended; "reserved" GPUs that were kept for a pod while its image or its data were fetched, which nobody pays for: `charge` is
+    what they would have cost. Several kinds may tell of the same seconds.
     """
 
     class Kind(models.TextChoices):

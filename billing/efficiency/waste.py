@@ -1,5 +1,5 @@
 """What was held for nothing: the cost of failed runs, parameter servers that outlived those they serve, GPUs that were kept while
-an image was fetched.
+an image or data were fetched.
 
 Whoever runs things tells how each ended (`note_outcome`); the rest follows from the ledger and the observations. `look` reads
 what the ledger has got since it looked last and reckons those consumers anew as a whole, so it may be killed, repeated and run
@@ -34,7 +34,7 @@ CHUNK = 2000
 EXPLAINED = {
     Waste.Kind.FAILED: "Failed runs",
     Waste.Kind.OUTLIVED: "Parameter servers that outlived their workers",
-    Waste.Kind.RESERVED: "GPUs kept while an image was fetched",
+    Waste.Kind.RESERVED: "GPUs kept while an image or data were fetched",
 }
 
 # Where a portion ends: numbers have gaps, so lines are counted and not their numbers. No row: the last one.

@@ -54,8 +54,8 @@ class Resources:
 class PodState:
     """One sighting of one pod, as its cloud told it.
 
-    `scheduled_at` is when its resources were reserved, `started_at` when the first of its containers ran (which may
-    fetch its data), `finished_at` when the last had ended; `phase` is Kubernetes' word. `consumer` is the caller's key
+    `scheduled_at` is when its resources were reserved, `started_at` when its program first ran (after its image and its data were
+    fetched), `finished_at` when the last of its containers had ended; `phase` is Kubernetes' word. `consumer` is the caller's key
     for what it belongs to ("run 17"), and `labels` are names that survive deletion: the pages group by "cluster",
     "run", "role" and "index"; what has "serves" is there for the others of its consumer alone. `seen_at` is when the
     portal saw it; `record.record` fills it in. A volume or a bucket is metered in the same way: it holds `storage_mb`
@@ -142,7 +142,7 @@ class Segment:
 def segment_of(states: Iterable[PodState]) -> Segment | None:
     """What the sightings of one pod add up to, in any order and however often they came; None while it held nothing.
 
-    It begins with the earliest `started_at`: what is only reserved, while an image is fetched, is not billed. It ends with the
+    It begins with the earliest `started_at`: what is only reserved, for an image or data to come, is not billed. It ends with the
     last `finished_at` of a terminal phase, a seen one before an estimated one; a deletion is never an end. What cannot be is
     mended and flagged: a terminal pod without an end holds nothing after its last known time; a time ahead of its sighting by
     more than MAX_SKEW counts as the sighting's, a start that far before `scheduled_at` as that; an end before the start counts

@@ -732,7 +732,11 @@ class Migration(migrations.Migration):
                 (
                     "appcode",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.PROTECT, related_name="+", to="portal.appcode"
+                        help_text="None: it is about none.",
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="portal.appcode",
                     ),
                 ),
             ],

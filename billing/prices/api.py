@@ -40,11 +40,11 @@ from portal.api.problems import TooLarge
 from portal.api.views import person
 from portal.files import download
 
-CSV = "text/csv"
+CSV, BYTES = "text/csv", "application/octet-stream"
 
 
 class CsvBody(BaseParser):
-    """A file of prices as it is: at most settings.DATA_UPLOAD_MAX_MEMORY_SIZE bytes, in UTF-8."""
+    """Reads a file of prices: at most settings.DATA_UPLOAD_MAX_MEMORY_SIZE bytes, in UTF-8."""
 
     media_type = CSV
 
@@ -57,6 +57,12 @@ class CsvBody(BaseParser):
             return body.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise ParseError("The file has to be in UTF-8.") from error
+
+
+class CsvBytes(CsvBody):
+    """The same, sent by programs that know no CSV: the usual generators of clients are among them."""
+
+    media_type = BYTES
 
 
 class Prices(APIView):
@@ -118,7 +124,7 @@ class PriceEffect(APIView):
 
 
 class PriceFile(APIView):
-    parser_classes = (CsvBody,)
+    parser_classes = (CsvBody, CsvBytes)
 
     @extend_schema(
         operation_id="prices_export",
@@ -133,7 +139,7 @@ class PriceFile(APIView):
         operation_id="prices_import",
         summary="Bring all prices of a CSV file into the book, or none",
         description="As the export writes it. What the file does not name stays. Paths of errors are LINE.COLUMN.",
-        request={CSV: OpenApiTypes.STR},
+        request={CSV: OpenApiTypes.STR, BYTES: OpenApiTypes.BINARY},
         responses=ImportDocument,
     )
     def post(self, request: Request) -> Response:

@@ -48,7 +48,7 @@ EXAMPLE = OpenApiExample(
     value={
         "kind": "application",
         "metadata": {"name": "notes", "appcode": "ops-demo"},
-        "spec": {"type": "jupyter", "image": "jupyter", "flavor": "middle-1-gpu", "storage": {"size": "20Gi"}},
+        "spec": {"type": "jupyter", "image": "jupyter-4-6", "flavor": "middle-1-gpu", "storage": {"size": "20Gi"}},
     },
 )
 

@@ -19,6 +19,7 @@ from billing.efficiency import measured
 from clusters.clouds import actions
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.drivers.kubernetes.watch.capacity import give_up
 from clusters.clouds.health import silence
 from clusters.clouds.manifest import KubernetesManifest, KubernetesMetadata, read_manifest
 from clusters.clouds.placement import default_name
@@ -32,6 +33,14 @@ from portal.errors import Invalid
 from portal.manifests import Strict, parse
 from portal.models import OrgNode, User
 
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: main
+clusters: [{name: training, cluster: {server: "https://203.0.113.7:6443"}}]
+users: [{name: portal, user: {token: eyJhbGciOiJSUzI1NiJ9.EXAMPLE}}]
+contexts: [{name: main, context: {cluster: training, user: portal}}]
+"""
 EXAMPLE = OpenApiExample(
     "By a service account's token",
     request_only=True,
@@ -40,9 +49,8 @@ EXAMPLE = OpenApiExample(
         "metadata": {"name": "training"},
         "spec": {
             "title": "Training",
-            "kubeconfig": "apiVersion: v1\nkind: Config\ncurrent-context: main\n…",
+            "kubeconfig": KUBECONFIG,
             "default": True,
-            "settings": {"runtime_class": "nvidia"},
         },
     },
 )
@@ -72,6 +80,27 @@ class TestStatus(Answer):
     missing: list[str] = Field(
         default=[], examples=[["create jobs.batch"]], description="Rights that the portal lacks."
     )
+    missing_optional: list[str] = Field(
+        default=[], examples=[["patch nodes"]], description="Rights that it lacks and can do without."
+    )
+    misnamed: dict[str, str] = Field(
+        default={},
+        examples=[{"runtime_class": "This cluster has no RuntimeClass “nvidia”."}],
+        description="What the settings name and the cluster does not have, by the name of the setting.",
+    )
+
+
+class SilentNode(Answer):
+    """A node that does not answer and was not given up."""
+
+    name: str
+    heard: dt.datetime | None = Field(description="When it was last heard; null where nobody knows.")
+    gpus: int
+    command: str = Field(
+        examples=["kubectl taint node gpu-1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"],
+        description="What an administrator of the cluster types when the machine is off and stays off, if the portal may not do "
+        "it (kubernetes_give_up_node).",
+    )
 
 
 class KubernetesStatus(Answer):
@@ -86,6 +115,7 @@ class KubernetesStatus(Answer):
     gpu_use: str = Field(
         description="Why it is not known how busy its GPUs are; empty when it is, or nobody has asked yet."
     )
+    silent_nodes: list[SilentNode]
     test: TestStatus | None
 
 
@@ -137,7 +167,8 @@ class Clusters(APIView):
         operation_id="kubernetes_register",
         summary="Register a Kubernetes cluster",
         description="The kubeconfig goes in and never comes out again. It must not name programs (exec) or files. The connection "
-        "is tried, and its state answered, but a cluster that does not answer is registered all the same.",
+        "is tried, and its state answered, but a cluster that does not answer is registered all the same. One that answers must "
+        "have what the settings name: runtime, priority and ingress classes, and the LocalQueue of Kueue (422).",
         request=KubernetesManifest,
         responses={201: KubernetesDocument},
         examples=[EXAMPLE],
@@ -187,7 +218,8 @@ class Test(APIView):
     @extend_schema(
         operation_id="kubernetes_test",
         summary="Try the connection",
-        description="Says the version, the nodes and GPUs, and every right that the portal lacks.",
+        description="Says the version, the nodes and GPUs, every right that the portal lacks, and what the settings name and the "
+        "cluster does not have.",
         request=None,
         responses=KubernetesDocument,
     )
@@ -217,6 +249,24 @@ class GiveUp(APIView):
             raise Invalid.at("name", message=f"Say “{row.name}” here, too: this cannot be taken back.")
         decommission.give_up(row, acting_user=user)
         return Response(_document(_cluster(name)))
+
+
+class GiveUpNode(APIView):
+    @extend_schema(
+        operation_id="kubernetes_give_up_node",
+        summary="Give up a node that does not answer",
+        description="Only for a machine that is off and stays off: Kubernetes then deletes the node's pods at once, and its "
+        "tasks start elsewhere. It is the taint node.kubernetes.io/out-of-service, which somebody takes off when the node is "
+        "back. 409 for a node that answers, and where the portal lacks the right (docker/kubernetes/nodes.yaml), with the "
+        "command that does the same.",
+        request=None,
+        responses=KubernetesDocument,
+    )
+    def post(self, request: Request, name: str, node: str) -> Response:
+        user = _administrator(request)
+        row = _cluster(name)
+        actions.give_up_node(row, node, acting_user=user)
+        return Response(_document(row))
 
 
 class Placements(APIView):
@@ -300,6 +350,16 @@ def _document(row: Cloud) -> dict[str, Any]:
             runs=Run.objects.filter(cloud=row.name, gone=False).count(),
             business_lines=sorted(each.org_node.path for each in row.placements.all()),
             gpu_use=measured.why_not(row.name),
+            silent_nodes=[
+                SilentNode(
+                    name=node["name"],
+                    heard=None if since == "?" else dt.datetime.fromisoformat(since),
+                    gpus=node["gpus"],
+                    command=give_up(node["name"]),
+                )
+                for node in nodes
+                if (since := node.get("silent_since"))
+            ],
             test=TestStatus(tested=row.tested_at, **test) if test and row.tested_at else None,
         ),
     ).json_value()

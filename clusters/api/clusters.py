@@ -21,16 +21,12 @@ from clusters.api.documents import (
     ClusterDocument,
     ClusterPage,
     ClusterUsageDocument,
-    FlavorPage,
-    ImagePage,
     InputDocument,
     PreviewDocument,
     RunDocument,
     RunPage,
     ServingRuntimePage,
     TaskPage,
-    flavor_document,
-    image_document,
     input_document,
     preview_document,
     read_manifest,
@@ -44,7 +40,7 @@ from clusters.api.looks import looks_at
 from clusters.api.verbs import Kind, carry_out
 from clusters.clouds.health import silences
 from clusters.manifest import ClusterManifest
-from clusters.models import Cluster, Flavor, Image, Run, ServingRuntime
+from clusters.models import Cluster, Run, ServingRuntime
 from clusters.run_hooks.shown import with_hooks
 from clusters.runs import listed
 from clusters.runs.preview import preview
@@ -75,9 +71,9 @@ EXAMPLE = OpenApiExample(
     request_only=True,
     value={
         "kind": "cluster",
-        "metadata": {"name": "show1", "appcode": "ops-demo"},
+        "metadata": {"name": "digits-ps", "appcode": "ops-demo"},
         "spec": {
-            "image": "tensorflow",
+            "image": "tensorflow-2-21",
             "command": "python digits_ps.py --epochs 5",
             "env": {"DATA_DIR": "/elearn/input"},
             "input": "demo-input",
@@ -248,18 +244,6 @@ class ClusterUsage(APIView):
         segments = usage_of([consumer(run)], now) if run else []
         parts = makeup.parts(now, consumers=[consumer(run)]) if run else []
         return Response(usage_document(cluster, run, segments, parts, now))
-
-
-class Flavors(APIView):
-    @extend_schema(operation_id="flavors_list", summary="The sizes that a task can have", responses=FlavorPage)
-    def get(self, request: Request) -> Response:
-        return everything([flavor_document(flavor) for flavor in Flavor.objects.filter(enabled=True)])
-
-
-class Images(APIView):
-    @extend_schema(operation_id="images_list", summary="The images that a cluster can use", responses=ImagePage)
-    def get(self, request: Request) -> Response:
-        return everything([image_document(image) for image in Image.objects.filter(enabled=True)])
 
 
 class ServingRuntimes(APIView):

@@ -138,7 +138,9 @@ class RunStatus(Answer):
     cloud: str = Field(examples=["training"], description="Where it was made; “local” is the portal's own machine.")
     namespace: str = Field(description="That of its business line there.")
     notice: str = Field(description="A sentence while its cloud is out of reach: how old this is. Empty otherwise.")
-    warning: str = Field(description="A sentence on data that is hardly what was meant: empty input. Empty otherwise.")
+    warning: str = Field(
+        description="Sentences on data: an empty input, output that could not be stored and why. Empty otherwise."
+    )
     read: ReadStatus | None = Field(description="What it has read; null before, and where the input is no copy.")
     wrote: WroteStatus | None = Field(
         description="What it has written; null before it is listed, and where the portal cannot see the datastore's files."
@@ -287,6 +289,7 @@ class FlavorDocument(Answer):
     memory_mb: int
     gpus: int
     gpu_model: str = Field(description="Empty for any model.")
+    enabled: bool = Field(description="Whether it is offered; only administrators see others.")
 
 
 class FlavorPage(Answer):
@@ -303,6 +306,11 @@ class ImageDocument(Answer):
     container: str = Field(description="The container's reference; empty when there is none.")
     local: bool = Field(description="Whether it can run on the portal's own machine.")
     frameworks: list[str] = Field(description="Those that it has; others are refused. Empty: not said.")
+    enabled: bool = Field(description="Whether it is offered; only administrators see others.")
+    environment: str | None = Field(
+        description="The path of a virtual environment on the portal's own machine; null to all but administrators."
+    )
+    program: str | None = Field(description="A folder of that machine that tasks start in; the same.")
 
 
 class ImagePage(Answer):
@@ -506,10 +514,12 @@ def flavor_document(flavor: Flavor) -> dict[str, Any]:
         memory_mb=flavor.memory_mb,
         gpus=flavor.gpus,
         gpu_model=flavor.gpu_model,
+        enabled=flavor.enabled,
     ).json_value()
 
 
-def image_document(image: Image) -> dict[str, Any]:
+def image_document(image: Image, *, paths: bool = False) -> dict[str, Any]:
+    """With its paths on the portal's own machine for administrators."""
     return ImageDocument(
         name=image.name,
         title=image.title,
@@ -517,6 +527,9 @@ def image_document(image: Image) -> dict[str, Any]:
         container=image.container,
         local=bool(image.environment),
         frameworks=image.frameworks,
+        enabled=image.enabled,
+        environment=image.environment if paths else None,
+        program=image.program if paths else None,
     ).json_value()
 
 

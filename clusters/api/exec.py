@@ -25,7 +25,7 @@ from clusters.actions import note_command
 from clusters.api.logs import PlainText
 from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands, Session
 from clusters.clouds.registry import cloud_of, run_ref
-from clusters.frameworks import ROLES
+from clusters.frameworks import ROLES, starting
 from clusters.models import Run
 from portal.access import OPERATE, require
 from portal.api.problems import Unavailable
@@ -93,7 +93,12 @@ class TaskExec(APIView):
             cloud = runner_of(row)
             note_command(row, role, index, command.argv, acting_user=person(request))
             session = cloud.exec(
-                run_ref(row), role, index, command.argv, stdin=command.stdin is not None, tty=command.tty
+                run_ref(row),
+                role,
+                index,
+                starting.beside(command.argv),
+                stdin=command.stdin is not None,
+                tty=command.tty,
             )
         except BaseException as error:
             place.release()

@@ -19,7 +19,7 @@ from portal.api.pagination import everything
 from portal.api.views import person
 from portal.manifests import parse
 
-EXAMPLE = OpenApiExample("GitLab", request_only=True, value={"name": "oauth2", "token": "glpat-…"})
+EXAMPLE = OpenApiExample("GitLab", request_only=True, value={"name": "oauth2", "token": "glpat-EXAMPLE"})
 
 
 class GitTokenDocument(Answer):

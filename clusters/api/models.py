@@ -49,7 +49,7 @@ from portal.manifests import parse
 MODEL_EXAMPLE = OpenApiExample(
     "A model",
     request_only=True,
-    value={"kind": "model", "metadata": {"name": "digits", "description": "Reads handwritten digits"}},
+    value={"kind": "model", "metadata": {"name": "handwriting", "description": "Reads handwritten digits"}},
 )
 VERSION_EXAMPLE = OpenApiExample(
     "What a run has written",

@@ -42,7 +42,7 @@ EXAMPLE = OpenApiExample(
         "metadata": {"name": "lr", "appcode": "ops-demo"},
         "spec": {
             "template": {
-                "image": "tensorflow",
+                "image": "tensorflow-2-21",
                 "command": "python digits_single.py --sample --output /tmp/output --learning-rate {lr}",
                 "roles": {"master": {"flavor": "middle-1-gpu"}},
             },

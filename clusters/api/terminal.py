@@ -27,6 +27,7 @@ from clusters.actions import note_terminal, note_terminal_end
 from clusters.api.exec import operable, require_running, runner_of
 from clusters.clouds.drivers.base import SHELL, CloudError, Session
 from clusters.clouds.registry import run_ref
+from clusters.frameworks import starting
 from clusters.models import Run
 from portal import websocket
 from portal.api.problems import Unavailable
@@ -121,7 +122,9 @@ class Terminal:
         code = CloseCode.NORMAL_CLOSURE
         with contextlib.ExitStack() as stack:
             try:
-                session = runner_of(self.row).exec(run_ref(self.row), self.role, self.index, SHELL, tty=True)
+                session = runner_of(self.row).exec(
+                    run_ref(self.row), self.role, self.index, starting.beside(SHELL), tty=True
+                )
                 stack.enter_context(contextlib.closing(session))
                 listener = threading.Thread(target=self._listen, args=(client, session), daemon=True)
                 listener.start()

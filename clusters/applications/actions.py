@@ -10,7 +10,7 @@ from typing import Any
 from django.db import transaction
 
 from clusters import actions
-from clusters.applications.manifest import ApplicationManifest, cluster_manifest, home_of, own_errors
+from clusters.applications.manifest import ApplicationManifest, cluster_manifest, home_of, own_errors, with_storage
 from clusters.models import Cluster
 from clusters.runs.preview import Preview, preview
 from datastores.actions import change_datastore, create_datastore
@@ -26,7 +26,9 @@ def create_application(manifest: ApplicationManifest, *, acting_user: User, appc
 
     Raises Invalid (with paths of the application's manifest) or PermissionDenied, as `actions.create_cluster` does.
     """
+    manifest = with_storage(manifest)
     cluster = cluster_manifest(manifest)
+    actions.judge_requirements(cluster, acting_user=acting_user, appcode=appcode)
     with transaction.atomic():
         _make_home(manifest, acting_user)
         with _own_fields():
@@ -37,6 +39,7 @@ def change_application(cluster: Cluster, manifest: ApplicationManifest, *, actin
     """Replaces the definition; a living run keeps what it was started with. A size is that of its own volume: it grows to it, or
     is made."""
     changed = cluster_manifest(manifest, before=cluster.spec)
+    actions.judge_requirements(changed, acting_user=acting_user, instead_of=cluster)
     with transaction.atomic():
         _make_home(manifest, acting_user, cluster)
         with _own_fields():

@@ -18,6 +18,7 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.util.ssl_ import create_urllib3_context
 
+from clusters.clouds.drivers import entrance
 from clusters.clouds.registry import gateway_of
 from clusters.gateway import own
 from clusters.gateway.origins import name_of
@@ -51,21 +52,25 @@ def ask(cluster: Cluster, endpoint: str, path: str, body: bytes) -> Answered:
     if run is None or there is None:
         raise Conflict(f"{cluster.name} does not answer yet, or not any more.")
     host = name_of(cluster.origins[endpoint])
-    address, headers = f"http://{there['address']}", {"Content-Type": "application/json", "Host": "localhost"}
+    address, headers = f"http://{there['address']}", _headers(cluster)
     if run.cloud != LOCAL:
         gateway = gateway_of(run.cloud)
         if gateway is None:
             raise Conflict("Nothing leads to it: its cloud has no gateway any more.")
         way, headers["Host"] = way_to(host, gateway)
         address = way.geturl()
+        headers.pop(entrance.HEADER)
         headers["Authorization"] = own.authorization(host.partition(".")[0], path, "POST")
     return _asked(address, host, headers, path, body)
 
 
-def ask_at(address: str, path: str, body: bytes) -> Answered:
-    """The same of the program at an address that its cloud has said ("10.1.2.3:8501")."""
-    headers = {"Content-Type": "application/json", "Host": "localhost"}
-    return _asked(f"http://{address}", "localhost", headers, path, body)
+def ask_at(cluster: Cluster, address: str, path: str, body: bytes) -> Answered:
+    """The same of its program at an address that its cloud has said ("10.1.2.3:8501")."""
+    return _asked(f"http://{address}", "localhost", _headers(cluster), path, body)
+
+
+def _headers(cluster: Cluster) -> dict[str, str]:
+    return {"Content-Type": "application/json", "Host": "localhost", entrance.HEADER: cluster.proof}
 
 
 def _asked(address: str, host: str, headers: Mapping[str, str], path: str, body: bytes) -> Answered:

@@ -39,6 +39,7 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=63)]
 SAME = (
     "image",
     "environment",
+    "requirements",
     "plugins",
     "command",
     "env",
@@ -56,6 +57,10 @@ KEPT = ("retries", "scheduleAfter")
 # Fields of a cluster that an application has under another name. Below a role, what the role is called comes between.
 _OTHER_NAMES = {"framework": "type", "mode": "type", "completion": "type", "home": "storage"}
 _OF_ROLE = {"flavor": "flavor", "count": "flavor", "endpoints": "endpoints"}
+
+
+# Of the volume of an application that needs one and names none, in the form as well.
+USUAL_SIZE = "10Gi"
 
 
 class StorageSpec(Strict):
@@ -80,11 +85,17 @@ class ApplicationSpec(Strict):
     environment: str | None = Field(
         default=None, description="A saved environment over the image: NAME or NAME:VERSION."
     )
+    requirements: tuple[str, ...] = Field(
+        default=(), description="What pip installs over the image, a requirement each.", examples=[["streamlit>=1.40"]]
+    )
     plugins: tuple[str, ...] = Field(
         default=(), description="Of Jupyter: what its JupyterLab has besides, of those offered with the image."
     )
     flavor: Name
-    storage: StorageSpec | None = Field(default=None, description="Its files, at /elearn/home.")
+    storage: StorageSpec | None = Field(
+        default=None,
+        description=f"Its files, at /elearn/home. A new notebook that names none gets a volume of {USUAL_SIZE}.",
+    )
     input: InputSpec | None = None
     output: Name | None = None
     output_path: str = "{name}/{run}"
@@ -124,6 +135,14 @@ class ApplicationManifest(Manifest):
 def home_of(manifest: ApplicationManifest) -> str:
     """The name of the volume that is made for its files."""
     return f"{manifest.metadata.name}-home"
+
+
+def with_storage(manifest: ApplicationManifest) -> ApplicationManifest:
+    """A new application as it is made: with a volume of the usual size where its type needs one and the manifest names none."""
+    spec = manifest.spec
+    if spec.storage is not None or not APPLICATIONS[spec.type].needs_home:
+        return manifest
+    return manifest.model_copy(update={"spec": spec.model_copy(update={"storage": StorageSpec(size=USUAL_SIZE)})})
 
 
 def cluster_manifest(manifest: ApplicationManifest, before: Mapping[str, Any] | None = None) -> ClusterManifest:

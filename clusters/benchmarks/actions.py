@@ -13,7 +13,7 @@ from clusters.benchmarks.loop import begin_next, finish, told
 from clusters.benchmarks.manifest import BenchmarkManifest, BenchmarkSpec, cluster_name, cluster_of
 from clusters.clouds.drivers.base.fit import judge
 from clusters.models import Benchmark, Cluster
-from clusters.runs.preview import capacity_of, tasks_of
+from clusters.runs.preview import capacity_of, placed
 from clusters.spec.catalog import resolve, usable_appcode
 from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid
@@ -120,7 +120,7 @@ def _judge(name: str, spec: BenchmarkSpec, appcode: Appcode) -> None:
             # Several roles have the same flavor.
             said = dict.fromkeys(_as_said(each, spec, where, point.words) for each in invalid.errors)
             raise Invalid(list(said)) from invalid
-        judged = judge(tasks_of(resolved), capacity_of(resolved.place.cloud))
+        judged = judge(placed(resolved), capacity_of(resolved.place.cloud))
         if judged.fits == "never":
             at = where if point.count > spec.counts[0] else ("spec", "flavor")
             raise Invalid.at(*at, message=f"{point.words}: {judged.message}")

@@ -18,12 +18,12 @@ from django.utils import timezone
 
 from billing.efficiency import measured
 from clusters.clouds import registry
-from clusters.clouds.drivers.base import CloudError, Inspected, Preflight
+from clusters.clouds.drivers.base import CloudError, GivesUpNodes, Inspected, Preflight
 from clusters.clouds.kinds import DRIVERS
 from clusters.models import Cloud, CloudState, Placement, Run
 from datastores.models import Volume
 from portal.access import require_administrator
-from portal.errors import Conflict, Invalid
+from portal.errors import Conflict, FieldError, Invalid
 from portal.events import record
 from portal.models import OrgNode, User
 
@@ -73,12 +73,14 @@ class Report:
 
 
 def register(manifest: CloudManifest, *, acting_user: User | None) -> Cloud:
-    """Adds a cloud, whether it answers or not. `acting_user` None is a command of the machine's owner. Raises Invalid."""
+    """Adds a cloud, whether it answers or not; if it does, it must have what the settings name. `acting_user` None is a command
+    of the machine's owner. Raises Invalid."""
     _require(acting_user)
     wanted = manifest.wanted(None)
     row = Cloud(name=wanted.name, kind=wanted.kind, prometheus_token=_token(wanted, None))
     if wanted.credentials != KEEP:
         row.credentials, row.server = wanted.credentials, wanted.server
+    _require_named(row, wanted)
     with transaction.atomic():
         _write(row, wanted)
         CloudState.objects.filter(name=row.name).delete()
@@ -93,6 +95,8 @@ def change(row: Cloud, manifest: CloudManifest, *, acting_user: User | None) -> 
     wanted = manifest.wanted(row)
     if wanted.credentials not in (KEEP, row.credentials):
         _require_the_same(row, wanted)
+    if wanted.credentials not in (KEEP, row.credentials) or dict(wanted.settings) != row.settings:
+        _require_named(row, wanted)
     with transaction.atomic():
         now = Cloud.objects.select_for_update().filter(pk=row.pk).first()
         if now is None or now.revision != row.revision:
@@ -133,6 +137,22 @@ def remove(row: Cloud, *, acting_user: User | None) -> None:
     measured.forget(row.name)
     _record("removed", row, acting_user, f"Removed: {_reached(row)}.")
     row.delete()
+
+
+def give_up_node(row: Cloud, node: str, *, acting_user: User) -> None:
+    """Tells a cloud that a machine that does not answer is off and stays off. Raises Conflict where that is not so, and with what
+    to do where the portal may not."""
+    require_administrator(acting_user)
+    try:
+        source = registry.connect(row)
+        if not isinstance(source, GivesUpNodes):
+            raise Conflict(f"Machines of {row.title} cannot be given up.")
+        source.give_up_node(node)
+    except CloudError as error:
+        raise Conflict(f"{str(error).rstrip('.')}.") from error
+    message = f"Node {node} was given up: it is off and stays off. Its tasks start elsewhere."
+    with transaction.atomic():
+        _record("node_given_up", row, acting_user, message)
 
 
 def place(node: OrgNode, cloud: str | None, *, acting_user: User | None) -> None:
@@ -224,7 +244,9 @@ def _another(row: Cloud, there: str) -> str:
 
 def _namespaces(row: Cloud) -> set[str]:
     """Those of the business lines whose runs are made on a cluster."""
-    here = Q(placement__cloud=row) | Q(placement=None) if row.is_default else Q(placement__cloud=row)
+    here = Q(placement__cloud=row.pk) if row.pk else Q(pk=None)
+    if row.is_default:
+        here |= Q(placement=None)
     lines = OrgNode.objects.filter(here, namespace__isnull=False)
     kind = DRIVERS[row.kind]
     return {name for name in lines.values_list("namespace", flat=True) if name and not kind.is_reserved(name)}
@@ -253,6 +275,22 @@ def _require_the_same(row: Cloud, wanted: Wanted) -> None:
         raise Invalid.at("spec", wanted.credentials_field, message=f"{_another(row, there)} {IF_LOST}")
 
 
+def _require_named(row: Cloud, wanted: Wanted) -> None:
+    """Raises Invalid where the cloud does not have what the settings name. One that does not answer is not asked again: the test
+    of its connection says so."""
+    probe = copy.copy(row)
+    probe.settings, probe.is_default = dict(wanted.settings), wanted.default
+    if wanted.credentials != KEEP:
+        probe.credentials = wanted.credentials
+    try:
+        source = registry.connect(probe)
+        wrong = source.misnamed(_namespaces(probe)) if isinstance(source, Inspected) else {}
+    except CloudError:
+        return
+    if wrong:
+        raise Invalid([FieldError(("spec", "settings", name), sentence) for name, sentence in wrong.items()])
+
+
 def _write(row: Cloud, wanted: Wanted) -> None:
     """Inside a transaction. Raises Invalid for a name that is taken."""
     if wanted.default and not wanted.enabled:
@@ -268,6 +306,8 @@ def _write(row: Cloud, wanted: Wanted) -> None:
         row.given_up_at = None
     if old and _reached_by(old) != _reached_by(row):
         row.revision = old.revision + 1
+        # What was tried with something else says nothing any more.
+        row.tested_at, row.test = None, {}
     if row.is_default:
         Cloud.objects.filter(is_default=True).exclude(pk=row.pk).update(is_default=False)
     try:

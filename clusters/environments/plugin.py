@@ -8,21 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, Field, StringConstraints
 
 from clusters.environments.found import EnvironmentName
+from clusters.requirements import requirement
 from portal.manifests import Manifest, Strict
-
-
-def _requirement(value: str) -> str:
-    try:
-        asked = Requirement(value)
-    except InvalidRequirement:
-        raise ValueError(f"“{value}” is no requirement; write a name, or jupyter-archive>=3.4.") from None
-    if asked.url:
-        raise ValueError(f"{asked.name}: packages come from the index only, not from an address.")
-    return value.strip()
 
 
 def _some(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -44,7 +34,7 @@ class PluginSpec(Strict):
     )
     description: Annotated[str, StringConstraints(strip_whitespace=True, max_length=500)] = ""
     requirements: Annotated[
-        tuple[Annotated[str, StringConstraints(max_length=200), AfterValidator(_requirement)], ...],
+        tuple[Annotated[str, StringConstraints(max_length=200), AfterValidator(requirement)], ...],
         Field(max_length=20),
         AfterValidator(_some),
     ] = Field(examples=[["jupyter-archive>=3.4"]])

@@ -1,8 +1,7 @@
 """Requirements → a lock over what an image has. By uv, from the package index, once, when an administrator saves them.
 
 What the image has is given: no package of it is replaced, and a requirement that would need another version of one is refused
-with uv's own words. Nothing of a package is run here and nothing is built: uv reads the metadata of wheels. The address of the
-index, which may have a password in it, goes by the environment and stands in no sentence.
+with uv's own words.
 """
 
 from __future__ import annotations
@@ -10,26 +9,19 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from django.conf import settings
 from pydantic import Field, StringConstraints
-from uv import find_uv_bin
 
 from clusters.spec.locks import NAME, VERSION, pins, written
+from clusters.spec.packages import compiled, reason
 from portal.errors import Conflict, Invalid
 from portal.manifests import Strict
-from portal.text import readable
 
-SECONDS = 60.0
-SAID = 900
-# What uv is told of the world besides the index.
-KEPT = ("PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 # As uv calls the oldest Linux that images may have.
 PLATFORMS = {f"Linux-{machine}": f"{machine}-manylinux_2_28" for machine in ("x86_64", "aarch64")}
 
@@ -69,46 +61,13 @@ def resolved(requirements: Sequence[str], over: Installed, besides: Mapping[str,
         raise _invalid("This portal has no package index: PORTAL_PACKAGE_INDEX is off.")
     if over.platform not in PLATFORMS:
         raise _invalid(f"The image is for {over.platform}; plugins are for {' and '.join(PLATFORMS)} only.")
-    argv = [
-        find_uv_bin(),
-        "pip",
-        "compile",
-        "-",
-        "--constraints",
-        "given.txt",
-        "--generate-hashes",
-        "--only-binary",
-        ":all:",
-    ]
-    argv += [
-        "--no-header",
-        "--no-annotate",
-        "--no-config",
-        "--no-progress",
-        "--quiet",
-        "--no-cache",
-        "--no-python-downloads",
-    ]
-    argv += ["--python-version", over.python, "--python-platform", PLATFORMS[over.platform]]
-    kept = {name: value for name, value in os.environ.items() if name.upper() in KEPT}
-    with tempfile.TemporaryDirectory() as folder:
-        given = {**besides, **over.packages}
-        (Path(folder) / "given.txt").write_text("".join(f"{name}=={version}\n" for name, version in given.items()))
-        try:
-            done = subprocess.run(
-                argv,
-                input="\n".join(requirements) + "\n",
-                capture_output=True,
-                text=True,
-                timeout=SECONDS,
-                check=False,
-                cwd=folder,
-                env={**kept, "HOME": folder, "UV_DEFAULT_INDEX": settings.PACKAGE_INDEX},
-            )
-        except subprocess.TimeoutExpired:
-            raise Conflict("The package index did not answer in time; try again.") from None
+    machine = ("--python-version", over.python, "--python-platform", PLATFORMS[over.platform])
+    try:
+        done = compiled(requirements, "--generate-hashes", *machine, given={**besides, **over.packages})
+    except subprocess.TimeoutExpired:
+        raise Conflict("The package index did not answer in time; try again.") from None
     if done.returncode:
-        raise _invalid(f"They cannot be had over this image: {_said(done.stderr)}")
+        raise _invalid(f"They cannot be had over this image: {reason(done.stderr)}")
     try:
         pinned = pins(done.stdout)
     except ValueError as error:
@@ -117,16 +76,6 @@ def resolved(requirements: Sequence[str], over: Installed, besides: Mapping[str,
     if not lacking:
         raise _invalid("The image has all of this already.")
     return written(lacking)
-
-
-def _said(errors: str) -> str:
-    """uv's reason, without what it says first and without a password."""
-    parts = urlsplit(settings.PACKAGE_INDEX)
-    for secret in filter(None, (parts.password, parts.username)):
-        errors = errors.replace(secret, "…")
-    text = readable(" ".join(errors.split()))
-    text = text.partition(" cause: ")[2] or text.removeprefix("error: ")
-    return text if len(text) <= SAID else f"{text[: SAID // 3]} … {text[-2 * SAID // 3 :]}"
 
 
 def _invalid(sentence: str) -> Invalid:

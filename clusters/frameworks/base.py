@@ -21,7 +21,7 @@ the agent is whatever the image has for starting a process on request, usually s
         def launch(self, spec, role, addresses, resources):
             if role == "worker":
                 return Launch(("/usr/sbin/sshd", "-D", "-p", "2222"))          # kept alive until the launcher is done
-            return Launch(("bash", "-c", 'mpirun --host "$MPI_HOSTS" bash -c "$0"', spec.command))
+            return Launch((*SHELL, 'mpirun --host "$MPI_HOSTS" bash -c "$0"', spec.command))
 
 Where the first worker is the launcher itself, the argv of the role is a shell that asks for its TASK_INDEX.
 """
@@ -29,7 +29,7 @@ Where the first worker is the launcher itself, the argv of the role is a shell t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
@@ -37,19 +37,28 @@ from portal.manifests import field_error
 
 MAX_TASKS_PER_ROLE = 1000
 
+# How commands of users are run.
+SHELL = ("bash", "-o", "pipefail", "-c")
+
+# Where a program that people open listens: an entrance leads there on every cloud (clouds/drivers/entrance.py).
+LOOPBACK = "127.0.0.1"
+
 # `host:port` by role and index.
 Addresses = Mapping[tuple[str, int], str]
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one task of a role holds; copied from the flavor when a run is made, because flavors change."""
+    """What one task of a role holds; copied from the flavor when a run is made, because flavors change. What copies and stores
+    its data beside it takes room on its machine, too (`beside_…`), and nobody pays for that."""
 
     flavor: str
     cpu_milli: int
     memory_mb: int
     gpus: int
     gpu_model: str
+    beside_cpu_milli: int = 0
+    beside_memory_mb: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Role:
 
     The tasks of a role that is `kept_alive` serve the others and have no end of their own: they are started again whenever they
     end, until the run is over. A role that does not `take_part` is no member of the computation, and stands apart in forms and
-    lists.
+    lists. One that `leads` is asked for unless there are workers alone, of which worker 0 leads then.
     """
 
     name: str
@@ -81,11 +90,17 @@ class Role:
     kept_alive: bool = False
     takes_part: bool = True
     hint: str = ""
+    leads: bool = False
 
     @property
     def is_fixed(self) -> bool:
         """There is nothing to choose but the flavor."""
-        return self.least == self.most
+        return self.least == self.most or self.leads
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether a cluster has it that says nothing."""
+        return bool(self.least) or self.leads
 
     def counted(self, count: int) -> str:
         """ "one master", "2 parameter servers"."""
@@ -115,6 +130,7 @@ class Launch:
 
 
 MASTER = Role("master", "Master", least=1, most=1)
+LEADER = Role("master", "Master", most=1, leads=True, hint="Without one, worker 0 leads.")
 WORKER = Role("worker", "Worker")
 EVALUATOR = Role("evaluator", "Evaluator", most=1, takes_part=False, hint="Tests checkpoints while the others train.")
 MASTER_DONE = Completion("master", "master", "when the master has finished")
@@ -196,6 +212,9 @@ class Spec(Protocol):
     @property
     def plugins(self) -> Sequence[str]: ...
 
+    @property
+    def keras(self) -> int | None: ...
+
     def count(self, role: str) -> int: ...
 
     def endpoints(self, role: str) -> Sequence[Endpoint]:
@@ -212,6 +231,8 @@ class Framework(ABC):
     # Whether its tasks know nothing of each other: one that fails ends none of the others, and the run is over when
     # each has ended.
     is_independent: ClassVar[bool] = False
+    # Whether people choose which Keras its programs find.
+    has_keras: ClassVar[bool] = False
     # Whether somebody who opens it can run programs with it: then nobody is let in who may not run clusters of the appcode,
     # unless an owner names them.
     is_shell: ClassVar[bool] = False
@@ -226,6 +247,8 @@ class Framework(ABC):
     runs_notebook: ClassVar[bool] = False
     # Whether its tasks keep what people install in a layer (layer.py), named in PORTAL_LAYER, which can be saved.
     has_layer: ClassVar[bool] = False
+    # Whether it cannot do without a datastore of its own, at /elearn/home.
+    needs_home: ClassVar[bool] = False
     # Whether its server takes plugins that administrators offer with its image.
     has_plugins: ClassVar[bool] = False
     # The first is that of a manifest which says nothing.
@@ -248,25 +271,51 @@ class Framework(ABC):
         for role in self.roles:
             if not role.least <= spec.count(role.name) <= role.most:
                 raise field_error(_bounds(role, spec.count(role.name)), "roles", role.name, "count")
-        chosen = next((each for each in self.completions if each.name == spec.completion), None)
-        first = self.completions[0].name
-        if chosen is None:
-            raise field_error(f"{self.title} does not know this; choose '{first}'.", "completion")
-        if not spec.count(chosen.role):
-            noun = known[chosen.role].title.lower()
-            raise field_error(f"There are no {noun}s to wait for; choose '{first}'.", "completion")
+        if not self.leader(spec):
+            raise field_error(
+                f"A cluster has one {self.roles[0].title.lower()}, or workers alone.",
+                "roles",
+                self.roles[0].name,
+                "count",
+            )
+        self._check_completion(spec)
         if spec.mode not in self.modes:
             raise field_error(f"{self.title} runs as a {self.modes[0]} only; choose '{self.modes[0]}'.", "mode")
         for name, asked, is_taken, sentence in (
             ("runs", spec.runs, self.shows_runs, "shows no runs"),
             ("plugins", spec.plugins, self.has_plugins, "takes no plugins"),
             ("notebook", spec.notebook, self.runs_notebook, "runs no notebook"),
+            ("keras", spec.keras, self.has_keras, "has no choice of Keras"),
         ):
             if asked and not is_taken:
                 raise field_error(f"{self.title} {sentence}.", name)
         for name in spec.env:
             if name in self.reserved_env:
                 raise field_error(f"{name} is set by the portal for {self.title}.", "env")
+
+    def _check_completion(self, spec: Spec) -> None:
+        chosen = next((each for each in self.completions if each.name == spec.completion), None)
+        first = self.usual_completion(spec.active_roles)
+        if chosen is None:
+            raise field_error(f"{self.title} does not know this; choose '{first}'.", "completion")
+        if not spec.count(chosen.role):
+            noun = self.role(chosen.role).title.lower()
+            raise field_error(f"There are no {noun}s to wait for; choose '{first}'.", "completion")
+
+    def leader(self, spec: Spec) -> str:
+        """The role whose first task leads; "" where nobody would. Parameter servers need a master, which coordinates."""
+        if not self.roles[0].leads or spec.count(self.roles[0].name):
+            return self.roles[0].name
+        serves = any(role.kept_alive and spec.count(role.name) for role in self.roles)
+        return WORKER.name if spec.count(WORKER.name) and not serves else ""
+
+    def usual_completion(self, roles: Container[str]) -> str:
+        """What a manifest with such `roles` means that says nothing."""
+        return next((each.name for each in self.completions if each.role in roles), self.completions[0].name)
+
+    def is_alone(self, spec: Spec) -> bool:
+        """Whether there is one task: a plain program stays a plain program, and is told of no others."""
+        return sum(spec.count(role.name) for role in self.roles) == 1
 
     def endpoints(self, spec: Spec, role: str) -> Sequence[Endpoint]:
         """What the task of `role` serves: here what people named."""
@@ -303,19 +352,13 @@ def _bounds(role: Role, count: int) -> str:
 
 
 def shell(command: str) -> tuple[str, ...]:
-    """The argv of a command as a user types it."""
-    return ("bash", "-c", command)
+    """The argv of a command as a user types it. It fails when any program of a pipe fails, as in `python train.py | tee log`."""
+    return (*SHELL, command)
 
 
 def prepared(command: str, argv: tuple[str, ...]) -> tuple[str, ...]:
     """`argv` after a command of the user's, where there is one."""
-    return ("bash", "-c", f'{command}\nexec "$@"', "bash", *argv) if command else argv
-
-
-def bind_to(addresses: Addresses, role: str) -> str:
-    """Where a server of this task listens: on loopback where all tasks of a run share one, on every address of its pod
-    elsewhere."""
-    return "127.0.0.1" if addresses[role, 0].startswith("127.0.0.1:") else "0.0.0.0"  # noqa: S104
+    return (*SHELL, f'{command}\nexec "$@"', "bash", *argv) if command else argv
 
 
 def addresses_of(addresses: Addresses, role: str, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""JAX: one process a task, the master is the coordinator and process 0.
+"""JAX: one process a task, the master is the coordinator and process 0; of workers alone, worker 0 is.
 
 Source: jax/_src/distributed.py of JAX 0.10. Only the coordinator's address is read from the environment by
 `jax.distributed.initialize` itself; outside of Slurm and MPI it wants the two numbers as arguments. So a program begins with
@@ -8,31 +8,49 @@ Source: jax/_src/distributed.py of JAX 0.10. Only the coordinator's address is r
         cluster_detection_method="deactivate",  # on Kubernetes it would ask the API server, which tasks may not
     )
 
-A master alone is a single machine and gets none of them, so that a plain program stays a plain program.
+Kubeflow's programs read the same from PROCESS_ID, NUM_PROCESSES, COORDINATOR_ADDRESS (the host) and COORDINATOR_PORT.
+
+One task alone is a single machine and gets none of them, so that a plain program stays a plain program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clusters.frameworks.base import MASTER, WORKER, Addresses, Framework, Launch, Resources, Spec, shell
+from clusters.frameworks.base import LEADER, WORKER, Addresses, Framework, Launch, Resources, Spec, shell
 
 
 class JAX(Framework):
     name = "jax"
     title = "JAX"
-    roles = (MASTER, WORKER)
-    reserved_env = frozenset({"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"})
+    roles = (LEADER, WORKER)
+    reserved_env = frozenset(
+        {
+            "JAX_COORDINATOR_ADDRESS",
+            "JAX_NUM_PROCESSES",
+            "JAX_PROCESS_ID",
+            "COORDINATOR_ADDRESS",
+            "COORDINATOR_PORT",
+            "NUM_PROCESSES",
+            "PROCESS_ID",
+        }
+    )
 
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
         argv = shell(spec.command)
         if self.members(spec) == 1:
             return Launch(argv)
+        coordinator, processes = addresses[self.leader(spec), 0], str(self.members(spec))
+        host, _, port = coordinator.rpartition(":")
         return Launch(
             argv,
             {
-                "JAX_COORDINATOR_ADDRESS": addresses["master", 0],
-                "JAX_NUM_PROCESSES": str(self.members(spec)),
+                "JAX_COORDINATOR_ADDRESS": coordinator,
+                "JAX_NUM_PROCESSES": processes,
                 "JAX_PROCESS_ID": "$(TASK_RANK)",
+                "COORDINATOR_ADDRESS": host,
+                "COORDINATOR_PORT": port,
+                "NUM_PROCESSES": processes,
+                "PROCESS_ID": "$(TASK_RANK)",
             },
         )

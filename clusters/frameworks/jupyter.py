@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from clusters.frameworks.base import (
+    LOOPBACK,
     Addresses,
     Completion,
     Endpoint,
@@ -27,17 +28,16 @@ from clusters.frameworks.base import (
     Resources,
     Role,
     Spec,
-    bind_to,
     prepared,
 )
-from clusters.frameworks.programs import text, with_layers
+from clusters.frameworks.programs import text, whole
 from portal.manifests import field_error
 
 HOME = "/elearn/home"
 # The link in it to the outputs of runs that it shows (jupyter_start.py).
 RUNS = "elearn-runs"
 # Any image with JupyterLab will do: what the server needs to know of the portal comes with its command.
-START, NOTICE = with_layers("jupyter_start.py"), text("jupyter_notice.js")
+START, NOTICE = whole("jupyter_start.py"), text("jupyter_notice.js")
 PORT = 8888
 
 
@@ -47,6 +47,7 @@ class Jupyter(Framework):
     is_application = True
     is_shell = True
     has_layer = True
+    needs_home = True
     has_plugins = True
     shows_runs = "files"
     modes = ("service",)
@@ -69,7 +70,7 @@ class Jupyter(Framework):
 
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
         flags = {
-            "ServerApp.ip": bind_to(addresses, role),
+            "ServerApp.ip": LOOPBACK,
             "ServerApp.port": str(PORT),
             "ServerApp.port_retries": "0",
             "ServerApp.root_dir": HOME,

@@ -189,6 +189,8 @@ def offer_layer() -> None:
 
 
 if __name__ == "__main__":
+    # Terminals start where it does.
+    os.chdir(os.environ["HOME"])
     ask_nothing()
     offer_layer()
     add_plugins()

@@ -3,13 +3,14 @@
 An image's own Python may be a virtual environment, too, and `--system-site-packages` leads past that to what is below it. So a
 layer names what it lies on in a .pth file: its own packages come first on sys.path, then those of the layers below.
 
-This text runs inside tasks, where people's images have nothing of ours: it is put in front of other programs (`with_layers`).
+It is written here and not by `venv`, which takes half a second for what no layer needs, and whose module Debian leaves out.
+
+This text runs inside tasks, where people's images have nothing of ours: it is put in front of other programs (`whole`).
 """
 
 import os
 import site
 import sys
-import venv
 from collections.abc import Sequence
 
 _PIP = """#!/bin/sh
@@ -22,21 +23,49 @@ def packages_of(layer: str) -> str:
     return os.path.join(layer, "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
 
 
-def make_layer(path: str, below: "Sequence[str]" = ()) -> None:
-    """Makes an empty one at `path` over this Python and over the layers `below`, the nearest first."""
+def make_layer(path: str, below: "Sequence[str]" = (), system: bool = False) -> None:
+    """Makes an empty one at `path` over this Python and over the layers `below`, the nearest first. One that is there stays, and
+    lies on these from now on. With `system` pip installs for the user (`--user`), too, which it refuses elsewhere."""
     # An image whose Python is no virtual environment is seen without a .pth.
     plain = sys.prefix == sys.base_prefix
-    venv.EnvBuilder(system_site_packages=plain, symlinks=True).create(path)
+    base = getattr(sys, "_base_executable", "") or sys.executable
+    for folder in (packages_of(path), os.path.join(path, "bin")):
+        os.makedirs(folder, exist_ok=True)
+    _link("lib", os.path.join(path, "lib64"))
+    for name in ("python", "python3", f"python3.{sys.version_info.minor}"):
+        _link(base, os.path.join(path, "bin", name))
+    said = {
+        "home": os.path.dirname(base),
+        "include-system-site-packages": "true" if plain or system else "false",
+        "version": ".".join(map(str, sys.version_info[:3])),
+    }
+    with open(os.path.join(path, "pyvenv.cfg"), "w") as file:
+        file.writelines(f"{name} = {value}\n" for name, value in said.items())
     lay_on(path, below)
     for name in ("pip", "pip3"):
-        with open(os.path.join(path, "bin", name), "w") as file:
-            file.write(_PIP)
-        os.chmod(os.path.join(path, "bin", name), 0o755)  # noqa: S103  a program
+        write_program(os.path.join(path, "bin", name), _PIP)
 
 
 def lay_on(path: str, below: "Sequence[str]" = ()) -> None:
     """Says what a layer lies on, in the place of what it lay on before."""
     plain = sys.prefix == sys.base_prefix
     folders = [packages_of(layer) for layer in below] + ([] if plain else site.getsitepackages())
-    with open(os.path.join(packages_of(path), "_below.pth"), "w") as file:
-        file.writelines(f"import site; site.addsitedir({folder!r})\n" for folder in folders)
+    show(folders, packages_of(path))
+
+
+def show(folders: "Sequence[str]", where: str) -> None:
+    """Has every Python that looks into `where` see `folders`, too."""
+    with open(os.path.join(where, "_below.pth"), "w") as file:
+        file.writelines(f"import site, sys; {each!r} in sys.path or site.addsitedir({each!r})\n" for each in folders)
+
+
+def write_program(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+    os.chmod(path, 0o755)  # noqa: S103  a program
+
+
+def _link(target: str, path: str) -> None:
+    if os.path.lexists(path):
+        os.unlink(path)
+    os.symlink(target, path)

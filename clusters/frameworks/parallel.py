@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clusters.frameworks.base import (
+    SHELL,
     WORKERS_DONE,
     Addresses,
     Framework,
@@ -40,5 +41,7 @@ class Parallel(Framework):
         return {COMMAND: spec.command} if len(spec.command) > LONG else {}
 
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
-        command = f'exec env -u {COMMAND} bash -c "${COMMAND}"' if len(spec.command) > LONG else spec.command
+        command = spec.command
+        if len(command) > LONG:
+            command = f'exec env -u {COMMAND} {" ".join(SHELL)} "${COMMAND}"'
         return Launch(shell(command), {"TASK_COUNT": str(spec.count(role))})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_IMPORT = "from clusters.frameworks.layer import "
+_PACKAGE = "clusters.frameworks."
 
 
 def text(name: str) -> str:
@@ -13,7 +14,19 @@ def text(name: str) -> str:
     return (_HERE / name).read_text()
 
 
-def with_layers(name: str) -> str:
-    """With layer.py in the place of what it imports of it."""
-    lines = [line for line in text(name).splitlines() if not line.startswith(_IMPORT)]
-    return text("layer.py") + "\n" + "\n".join(lines) + "\n"
+def whole(name: str) -> str:
+    """With each module of this folder that it imports names from, once, before what needs it."""
+    return _with_modules(name, set())
+
+
+def _with_modules(name: str, known: set[str]) -> str:
+    source = text(name)
+    lines, before = source.splitlines(keepends=True), []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_PACKAGE):
+            lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno + 1)
+            module = node.module.removeprefix(_PACKAGE)
+            if module not in known:
+                known.add(module)
+                before.append(_with_modules(f"{module}.py", known))
+    return "\n".join([*before, "".join(lines)])

@@ -1,25 +1,30 @@
-"""PyTorch: the environment that `torchrun` reads (PET_*), with the c10d rendezvous on the master.
+"""PyTorch: the environment that `torchrun` reads (PET_*), with the c10d rendezvous on the task that leads.
 
-Source: https://docs.pytorch.org/docs/stable/elastic/run.html. The rendezvous hands out the ranks, so no task needs a number
-computed for it: the same values serve all tasks of a role. MASTER_ADDR and MASTER_PORT are there for programs that call
-`init_process_group` themselves in a run of one task per node.
+Source: https://docs.pytorch.org/docs/stable/elastic/run.html. The rendezvous hands out the ranks of what `torchrun` starts.
+MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are for programs that call `init_process_group` themselves, one process a task, as
+Kubeflow's operator has them; `torchrun` replaces all four for the processes that it starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clusters.frameworks.base import EVALUATOR, MASTER, WORKER, Addresses, Framework, Launch, Resources, Spec, shell
+from clusters.frameworks.base import EVALUATOR, LEADER, WORKER, Addresses, Framework, Launch, Resources, Spec, shell
+
+# Tasks of one role differ by their index alone.
+FIRST_LEADS = 'export PET_RDZV_CONF=is_host=$((TASK_INDEX == 0)); exec "$@"'
 
 
 class PyTorch(Framework):
     name = "pytorch"
     title = "PyTorch"
-    roles = (MASTER, WORKER, EVALUATOR)
+    roles = (LEADER, WORKER, EVALUATOR)
     reserved_env = frozenset(
         {
             "MASTER_ADDR",
             "MASTER_PORT",
+            "RANK",
+            "WORLD_SIZE",
             "PET_NNODES",
             "PET_RDZV_BACKEND",
             "PET_RDZV_ENDPOINT",
@@ -32,18 +37,23 @@ class PyTorch(Framework):
         argv = shell(spec.command)
         if self.members(spec) == 1 or not self.role(role).takes_part:
             return Launch(argv)
-        endpoint = addresses["master", 0]
+        leader = self.leader(spec)
+        endpoint = addresses[leader, 0]
         host, _, port = endpoint.rpartition(":")
+        if role == leader and spec.count(role) > 1:
+            argv = ("bash", "-c", FIRST_LEADS, "bash", *argv)
         return Launch(
             argv,
             {
                 "MASTER_ADDR": host,
                 "MASTER_PORT": port,
+                "RANK": "$(TASK_RANK)",
+                "WORLD_SIZE": str(self.members(spec)),
                 "PET_NNODES": str(self.members(spec)),
                 "PET_RDZV_BACKEND": "c10d",
                 "PET_RDZV_ENDPOINT": endpoint,
                 "PET_RDZV_ID": "run",
-                # Only the master may open the store; otherwise torchrun guesses from host names, which fails behind Services.
-                "PET_RDZV_CONF": f"is_host={int(role == 'master')}",
+                # Only who leads may open the store; otherwise torchrun guesses from host names, which fails behind Services.
+                "PET_RDZV_CONF": f"is_host={int(role == leader)}",
             },
         )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from clusters.frameworks.base import (
+    LOOPBACK,
     Addresses,
     Completion,
     Endpoint,
@@ -19,18 +20,17 @@ from clusters.frameworks.base import (
     Resources,
     Role,
     Spec,
-    bind_to,
     prepared,
 )
-from clusters.frameworks.programs import text
+from clusters.frameworks.programs import whole
 from portal.manifests import field_error
 
-SERVE = text("serve.py")
+SERVE = whole("serve.py")
 # TensorFlow Serving has the same.
 PORT = 8501
 HEALTH = "/v2/health/ready"
 ENDPOINT = "predict"
-# Those of LOADERS in serve.py.
+# Those of LOADERS in serve_formats.py.
 FORMATS = ("saved-model", "keras", "onnx", "sklearn", "python")
 
 
@@ -63,7 +63,9 @@ class Serving(Framework):
 
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
         argv, port = (spec.server.argv, spec.server.port) if spec.server else (("python", "-c", SERVE), PORT)
-        return Launch(prepared(spec.command, argv), {"HOST": bind_to(addresses, role), "PORT": str(port)})
+        # Another program comes as a container of its own, which need not have a shell or a Python.
+        env = {"HOST": LOOPBACK, "PORT": str(port)}
+        return Launch(prepared(spec.command, argv), env, from_image=spec.server is not None)
 
 
 def path_of(model: str, body: object) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from clusters.frameworks.base import (
+    LOOPBACK,
     Addresses,
     Completion,
     Endpoint,
@@ -21,7 +22,6 @@ from clusters.frameworks.base import (
     Resources,
     Role,
     Spec,
-    bind_to,
     prepared,
 )
 from portal.manifests import field_error
@@ -60,7 +60,7 @@ class TensorBoard(Framework):
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
         flags = {
             "logdir": RUNS,
-            "host": bind_to(addresses, role),
+            "host": LOOPBACK,
             "port": str(PORT),
             "load_fast": "false",
             "reload_multifile": "true",

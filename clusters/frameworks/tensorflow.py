@@ -1,8 +1,9 @@
 """TensorFlow: everything is in TF_CONFIG.
 
 Source: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable. With parameter
-servers a program uses ParameterServerStrategy, with workers alone MultiWorkerMirroredStrategy (all-reduce); a master alone is
-a single machine and gets no TF_CONFIG, so that a plain program stays a plain program.
+servers a program uses ParameterServerStrategy, without them MultiWorkerMirroredStrategy (all-reduce). Of workers alone TensorFlow
+makes worker 0 the chief. One task is a single machine and gets no TF_CONFIG, so that a plain program stays
+a plain program.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from clusters.frameworks.base import (
     EVALUATOR,
-    MASTER,
+    LEADER,
     WORKER,
     Addresses,
     Framework,
@@ -23,9 +24,12 @@ from clusters.frameworks.base import (
     addresses_of,
     shell,
 )
+from portal.manifests import field_error
 
 # The part of TF_CONFIG that all tasks share: with a thousand tasks a hundred kilobytes.
 CLUSTER = "TF_CONFIG_CLUSTER"
+# Whether tf.keras is the package tf_keras, which is Keras 2. Without it, it is Keras 3 since TensorFlow 2.16.
+KERAS = "TF_USE_LEGACY_KERAS"
 # Our roles in TensorFlow's words.
 TASK_TYPES = {"master": "chief", "ps": "ps", "worker": "worker", "evaluator": "evaluator"}
 
@@ -33,11 +37,19 @@ TASK_TYPES = {"master": "chief", "ps": "ps", "worker": "worker", "evaluator": "e
 class TensorFlow(Framework):
     name = "tensorflow"
     title = "TensorFlow"
-    roles = (MASTER, Role("ps", "Parameter server", kept_alive=True), WORKER, EVALUATOR)
+    roles = (LEADER, Role("ps", "Parameter server", kept_alive=True), WORKER, EVALUATOR)
     reserved_env = frozenset({"TF_CONFIG", CLUSTER})
+    has_keras = True
+
+    def validate(self, spec: Spec) -> None:
+        super().validate(spec)
+        if spec.keras and KERAS in spec.env:
+            raise field_error(
+                f"{KERAS} in the environment variables says it already; leave one of the two out.", "keras"
+            )
 
     def shared(self, spec: Spec, addresses: Addresses) -> Mapping[str, str]:
-        if list(spec.active_roles) == ["master"]:
+        if self.is_alone(spec):
             return {}
         cluster = {
             TASK_TYPES[role.name]: addresses_of(addresses, role.name, spec.count(role.name))
@@ -53,8 +65,9 @@ class TensorFlow(Framework):
 
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
         argv = shell(spec.command)
-        if list(spec.active_roles) == ["master"]:
-            return Launch(argv)
+        env = {KERAS: "1" if spec.keras == 2 else "0"} if spec.keras else {}
+        if self.is_alone(spec):
+            return Launch(argv, env)
         # The index is a number in JSON, so the reference stands without quotes; so does what is JSON already.
         task = f'{{"type": "{TASK_TYPES[role]}", "index": $(TASK_INDEX)}}'
-        return Launch(argv, {"TF_CONFIG": f'{{"cluster": $({CLUSTER}), "task": {task}}}'})
+        return Launch(argv, {**env, "TF_CONFIG": f'{{"cluster": $({CLUSTER}), "task": {task}}}'})

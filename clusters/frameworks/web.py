@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from clusters.frameworks.base import (
+    LOOPBACK,
     Addresses,
     Completion,
     Framework,
@@ -16,7 +17,6 @@ from clusters.frameworks.base import (
     Resources,
     Role,
     Spec,
-    bind_to,
     shell,
 )
 from portal.manifests import field_error
@@ -43,5 +43,5 @@ class Web(Framework):
             )
 
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
-        host, port = bind_to(addresses, role), str(spec.endpoints(role)[0].port)
-        return Launch(shell(spec.command), dict.fromkeys(HOSTS, host) | dict.fromkeys(PORTS, port))
+        port = str(spec.endpoints(role)[0].port)
+        return Launch(shell(spec.command), dict.fromkeys(HOSTS, LOOPBACK) | dict.fromkeys(PORTS, port))

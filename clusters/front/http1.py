@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from clusters.clouds.drivers import entrance
+
 MAX_HEAD = 64 * 1024
 # About one connection alone, so nobody's beyond it. Lower case.
 HOP_BY_HOP = frozenset(
@@ -48,6 +50,11 @@ def request(method: str, target: str, headers: Iterable[tuple[bytes, bytes]], le
     if length or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
         lines.append(b"Content-Length: %d" % length)
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def proven(head: bytes, proof: str) -> bytes:
+    """The head of a request with what the entrance of a replica wants to see."""
+    return head[:-2] + f"{entrance.HEADER}: {proof}\r\n\r\n".encode()
 
 
 class Answer:

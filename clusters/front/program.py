@@ -211,7 +211,7 @@ class Front:
         said.replica = place.replica.id
         try:
             async with asyncio.timeout(service.request_seconds):
-                connection = await self.pool.ask(place.replica.address, request.method, parts)
+                connection = await self.pool.ask(place.replica, request.method, parts)
                 try:
                     return await _passed_on(request, connection, place, passing)
                 finally:
@@ -255,7 +255,7 @@ class Front:
         began, passing = time.monotonic(), _Passing(sent=sum(map(len, parts)))
         try:
             async with asyncio.timeout(seconds):
-                connection = await self.pool.ask(place.replica.address, method, parts)
+                connection = await self.pool.ask(place.replica, method, parts)
                 try:
                     while piece := await connection.more():
                         passing.received += len(piece)

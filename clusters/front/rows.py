@@ -31,7 +31,8 @@ SERVICES = """
             SELECT json_agg(json_build_object(
                 'id', r.id, 'number', r.number, 'weight', r.weight, 'mirrored', r.mirrored,
                 'replicas', (
-                    SELECT json_agg(json_build_object('id', p.id, 'address', p.address)) FROM clusters_replica p
+                    SELECT json_agg(json_build_object('id', p.id, 'address', p.address, 'proof', c.proof))
+                    FROM clusters_replica p LEFT JOIN clusters_cluster c ON c.id = p.cluster_id
                     WHERE p.revision_id = r.id AND p.service_id = s.id AND p.state = 'serving' AND p.address <> ''
                 )
             ) ORDER BY r.id)

@@ -20,10 +20,11 @@ SLACK = 2
 
 @dataclass(frozen=True)
 class Replica:
-    """`address` is "host:port"."""
+    """`address` is "host:port", `proof` what its entrance wants to see."""
 
     id: int
     address: str
+    proof: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Service:
             "revisions": [
                 {
                     "id": each.id, "number": each.number, "weight": each.weight, "mirrored": each.mirrored,
-                    "replicas": [{"id": one.id, "address": one.address} for one in each.replicas],
+                    "replicas": [{"id": one.id, "address": one.address, "proof": one.proof} for one in each.replicas],
                 }
                 for each in self.revisions
             ],
@@ -113,7 +114,10 @@ class Service:
 
 
 def _revision(said: Mapping[str, Any]) -> Revision:
-    replicas = (Replica(int(each["id"]), str(each["address"])) for each in said.get("replicas") or ())
+    replicas = (
+        Replica(int(each["id"]), str(each["address"]), str(each.get("proof") or ""))
+        for each in said.get("replicas") or ()
+    )
     return Revision(
         int(said["id"]),
         int(said["number"]),
@@ -168,23 +172,23 @@ class Table:
 
 
 class Turns:
-    """Which revision is next. Each has a balance; a request adds its weight to each, and the richest pays for all. So
-    of every 100 requests in a row with weights 90 and 10, exactly 10 go to the second one, and they do not come in a heap (smooth
-    weighted round robin, as NGINX has it)."""
+    """Chooses the revision that answers next, by smooth weighted round robin as NGINX has it: each request adds every weight to
+    its revision's balance, and the richest revision pays the sum of the weights. Of every 100 requests in a row with weights 90
+    and 10, exactly 10 go to the second revision, evenly spaced.
+
+    A balance counts in the weights that it was made with. When these change, every revision starts at 0: after a change
+    from 1:24 to 1:1, the old balances would send a dozen requests in a row to one revision.
+    """
 
     def __init__(self) -> None:
+        self._weights: dict[int, int] = {}
         self._balance: dict[int, int] = {}
 
     def next(self, revisions: Sequence[Revision]) -> Revision:
         """Of at least one, with weights above 0."""
-        if len(revisions) == 1:
-            self._balance = {}
-            return revisions[0]
         weights = {each.id: each.weight for each in revisions}
-        if self._balance.keys() != weights.keys():
-            self._balance = {each: self._balance.get(each, 0) for each in weights}
-            # What those that have gone had or owed is nobody's now.
-            self._balance[revisions[0].id] -= sum(self._balance.values())
+        if self._weights != weights:
+            self._weights, self._balance = weights, dict.fromkeys(weights, 0)
         balance = self._balance
         for each, weight in weights.items():
             balance[each] += weight

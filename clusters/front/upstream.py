@@ -15,14 +15,18 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from clusters.clouds.drivers import entrance
 from clusters.clouds.drivers.local.network import handed
-from clusters.front.http1 import Answer, BadAnswer
+from clusters.front.http1 import Answer, BadAnswer, proven
+from clusters.front.table import Replica
 
 # Seconds. A pod that is gone does not refuse: it says nothing.
 CONNECT = 2.0
 # Servers close what is idle, some after 5 s (uvicorn); before that no request is in danger to meet a goodbye on its way.
 IDLE = 4.0
 KEPT = 64
+# How an entrance says that the program behind it saw nothing.
+NOT_TAKEN = entrance.NOT_TAKEN.lower().encode()
 # Of an answer that its caller takes slowly.
 AHEAD = 256 * 1024
 
@@ -172,17 +176,20 @@ class Pool:
     def __init__(self) -> None:
         self._idle: dict[str, list[Connection]] = {}
 
-    async def ask(self, address: str, method: str, parts: Sequence[bytes]) -> Connection:
-        """Sends a request, of which `parts` are the bytes, and returns when its answer has begun. Whoever asked gives the
-        connection back by `done`. Raises NotTaken and Broken."""
+    async def ask(self, replica: Replica, method: str, parts: Sequence[bytes]) -> Connection:
+        """Sends a request, of which `parts` are the bytes, its head the first, and returns when its answer has begun. Whoever
+        asked gives the connection back by `done`. Raises NotTaken and Broken."""
+        parts = [proven(parts[0], replica.proof), *parts[1:]]
         while True:
-            connection = self._kept(address)
+            connection = self._kept(replica.address)
             is_kept = connection is not None
             if connection is None:
-                connection = await self._connect(address)
+                connection = await self._connect(replica)
             try:
                 connection.send(method, parts)
                 await connection.head()
+                if not is_kept and any(name.lower() == NOT_TAKEN for name, _ in connection.answer.headers):
+                    raise NotTaken("its program does not listen")
             except (NotTaken, Broken) as error:
                 connection.close()
                 if is_kept and not connection.heard and (isinstance(error, NotTaken) or method in ("GET", "HEAD")):
@@ -225,13 +232,13 @@ class Pool:
             connection.close()
         return None
 
-    async def _connect(self, address: str) -> Connection:
-        host, _, port = address.rpartition(":")
+    async def _connect(self, replica: Replica) -> Connection:
+        host, _, port = replica.address.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT):
                 # A port of this machine accepts for the network of a run, in which nobody may listen.
-                inside = await handed.connection(int(port)) if host == "127.0.0.1" else None
+                inside = await handed.connection(int(port), replica.proof) if host == "127.0.0.1" else None
                 if inside is not None:
                     _, connection = await loop.create_connection(Connection, sock=inside)
                 else:

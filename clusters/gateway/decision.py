@@ -17,6 +17,8 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from clusters.clouds.drivers import entrance
+
 # Addresses below it belong to the gateway on every origin; no application has one.
 RESERVED = "/.portal/"
 TICKET = f"{RESERVED}ticket"
@@ -29,7 +31,7 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 # How tokens of the portal itself begin (REST_KNOX in settings): sent here by mistake, they go no further.
 PORTAL_TOKEN = "gpc_"  # noqa: S105
 # Headers that the gateway alone may set, removed from whatever a client sends.
-OURS = ("X-Portal-User", "X-Portal-Gateway")
+OURS = ("X-Portal-User", entrance.HEADER)
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Asked:
     authorization: str = ""
     cookies: str = ""
     accept: str = ""
-    upgrade: str = ""
+    # Forward-auth of Traefik leaves Upgrade out; the key of RFC 6455 comes with every handshake.
+    socket_key: str = ""
     fetch_site: str = ""
     fetch_mode: str = ""
     fetch_dest: str = ""
@@ -58,7 +61,7 @@ class Asked:
 
     @property
     def is_socket(self) -> bool:
-        return self.upgrade.lower() == "websocket"
+        return bool(self.socket_key)
 
     @property
     def is_visit(self) -> bool:
@@ -73,12 +76,14 @@ class Asked:
 @dataclass(frozen=True)
 class Sender:
     """Who sent it: the holder of a `token` of this application, a `person` by the cookie of this origin, or nobody that is known.
-    `may_open` says whether the person may open this endpoint now, `is_use` whether letting them in is use of it."""
+    `may_open` says whether the person may open this endpoint now, `is_use` whether letting them in is use of it. `proof` is what
+    lets a request into the cluster behind it."""
 
     token: bool = False
     person: str = ""
     may_open: bool = False
     is_use: bool = True
+    proof: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,14 @@ def decide(asked: Asked, sender: Sender, cookie: str) -> Answer:
     if asked.path.startswith(RESERVED) or _confusing(asked.uri):
         return Answer("refuse", status=404, sentence="There is nothing at this address.")
     if sender.token:
-        return Answer("let_through", _inward(asked, cookie, person="", keep_authorization=False))
+        return Answer("let_through", _inward(asked, sender, cookie, keep_authorization=False))
     if not sender.person:
         return Answer("to_portal") if asked.is_visit else Answer("refuse", status=401, sentence=SIGN_IN)
     if not sender.may_open:
         return Answer("refuse", status=404, sentence=NOT_YOURS)
     if sentence := _why_foreign(asked):
         return Answer("refuse", status=403, sentence=sentence)
-    return Answer("let_through", _inward(asked, cookie, person=sender.person, keep_authorization=True))
+    return Answer("let_through", _inward(asked, sender, cookie, keep_authorization=True))
 
 
 def _why_foreign(asked: Asked) -> str:
@@ -131,9 +136,10 @@ def _confusing(uri: str) -> bool:
     return not uri.startswith("/") or "\\" in path or any(ord(letter) < 33 or ord(letter) == 127 for letter in uri)
 
 
-def _inward(asked: Asked, cookie: str, *, person: str, keep_authorization: bool) -> dict[str, str]:
+def _inward(asked: Asked, sender: Sender, cookie: str, *, keep_authorization: bool) -> dict[str, str]:
     """The headers that an application sees in the place of those that were sent; what is left out is removed."""
-    headers = {"Cookie": without(asked.cookies, cookie), "X-Portal-User": person}
+    user = "" if sender.token else sender.person
+    headers = {"Cookie": without(asked.cookies, cookie), "X-Portal-User": user, entrance.HEADER: sender.proof}
     if keep_authorization and PORTAL_TOKEN not in asked.authorization:
         headers["Authorization"] = asked.authorization
     return {name: value for name, value in headers.items() if value}

@@ -138,9 +138,9 @@ def waiting(cluster: Cluster, endpoint: str, *, is_visit: bool) -> HttpResponse:
 
 def _sender(asked: Asked, label: str) -> Sender:
     if own.is_ours(asked, label):
-        return Sender(token=True, is_use=False)
+        return Sender(token=True, is_use=False, proof=visits.proof_of(label))
     found = visits.sender(token_in(asked), values_of(asked.cookies, COOKIE), label)
-    return Sender(found.token, found.person, found.may_open)
+    return Sender(found.token, found.person, found.may_open, proof=found.proof)
 
 
 def _reserved(asked: Asked, label: str, *, routed: bool) -> HttpResponse:
@@ -243,7 +243,7 @@ def _asked(meta: Mapping[str, str], method: str, uri: str, host: str) -> Asked:
         authorization=meta.get("HTTP_AUTHORIZATION", ""),
         cookies=meta.get("HTTP_COOKIE", ""),
         accept=meta.get("HTTP_ACCEPT", ""),
-        upgrade=meta.get("HTTP_UPGRADE", ""),
+        socket_key=meta.get("HTTP_SEC_WEBSOCKET_KEY", ""),
         fetch_site=meta.get("HTTP_SEC_FETCH_SITE", ""),
         fetch_mode=meta.get("HTTP_SEC_FETCH_MODE", ""),
         fetch_dest=meta.get("HTTP_SEC_FETCH_DEST", ""),

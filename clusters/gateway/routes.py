@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # What each request goes through, in this order; portal/up/programs.py says what they are.
-THROUGH = ["proof", "trouble", "who", "no-proof"]
+THROUGH = ["proof", "trouble", "who"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -42,11 +42,13 @@ NOTED = 60.0
 
 @dataclass(frozen=True)
 class Found:
-    """Of one request: whether it carries the token, else the person of its cookie, and whether they may open this endpoint."""
+    """Of one request: whether it carries the token, else the person of its cookie, and whether they may open this endpoint; then
+    with the proof that lets them in there."""
 
     token: bool = False
     person: str = ""
     may_open: bool = False
+    proof: str = field(default="", repr=False)
 
 
 def cluster_at(origin: Origin) -> Cluster | None:
@@ -124,15 +126,23 @@ def person_by(cookie: str, label: str) -> Found:
     if not constant_time_compare(visit.session_hash, visit.user.get_session_auth_hash()):
         return Found()
     cluster = cluster_at(visit.origin)
-    return Found(person=visit.user.username, may_open=cluster is not None and may_open(visit.user, cluster))
+    if cluster is None or not may_open(visit.user, cluster):
+        return Found(person=visit.user.username)
+    return Found(person=visit.user.username, may_open=True, proof=cluster.proof)
 
 
-def is_token(token: str, label: str) -> bool:
-    """Whether it is the access token of the cluster behind this label. Two queries."""
+def proof_of(label: str, token: str | None = None) -> str:
+    """What lets requests into the cluster behind this label; with `token`, "" unless that is its access token. Three queries at
+    most."""
     origin = origin_of(label)
     cluster = cluster_at(origin) if origin else None
-    row = AccessToken.objects.filter(cluster=cluster).first() if cluster else None
-    return row is not None and constant_time_compare(row.token, token)
+    if cluster is None:
+        return ""
+    if token is not None:
+        row = AccessToken.objects.filter(cluster=cluster).first()
+        if row is None or not constant_time_compare(row.token, token):
+            return ""
+    return cluster.proof
 
 
 _noted: dict[str, float] = {}
@@ -173,13 +183,14 @@ _believed = Believed()
 
 def sender(token: str, cookies: list[str], label: str) -> Found:
     """Who sends a request with this token ("" for none) and these cookies to the origin `label`."""
-    if token and _believed.ask(("token", _hash(token, label)), lambda: is_token(token, label)):
-        return Found(token=True)
+    if token and (proof := _believed.ask(("token", _hash(token, label)), lambda: proof_of(label, token))):
+        return Found(token=True, proof=proof)
     found = Found()
     for cookie in cookies:
         each: Found = _believed.ask(("cookie", _hash(cookie, label)), partial(person_by, cookie, label))
         if each.person:
-            found = each if not found.person else replace(found, may_open=found.may_open or each.may_open)
+            together = replace(found, may_open=found.may_open or each.may_open, proof=found.proof or each.proof)
+            found = together if found.person else each
     return found
 
 

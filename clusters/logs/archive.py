@@ -21,6 +21,8 @@ from clusters.clouds.drivers.base import CloudError, LogChunk
 from clusters.clouds.drivers.lines import Lines, Wanted
 from datastores.drivers.base import DriverError, NotThere
 from datastores.drivers.s3 import S3
+from datastores.storage.actions import logs_bucket
+from datastores.storage.store import OwnBucket, StorageAway
 
 
 class Archive:
@@ -86,8 +88,21 @@ def _times_of(key: str) -> str:
 
 
 def archive() -> Archive | None:
-    """That of this installation; None where logs last as long as their pods."""
-    return _archive(*settings.LOGS_S3.values()) if settings.LOGS_S3["server"] else None
+    """That of this installation: the one that PORTAL_LOGS_S3_URL names, else a bucket of the portal's own object storage. None
+    where there is neither: then logs last as long as their pods."""
+    if settings.LOGS_S3["server"]:
+        return _archive(*settings.LOGS_S3.values())
+    return _own_archive(logs_bucket()) if settings.STORAGE["url"] else None
+
+
+def is_there() -> bool:
+    """Whether this installation has one."""
+    return bool(settings.LOGS_S3["server"] or settings.STORAGE["url"])
+
+
+@lru_cache(maxsize=4)
+def _own_archive(bucket: str) -> Archive:
+    return Archive(OwnBucket(bucket))
 
 
 @lru_cache(maxsize=4)
@@ -101,5 +116,5 @@ def _told() -> Iterator[None]:
         yield
     except NotThere as error:
         raise Gone("This log is not in the archive any more.") from error
-    except DriverError as error:
+    except (DriverError, StorageAway) as error:
         raise CloudError(f"The archive of logs does not work: {error}") from error

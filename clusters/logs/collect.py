@@ -23,7 +23,6 @@ from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 
-from django.conf import settings
 from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
@@ -31,7 +30,7 @@ from django.utils import timezone
 from clusters import wakeups
 from clusters.clouds import registry
 from clusters.clouds.drivers.base import Cloud, CloudError, Seen, TaskSeen
-from clusters.logs.archive import archive, folder_of
+from clusters.logs.archive import archive, folder_of, is_there
 from clusters.logs.copy import Job, Outcome, copy
 from clusters.models import Run, Task
 from portal.db.advisory_lock import Lock, advisory_lock
@@ -59,7 +58,7 @@ EARLY = "What it wrote after its run was to end is missing: more than {} logs we
 
 def is_wanted(cloud: str) -> bool:
     """Whether logs of that cloud are copied."""
-    return bool(settings.LOGS_S3["server"]) and not registry.keeps_logs(cloud)
+    return is_there() and not registry.keeps_logs(cloud)
 
 
 def note(cloud: str, seen: Iterable[TaskSeen], known: Collection[str]) -> None:

@@ -30,7 +30,7 @@ TAIL_BYTES = 1024 * 1024
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
 NO_ARCHIVE = (
     "This log went with its pod: on Kubernetes, logs last as long as their pods where the portal has no archive for them. "
-    "An administrator can set one up (PORTAL_LOGS_S3_URL)."
+    "An administrator can set one up (PORTAL_STORAGE_URL or PORTAL_LOGS_S3_URL)."
 )
 
 Key = tuple[str, int, int]

@@ -9,6 +9,8 @@ import encrypted_fields.fields
 from django.conf import settings
 from django.db import migrations, models
 
+import clusters.models.runs
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -121,6 +123,35 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.UniqueConstraint(fields=("appcode", "name", "version"), name="environment_version_once")
                 ],
+            },
+        ),
+        migrations.CreateModel(
+            name="PullSecret",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("host", models.CharField(max_length=255)),
+                ("username", models.CharField(max_length=200)),
+                ("password", encrypted_fields.fields.EncryptedTextField(help_text="Never shown.")),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "line",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="pull_secrets", to="portal.orgnode"
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["line__path", "host"],
+                "constraints": [models.UniqueConstraint(fields=("line", "host"), name="pull_secret_once")],
             },
         ),
         migrations.CreateModel(
@@ -309,6 +340,14 @@ class Migration(migrations.Migration):
                         db_default={},
                         default=dict,
                         help_text="Where its endpoints are opened: labels as in `Origin`, or whole names",
+                    ),
+                ),
+                (
+                    "proof",
+                    models.CharField(
+                        default=clusters.models.runs.new_proof,
+                        help_text="What requests to its endpoints carry that the gateway or a front sends.",
+                        max_length=64,
                     ),
                 ),
                 ("run_count", models.PositiveIntegerField(default=0)),
@@ -532,7 +571,13 @@ class Migration(migrations.Migration):
                 ("verdict_reason", models.CharField(blank=True, max_length=40)),
                 ("verdict_message", models.TextField(blank=True)),
                 ("started_at", models.DateTimeField(null=True)),
-                ("deadline", models.DateTimeField(help_text="started_at and the time limit.", null=True)),
+                (
+                    "deadline",
+                    models.DateTimeField(
+                        help_text="started_at and the time limit; before that, when fetching began and the time limit.",
+                        null=True,
+                    ),
+                ),
                 ("finished_at", models.DateTimeField(null=True)),
                 ("storage_state", models.CharField(blank=True, max_length=10)),
                 ("storage_message", models.TextField(blank=True)),
@@ -715,7 +760,7 @@ class Migration(migrations.Migration):
                 ("scheduled_at", models.DateTimeField(null=True)),
                 (
                     "began_at",
-                    models.DateTimeField(help_text="Its first container ran: from here it is billed.", null=True),
+                    models.DateTimeField(help_text="It is billed from here on: its data have come.", null=True),
                 ),
                 ("started_at", models.DateTimeField(null=True)),
                 ("finished_at", models.DateTimeField(null=True)),
@@ -778,6 +823,7 @@ class Migration(migrations.Migration):
                         blank=True, help_text="Of which a version is still to be registered.", max_length=80
                     ),
                 ),
+                ("waits", models.TextField(blank=True, db_default="", default="")),
                 (
                     "did",
                     models.OneToOneField(

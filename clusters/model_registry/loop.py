@@ -201,8 +201,8 @@ def _joined(folder: str, path: str) -> str:
 
 
 def _register(row: HookRun) -> None:
-    """Makes the version that a hook told of, or writes down why not. Of one that has failed there is none. Who dies between the
-    two has it made again, which is the same version."""
+    """Makes the version that a hook told of, or writes down why not, or not yet. Of one that has failed there is none. Who dies
+    between the two has it made again, which is the same version."""
     found = {"model": ""}
     assert row.did is not None
     try:
@@ -214,9 +214,10 @@ def _register(row: HookRun) -> None:
         passes = isinstance(error, Busy | DriverError | Unavailable) and not isinstance(error, NotThere)
         if passes and timezone.now() - row.did.phase_since < PATIENCE:
             log.info("hook run %s: its version cannot be made now: %s", row.pk, error)
-            return
-        found = _refused(str(error))
-    HookRun.objects.filter(pk=row.pk).update(**found)
+            found = {"waits": f"Its version is not registered yet and is tried again: {readable(str(error))}"}
+        else:
+            found = _refused(str(error))
+    HookRun.objects.filter(pk=row.pk).update(**{"waits": "", **found})
 
 
 def _refused(why: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from clusters.models.many import (
     Sweep,
     Trial,
 )
-from clusters.models.offers import Environment, Flavor, GitToken, Hook, Image, Plugin, Template
+from clusters.models.offers import Environment, Flavor, GitToken, Hook, Image, Plugin, PullSecret, Template
 from clusters.models.registry import ModelAlias, ModelRetention, ModelVersion, RegisteredModel
 from clusters.models.runs import Cluster, Run, Task
 from clusters.models.serving import (
@@ -51,6 +51,7 @@ __all__ = [
     "PipelineRun",
     "Placement",
     "Plugin",
+    "PullSecret",
     "RegisteredModel",
     "Replica",
     "Revision",

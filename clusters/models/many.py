@@ -106,7 +106,7 @@ class Trial(models.Model):
 class HookRun(models.Model):
     """That a hook of a run is to be done, written with the end of that run, or, of one `before` it, when nothing else holds the
     run back. `did` is the run of its own cluster that does it, None until that is made; `message` says why it cannot be,
-    or why no version came of it."""
+    or why no version came of it, and `waits` why there is none yet."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="hook_runs")
     name = models.CharField(max_length=20)
@@ -114,6 +114,7 @@ class HookRun(models.Model):
     did = models.OneToOneField(Run, on_delete=models.CASCADE, null=True, related_name="does")
     message = models.TextField(blank=True)
     model = models.CharField(max_length=80, blank=True, help_text="Of which a version is still to be registered.")
+    waits = models.TextField(blank=True, default="", db_default="")
 
     class Meta:
         ordering: ClassVar = ["id"]

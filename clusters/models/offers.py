@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import Q
 from encrypted_fields.fields import EncryptedTextField
 
-from portal.models import Appcode, User
+from portal.models import Appcode, OrgNode, User
 
 
 class Flavor(models.Model):
@@ -111,6 +111,25 @@ class GitToken(models.Model):
 
     def __str__(self) -> str:
         return self.host
+
+
+class PullSecret(models.Model):
+    """What a registry wants of who fetches images for a business line. `host` is its name, with its port where that is not the
+    usual one."""
+
+    line = models.ForeignKey(OrgNode, on_delete=models.CASCADE, related_name="pull_secrets")
+    host = models.CharField(max_length=255)
+    username = models.CharField(max_length=200)
+    password = EncryptedTextField(help_text="Never shown.")
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering: ClassVar = ["line__path", "host"]
+        constraints: ClassVar = [models.UniqueConstraint(fields=["line", "host"], name="pull_secret_once")]
+
+    def __str__(self) -> str:
+        return f"{self.line.path} {self.host}"
 
 
 class Template(models.Model):

@@ -8,6 +8,7 @@ a run (a retry is another row). `Run.desired` is what people want, `phase` and e
 from __future__ import annotations
 
 import datetime as dt
+import secrets
 from decimal import Decimal
 from typing import ClassVar
 
@@ -23,6 +24,11 @@ from portal.models import Appcode, User
 
 # How the `part_of` of a replica of a service begins.
 SERVICES = "services/"
+
+
+def new_proof() -> str:
+    """Nobody can guess it."""
+    return secrets.token_hex(32)
 
 
 class Cluster(models.Model):
@@ -48,6 +54,11 @@ class Cluster(models.Model):
     purged = models.BooleanField(default=False, help_text="Deleted, and its logs are gone too.")
     origins = models.JSONField(
         default=dict, db_default={}, help_text="Where its endpoints are opened: labels as in `Origin`, or whole names"
+    )
+    proof = models.CharField(
+        max_length=64,
+        default=new_proof,
+        help_text="What requests to its endpoints carry that the gateway or a front sends.",
     )
     run_count = models.PositiveIntegerField(default=0)
     next_by = models.ForeignKey(
@@ -155,7 +166,9 @@ class Run(models.Model):
     verdict_reason = models.CharField(max_length=40, blank=True)
     verdict_message = models.TextField(blank=True)
     started_at = models.DateTimeField(null=True)
-    deadline = models.DateTimeField(null=True, help_text="started_at and the time limit.")
+    deadline = models.DateTimeField(
+        null=True, help_text="started_at and the time limit; before that, when fetching began and the time limit."
+    )
     finished_at = models.DateTimeField(null=True)
     storage_state = models.CharField(max_length=10, blank=True)
     storage_message = models.TextField(blank=True)
@@ -281,7 +294,7 @@ class Task(models.Model):
     gpus = models.JSONField(default=list)
     gpu_model = models.CharField(max_length=60, blank=True)
     scheduled_at = models.DateTimeField(null=True)
-    began_at = models.DateTimeField(null=True, help_text="Its first container ran: from here it is billed.")
+    began_at = models.DateTimeField(null=True, help_text="It is billed from here on: its data have come.")
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
     exit_code = models.IntegerField(null=True)

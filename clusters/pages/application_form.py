@@ -14,7 +14,7 @@ from typing import Any
 
 from django import forms
 
-from clusters.applications.manifest import ApplicationManifest, cluster_manifest
+from clusters.applications.manifest import USUAL_SIZE, ApplicationManifest, cluster_manifest
 from clusters.frameworks import APPLICATIONS
 from clusters.frameworks.base import Framework
 from clusters.input import read_where, write_text
@@ -30,7 +30,7 @@ from portal.pages.forms import with_link
 STEPS = ("Appcode", "Application", "Resources", "Review")
 FIELDS: tuple[tuple[str, ...], ...] = (
     ("appcode",),
-    ("type", "name", "image", "environment", "plugins", "model", "runs", "command", "endpoints", "env"),
+    ("type", "name", "image", "environment", "plugins", "model", "runs", "requirements", "command", "endpoints", "env"),
     (
         "flavor",
         "storage",
@@ -61,6 +61,7 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
             "type",
             "image",
             "environment",
+            "requirements",
             "plugins",
             "model",
             "flavor",
@@ -92,6 +93,7 @@ USUAL: dict[str, Any] = {
     "endpoints": [],
     "runs": [],
     "plugins": [],
+    "requirements": [],
     "access": {"to": "members"},
 }
 IDLE = {
@@ -153,6 +155,13 @@ class ApplicationForm(forms.Form):
         help_text="Of TensorBoard and Jupyter: whose output it shows, as CLUSTER/NUMBER, divided by commas: train/3, train/4.",
         widget=forms.TextInput(attrs={**PLAIN, "class": "code"}),
     )
+    requirements = Words(
+        label="Requirements",
+        required=False,
+        help_text="What pip installs over the image before it starts, one a line: streamlit>=1.40. In Jupyter, install packages "
+        "in a cell: they stay.",
+        widget=_code(2),
+    )
     command = Words(
         label="Command",
         required=False,
@@ -182,9 +191,9 @@ class ApplicationForm(forms.Form):
     size = Words(
         label="Size of the volume",
         required=False,
-        initial="10Gi",
+        initial=USUAL_SIZE,
         widget=forms.TextInput(attrs=PLAIN),
-        help_text="of a volume of its own, like 10Gi",
+        help_text=f"of a volume of its own, like {USUAL_SIZE}",
     )
     input = Words(label="Input", required=False, widget=forms.Select(), help_text="mounted at /elearn/input")
     output = Words(label="Output", required=False, widget=forms.Select(), help_text="mounted at /elearn/output")
@@ -383,7 +392,7 @@ class ApplicationForm(forms.Form):
     @property
     def opens_folded(self) -> bool:
         """Whether what most notebooks do not need is said, or needed, or wrong."""
-        folded = ("model", "runs", "command", "endpoints", "env")
+        folded = ("model", "runs", "requirements", "command", "endpoints", "env")
         return self["type"].value() != "jupyter" or any(self[name].value() or name in self.errors for name in folded)
 
     def _choose(self, name: str, choices: list[tuple[str, str]]) -> None:
@@ -424,6 +433,7 @@ def document_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "runs": words(values["runs"]),
         "model": values["model"].strip(),
         "plugins": words(values["plugins"]),
+        "requirements": list(filter(None, map(str.strip, values["requirements"].split("\n")))),
         "command": values["command"],
         "env": env,
         "timeLimit": seconds(values["time_limit"], values["time_limit_unit"]),
@@ -455,6 +465,7 @@ def fields_of(manifest: ApplicationManifest) -> dict[str, str]:
         "runs": ", ".join(spec.runs),
         "model": spec.model or "",
         "plugins": ", ".join(spec.plugins),
+        "requirements": "\n".join(spec.requirements),
         "env": write_env(spec.env),
         "flavor": spec.flavor,
         "storage": "" if storage is None else STORE + storage.datastore if storage.datastore else NEW,

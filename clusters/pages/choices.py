@@ -115,7 +115,7 @@ class Offer:
         image = fitting[0].name if fitting else ""
         with_gpu = (flavor for flavor in self.flavors if flavor.gpus)
         flavor = next(with_gpu, next(iter(self.flavors), None))
-        roles = {name: flavor.name if flavor else "" for name, role in COMPUTING_ROLES.items() if role.least}
+        roles = {name: flavor.name if flavor else "" for name, role in COMPUTING_ROLES.items() if role.is_usual}
         known = {each.name for each in self.flavors}
         roles |= {
             name: said["flavor"]
@@ -158,7 +158,8 @@ class Offer:
                 *((f"{FROM}{name}", f"Output of {name}") for name in self.sources),
             ],
             "input_mode": [
-                ("copy", "Copied for the run"),
+                ("auto", "Copied; a version once for all runs"),
+                ("copy", "Copied for each run"),
                 ("cache", "Copied once for all runs"),
                 ("stream", "By the program itself (S3)"),
                 ("shard", "Each task its part of the files"),
@@ -166,7 +167,11 @@ class Offer:
             "output": stores,
             "home": [(name, label) for name, label in stores if name in {"", *homes}],
             **{
-                f"{name}_flavor": flavors if role.least else [("", "none"), *flavors]
+                f"{name}_flavor": flavors
+                if role.least
+                else [*flavors, ("", "none")]
+                if role.leads
+                else [("", "none"), *flavors]
                 for name, role in COMPUTING_ROLES.items()
             },
             "hook_on": list(WHEN),
@@ -201,4 +206,4 @@ def _shared_with(appcode: Appcode) -> Sequence[Datastore]:
 def flavor_label(flavor: Flavor) -> str:
     """ "Middle + 1 GPU · 4 cores, 16 GiB"."""
     cores = f"{flavor.cpu_milli / 1000:g}"
-    return f"{flavor.title} · {cores} {'core' if cores == '1' else 'cores'}, {flavor.memory_mb / 1024:.3g} GiB"
+    return f"{flavor.title} · {cores} {'core' if cores == '1' else 'cores'}, {flavor.memory_mb / 1024:.4g} GiB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args, get_origin
@@ -16,10 +17,11 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from pydantic.fields import FieldInfo
 
 from billing.models import Measuring
-from clusters.clouds import actions, kinds, registry
+from clusters.clouds import actions, credentials, kinds, registry
 from clusters.clouds.drivers.base import Inspected
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.drivers.kubernetes.watch import capacity
 from clusters.clouds.health import silence
 from clusters.clouds.manifest import KubernetesManifest, read_manifest
 from clusters.models import Cloud, CloudState, Run
@@ -68,6 +70,34 @@ class Shown:
     @property
     def nodes(self) -> list[dict[str, Any]]:
         return self.state.capacity.get("nodes", []) if self.state else []
+
+    @property
+    def credentials_end(self) -> dt.datetime | None:
+        return credentials.ends_at(self.row)
+
+    @property
+    def ends_soon(self) -> bool:
+        end = self.credentials_end
+        return end is not None and credentials.mark(end, timezone.now()) is not None
+
+    @property
+    def silent(self) -> list[dict[str, Any]]:
+        """Its nodes that do not answer, with what an administrator of it types."""
+        return [
+            {
+                "name": node["name"],
+                "gpus": node["gpus"],
+                "heard_at": None if since == "?" else dt.datetime.fromisoformat(since),
+                "command": capacity.give_up(node["name"]),
+            }
+            for node in self.nodes
+            if (since := node.get("silent_since"))
+        ]
+
+    @property
+    def may_give_up_nodes(self) -> bool:
+        """As far as the last test of the connection knows."""
+        return "patch nodes" not in self.row.test.get("missing_optional", ["patch nodes"])
 
     @property
     def gpus(self) -> int:
@@ -228,6 +258,7 @@ def clouds(request: HttpRequest) -> HttpResponse:
         "clouds": shown,
         "lines": [(line, _place(line)) for line in lines],
         "choices": choices,
+        "silent": [cloud for cloud in shown if cloud.silent],
         "default_title": default.title if default else "nowhere",
     }
     return render(request, "clusters/admin_clouds.html", context)
@@ -259,7 +290,8 @@ def cloud(request: HttpRequest, name: str | None = None) -> HttpResponse:
             say = messages.success if report.ok else messages.warning
             say(request, f"{changed.title} is saved. {report.message}")
             return redirect("admin_clouds")
-    return render(request, "clusters/admin_cloud.html", {"form": form, "row": row})
+    end = credentials.ends_at(row) if row else None
+    return render(request, "clusters/admin_cloud.html", {"form": form, "row": row, "credentials_end": end})
 
 
 @require_POST
@@ -309,6 +341,16 @@ def give_up(request: HttpRequest, name: str) -> HttpResponse:
         return render(request, "clusters/admin_give_up.html", asked)
     done = f"{row.title} is given up. Place its business lines elsewhere, and remove it when you are sure."
     attempt(request, lambda: decommission.give_up(row, acting_user=user), done)
+    return redirect("admin_clouds")
+
+
+@require_POST
+def give_up_node(request: HttpRequest, name: str, node: str) -> HttpResponse:
+    user = person(request)
+    require_administrator(user)
+    row = _row(name)
+    done = f"{node} is given up; its tasks start elsewhere within half a minute."
+    attempt(request, lambda: actions.give_up_node(row, node, acting_user=user), done)
     return redirect("admin_clouds")
 
 

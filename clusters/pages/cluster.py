@@ -36,12 +36,13 @@ from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, ModelVersion, Run, Task
 from clusters.pages.conversion import write_env
 from clusters.pages.create import curl
-from clusters.pages.listing import Row, first_sentence, flavor_titles, row_of, where
+from clusters.pages.listing import Row, first_sentence, row_of, where
 from clusters.run_hooks.shown import ShownHook, hooks_of
 from clusters.runs.preview import cost_of
 from clusters.runs.quota import enough
 from clusters.runs.status import consumer
 from clusters.spec.folders import output_folder
+from clusters.spec.offers import flavor_titles
 from portal.access import MANAGE, OPERATE, may
 from portal.errors import Invalid
 from portal.pages import layout

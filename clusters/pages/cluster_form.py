@@ -28,8 +28,8 @@ from portal.manifests import mistakes
 from portal.pages.forms import with_link
 
 FOLDED = (
-    "input_path", "input_version", "input_mode", "input_fold", "input_folds", "framework", "mode", "completion", "retries",
-    "time_limit", "time_limit_unit", "schedule_after", "output_path", "home", "endpoints", "access", "notebook",
+    "input_path", "input_version", "input_mode", "input_fold", "input_folds", "framework", "keras", "mode", "completion",
+    "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path", "home", "endpoints", "access", "notebook",
     *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in ("flavor", "count")),
 )  # fmt: skip
 
@@ -122,10 +122,15 @@ class ClusterForm(forms.Form):
         required=False,
         widget=forms.NumberInput(attrs={"min": 2, "max": MAX_FOLDS, "step": 1, "inputmode": "numeric"}),
     )
-    output = _choice(label="Output", required=False, help_text="mounted at /elearn/output")
+    output = _choice(
+        label="Output",
+        required=False,
+        help_text="mounted at /elearn/output. On Kubernetes, tasks share files such as checkpoints on NFS and volumes only, not "
+        "in S3.",
+    )
     command = Words(
         label="Command",
-        help_text='Run as bash -c "…".',
+        help_text='Run as bash -o pipefail -c "…": it fails when any program of a pipe fails.',
         widget=forms.Textarea(attrs={"rows": 4, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
     code_git = Words(
@@ -163,16 +168,30 @@ class ClusterForm(forms.Form):
             }
         ),
     )
+    requirements = Words(
+        label="Requirements",
+        required=False,
+        help_text="What pip installs over the image before the run starts, once for all runs that say the same: pandas>=2.2, one "
+        "a line, or -r requirements.txt for one of the files above.",
+        widget=forms.Textarea(attrs={"rows": 2, **_CODE}),
+    )
     env = Words(
         label="Environment variables",
         required=False,
-        help_text="One NAME=value per line, or separated by |.",
+        help_text="One NAME=value per line, or separated by |. $NAME in a value means another variable, as in "
+        "PATH=/opt/tool/bin:$PATH; $$ is a dollar.",
         widget=forms.Textarea(attrs={"rows": 2, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
     framework = _choice(
         label="Framework",
         initial=next(iter(COMPUTING)),
         help_text="Parallel: copies of one command, workers that know nothing of each other.",
+    )
+    keras = Words(
+        label="Keras",
+        required=False,
+        help_text="What tf.keras is. Many older programs, and fit with parameter servers, need Keras 2.",
+        widget=forms.Select(choices=[("", "As in the image"), ("2", "Keras 2 (tf_keras)"), ("3", "Keras 3")]),
     )
     mode = _choice(
         label="Mode", initial="batch", help_text="A batch run ends; a service is kept alive until it is disabled."
@@ -192,8 +211,9 @@ class ClusterForm(forms.Form):
     )
     retries = Words(
         label="Retries",
-        initial="1",
-        help_text="How often one task may fail and be started again.",
+        required=False,
+        help_text="How often one task may fail and be started again. Empty: once when it was killed or ran out of memory, never "
+        "when its program failed.",
         widget=forms.NumberInput(attrs={"min": 0, "max": 10, "step": 1, "inputmode": "numeric"}),
     )
     time_limit = Words(
@@ -261,8 +281,8 @@ class ClusterForm(forms.Form):
     hook_command = Words(
         label="A command of your own",
         required=False,
-        help_text="Run as bash -c “…” where the run starts; what it wrote is at $PORTAL_OUTPUT (before it, what it is to read at "
-        "$PORTAL_INPUT), its facts in PORTAL_FACTS.",
+        help_text="Run as bash -o pipefail -c “…” where the run starts; what it wrote is at $PORTAL_OUTPUT (before it, what "
+        "it is to read at $PORTAL_INPUT), its facts in PORTAL_FACTS.",
         widget=forms.Textarea(attrs={"rows": 3, "class": "code", "spellcheck": "false", "autocapitalize": "none"}),
     )
     hooks = Words(
@@ -345,6 +365,11 @@ class ClusterForm(forms.Form):
     def independent(self) -> Sequence[str]:
         """The frameworks whose tasks may take turns."""
         return [name for name, driver in COMPUTING.items() if driver.is_independent]
+
+    @property
+    def with_keras(self) -> Sequence[str]:
+        """The frameworks whose programs may have one Keras or the other."""
+        return [name for name, driver in COMPUTING.items() if driver.has_keras]
 
     @property
     def leads(self) -> Sequence[str]:

@@ -16,6 +16,7 @@ import orjson
 
 from clusters.after import HookSpec
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
+from clusters.frameworks.base import WORKER, Framework
 from clusters.input import InputSpec, read_where
 from clusters.manifest import AccessSpec, ClusterManifest, ClusterSpec, format_env, parse_env
 from portal.errors import FieldError
@@ -32,7 +33,7 @@ INPUT = {
     "fold": "input_fold",
     "folds": "input_folds",
 }
-INPUT_INITIAL = {"input_mode": "copy"}
+INPUT_INITIAL = {"input_mode": "auto"}
 
 # What is said of a repository, and the field of it.
 CODE = {"git": "code_git", "ref": "code_ref", "path": "code_path"}
@@ -44,6 +45,8 @@ FIELD_OF_PATH: dict[tuple[str, ...], str] = {
     ("metadata", "name"): "name",
     ("spec", "image"): "image",
     ("spec", "environment"): "environment",
+    ("spec", "requirements"): "requirements",
+    ("spec", "keras"): "keras",
     ("spec", "input"): "input",
     **{("spec", "input", key): name for key, name in INPUT.items()},
     ("spec", "output"): "output",
@@ -89,6 +92,8 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "framework": values.get("framework") or next(iter(COMPUTING)),
         "image": values.get("image", ""),
         "environment": values.get("environment") or None,
+        "requirements": values.get("requirements", "").split("\n"),
+        "keras": _keras(values),
         "command": values.get("command", ""),
         "code": read_code(values),
         "env": env,
@@ -100,8 +105,8 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "mode": values.get("mode") or "batch",
         "roles": roles,
         "access": read_access(values.get("access", "")),
-        "completion": values.get("completion") or next(iter(COMPUTING_COMPLETIONS)),
-        "retries": values.get("retries", ""),
+        **_completion(values, roles),
+        "retries": values.get("retries", "").strip() or None,
         "timeLimit": seconds(values.get("time_limit", ""), values.get("time_limit_unit", "")),
         "scheduleAfter": _utc(values.get("schedule_after", ""), values.get("schedule_zone", "")),
         "hooks": read_hooks(values),
@@ -119,9 +124,11 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "name": manifest.metadata.name,
         "image": spec.image,
         "environment": spec.environment or "",
+        "requirements": "\n".join(spec.requirements),
         "input": spec.input.where if spec.input else "",
         **_said(spec.input),
         "output": spec.output or "",
+        "keras": str(spec.keras or ""),
         "command": spec.command,
         "code_files": json.dumps(spec.code.files, ensure_ascii=False) if spec.code and spec.code.files else "",
         **{name: getattr(spec.code, key) or "" if spec.code else "" for key, name in CODE.items()},
@@ -130,7 +137,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "mode": spec.mode,
         "completion": spec.completion,
         "at_once": next((str(each.at_once) for each in spec.roles.values() if each.at_once), ""),
-        "retries": str(spec.retries),
+        "retries": "" if spec.retries is None else str(spec.retries),
         "time_limit": str(spec.time_limit // TIME_UNITS[unit]) if spec.time_limit else "",
         "time_limit_unit": unit,
         "schedule_after": _local(spec.schedule_after),
@@ -144,7 +151,8 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
     }
     for name, role in COMPUTING_ROLES.items():
         role_spec = spec.roles.get(name)
-        fields[f"{name}_flavor"] = role_spec.flavor if role_spec else ""
+        is_there = role_spec is not None and (role_spec.count > 0 or not role.is_fixed)
+        fields[f"{name}_flavor"] = role_spec.flavor if role_spec and is_there else ""
         if not role.is_fixed:
             fields[f"{name}_count"] = str(role_spec.count if role_spec else 0)
     return fields
@@ -307,14 +315,37 @@ def _roles(values: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     roles: dict[str, dict[str, Any]] = {}
     for name, role in COMPUTING_ROLES.items():
         flavor, count = values.get(f"{name}_flavor", ""), values.get(f"{name}_count", "").strip() or "0"
-        if role.is_fixed and name not in asked:
+        if role.is_fixed and (name not in asked or (role.leads and not flavor and _has_workers(values, driver))):
             continue
         if role.is_fixed:
-            roles[name] = {"flavor": flavor, "count": role.least}
+            roles[name] = {"flavor": flavor, "count": 1}
         elif flavor or count != "0":
             at_once = values.get("at_once", "").strip() if driver.is_independent and name in asked else ""
             roles[name] = {"flavor": flavor, "count": count, **({"atOnce": at_once} if at_once else {})}
     return roles
+
+
+def _keras(values: Mapping[str, str]) -> int | str | None:
+    """What is chosen, of a framework that has the choice."""
+    chosen = values.get("keras", "")
+    driver = COMPUTING.get(values.get("framework", ""), next(iter(COMPUTING.values())))
+    if not chosen or not driver.has_keras:
+        return None
+    return int(chosen) if chosen in ("2", "3") else chosen
+
+
+def _has_workers(values: Mapping[str, str], driver: Framework) -> bool:
+    """Whether somebody else can lead."""
+    return driver.roles[0].leads and values.get(f"{WORKER.name}_count", "").strip() not in ("", "0")
+
+
+def _completion(values: Mapping[str, str], roles: Mapping[str, Any]) -> dict[str, str]:
+    """What is chosen; nothing where that waits for a role that leads and was left out: then the manifest knows for whom."""
+    chosen = values.get("completion") or next(iter(COMPUTING_COMPLETIONS))
+    known = COMPUTING_COMPLETIONS.get(chosen)
+    if known and known.role not in roles and COMPUTING_ROLES[known.role].leads:
+        return {}
+    return {"completion": chosen}
 
 
 def seconds(number: str, unit: str) -> str | int | None:

@@ -67,8 +67,8 @@ class HookForm(forms.Form):
     )
     command = Words(
         label="Command",
-        help_text="Run as bash -c “…”. What the run wrote is at $PORTAL_OUTPUT; PORTAL_PHASE, PORTAL_METRICS, PORTAL_FACTS and "
-        "others say how it went. Before the run, what it is to read is at $PORTAL_INPUT.",
+        help_text="Run as bash -o pipefail -c “…”. What the run wrote is at $PORTAL_OUTPUT; PORTAL_PHASE, PORTAL_METRICS, "
+        "PORTAL_FACTS and others say how it went. Before the run, what it is to read is at $PORTAL_INPUT.",
         widget=forms.Textarea(attrs={"rows": 10, **CODE}),
     )
     env = Words(

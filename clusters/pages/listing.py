@@ -38,10 +38,11 @@ from clusters.frameworks.jupyter import Jupyter
 from clusters.gateway.origins import Opening, openings
 from clusters.gateway.visits import is_open_to
 from clusters.input import input_of
-from clusters.models import CloudState, Cluster, Flavor, Run
+from clusters.models import CloudState, Cluster, Run
 from clusters.pages.act import CANCEL, DELETE, DEPLOY, DISABLE, KEEP, NEWEST, SEVERAL, Act
 from clusters.phase import TERMINAL
 from clusters.runs.idle import Outlook, outlook
+from clusters.spec.offers import flavor_titles
 from clusters.spec.search import Search
 from portal.access import OPERATE, appcodes_for, roles_of
 from portal.models import Appcode, User
@@ -65,8 +66,6 @@ RUN_FIELDS = (
 SHOWN, ACCESS = "shown_spec", "shown_access"
 # Rows that were rendered lately; about 2 KB each. Most rows of most answers are among them.
 KEPT_ROWS = 2000
-FLAVOR_TITLES = "clusters.flavor_titles"
-FLAVOR_SECONDS = 86400
 # As the cache keeps it.
 SPENT: TypeAdapter[tuple[Amount, Tightest | None]] = TypeAdapter(tuple[Amount, Tightest | None])
 SPENT_SECONDS = 30
@@ -252,19 +251,6 @@ def spent(request: HttpRequest) -> HttpResponse:
     else:
         found = SPENT.validate_python(known)
     return render(request, "clusters/_spent.html", {"spent": found[0], "budget": found[1], "month": now})
-
-
-def flavor_titles() -> dict[str, str]:
-    """Name → title of every flavor, remembered until one changes (`forget_flavors`)."""
-    titles: dict[str, str] | None = cache.get(FLAVOR_TITLES)
-    if not titles:
-        titles = dict(Flavor.objects.values_list("name", "title"))
-        cache.set(FLAVOR_TITLES, titles, FLAVOR_SECONDS)
-    return titles
-
-
-def forget_flavors() -> None:
-    cache.delete(FLAVOR_TITLES)
 
 
 def _context(request: HttpRequest) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from clusters.clouds.health import silence
 from clusters.clouds.placement import titles
 from clusters.frameworks import INSTALLED
 from clusters.models import CloudState, Flavor, Image
-from clusters.pages.listing import forget_flavors
 from clusters.spec.offers import Offer, save_offer
 from portal.access import require_administrator
 from portal.errors import Invalid
@@ -172,7 +171,6 @@ def edit_offer(request: HttpRequest, form_class: type[Any], offer: Any, back: st
                 form, invalid, {name: name for name in form.fields} | {"cpu_milli": "cores", "memory_mb": "memory_gib"}
             )
         else:
-            forget_flavors()
             messages.success(request, f"{kind} {offer.title} is saved.")
             return redirect(back)
     title = offer.title if known and not form.errors else f"New {kind.lower()}" if not known else form.initial["title"]

@@ -22,6 +22,7 @@ from clusters import actions, wakeups
 from clusters.after import OUTPUT_PATH, TIME_LIMIT, HookSpec, folder_of, part_name, part_of
 from clusters.clouds.drivers.base import CloudError
 from clusters.events import run_event
+from clusters.frameworks import variables
 from clusters.frameworks.parallel import Parallel
 from clusters.manifest import ClusterManifest
 from clusters.models import Cluster, Flavor, HookRun, Run
@@ -165,14 +166,15 @@ def manifest_of(run: Run, hook: HookSpec, flavor: str, found: Found) -> ClusterM
     spec, name = run.spec, run.cluster.name
     image = hook.image or spec["image"]
     own = hook.use is None
+    software = ("environment", "requirements") if own and image == spec["image"] else ()
     folder = folder_of(hook.output_path or OUTPUT_PATH, name=name, run=run.number, hook=hook.name)
     wanted = {
         "framework": Parallel.name,
         "image": image,
-        "environment": spec.get("environment") if own and image == spec["image"] else None,
+        **{name: spec[name] for name in software if name in spec},
         "command": hook.command,
         "code": _code(run) if own else None,
-        "env": {**hook.env, **environment(run, hook, found)},
+        "env": {**hook.env, **{name: variables.literal(text) for name, text in environment(run, hook, found).items()}},
         "input": _input(run, hook, found),
         "output": hook.output or spec["output"],
         "outputPath": folder,

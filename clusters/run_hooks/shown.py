@@ -34,6 +34,13 @@ class ShownHook:
     state: str
     message: str
     did: Run | None
+    # It is done, and the version of a model that is to come of it is not there yet: `message` says why.
+    waits: bool = False
+
+    @property
+    def note(self) -> str:
+        """What pages say beside its state: of one that succeeded nothing but why its version is not there yet."""
+        return self.message if self.waits or self.state != "Succeeded" else ""
 
     @property
     def started(self) -> dt.datetime | None:
@@ -72,6 +79,8 @@ def _shown(hook: HookSpec, row: HookRun | None, run: Run) -> ShownHook:
     if did:
         # Of one that did its part, and of which no version of a model came.
         state, message = ("Refused", row.message) if row and row.message else (did.phase, did.message)
+        if row and row.waits and not row.message:
+            return ShownHook(hook.name, hook.when, hook.use or "", state, row.waits, did, waits=True)
     elif row:
         state, message = ("Refused", row.message) if row.message else ("Due", "")
     elif run.phase in TERMINAL:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import collections
 import threading
 
+from django.conf import settings
+
 from clusters.clouds.bulkhead import PutOff
 from clusters.clouds.drivers import git
 from clusters.clouds.drivers.base import CloudError, CloudRefused, CodeCommit, CodeFiles
 from clusters.code import CodeSpec
 from clusters.models import GitToken, Run
-from datastores.drivers.addresses import Denied, check
+from portal import outgoing
 
 # Threads of a process that wait for Git servers.
 AT_ONCE = 2
@@ -37,7 +39,7 @@ def commit_of(run: Run, code: CodeSpec) -> str:
     try:
         if not is_placed:
             raise PutOff("Other runs wait for Git servers; this follows.")
-        return git.resolve(code.git, code.ref, _login(run, code), _why_closed)
+        return git.resolve(code.git, code.ref, _login(run, code), git.judged(outgoing, settings.OUTGOING))
     except git.Refused as error:
         raise CloudRefused(f"The code cannot be fetched: {error}") from None
     except git.Failed as error:
@@ -62,11 +64,3 @@ def planned(run: Run, code: CodeSpec | None) -> CodeFiles | CodeCommit | None:
 def _login(run: Run, code: CodeSpec) -> git.Login:
     found = GitToken.objects.filter(appcode=run.cluster.appcode_id, host=code.host).first()
     return git.Login(found.name, found.token) if found else git.Login()
-
-
-def _why_closed(address: str) -> str:
-    try:
-        check(address)
-    except Denied as denied:
-        return str(denied).rstrip(".")
-    return ""

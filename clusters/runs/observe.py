@@ -63,7 +63,7 @@ Write = Callable[[str, Sequence[Seen]], None]
 NOTED = [
     "storage_state", "storage_message", "data_warning", "read", "wrote", "refusal", "endpoints", "gone", "stored", "gone_message",
     "blocked_reason", "blocked_message", "applied_at", "not_before", "release_asked_at", "claim_token", "claimed_until",
-    "activity", "activity_since", "activity_why", "look_at", "crashes",
+    "activity", "activity_since", "activity_why", "look_at", "crashes", "deadline",
 ]  # fmt: skip
 # A run is put right this often at most: something else, like an autoscaler, may change it each time.
 PUT_RIGHT_AGAIN = dt.timedelta(seconds=30)
@@ -302,6 +302,10 @@ def _note_storage(run: Run, item: StorageSeen) -> None:
     run.storage_state, run.storage_message = item.state, item.message
     if item.state == "refused" and not run.verdict:
         run.refusal = item.message
+    if run.started_at is None and (limit := run.spec.get("timeLimit")):
+        # The time limit counts while input is fetched, and not while the run waits for GPUs. When it runs, it counts anew.
+        moves = item.state in ("fetching", "failed")
+        run.deadline = (run.deadline or timezone.now() + dt.timedelta(seconds=limit)) if moves else None
     if item.warning and item.warning != run.data_warning:
         record_all([run_event("run.data_warning", run, item.warning)])
         run.data_warning = item.warning

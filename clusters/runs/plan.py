@@ -22,7 +22,7 @@ from clusters.clouds.drivers.base import (
     expand,
     literal,
 )
-from clusters.frameworks import FRAMEWORKS
+from clusters.frameworks import FRAMEWORKS, starting, variables
 from clusters.frameworks.base import Addresses, Framework, Launch, Resources, Role
 from clusters.frameworks.runtimes import FOLDER
 from clusters.manifest import ClusterSpec, Mode
@@ -46,9 +46,10 @@ def build_plan(
     environment: Environment | None = None,
     code: CodeFiles | CodeCommit | None = None,
     model: Mapping[str, str] = MappingProxyType({}),
+    proof: str = "",
 ) -> Plan:
     """The plan of one run. `resources` and `addresses` cover every active role and task of `spec`, `origins` its endpoints;
-    `model` are variables that say what its model is. Raises CloudRefused."""
+    `model` are variables that say what its model is, `proof` is that of its cluster. Raises CloudRefused."""
     framework = FRAMEWORKS[spec.framework]
     roles: list[RolePlan] = []
     first_parts = parts_of(framework, spec)
@@ -56,9 +57,12 @@ def build_plan(
         if not (count := spec.count(role.name)):
             continue
         # As many tasks stand before it as the roles before it have.
-        launch = ranked(
-            framework.launch(spec, role.name, addresses, resources), sum(each.count for each in roles), count
-        )
+        launch = framework.launch(spec, role.name, addresses, resources)
+        # Within the layer, so that PATH=/demo:$PATH comes before what is installed there.
+        launch = replace(launch, argv=variables.started(launch.argv, spec.env))
+        if not launch.from_image:
+            launch = replace(launch, argv=starting.started(launch.argv))
+        launch = ranked(launch, sum(each.count for each in roles), count)
         held = resources[role.name]
         roles.append(
             RolePlan(
@@ -70,7 +74,7 @@ def build_plan(
                     "PORTAL_CLUSTER": literal(run.cluster),
                     "PORTAL_RUN": str(run.number),
                     "PORTAL_ROLE": role.name,
-                    **{name: literal(value) for name, value in spec.env.items()},
+                    **{name: literal(value) for name, value in variables.given(spec.env).items()},
                     **launch.env,
                 },
                 cpu_milli=held.cpu_milli,
@@ -93,9 +97,14 @@ def build_plan(
         image=image,
         mounts=mounts,
         roles=tuple(roles),
-        shared={**model, **framework.shared(spec, addresses)},
+        shared={
+            **model,
+            **framework.shared(spec, addresses),
+            **({} if all(each.from_image for each in roles) else starting.shared()),
+        },
         environment=environment,
         code=code,
+        proof=proof,
     )
     for each in plan.roles:
         if sentence := too_long(each.role, each.env, plan.shared, sum(role.count for role in plan.roles)):

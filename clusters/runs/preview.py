@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -18,16 +18,20 @@ from billing.metering.segments import Resources
 from billing.prices.book import price_book
 from billing.prices.rates import Prices, hourly, planned
 from clusters.after import TIME_LIMIT
-from clusters.clouds.drivers.base import Capacity, Node, Waiting
+from clusters.clouds.drivers.base import Capacity, Mount, Node, S3Source, Waiting
 from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, free_rooms, judge, worst
 from clusters.clouds.health import silences
 from clusters.clouds.placement import Place
+from clusters.clouds.registry import asked
+from clusters.frameworks import FRAMEWORKS
 from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import CloudState, Cluster, Flavor
+from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
 from clusters.runs.quota import UNHOOKED, held, waiting, why_unread
 from clusters.spec.admission import Quota, judge_quota
 from clusters.spec.catalog import Resolved, name_taken, resolve, usable_appcode
 from clusters.spec.hooks import judge_hook_names
+from datastores.models import Datastore
 from portal.models import Appcode, User
 
 NOTHING_TO_SAY = Judgement("now", "", "")
@@ -85,6 +89,7 @@ def preview(
     resolved = resolve(spec, appcode, by_fronts=by_fronts)
     judge_hook_names(spec, appcode, name)
     capacity = capacity_of(resolved.place.cloud)
+    notice = silences(timezone.now()).get(resolved.place.cloud, "")
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     in_use = held(appcode.pk)
     by_quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue))
@@ -95,7 +100,8 @@ def preview(
     judgements = (
         Judgement("waits", *unread) if unread[0] else NOTHING_TO_SAY,
         by_quota,
-        judge(tasks_of(resolved), capacity),
+        _room(resolved, capacity),
+        Judgement("waits", "CloudUnreachable", notice) if notice else NOTHING_TO_SAY,
         Judgement("waits", UNHOOKED, f"It waits for its hook {before}.") if before else NOTHING_TO_SAY,
     )
     scheduled = _scheduled(spec) if instead_of is None else NOTHING_TO_SAY
@@ -105,7 +111,7 @@ def preview(
         said.append(scheduled.message)
     return Preview(
         place=resolved.place,
-        notice=silences(timezone.now()).get(resolved.place.cloud, ""),
+        notice=notice,
         tasks=sum(each.count for each in spec.active_roles.values()),
         gpus=resolved.gpus,
         fits=judgement.fits,
@@ -171,6 +177,59 @@ def tasks_of(resolved: Resolved) -> list[Tasks]:
         for role, each in resolved.spec.active_roles.items()
         for held in (resolved.resources[role],)
     ]
+
+
+def _room(resolved: Resolved, capacity: Capacity) -> Judgement:
+    tasks = placed(resolved)
+    found = judge(tasks, capacity)
+    if found.fits == "now" or tasks == tasks_of(resolved):
+        return found
+    return replace(
+        found, message=f"{found.message} That counts what copies and stores data or lets people in beside each task."
+    )
+
+
+def placed(resolved: Resolved) -> list[Tasks]:
+    """As `tasks_of`, with what copies, serves and stores data beside them: it takes room, and nobody pays for it. One query."""
+    tasks = tasks_of(resolved)
+    mounts, framework = _copied(resolved), FRAMEWORKS[resolved.spec.framework]
+    serving = {each.role for each in tasks if framework.endpoints(resolved.spec, each.role)}
+    if not (mounts or serving):
+        return tasks
+    wanted = [(each.cpu_milli, each.memory_mb, each.role in serving) for each in tasks]
+    sizes = asked(resolved.place.cloud, mounts, wanted)
+    return [replace(each, cpu_milli=cpu, memory_mb=memory) for each, (cpu, memory) in zip(tasks, sizes, strict=True)]
+
+
+def resources_of(resolved: Resolved) -> dict[str, dict[str, object]]:
+    """What a run keeps of what its tasks hold, by role, as JSON. One query."""
+    found = dict(resolved.resources)
+    for task in placed(resolved):
+        held = found[task.role]
+        found[task.role] = replace(
+            held, beside_cpu_milli=task.cpu_milli - held.cpu_milli, beside_memory_mb=task.memory_mb - held.memory_mb
+        )
+    return {role: asdict(each) for role, each in found.items()}
+
+
+def _copied(resolved: Resolved) -> list[Mount]:
+    """What of it lies in S3, which something beside a task copies or serves; without keys."""
+    spec, source = resolved.spec, S3Source("", "", "", "", "")
+    mode = spec.input.mode if spec.input else ""
+    follow = FRAMEWORKS[spec.framework].shows_runs == "events"
+    wanted = [
+        (
+            resolved.input and resolved.input.store,
+            Mount(INPUT_PATH, True, source, stream_key="stream" if mode == "stream" else ""),
+        ),
+        (
+            resolved.model and resolved.model.frozen and resolved.model.frozen.datastore,
+            Mount(model_folder(spec), True, source, beside=resolved.input is not None),
+        ),
+        (resolved.output, Mount(OUTPUT_PATH, False, source)),
+        *((shown.store, Mount(f"{RUNS_PATH}/{shown.name}", True, source, follow=follow)) for shown in resolved.runs),
+    ]
+    return [mount for store, mount in wanted if store and store.kind == Datastore.Kind.S3]
 
 
 def cost_of(spec: ClusterSpec, appcode: Appcode) -> Cost:

@@ -7,13 +7,12 @@ decision (`clouds/drivers/base/fit.py`), where its cloud does not say it by itse
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from django.db.models import Count, F, Q, QuerySet, Sum, Window
-from django.db.models.functions import RowNumber
+from django.db.models import Case, Count, Exists, F, OuterRef, Q, QuerySet, Sum, When, Window
+from django.db.models.functions import Greatest, RowNumber
 from django.utils import timezone
 
 from clusters.clouds.drivers.base import Capacity
@@ -21,12 +20,15 @@ from clusters.clouds.drivers.base.fit import Tasks, judge
 from clusters.clouds.health import silences_of
 from clusters.clouds.placement import titles
 from clusters.models import CloudState, Run, Task
+from clusters.phase import WAITING
 from clusters.runs.preview import capacity_from
 
 # Of each list: the first that wait, and those that hold most.
 MOST = 200
 ALIVE = Q(gone=False, desired=Run.Desired.RUNNING, verdict="", cluster__deleted_at=None)
-WAITS = ALIVE & Q(phase=Run.Phase.QUEUED)
+# Of a run of which some roles have started already, too: tasks that have no machine, or that the cloud does not make.
+_UNPLACED = Task.objects.filter(run=OuterRef("pk"), phase="Pending", node="", reason__in=WAITING)
+WAITS = ALIVE & (Q(phase=Run.Phase.QUEUED) | ~Q(blocked_message="") | Q(Exists(_UNPLACED)))
 HOLDS = Q(gone=False, gpu_rate__gt=0)
 
 
@@ -114,10 +116,10 @@ def _waiting(seen: Q) -> list[tuple[Run, int]]:
 
 def _sums(which: Q) -> dict[str, Sums]:
     """By cloud. One query."""
-    waits, holds = Q(phase=Run.Phase.QUEUED), Q(gpu_rate__gt=0)
-    rows = Run.objects.filter(which).values("cloud").order_by("cloud")
-    sums = rows.annotate(
-        waiting=Count("pk", filter=waits), waiting_gpus=Sum("gpus", filter=waits, default=0),
+    waits, holds = Q(waits=True), Q(gpu_rate__gt=0)
+    rows = Run.objects.filter(which).annotate(waits=Case(When(WAITS, then=True), default=False))
+    sums = rows.values("cloud").order_by("cloud").annotate(
+        waiting=Count("pk", filter=waits), waiting_gpus=Sum(Greatest(F("gpus") - F("gpu_rate"), 0), filter=waits, default=0),
         holding=Count("pk", filter=holds), held_gpus=Sum("gpu_rate", filter=holds, default=0),
     )  # fmt: skip
     found = sums.values_list("cloud", "waiting", "waiting_gpus", "holding", "held_gpus")
@@ -125,13 +127,19 @@ def _sums(which: Q) -> dict[str, Sums]:
 
 
 def _pending(runs: Iterable[Run]) -> Mapping[tuple[int, str], int]:
-    """By run and role how many of its tasks have no machine yet, where there are tasks at all. One query."""
-    found: Counter[tuple[int, str]] = Counter()
-    rows = Task.objects.filter(run__in=[run.pk for run in runs])
-    for run_id, role, waits in rows.values_list("run_id", "role").annotate(
-        waits=Count("pk", filter=Q(phase="Pending", node=""))
-    ):
-        found[run_id, role] = waits
+    """By run and role how many tasks are to have a machine now, and have none. One query."""
+    runs = list(runs)
+    has = Q(phase__in=["Pending", "Running"]) & ~Q(node="")
+    rows = Task.objects.filter(run__in=[run.pk for run in runs]).values_list("run_id", "role")
+    sums = rows.annotate(held=Count("pk", filter=has), done=Count("pk", filter=Q(phase="Succeeded")))
+    seen = {(run_id, role): (held, done) for run_id, role, held, done in sums}
+    found: dict[tuple[int, str], int] = {}
+    for run in runs:
+        for role, facts in run.roles.items():
+            held, done = seen.get((run.pk, role), (0, 0))
+            left = facts["count"] - done
+            at_once = run.spec["roles"].get(role, {}).get("atOnce") or left
+            found[run.pk, role] = max(0, min(at_once, left) - held)
     return found
 
 
@@ -146,13 +154,24 @@ def _waits(run: Run, place: int, capacity: Capacity, pending: Mapping[tuple[int,
     tasks = [
         Tasks(
             role,
-            pending.get((run.pk, role), run.roles.get(role, {}).get("count", 0)),
+            pending.get((run.pk, role), 0),
             held["gpus"],
             held["gpu_model"],
-            held["cpu_milli"],
-            held["memory_mb"],
+            held["cpu_milli"] + held.get("beside_cpu_milli", 0),
+            held["memory_mb"] + held.get("beside_memory_mb", 0),
         )
         for role, held in run.resources.items()
     ]
     verdict = judge(tasks, replace(capacity, queue=()))
-    return Waits(run, run.message if verdict.fits == "now" else verdict.message)
+    why = run.message if verdict.fits == "now" or run.blocked_message else verdict.message
+    return Waits(run, f"{_lacks(tasks, run)}{why}")
+
+
+def _lacks(tasks: Sequence[Tasks], run: Run) -> str:
+    """All that is missing, of a run of which some has its place: what else is said may be about one task."""
+    missing, whole = sum(each.count for each in tasks), sum(role["count"] for role in run.roles.values())
+    if missing in (0, whole):
+        return ""
+    gpus = sum(each.count * each.gpus for each in tasks)
+    what = f"{gpus} GPU{'s'[: gpus != 1]} for " if gpus else ""
+    return f"Lacks {what}{missing} of {whole} tasks. "

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Q
@@ -43,11 +44,12 @@ from clusters.code import code_of
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.base import Resources
-from clusters.frameworks.programs import with_layers
+from clusters.frameworks.programs import whole
 from clusters.gateway.origins import url
 from clusters.logs import collect
 from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Environment, ModelVersion, Plugin, Run
+from clusters.pull_secrets import registries_of
 from clusters.runs import quota
 from clusters.runs.code import NotYet, commit_of, planned
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, model_folder
@@ -55,11 +57,12 @@ from clusters.runs.status import refresh
 from clusters.spec.catalog import needs
 from clusters.spec.data import why_frozen
 from clusters.spec.folders import output_folder
-from clusters.spec.locks import PLUGINS, together
+from clusters.spec.locks import PLUGINS, REQUIREMENTS, together
 from clusters.volumes import lifecycle
 from clusters.wakeups import wake
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
+from datastores.storage.place import is_own
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Invalid
 from portal.events import record_all
@@ -78,7 +81,7 @@ LONGEST_PAUSE = dt.timedelta(minutes=1)
 TROUBLE = "CloudUnreachable"
 # What is copied out of a bucket of what a run wrote, only to be looked at.
 SHOWN_GIB = 20
-INSTALL = with_layers("install.py")
+INSTALL = whole("install.py")
 
 
 def reconcile(run_id: int) -> None:
@@ -324,7 +327,8 @@ def plan_of(run: Run) -> Plan:
                 folds=folds,
                 version=asked,
                 digest=digest,
-                cached=mode == "cache",
+                cached=mode == "cache" or (mode == "auto" and version is not None and isinstance(source, S3Source)),
+                or_copied=mode == "auto",
                 disk_bytes=version.disk_bytes if version else 0,
                 stream_key=_stream_key(run) if mode == "stream" else "",
             )
@@ -360,7 +364,7 @@ def plan_of(run: Run) -> Plan:
     with lane(run.cloud) if cloud.asks_for_addresses else nullcontext():
         addresses = cloud.reserve(ref, counts)
     image = found.image
-    return build_plan(
+    plan = build_plan(
         ref,
         spec,
         image=ImageRef(image.name, image.container, image.environment, image.program),
@@ -368,10 +372,12 @@ def plan_of(run: Run) -> Plan:
         mounts=tuple(mounts),
         addresses=addresses,
         origins={name: url(origin).rstrip("/") for name, origin in run.cluster.origins.items()},
-        environment=_planned(found.environment, found.plugins),
+        environment=_planned(spec, found.environment, found.plugins),
         code=planned(run, spec.code),
         model=_about(found.model, model_folder(spec)) if found.model else {},
+        proof=run.cluster.proof,
     )
+    return replace(plan, registries=registries_of(run.namespace)) if cloud.software == "container" else plan
 
 
 def _about(version: ModelVersion, folder: str) -> dict[str, str]:
@@ -392,8 +398,12 @@ def _stream_key(run: Run) -> str:
     return salted_hmac("clusters.stream", str(run.pk), algorithm="sha256").hexdigest()
 
 
-def _planned(saved: Environment | None, plugins: Sequence[Plugin]) -> PlannedEnvironment | None:
+def _planned(spec: ClusterSpec, saved: Environment | None, plugins: Sequence[Plugin]) -> PlannedEnvironment | None:
     """One thing to be made, so that clouds know of one only: plugins are a part of it with a layer of its own."""
+    if spec.requirements:
+        lock = REQUIREMENTS + "".join(f"{each}\n" for each in spec.required)
+        digest = hashlib.sha256(f"{spec.image}\n{lock}".encode()).hexdigest()
+        return PlannedEnvironment("of its requirements", digest, lock, "", INSTALL)
     if saved is None and not plugins:
         return None
     own = (saved.digest, saved.lock, saved.script) if saved else ("", "", "")
@@ -412,7 +422,7 @@ def mount_source(run: Run, store: Datastore, folder: str) -> Source:
         return lifecycle.source_for_run(run, store, folder)
     source = source_for(store, folder)
     if source.kind == "s3":
-        return S3Source(**source.fields, secret_key=source.secret)
+        return S3Source(**source.fields, secret_key=source.secret, own=is_own(source.fields["endpoint"]))
     return NfsSource(**source.fields) if source.kind == "nfs" else LocalSource(**source.fields)
 
 

@@ -20,6 +20,7 @@ from django.db.models import Count, Max, Min, Q
 from billing.efficiency.waste import note_outcome
 from billing.sums.totals import totals
 from clusters import wakeups
+from clusters.clouds.kinds import OWN
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.models import Run, Task
@@ -208,5 +209,6 @@ def state_of(run: Run) -> RunState:
         blocked_reason=run.blocked_reason,
         blocked_message=run.blocked_message,
         gone_message=run.gone_message,
+        gpus={} if run.cloud in OWN else {role: held["gpus"] for role, held in run.resources.items()},
         unanswered=tuple(name for name in sorted(run.cluster.origins) if not run.endpoints.get(name, {}).get("routed")),
     )

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from statistics import median
 
+from clusters.phase import often
 from clusters.scalars.events import Progress, Series
 
 # What is kept of a run, and how many ends are looked at for it: something may end and come back for weeks.
@@ -55,8 +56,9 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Crash:
-    """One task's end, with as many `others` as ended before everything was back. `step` is the last that was told before,
-    `repeated` how many steps were trained again (None: nobody knows yet), `seconds` what those had taken the first time."""
+    """One task's end, or `times` ends with no step between them, with as many `others` as ended before everything was back.
+    `step` is the last that was told before, `repeated` how many steps were trained again (None: nobody knows yet), `seconds` what
+    those had taken the first time."""
 
     role: str
     index: int
@@ -67,6 +69,7 @@ class Crash:
     step: int | None = None
     repeated: int | None = None
     seconds: float = 0.0
+    times: int = 1
 
     @property
     def name(self) -> str:
@@ -77,6 +80,9 @@ class Crash:
         """`worker-1 ended by signal 9 at step 412, came back, and 12 steps were trained again.`"""
         where = f" at step {self.step}" if self.step is not None else ""
         more = f", with {self.others} other task{'s'[: self.others != 1]}" if self.others else ""
+        if self.times > 1 and not self.is_back:
+            what = self.how.removeprefix("with ").removeprefix("by ")
+            return f"{self.name} failed {often(self.times)} ({what}){where}{more}."
         back = "came back" if self.is_back else "has not come back"
         if self.repeated is None:
             return f"{self.name} ended {self.how}{where}{more}, and {back}."
@@ -110,10 +116,14 @@ def crashes(ends: Iterable[End], stretches: Sequence[Stretch]) -> list[Crash]:
     """
     told = sorted((at, step) for stretch in stretches for step, at in stretch.points)
     found: list[list[End]] = []
-    for end in sorted(ends, key=lambda each: (each.at, each.role, each.index))[-MAX_ENDS:]:
+    ordered = sorted(ends, key=lambda each: (each.at, each.role, each.index))[-MAX_ENDS:]
+    # Of programs that tell no steps, the ends of a task that failed in the end are one.
+    last = {each.name: each.back_at for each in ordered}
+    for end in ordered:
         together = found[-1] if found else []
+        is_known = bool(told) or (last[end.name] is None and any(each.name == end.name for each in together))
         is_one = any(each.back_at is not None and end.at <= each.back_at for each in together) or (
-            bool(together and told) and _until(told, end.at) == _until(told, together[-1].at)
+            bool(together) and is_known and _until(told, end.at) == _until(told, together[-1].at)
         )
         if is_one:
             together.append(end)
@@ -140,9 +150,11 @@ def _crash(
 ) -> Crash:
     """`until` is when the next crash began; `told` are times and steps, in that order."""
     first = group[0]
-    names = {each.name for each in group}
-    is_back = all(any(each.back_at is not None for each in group if each.name == name) for name in names)
-    made = Crash(first.role, first.index, first.at, first.how, len(names) - 1, is_back)
+    last = {each.name: each for each in group}
+    is_back = all(each.back_at is not None for each in last.values())
+    times = sum(each.name == first.name for each in group)
+    how_last = last[first.name].how
+    made = Crash(first.role, first.index, first.at, how_last, len(last) - 1, is_back, times=times)
     at = _until(told, first.at)
     if not at:
         return made

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from itertools import islice, pairwise
+from itertools import islice, zip_longest
 from typing import Any, TypeVar
 
 from django.core.cache import cache
@@ -160,16 +160,17 @@ def crashes_of(run: Run, until: float = 0.0) -> list[Crash]:
 
 
 def ends_of(run: Run) -> list[End]:
-    """Of tasks that were started again; that of the last attempt is the end of the task."""
+    """Of tasks that were started again, that of the last attempt only where it failed, too."""
     again = run.tasks.filter(attempt__gt=0).values_list("role", "index").distinct()
     if not again:
         return []
     fields = ("role", "index", "attempt", "phase", "reason", "exit_code", "started_at", "finished_at")
     rows = list(run.tasks.filter(role__in={role for role, _ in again}).order_by(*fields[:3]).values_list(*fields))
     found = []
-    for (role, index, _, phase, reason, code, _, at), after in pairwise(rows):
-        if (role, index) == after[:2] and phase == "Failed" and reason != "Stopped" and at:
-            back = after[-2].timestamp() if after[-2] else None
+    for (role, index, attempt, phase, reason, code, _, at), after in zip_longest(rows, rows[1:]):
+        is_last = after is None or (role, index) != after[:2]
+        if (attempt or not is_last) and phase == "Failed" and reason != "Stopped" and at:
+            back = None if is_last or not after[-2] else after[-2].timestamp()
             found.append(End(role, index, at.timestamp(), how(code, reason), back))
     return found
 

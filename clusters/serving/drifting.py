@@ -16,13 +16,14 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
 
+from clusters.clouds.drivers import entrance
 from clusters.clouds.drivers.base.asking import answer
 from clusters.model_registry import drift
 from clusters.model_registry.drift import Column, Reading
@@ -49,6 +50,7 @@ class Asked:
     replica: int
     address: str
     model: str
+    proof: str = field(default="", repr=False)
 
 
 class Drifting(Routing):
@@ -90,8 +92,8 @@ def tick(now: dt.datetime, resting: dict[int, dt.datetime] | None = None) -> Non
 def whom_to_ask() -> list[Asked]:
     """Each replica that answers, or still answers what it was asked before. One query."""
     rows = Replica.objects.filter(state__in=[Replica.State.SERVING, Replica.State.DRAINING]).exclude(address="")
-    found = rows.order_by("pk").values_list("pk", "address", "revision__model")
-    return [Asked(pk, address, model.partition("/")[0]) for pk, address, model in found]
+    found = rows.order_by("pk").values_list("pk", "address", "revision__model", "cluster__proof")
+    return [Asked(pk, address, model.partition("/")[0], proof or "") for pk, address, model, proof in found]
 
 
 def ask_all(asked: Iterable[Asked]) -> Iterator[tuple[Asked, bytes]]:
@@ -107,7 +109,8 @@ def ask_all(asked: Iterable[Asked]) -> Iterator[tuple[Asked, bytes]]:
 
 async def _ask(each: Asked) -> tuple[Asked, bytes]:
     host, _, port = each.address.rpartition(":")
-    request = f"GET /v2/models/{each.model}/drift HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    proven = f"Host: localhost\r\n{entrance.HEADER}: {each.proof}"
+    request = f"GET /v2/models/{each.model}/drift HTTP/1.0\r\n{proven}\r\nConnection: close\r\n\r\n"
     try:
         async with asyncio.timeout(CONNECTED):
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))

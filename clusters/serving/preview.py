@@ -16,7 +16,7 @@ from django.db.models import F
 
 from clusters.clouds.drivers.base.fit import Fits, free_rooms, judge, worst
 from clusters.models import ModelVersion, Replica, Service
-from clusters.runs.preview import Cost, capacity_of, cost_of, tasks_of
+from clusters.runs.preview import Cost, capacity_of, cost_of, placed
 from clusters.runs.quota import held, waiting
 from clusters.serving import actions, turn
 from clusters.serving.manifest import DeploySpec, ServiceManifest, ServiceSpec
@@ -80,7 +80,7 @@ def _of(spec: ServiceSpec, version: ModelVersion, appcode: Appcode, service: Ser
     # Beside those that answer one starts after the other; where none does, all at once.
     count = 1 if serving else replicas
     capacity = capacity_of(resolved.place.cloud)
-    tasks = [replace(each, count=count) for each in tasks_of(resolved)]
+    tasks = [replace(each, count=count) for each in placed(resolved)]
     room = int(min(sum(room.holds(each) for room in free_rooms(capacity)) for each in tasks) if tasks else 0)
     in_use = held(appcode.pk)
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]

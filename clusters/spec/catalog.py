@@ -9,8 +9,10 @@ what they see in data.py, and their hooks in hooks.py; each adds an error for wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from django.conf import settings
 
 from billing.budgets.access import why_blocked
 from clusters.after import HookSpec
@@ -30,15 +32,16 @@ from clusters.spec.software import (
     environment_named,
     image_of,
     images_named,
+    judge_requirements,
     plugins_named,
     runtime_named,
     why_not_in,
 )
-from datastores.drivers.addresses import Denied, check_literal
 from datastores.models import Datastore
 from portal.access import OPERATE, appcodes_for, require
 from portal.errors import FieldError, Invalid
 from portal.models import Appcode, User
+from portal.outgoing import Closed, check_literal
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,6 @@ class Resolved:
     def gpus(self) -> int:
         """GPUs of all tasks that there are at one time."""
         return sum(self.resources[role].gpus * spec.together for role, spec in self.spec.active_roles.items())
-
-    @property
-    def resources_json(self) -> dict[str, dict[str, object]]:
-        return {role: asdict(resources) for role, resources in self.resources.items()}
 
 
 @dataclass(frozen=True)
@@ -153,10 +152,12 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_fronts: bool = False) -> 
     runtime = runtime_named(spec, place, errors)
     named = next((Image(**row) for row in found["image"]), None)
     image = image_of(runtime) or checked(named, spec, place, errors)
-    # A saved environment may bring what its image lacks.
-    if image and not spec.environment and (sentence := why_not_in(image, spec.framework)):
+    # What lies over an image may bring what that lacks.
+    is_bare = not (spec.environment or spec.requirements)
+    if image and is_bare and (sentence := why_not_in(image, spec.framework)):
         errors.append(FieldError(("spec", "framework"), sentence))
     environment = environment_named(spec, appcode, place, errors)
+    judge_requirements(spec, place, errors)
     plugins = plugins_named(spec, place, errors)
     flavors = {row["flavor"]: Resources(**row) for row in found["flavor"]}
     resources: dict[str, Resources] = {}
@@ -214,10 +215,11 @@ def _turns(spec: ClusterSpec, most: int) -> str:
 
 def _why_not_fetched(url: str) -> str:
     """As far as its address says it; whoever connects judges by the one that its name has then."""
+    parts = urlsplit(url)
     try:
-        check_literal(urlsplit(url).hostname or "")
-    except Denied as denied:
-        return str(denied)
+        check_literal(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80), settings.OUTGOING)
+    except Closed as closed:
+        return str(closed)
     return ""
 
 

@@ -10,16 +10,18 @@ from django.db.models import Q
 
 from clusters.clouds.placement import Place, title_of
 from clusters.clouds.registry import why_not_cached
+from clusters.input import WHOLE
 from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Run
 from clusters.spec.folders import output_folder
 from clusters.volumes import lifecycle
 from datastores.access import readable_by
-from datastores.drivers.addresses import is_loopback
 from datastores.models import Datastore, Version
 from datastores.sources import SourceError, source_for
+from datastores.storage.place import CLOSED_TO_PODS, is_own
 from portal.errors import FieldError
 from portal.models import Appcode
+from portal.outgoing import is_loopback
 
 # Ends of a run after which nobody reads what it wrote.
 HOPELESS = (Run.Phase.FAILED, Run.Phase.STOPPED)
@@ -161,9 +163,9 @@ def why_frozen(store: Datastore | None, folder: str) -> str:
 def _why_not_so(spec: ClusterSpec, store: Datastore, name: str, place: Place) -> FieldError | None:
     """Why the input does not come to the tasks in the manner that `spec` says."""
     said = spec.input
-    if said is None or (said.mode == "copy" and not said.folds):
+    if said is None or (said.mode in WHOLE and not said.folds):
         return None
-    field = ("spec", "input", "folds" if said.mode == "copy" else "mode")
+    field = ("spec", "input", "folds" if said.mode in WHOLE else "mode")
     if store.kind != Datastore.Kind.S3 and said.mode in ("cache", "stream"):
         done = {"cache": "cached", "stream": "streamed"}[said.mode]
         return FieldError(field, f"“{name}” is mounted as it is; only what lies in S3 is {done}.")
@@ -252,7 +254,8 @@ def why_not_mounted(store: Datastore, place: Place, *, writing: bool) -> str:
             f"datastore of kind {kinds}."
         )
     if place.driver.is_remote and is_loopback(_host(store)):
-        return f"“{store.name}” lies on the portal's own machine ({store.where}), which {title_of(place.cloud)} cannot reach."
+        sentence = f"“{store.name}” lies on the portal's own machine ({store.where}), which {title_of(place.cloud)} cannot reach."
+        return f"{sentence} {CLOSED_TO_PODS}" if is_own(store.spec.get("server", "")) else sentence
     try:
         source = source_for(store)
     except SourceError as error:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 # What follows goes into a layer of its own (frameworks/install.py).
 PLUGINS = "# plugins\n"
+# Of what is no lock: requirements whose versions are found where they are installed.
+REQUIREMENTS = "# requirements\n"
 NAME = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 VERSION = r"[A-Za-z0-9][A-Za-z0-9.!+_-]*"
 _REQUIREMENT = re.compile(rf"({NAME})==({VERSION})((?: --hash=sha256:[0-9a-f]{{64}})+)")

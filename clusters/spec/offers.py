@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from django.apps import apps
 from django.apps.registry import Apps
+from django.core.cache import cache
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
@@ -21,7 +22,17 @@ from portal.errors import FieldError, Invalid
 from portal.events import record
 from portal.models import User
 
+FLAVOR_TITLES, FLAVOR_SECONDS = "clusters.flavor_titles", 86400
 Offer = TypeVar("Offer", Flavor, Image, ServingRuntime)
+
+
+def flavor_titles() -> dict[str, str]:
+    """Name → title of every flavor, remembered until one is saved."""
+    titles: dict[str, str] | None = cache.get(FLAVOR_TITLES)
+    if not titles:
+        titles = dict(Flavor.objects.values_list("name", "title"))
+        cache.set(FLAVOR_TITLES, titles, FLAVOR_SECONDS)
+    return titles
 
 
 @transaction.atomic
@@ -46,6 +57,7 @@ def save_offer(offer: Offer, *, acting_user: User) -> Offer:
         object=f"{kind} {offer.name}",
         message=f"{offer.title}{'' if offer.enabled else ', not offered'}.",
     )
+    transaction.on_commit(lambda: cache.delete(FLAVOR_TITLES))
     return offer
 
 

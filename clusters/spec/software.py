@@ -84,6 +84,13 @@ def environment_named(
     return found
 
 
+def judge_requirements(spec: ClusterSpec, place: Place, errors: list[FieldError]) -> None:
+    """Adds an error where nothing can be installed over an image. One query, none where nothing is required."""
+    if spec.requirements and (why := why_no_environments(place.cloud)):
+        sentence = f"Nothing can be installed on {title_of(place.cloud)}: {why} An image that has the packages can."
+        errors.append(FieldError(("spec", "requirements"), sentence))
+
+
 def plugins_named(spec: ClusterSpec, place: Place, errors: list[FieldError]) -> tuple[Plugin, ...]:
     """The plugins that `spec` names, of each the newest version where it says none; adds an error when they cannot serve. One
     query, none where there are none."""

@@ -15,6 +15,7 @@ from clusters import wakeups
 from clusters.manifest import ClusterManifest, ClusterSpec
 from clusters.models import Cluster, Sweep, Trial
 from clusters.spec.catalog import resolve, usable_appcode
+from clusters.spec.packages import why_not_there
 from clusters.sweeps import copies
 from clusters.sweeps.manifest import SweepManifest, SweepSpec, Value, some_point, trial_spec
 from clusters.sweeps.telling import tell_end
@@ -35,6 +36,12 @@ def create_sweep(manifest: SweepManifest, *, acting_user: User, appcode: Appcode
 
     Raises Invalid (what a trial names has to be there now) or PermissionDenied.
     """
+    template = manifest.spec.template
+    if template.requirements:
+        usable_appcode(manifest.metadata.appcode, acting_user, appcode)
+        # Outside of the transaction: an index may take seconds.
+        if why := why_not_there(template.required):
+            raise Invalid.at("spec", "template", "requirements", message=why)
     try:
         return _create(manifest, acting_user, appcode)
     except IntegrityError as error:

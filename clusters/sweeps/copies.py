@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import shlex
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from clusters.frameworks.base import MAX_TASKS_PER_ROLE
+from clusters.frameworks import variables
+from clusters.frameworks.base import MAX_TASKS_PER_ROLE, SHELL
 from clusters.manifest import MAX_COMMAND_BYTES
-from clusters.sweeps.manifest import SweepSpec, Value, in_braces, put_in, written
+from clusters.sweeps.manifest import SweepSpec, Value, in_braces, put_in, put_in_value, written
 
 ROLE = "worker"
 # Trials of one run.
@@ -31,11 +32,17 @@ def shared_spec(spec: SweepSpec, points: Sequence[Mapping[str, Value]]) -> dict[
     role = body["roles"][ROLE] | {"count": len(points), "atOnce": min(spec.parallel, len(points))}
     return body | {
         "command": f"case $TASK_INDEX in\n{''.join(_lines(points))}esac\n{_program(spec)}",
-        "env": {name: text for name, text in template.env.items() if not in_braces(spec).search(text)},
+        "env": {name: text for name, text in template.env.items() if name not in _in_command(spec)},
         "roles": {ROLE: role},
-        # As often as that many runs that may each start it again so often.
-        "retries": min(MOST_RETRIES, (1 + template.retries) * (1 + spec.retries) - 1),
+        "retries": _retries(template.retries, spec.retries),
     }
+
+
+def _retries(of_task: int | None, of_trial: int) -> int | None:
+    """As often as so many runs that may each start it again so often; None where nobody says more than a manifest does."""
+    if of_task is None and not of_trial:
+        return None
+    return min(MOST_RETRIES, (1 + (of_task or 0)) * (1 + of_trial) - 1)
 
 
 def fitting(spec: SweepSpec, points: Sequence[Mapping[str, Value]]) -> int:
@@ -53,19 +60,23 @@ def _given(point: Mapping[str, Value]) -> str:
     return "export " + " ".join(f"{name}={shlex.quote(written(value))}" for name, value in sorted(point.items()))
 
 
+def _in_command(spec: SweepSpec) -> list[str]:
+    """The template's variables that the command sets, because they have a parameter, or refer to what may be one."""
+    env, braces = spec.template.env, in_braces(spec)
+    return [name for name in variables.in_order(env) if braces.search(env[name]) or variables.references(env[name])]
+
+
 def _program(spec: SweepSpec) -> str:
     """The template's variables and its command, with values of the table where parameters stand in braces."""
-    braces, env = in_braces(spec), spec.template.env
-    exports = [f"export {name}={_joined(spec, text)}\n" for name, text in env.items() if braces.search(text)]
-    command = spec.template.command
-    return "".join(exports) + (f"exec bash -c {_joined(spec, command)}" if braces.search(command) else command)
+    env, command = spec.template.env, spec.template.command
+    exports = [
+        f"export {name}={_joined(put_in_value(spec, env[name]), variables.word)}\n" for name in _in_command(spec)
+    ]
+    if in_braces(spec).search(command):
+        command = f"exec {' '.join(SHELL)} {_joined(put_in(spec, command), shlex.quote)}"
+    return "".join(exports) + command
 
 
-def _joined(spec: SweepSpec, text: str) -> str:
-    """A word of the shell that is `text`, with `"$lr"` for `{lr}`."""
-    return (
-        "".join(
-            f'"${part}"' if is_name else shlex.quote(part) for part, is_name in put_in(spec, text) if part or is_name
-        )
-        or "''"
-    )
+def _joined(parts: Sequence[tuple[str, bool]], quote: Callable[[str], str]) -> str:
+    """A word of the shell: the parts as `quote` writes them, with `"$lr"` for the name `lr`."""
+    return "".join(f'"${part}"' if is_name else quote(part) for part, is_name in parts if part or is_name) or "''"

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from clusters.frameworks import COMPUTING, FRAMEWORKS
+from clusters.frameworks import COMPUTING, FRAMEWORKS, variables
 from clusters.input import STREAM_ENV
 from clusters.manifest import MAX_NAME as CLUSTER_NAME
 from clusters.manifest import ClusterSpec, check_env_name
@@ -540,6 +540,12 @@ def put_in(spec: SweepSpec, text: str) -> list[tuple[str, bool]]:
     return [(part, bool(number % 2)) for number, part in enumerate(in_braces(spec).split(text))]
 
 
+def put_in_value(spec: SweepSpec, text: str) -> list[tuple[str, bool]]:
+    """The same of the value of a variable, each part with the references that it has by itself."""
+    parts = put_in(spec, text)
+    return [(part if is_name else variables.apart(part), is_name) for part, is_name in parts] if parts[1:] else parts
+
+
 def trial_spec(spec: SweepSpec, point: Mapping[str, Value], fold: int = 0) -> dict[str, Any]:
     """The ClusterSpec of one trial, as JSON: the template with the parameters of a point put in.
 
@@ -551,8 +557,12 @@ def trial_spec(spec: SweepSpec, point: Mapping[str, Value], fold: int = 0) -> di
     def put(text: str) -> str:
         return "".join(texts[part] if is_name else part for part, is_name in put_in(spec, text))
 
-    env = {name: put(text) for name, text in template.env.items()}
-    env |= {name: texts[name] for name in point}
+    # A parameter is no reference, nor makes one with what stands beside it.
+    env = {
+        name: "".join(variables.literal(texts[part]) if is_name else part for part, is_name in put_in_value(spec, text))
+        for name, text in template.env.items()
+    }
+    env |= {name: variables.literal(texts[name]) for name in point}
     body: dict[str, Any] = template.model_dump(mode="json", by_alias=True)
     body |= {"command": put(template.command), "env": env}
     if template.notebook:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from decimal import Decimal
 
@@ -12,6 +12,7 @@ from django.db.models import Case, CharField, DateTimeField, F, FloatField, Oute
 from django.db.models.functions import Extract
 
 from billing.sums.access import used_by_pods
+from clusters import attempts
 from clusters.clouds.drivers.base import CloudError
 from clusters.logs.read import RunLogs
 from clusters.models import Run, Task, Trial
@@ -45,10 +46,11 @@ def ends_of(run: Run, indexes: Collection[int]) -> dict[int, Task]:
         "index", "attempt"
     )
     found: dict[int, Task] = {}
-    failures: Counter[int] = Counter()
+    failures: defaultdict[int, list[bool]] = defaultdict(list)
     for task in rows:
-        failures[task.index] += task.phase == "Failed" and not task.disrupted and task.reason != "Stopped"
-        if task.phase == "Succeeded" or failures[task.index] > run.spec["retries"]:
+        if task.phase == "Failed" and not task.disrupted and task.reason != "Stopped":
+            failures[task.index].append(attempts.ended_itself(task))
+        if task.phase == "Succeeded" or attempts.exhausted(failures[task.index], run.spec["retries"]):
             found[task.index] = task
     return found
 

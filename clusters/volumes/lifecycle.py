@@ -31,6 +31,7 @@ from clusters.volumes import metering
 from datastores.models import Datastore, Volume
 from datastores.sources import SourceError
 from datastores.specs import DatastoreSpec
+from datastores.storage.place import is_own
 from portal.errors import FieldError, Invalid
 from portal.models import Appcode
 from portal.text import readable
@@ -134,7 +135,7 @@ def judge(appcode: Appcode, spec: DatastoreSpec) -> list[FieldError]:
         return []  # It runs nowhere yet; that is said where something is to run.
     stored = Cloud.objects.values_list("settings", flat=True).get(name=place.cloud)
     if wanted is None:
-        closed = spec.s3 and place.driver.why_closed(stored, spec.s3.server)
+        closed = spec.s3 and not is_own(spec.s3.server) and place.driver.why_closed(stored, spec.s3.server)
         return [FieldError(("spec", "s3", "server"), closed)] if closed else []
     if not issubclass(place.driver, KeepsVolumes):
         kinds = " or ".join(label for kind, label in Datastore.Kind.choices if kind in place.driver.mounts)

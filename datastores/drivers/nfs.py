@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import socket
 
-from datastores.drivers import addresses
+from django.conf import settings
+
 from datastores.drivers.base import CONNECT_SECONDS, DriverError, Unseen
+from portal import outgoing
 
 PORT = 2049
+
+
+def rules() -> outgoing.Rules:
+    """An administrator has named the server (PORTAL_NFS_SERVERS), so its private address is open."""
+    return settings.OUTGOING.opening(outgoing.ANYWHERE)
 
 
 class Nfs(Unseen):
@@ -21,10 +28,8 @@ class Nfs(Unseen):
 
     def test(self) -> str:
         try:
-            addresses.check_literal(self.server)
-            with socket.create_connection((self.server.strip("[]"), PORT), timeout=CONNECT_SECONDS) as connection:
-                addresses.check_peer(connection)
-        except addresses.Denied as error:
+            outgoing.connect(self.server, PORT, rules(), CONNECT_SECONDS).close()
+        except outgoing.Closed as error:
             raise DriverError(str(error), "server") from error
         except socket.gaierror as error:
             raise DriverError(f"Unreachable: there is no server of this name at {self.server}.", "server") from error

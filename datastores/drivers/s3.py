@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
@@ -18,17 +19,17 @@ from functools import lru_cache
 from itertools import islice
 from math import ceil
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import boto3
 from boto3.s3.transfer import TransferConfig
 from botocore import awsrequest, exceptions
 from botocore.config import Config
+from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from botocore.utils import parse_timestamp
-from urllib3.exceptions import HTTPError, ReadTimeoutError
+from django.conf import settings
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionError, NewConnectionError, ReadTimeoutError
 
-from datastores.drivers import addresses
 from datastores.drivers.base import (
     ANY_TIME,
     CHUNK,
@@ -53,6 +54,7 @@ from datastores.drivers.patience import (
     for_files,
 )
 from datastores.listing import TRASH
+from portal import outgoing
 
 # What is stored at once; of a larger file one piece at a time is in memory, and there are at most so many.
 PIECE, PIECES = 8 * 2**20, 10_000
@@ -370,19 +372,7 @@ class S3:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turns what botocore raises into a DriverError. Of the portal's own machine all that is not the word of an S3 server is
-        one sentence, for otherwise people could ask which of its ports are open."""
-        try:
-            with self._said():
-                yield
-        except DriverError as error:
-            if _is_known(error.__cause__) or not addresses.leads_here(urlsplit(self.server).hostname or ""):
-                raise
-            where = self.server.split("://", 1)[1]
-            raise DriverError(f"Unreachable: no S3 server answers at {where}, or it is not well.", "server") from error
-
-    @contextmanager
-    def _said(self) -> Iterator[None]:
+        """Turns what botocore raises into a DriverError."""
         where = self.server.split("://", 1)[1]
         try:
             yield
@@ -390,8 +380,6 @@ class S3:
             raise _from_answer(error) from error
         except exceptions.SSLError as error:
             raise DriverError(f"{where} has no certificate that we trust, or speaks no TLS.", "server") from error
-        except exceptions.ProxyConnectionError as error:
-            raise DriverError("The proxy on the way to this server does not answer.", "server") from error
         except (exceptions.ConnectTimeoutError, exceptions.ReadTimeoutError, ReadTimeoutError) as error:
             raise DriverError(f"Unreachable: {where} does not answer in time.", "server") from error
         except exceptions.EndpointConnectionError as error:
@@ -400,11 +388,11 @@ class S3:
             if _cause(error, TooLong):
                 sentence = f"{where} answers with more than {ANSWER_BYTES // 2**20} MiB, as no S3 server does."
                 raise DriverError(sentence, "server") from error
-            if denied := _cause(error, addresses.Denied):
-                raise DriverError(str(denied), "server") from error
+            if closed := _cause(error, outgoing.Closed):
+                raise DriverError(str(closed), "server") from error
             raise DriverError(f"The connection to {where} broke.", "server") from error
         # Numbers and times that are none are ValueErrors.
-        except (exceptions.BotoCoreError, KeyError, ValueError) as error:
+        except (exceptions.BotoCoreError, ResponseParserError, KeyError, ValueError) as error:
             raise DriverError(f"{where} answers, but not as an S3 server does.", "server") from error
 
 
@@ -455,10 +443,15 @@ class _Patient:
         return answer
 
     def _new_conn(self) -> Any:
-        addresses.check_host(self.host)  # type: ignore[attr-defined]
-        connection = super()._new_conn()  # type: ignore[misc]
-        addresses.check_peer(connection)
-        return Socket.of(connection)
+        to: Any = self
+        try:
+            return Socket.of(outgoing.connect(to.host, to.port, settings.OUTGOING, CONNECT_SECONDS))
+        except socket.gaierror as error:
+            raise NameResolutionError(to.host, to, error) from error
+        except TimeoutError as error:
+            raise ConnectTimeoutError(to, str(error)) from error
+        except OSError as error:
+            raise NewConnectionError(to, str(error)) from error
 
 
 class _Connection(_Patient, awsrequest.AWSHTTPConnection):  # type: ignore[misc]
@@ -510,6 +503,8 @@ def _client(server: str, access_key: str, secret: str, region: str) -> Any:
         read_timeout=ANSWER_SECONDS,
         retries={"total_max_attempts": 1},
         max_pool_connections=16,
+        # None, whatever the environment says: a proxy connects for us where nobody has judged.
+        proxies={},
         s3={"addressing_style": "path"},
         # By itself botocore signs addresses in the older way, which leaves headers out.
         signature_version="s3v4",
@@ -554,13 +549,6 @@ def _facts(size: int, etag: str) -> tuple[int, str]:
 
 def _word(error: exceptions.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def _is_known(cause: BaseException | None) -> bool:
-    """Whether it is our own word or that of an S3 server; from others botocore makes one of the status."""
-    if isinstance(cause, exceptions.ClientError):
-        return bool(_word(cause)) and not _word(cause).isdigit()
-    return cause is None or _cause(cause, addresses.Denied) is not None
 
 
 def _from_answer(error: exceptions.ClientError) -> DriverError:

@@ -85,9 +85,15 @@ def stop_keys(row: Storage, *, acting_user: User) -> None:
 def bucket_of(code: str) -> str:
     """The name of an appcode's bucket: its code, where S3 knows all letters of it."""
     name: str = settings.STORAGE["bucket_prefix"] + code.replace("_", "-")
-    if name == code and len(name) <= 63:
+    if name == code and len(name) <= 63 and name != logs_bucket():
         return name
     return f"{name[:56].rstrip('-')}-{hashlib.sha256(code.encode()).hexdigest()[:6]}"
+
+
+def logs_bucket() -> str:
+    """The portal's own, in which logs of tasks are kept where no other archive is named."""
+    name: str = settings.STORAGE["bucket_prefix"] + "gpu-cloud-logs"
+    return name
 
 
 def _make(bucket: str) -> None:

@@ -30,8 +30,9 @@ def commands(endpoint: str, region: str, bucket: str, access_key: str = "", secr
         ),
         Commands(
             "boto3",
-            f'import boto3\n\ns3 = boto3.client(\n    "s3", endpoint_url="{endpoint}", region_name="{region}",\n'
-            f'    aws_access_key_id="{key}", aws_secret_access_key="{secret}",\n)\n'
+            "import boto3\nfrom botocore.config import Config\n\n"
+            f's3 = boto3.client(\n    "s3", endpoint_url="{endpoint}", region_name="{region}",\n'
+            f'    aws_access_key_id="{key}", aws_secret_access_key="{secret}",\n    config=Config(signature_version="s3v4"),\n)\n'
             f's3.upload_file("FILE", "{bucket}", "FILE")\n'
             f'print([each["Key"] for each in s3.list_objects_v2(Bucket="{bucket}").get("Contents", [])])',
         ),

@@ -22,6 +22,10 @@ ADDS = frozenset({
 REMOVES = frozenset({
     "AbortMultipartUpload", "DeleteObject", "DeleteObjectTagging", "DeleteObjects", "PutObjectTagging",
 })  # fmt: skip
+# The headers that the gateway passes on to be judged.
+HEARD = (
+    "Authorization", "X-Amz-Copy-Source", "X-Amz-Server-Side-Encryption", "X-Amz-Decoded-Content-Length", "X-Amz-Content-Sha256",
+)  # fmt: skip
 # Seconds; S3 has the same.
 LONGEST = 7 * 24 * 3600
 ALLOWED = READS | ADDS | REMOVES
@@ -57,6 +61,11 @@ YOURS_ALREADY = Refusal(409, "BucketAlreadyOwnedByYou", "The bucket of this acce
 TOO_LONG = Refusal(400, "AuthorizationQueryParametersError", "A signed address is good for at most seven days.")
 NOT_OFFERED = Refusal(501, "NotImplemented", "This storage does not offer what was asked for.")
 FULL = Refusal(403, "QuotaExceeded", "The bucket has as much as it may; remove something, or ask for a larger limit.")
+NOT_ENCRYPTED = Refusal(501, "NotImplemented", "This storage encrypts nothing; leave out x-amz-server-side-encryption.")
+NO_SUCH_KEY = Refusal(404, "NoSuchKey", "There is no such key: no key here begins with “/” or has “//”.")
+NO_FOLDER = Refusal(501, "NotImplemented", "A key that begins with “/” or has “//” is not offered.")
+NO_CONTENT = Refusal(501, "NotImplemented", "A key that ends with “/” is a folder here and takes no content.")
+OLD_SIGNATURE = Refusal(400, "InvalidRequest", "Sign an address with response-… by Signature Version 4 (s3v4).")
 AWAY = Refusal(503, "ServiceUnavailable", "It is not known just now who may do this. Try again.")
 
 
@@ -75,4 +84,15 @@ def judge(asked: Asked, grant: Grant | None, now: float) -> Refusal | None:
         return NOT_OFFERED
     if {asked.bucket, *asked.sources} - {grant.bucket} and asked.operation != "ListBuckets":
         return NOT_YOURS
-    return FULL if grant.full and asked.operation in ADDS else None
+    return _differs(asked) or (FULL if grant.full and asked.operation in ADDS else None)
+
+
+def _differs(asked: Asked) -> Refusal | None:
+    """What a store on a file system would do otherwise than S3, and lose: it is refused, and never answered 200."""
+    if asked.key.startswith("/") or "//" in asked.key:
+        return NO_SUCH_KEY if asked.operation in READS else NO_FOLDER
+    if asked.key.endswith("/") and asked.operation in ADDS and not (asked.operation == "PutObject" and asked.is_empty):
+        return NO_CONTENT
+    if asked.encryption and asked.operation in ADDS:
+        return NOT_ENCRYPTED
+    return OLD_SIGNATURE if asked.overrides_by_v2 else None

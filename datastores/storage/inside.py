@@ -20,7 +20,11 @@ VOLUME_MB = 1024
 METRICS_PORT = 9327
 # It holds each chunk that comes several times over, ten of them of each client at once: small ones are what keeps it small.
 CHUNK_MB = 1
-MEMORY = {"GOMEMLIMIT": "80MiB", "GOGC": "25"}
+# Go counts 250 MB of heap from the start, most of it buffers that are never touched. A limit below that makes its collector run
+# all the time (6 % of a core while nobody does anything); so little beyond it makes it run after 25 MB.
+MEMORY = {"GOMEMLIMIT": "512MiB", "GOGC": "10"}
+# Of the log only warnings leave: the rest names access keys, and lies in /tmp as long as the store runs, a few MB of it.
+LOGGING = ("-v=-1", "-alsologtostderr=false", "-stderrthreshold=1", "-log_max_size_mb=1")
 OPTIONS = (
     "-s3.port.iceberg=0",
     "-s3.port.lance=0",
@@ -46,7 +50,7 @@ def main(folder: str, sockets: str, weed: str) -> None:
     os.umask(0o077)
     os.chdir("/tmp")  # noqa: S108
     at = "127.0.0.1"
-    argv = ["weed", "server", f"-dir=/proc/self/fd/{data}", f"-ip={at}", f"-ip.bind={at}", "-filer", "-s3"]
+    argv = ["weed", *LOGGING, "server", f"-dir=/proc/self/fd/{data}", f"-ip={at}", f"-ip.bind={at}", "-filer", "-s3"]
     argv += [f"-s3.localSocket=/proc/self/fd/{run}/s3", "-filer.localSocket=/tmp/filer.sock", "-s3.iam.readOnly=false"]
     # Which pages of a browser come in says the gateway.
     argv += ["-s3.allowedOrigins=", "-s3.allowDeleteBucketNotEmpty=false", *OPTIONS]

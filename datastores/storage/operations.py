@@ -20,6 +20,9 @@ from botocore.loaders import Loader
 _V4 = ("algorithm", "credential", "date", "expires", "signedheaders", "signature", "security-token", "content-sha256")
 SIGNING = frozenset({*(f"x-amz-{name}" for name in _V4), "awsaccesskeyid", "signature", "expires", "x-id"})
 _COPY_SOURCE = "x-amz-copy-source"
+ENCRYPTION = "x-amz-server-side-encryption"
+# The SHA-256 of no bytes.
+NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
 class Confusing(ValueError):
@@ -48,7 +51,7 @@ class Shape:
 class Asked:
     """A request as an operation of S3 ("" for none that S3 has) on a bucket, with the access key by which it is signed, and the
     buckets from which it copies. A signed address is good for `lasts` seconds from a moment that the store knows, or until
-    `ends`, in seconds since 1970; both are 0 for a request that is signed by headers."""
+    `ends`, in seconds since 1970; both are 0 for a request that is signed by headers. `is_empty`: it says that its body is."""
 
     operation: str
     bucket: str = ""
@@ -56,6 +59,10 @@ class Asked:
     sources: frozenset[str] = field(default_factory=frozenset)
     lasts: int = 0
     ends: int = 0
+    key: str = ""
+    encryption: str = ""
+    is_empty: bool = False
+    overrides_by_v2: bool = False
 
 
 @cache
@@ -66,8 +73,11 @@ def shapes() -> tuple[Shape, ...]:
     return tuple(sorted((each for each in found if each), key=lambda each: -len(each.said) - len(each.needed)))
 
 
-def read(method: str, uri: str, *, authorization: str = "", copy_source: str = "") -> Asked:
-    """What is asked for by a request for `uri` (path and query as they were sent). Raises Confusing."""
+def read(
+    method: str, uri: str, *, authorization: str = "", copy_source: str = "", encryption: str = "", body: str = ""
+) -> Asked:
+    """What is asked for by a request for `uri` (path and query as they were sent); `body` is the digest or the length that it
+    says of its body. Raises Confusing."""
     raw, _, text = uri.partition("?")
     bucket, key = split_path(raw)
     try:
@@ -88,6 +98,10 @@ def read(method: str, uri: str, *, authorization: str = "", copy_source: str = "
         sources,
         _number(lower.get("x-amz-expires", "0")),
         _number(lower.get("expires", "0")),
+        key,
+        encryption or next((value for name, value in lower.items() if name.startswith(ENCRYPTION)), ""),
+        body in ("0", NOTHING),
+        "awsaccesskeyid" in lower and any(name.startswith("response-") for name in lower),
     )
 
 

@@ -31,7 +31,7 @@ from typing import TypeVar
 import psycopg2
 from aiohttp import web
 
-from datastores.storage.door import AWAY, Grant, Refusal, judge
+from datastores.storage.door import AWAY, HEARD, Grant, Refusal, judge
 from datastores.storage.inside import MEMORY, METRICS_PORT
 from datastores.storage.operations import Confusing, read
 from portal.up.servers import STORAGE_PROOF
@@ -131,14 +131,21 @@ class Door:
 
     async def _refusal(self, request: web.BaseRequest, uri: str) -> Refusal | None:
         one = {}
-        for name in ("X-Forwarded-Method", "Authorization", "X-Amz-Copy-Source"):
+        for name in ("X-Forwarded-Method", *HEARD):
             values = request.headers.getall(name, [])
             if len(values) > 1:
                 return Refusal(400, "InvalidRequest", f"The header {name} stands there twice.")
             one[name] = values[0] if values else ""
-        method, authorization, copy_source = one.values()
+        method, authorization, copy_source, encryption, length, digest = one.values()
         try:
-            asked = read(method, uri, authorization=authorization, copy_source=copy_source)
+            asked = read(
+                method,
+                uri,
+                authorization=authorization,
+                copy_source=copy_source,
+                encryption=encryption,
+                body=length or digest,
+            )
             grant = await self._keys.grant(asked.access_key) if asked.access_key else None
             return judge(asked, grant, time.time())
         except Confusing as error:

@@ -11,7 +11,7 @@ import datetime as dt
 import json
 import socket
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -21,6 +21,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from django.conf import settings
 
+from datastores.drivers.base import ANY_TIME, DriverError, Stream
+from datastores.drivers.s3 import S3
 from portal.up.servers import STORAGE_PROOF
 
 # A store that was never used starts within some seconds; after it was killed it reads for longer.
@@ -69,6 +71,41 @@ def make_bucket(bucket: str) -> None:
 def put(bucket: str, key: str, body: bytes) -> None:
     with _told():
         _client("s3").put_object(Bucket=bucket, Key=key, Body=body)
+
+
+class OwnBucket(S3):
+    """A bucket of the portal itself, made when something is first put there. By the portal's own keys and not by the door, so no
+    key of a person or a run leads there. Raises StorageAway from `make`, else DriverError as every S3."""
+
+    def __init__(self, bucket: str) -> None:
+        super().__init__(
+            server=settings.STORAGE["inner_url"],
+            access_key="",
+            bucket=bucket,
+            region=settings.STORAGE["region"],
+            secret="",
+        )
+        self._is_there = False
+
+    def make(self) -> None:
+        if not self._is_there:
+            start()
+            make_bucket(self.bucket)
+            self._is_there = True
+
+    def upload(
+        self, path: str, stream: Stream, size: int, *, appears: AbstractContextManager[object] = ANY_TIME
+    ) -> None:
+        try:
+            self.make()
+            super().upload(path, stream, size, appears=appears)
+        except DriverError:
+            self._is_there = False  # somebody may have removed it
+            raise
+
+    @property
+    def _client(self) -> Any:
+        return _client("s3")
 
 
 def make_user(bucket: str, owner: Owner) -> None:

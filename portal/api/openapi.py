@@ -10,9 +10,10 @@ from drf_spectacular.contrib.pydantic import PydanticExtension
 from drf_spectacular.drainage import set_override, warn
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.plumbing import ResolvedComponent, build_bearer_security_scheme_object
+from pydantic.json_schema import GenerateJsonSchema
 
 REFERENCE = "#/components/schemas/"
-# An address belongs to the first of these words that it contains; "" is in all of them.
+# An operation gets the tag of the first of these words that its path contains, "Me" without any.
 TAGS = {
     "webhooks": "Webhooks",
     "usage": "Usage",
@@ -21,6 +22,17 @@ TAGS = {
     "prices": "Prices and credits",
     "discounts": "Prices and credits",
     "credits": "Prices and credits",
+    "budgets": "Budgets",
+    "dashboard": "Dashboards",
+    "pipelines": "Sweeps, pipelines, schedules",
+    "sweeps": "Sweeps, pipelines, schedules",
+    "schedules": "Sweeps, pipelines, schedules",
+    "benchmarks": "Benchmarks",
+    "models": "Models and services",
+    "services": "Models and services",
+    "hooks": "Clusters",
+    "queue": "Clusters",
+    "environments": "Environments",
     "runs": "Runs, tasks and logs",
     "applications": "Applications",
     "clusters": "Clusters",
@@ -30,6 +42,7 @@ TAGS = {
     "flavors": "Catalogue",
     "images": "Catalogue",
     "serving-runtimes": "Catalogue",
+    "org-nodes": "Appcodes",
     "kubernetes": "Clouds",
     "placements": "Clouds",
     "": "Me",
@@ -94,14 +107,33 @@ class BrowserScheme(SessionScheme):  # type: ignore[no-untyped-call]
     target_class = "portal.api.sessions.BrowserAuthentication"
 
 
+class Untitled(GenerateJsonSchema):
+    """JSON schemas without titles. Code generators name classes by title, and what is sent and what is answered of one model
+    would get the same one."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        return _untitled(super().model_schema(schema))
+
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        return _untitled(super().dataclass_schema(schema))
+
+
+def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key != "title"}
+
+
 def schema_of(
     model: type[pydantic.BaseModel], *, request: bool = False, suffix: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The JSON schema of `model` and, by component name, those of its parts."""
     schema = model.model_json_schema(
-        ref_template=REFERENCE + "{model}" + suffix, mode="validation" if request else "serialization"
+        ref_template=REFERENCE + "{model}" + suffix,
+        mode="validation" if request else "serialization",
+        schema_generator=Untitled,
     )
-    schema.pop("title", None)
     return schema, {name + suffix: part for name, part in schema.pop("$defs", {}).items()}
 
 

@@ -46,7 +46,7 @@ EXAMPLE = OpenApiExample(
         "kind": "appcode",
         "metadata": {"name": "npe_ix_test_gpu"},
         "spec": {
-            "orgNode": "qunarcorp.ops.dev",
+            "orgNode": "example.ops",
             "owners": ["alice"],
             "emails": ["alice@example.com"],
             "remark": "Recommendations, second try",

@@ -25,6 +25,7 @@ from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.contrib.auth.views import redirect_to_login
+from django.core import signing
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import render
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 # A one-time password was seen by two people: it opens nothing but the choice of another.
 WRONG = "The user name, the e-mail or the password is wrong."
+# Seconds for which a browser is remembered after somebody signed in with it.
+BROWSER_MEMORY, BROWSER_SALT = 365 * 24 * 3600, "portal.browser"
 LABELS = {"oldpassword": "Current password", "password1": "New password", "password2": "New password, again"}
 ONE_TIME_PASSWORD_OPENS = frozenset({"account_change_password", "account_logout", "set_theme"})
 
@@ -47,8 +50,9 @@ ONE_TIME_PASSWORD_OPENS = frozenset({"account_change_password", "account_logout"
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     """Closes self-registration unless PORTAL_OPEN_SIGNUP is set; keeps sign-in quiet (no "you have signed in" message).
 
-    Wrong passwords are counted for an account, whichever of its names is typed and wherever from, and for an address. Links in
-    mails begin with PORTAL_ORIGIN, whatever the request called the portal.
+    Limits wrong passwords per account, whichever of its names is typed, and per address. A browser that has signed in before
+    has a limit of its own, so nobody can lock people out of the browsers that they use (OWASP calls this a device cookie).
+    Links in mails begin with PORTAL_ORIGIN, whatever the request called the portal.
     """
 
     error_messages: ClassVar = {
@@ -71,7 +75,31 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         """allauth's own has the Host in it, so that each name of the portal would be another number of attempts."""
         login: str = credentials.get("email") or credentials["username"]
         found = [*filter_users_by_email(login), *filter_users_by_username(login)]
-        return f"account {found[0].pk}" if found else f"nobody {login.lower()}"
+        if not found:
+            return f"nobody {login.lower()}"
+        account, browser = f"account {found[0].pk}", self._browser(request)
+        return f"{account} browser {browser['id']}" if browser.get("user") == found[0].pk else account
+
+    def _browser(self, request: HttpRequest) -> dict[str, Any]:
+        """The last person who signed in with this browser (`user`), and the number that it got then (`id`); {} for a new one."""
+        text = request.COOKIES.get(settings.BROWSER_COOKIE_NAME, "")
+        try:
+            found: dict[str, Any] = signing.loads(text, salt=BROWSER_SALT, max_age=BROWSER_MEMORY)
+        except signing.BadSignature:
+            return {}
+        return found
+
+    def post_login(self, request: HttpRequest, user: User, **options: Any) -> HttpResponse:
+        response: HttpResponse = super().post_login(request, user, **options)
+        response.set_cookie(
+            settings.BROWSER_COOKIE_NAME,
+            signing.dumps({"user": user.pk, "id": secrets.token_hex(8)}, salt=BROWSER_SALT),
+            max_age=BROWSER_MEMORY,
+            secure=settings.SESSION_COOKIE_SECURE,
+            httponly=True,
+            samesite="Lax",
+        )
+        return response
 
     def get_client_ip(self, request: HttpRequest) -> str:
         """Everybody on this machine has one address: counting it would let ten wrong passwords lock all of them out."""

@@ -67,6 +67,7 @@ ADMINISTRATION = (
     Entry("Clouds", "admin_clouds", "cluster"),
     Entry("Nodes & flavors", "admin_flavors", "flavor"),
     Entry("Images", "admin_images", "image"),
+    Entry("Registries", "admin_registries", "key"),
     Entry("Plugins", "admin_plugins", "image"),
     Entry("Serving runtimes", "admin_runtimes", "service"),
     Entry("Allowed folders", "admin_folders", "folder"),

@@ -22,9 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from portal import outgoing
 from portal.up.running import folder_of
 from portal.up.servers import index_url
 from portal.up.services import ServiceError, free_port, loopback, private_folder, socket_folder, write_private
+from portal.up.storage_address import StorageAddress, bracketed
 
 NEEDED_MB = 500
 LOGS_SECRET = "PORTAL_LOGS_S3_SECRET_KEY"  # noqa: S105  a name
@@ -42,6 +44,8 @@ class Data:
     demo: bool
     given: Mapping[str, str]
     secrets: Mapping[str, str]
+    # Where pods reach the object storage; None for nowhere.
+    storage_at: StorageAddress | None = None
     # Those that were found in this start, by the names of their servers.
     ports: dict[str, int] = field(default_factory=dict)
 
@@ -50,10 +54,13 @@ class Data:
     def open(cls, given: Mapping[str, str]) -> Iterator[Data]:
         """Checks everything that can be checked before anything is started; raises ServiceError with a sentence."""
         port = _port(given.get("PORTAL_PORT") or "8000")
+        storage_at = StorageAddress.of(given)
         folder = folder_of(given)
         _make(folder)
         with _locked(folder / "up.lock", port):
             _check_port(port)
+            if storage_at:
+                storage_at.check()
             for name in ("log", "tmp"):
                 private_folder(folder / name)
             yield cls(
@@ -63,6 +70,7 @@ class Data:
                 demo=given.get("PORTAL_DEMO", "1") not in ("0", "false", "no"),
                 given=given,
                 secrets=_secrets(folder / "secrets.env"),
+                storage_at=storage_at,
             )
 
     @property
@@ -81,6 +89,19 @@ class Data:
     def storage_folder(self) -> Path:
         """The data of the portal's own object storage; there from the moment that it is first switched on."""
         return self.folder / "storage"
+
+    @property
+    def storage_port(self) -> int:
+        """Where the gateway leads to the door of the object storage."""
+        return self.storage_at.port if self.storage_at and self.storage_at.port else self.inner_port("storage")
+
+    @property
+    def storage_url(self) -> str:
+        """Where people and tasks reach the object storage."""
+        if self.storage_at and self.storage_at.url:
+            return self.storage_at.url
+        host = bracketed(self.storage_at.host) if self.storage_at else "localhost"
+        return f"http://{host}:{self.storage_port}"
 
     @property
     def storage_socket(self) -> Path:
@@ -129,7 +150,17 @@ class Data:
         }
         env = {name: value for name, value in self.given.items() if name not in hidden}
         path = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
-        return env | {"PATH": path, "PORTAL_DATA": str(self.folder), "PYTHONUNBUFFERED": "1"}
+        own = {"PATH": path, "PORTAL_DATA": str(self.folder), "PYTHONUNBUFFERED": "1"}
+        return env | own | {outgoing.SETTING: ",".join(self._open())}
+
+    def _open(self) -> list[str]:
+        """What the portal and the node agent reach besides public addresses: what an administrator opens, the servers of S3 that
+        the environment names, and the door of our own."""
+        given = self.given
+        named = [given.get("PORTAL_STORAGE_URL", ""), given.get("PORTAL_S3_URL", "")]
+        if not named[0]:
+            named += [self.storage_url, *(f"http://{address}:{self.storage_port}" for address in loopback())]
+        return list(filter(None, (given.get(outgoing.SETTING), *map(outgoing.server_of, named))))
 
     def portal_env(self, urls: Mapping[str, str]) -> dict[str, str]:
         """What only the portal's own programs know. `urls` are the addresses of the servers that we started, by name."""
@@ -156,7 +187,7 @@ class Data:
         if self.given.get("PORTAL_STORAGE_URL"):
             return {name: value for name, value in self.given.items() if name.startswith("PORTAL_STORAGE_")}
         return {
-            "PORTAL_STORAGE_URL": f"http://localhost:{self.inner_port('storage')}",
+            "PORTAL_STORAGE_URL": self.storage_url,
             "PORTAL_STORAGE_INNER_URL": f"http://127.0.0.1:{self.inner_port('storage-store')}",
             "PORTAL_STORAGE_START": str(self.storage_socket),
             **{name: value for name, value in self.secrets.items() if name.startswith("PORTAL_STORAGE_")},

@@ -15,6 +15,7 @@ from portal import assets
 from portal.up import servers, services
 from portal.up.data import Data, host_of
 from portal.up.services import Service
+from portal.up.storage_address import bracketed
 
 # Where bodies are passed on as they come, because files are large; the web server asks who sends them before it reads any. Each
 # part of the address is said: people choose names, and one of these may be “files”, or “exec”.
@@ -71,7 +72,7 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
             Path(env["LOCAL_CLOUD_DIR"]),
             Path(env["LOCAL_CLOUD_SOCKET"]),
             data.given,
-            shared_network=data.given.get("PORTAL_SHARED_NETWORK", "0") not in ("0", "false", "no", ""),
+            shared=data.given.get("PORTAL_SHARED_MACHINE", "0") not in ("0", "false", "no", ""),
             packages=packages.url if packages else "",
         ),
         Service("controller", (sys.executable, "manage.py", "controller"), env=env, stop_order=2, background=True),
@@ -215,13 +216,15 @@ def _storage_entry(data: Data, routes: dict[str, dict[str, Any]]) -> dict[str, A
     signature counts every letter. Of each request the door is asked first (datastores/storage/door.py). Not a name of the
     portal's own port: few clients know that localhost has names below it."""
     door, store = (f"http://127.0.0.1:{data.inner_port(name)}" for name in ("storage-door", "storage-store"))
+    at = data.storage_at
+    beyond = [bracketed(at.host)] if at and not at.url else []
     entries = {
         f"storage{n}": {
-            "address": f"{address}:{data.inner_port('storage')}",
+            "address": f"{address}:{data.storage_port}",
             "transport": {"respondingTimeouts": {"readTimeout": READ_TIMEOUT}},
             "http": {"sanitizePath": False, "encodedCharacters": ENCODED},
         }
-        for n, address in enumerate(services.loopback())
+        for n, address in enumerate([*services.loopback(), *beyond])
     }
     routes["routers"]["storage"] = {
         "rule": "PathPrefix(`/`)",
@@ -242,7 +245,14 @@ def _storage_entry(data: Data, routes: dict[str, dict[str, Any]]) -> dict[str, A
     routes["middlewares"]["storage-door"] = {
         "forwardAuth": {
             "address": door,
-            "authRequestHeaders": ["Authorization", "X-Amz-Copy-Source"],
+            # HEARD of datastores/storage/door.py.
+            "authRequestHeaders": [
+                "Authorization",
+                "X-Amz-Copy-Source",
+                "X-Amz-Server-Side-Encryption",
+                "X-Amz-Decoded-Content-Length",
+                "X-Amz-Content-Sha256",
+            ],
             "maxResponseBodySize": JUDGEMENT,
             "trustForwardHeader": False,
         }

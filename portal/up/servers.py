@@ -175,6 +175,7 @@ AGENT_SETTINGS = {
     "LOCAL_CLOUD_RESERVED_GB": "--reserved-gb",
     "LOCAL_CLOUD_TASK_PROCESSES": "--processes",
     "LOCAL_CLOUD_FILE_GB": "--file-gb",
+    "LOCAL_CLOUD_APPCODE_GB": "--appcode-gb",
     "LOCAL_CLOUD_FREE_DISK_GB": "--free-disk-gb",
     "LOCAL_CLOUD_ACTIVITY_SECONDS": "--activity-seconds",
     "PORTAL_TASK_NETWORK": "--network",
@@ -210,12 +211,12 @@ def package_index(agent_socket: Path, given: Mapping[str, str]) -> Service | Non
 
 
 def node_agent(
-    folder: Path, agent_socket: Path, given: Mapping[str, str], *, shared_network: bool = False, packages: str = ""
+    folder: Path, agent_socket: Path, given: Mapping[str, str], *, shared: bool = False, packages: str = ""
 ) -> Service:
     """The local cloud's agent. SIGTERM stops its tasks too; after kill -9 they live on and the next agent finds them.
 
-    Of `given` it takes AGENT_SETTINGS; what is not there or "" is left to the agent. `shared_network` is an administrator's
-    consent to several appcodes at a time where the kernel cannot keep their networks apart.
+    Of `given` it takes AGENT_SETTINGS; what is not there or "" is left to the agent. `shared` is an administrator's
+    consent to several appcodes at a time where this machine cannot keep them apart.
     """
     private_folder(folder)
     argv = [
@@ -230,7 +231,7 @@ def node_agent(
     argv += ["--stop-tasks-on-term", "--stop-seconds", "45"]
     for name, option in AGENT_SETTINGS.items():
         argv += [option, given[name]] if given.get(name) else []
-    argv += ["--shared-network"] if shared_network else []
+    argv += ["--shared"] if shared else []
     argv += ["--packages", packages] if packages else []
 
     def ready() -> bool:

@@ -14,12 +14,12 @@ from django.db import IntegrityError, transaction
 from django.http import Http404
 from django.utils import timezone
 
-from portal import events
+from portal import events, outgoing
 from portal.access import MANAGE, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import OWN_WEBHOOK, Appcode, Delivery, Event, User, Webhook
-from portal.webhooks import access, posting, specs
-from portal.webhooks.sending import rules
+from portal.webhooks import access, specs
+from portal.webhooks.sending import way
 from portal.webhooks.specs import WebhookManifest, WebhookMetadata, WebhookSpec
 
 MAX_OF_EVERYTHING = 50
@@ -199,8 +199,8 @@ def _target(manifest: WebhookManifest) -> specs.Target:
     if not target.secure and not settings.WEBHOOK_HTTP:
         errors.append(FieldError(("spec", "url"), "Use https: an administrator does not allow messages without TLS."))
     try:
-        posting.check_host(target.host, rules())
-    except posting.Denied as error:
+        outgoing.check_literal(target.host, target.port, way().rules)
+    except outgoing.Closed as error:
         errors.append(FieldError(("spec", "url"), str(error)))
     if errors:
         raise Invalid(errors)

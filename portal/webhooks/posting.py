@@ -1,8 +1,8 @@
 """One message to one receiver: resolved once, checked, and sent to exactly the address that was checked.
 
 The receiver is a stranger: it may have a name that points into our own network now or a moment later, never answer, answer
-a byte a second, or without an end. So the name is looked up once and the connection goes to an address that was judged, no
-redirect is followed, little is read, and a watchdog ends what takes too long. Knows no rows.
+a byte a second, or without an end. So portal/outgoing.py makes the connection, no redirect is followed, little is read, and a
+watchdog ends what takes too long. Knows no rows.
 """
 
 from __future__ import annotations
@@ -11,29 +11,23 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 
-from portal.addresses import Address, literal, plain, smallest, why_closed
+from portal import outgoing
 from portal.webhooks.specs import MAX_EXCERPT, Target
 
 # Seconds: for a connection, and from then on until the answer is there.
 CONNECT, ANSWER = 5.0, 10.0
 
 
-class Denied(Exception):
-    """The text is a sentence for people."""
-
-
 @dataclass(frozen=True)
-class Rules:
-    """`allowed` networks are open although they are not public, `denied` ones closed although they are; of an address in
-    both the smaller network counts. `authorities` is a file of certificates to trust besides the usual ones, "" for none."""
+class Way:
+    """How messages go. `authorities` is a file of certificates to trust besides the usual ones, "" for none."""
 
-    allowed: tuple[str, ...] = ()
-    denied: tuple[str, ...] = ()
+    rules: outgoing.Rules = field(default_factory=outgoing.Rules)
     authorities: str = ""
 
 
@@ -49,27 +43,13 @@ class Answer:
     after: int = 0
 
 
-def check(ip: Address, rules: Rules) -> None:
-    """Raises Denied for an address to which no webhook leads: everything that is not on the public internet, if not allowed."""
-    if why := why_closed(ip, rules.denied, rules.allowed):
-        raise Denied(f"{ip} is closed: {why}.")
-    if smallest(ip, rules.allowed) is None and (not ip.is_global or ip.is_multicast or ip.is_reserved):
-        raise Denied(f"{ip} is no address of the public internet, and no administrator has allowed it.")
-
-
-def check_host(host: str, rules: Rules) -> None:
-    """Raises Denied when `host` is itself an address, or a name of loopback, that is not allowed. Resolves nothing."""
-    if address := literal(host):
-        check(plain(address), rules)
-
-
-def post(target: Target, content: bytes, headers: Mapping[str, str], rules: Rules) -> Answer:
+def post(target: Target, content: bytes, headers: Mapping[str, str], way: Way) -> Answer:
     """Sends it once. Never raises for what a receiver or the network does."""
     began = time.monotonic()
     late = threading.Event()
     try:
-        answer = _post(target, content, headers, rules, late)
-    except Denied as error:
+        answer = _post(target, content, headers, way, late)
+    except outgoing.Closed as error:
         answer = Answer(None, str(error))
     except socket.gaierror as error:
         answer = Answer(None, f"The name {target.host} was not found: {error.strerror}.")
@@ -84,15 +64,15 @@ def post(target: Target, content: bytes, headers: Mapping[str, str], rules: Rule
     return Answer(answer.status, said[:300], answer.excerpt, time.monotonic() - began, answer.after)
 
 
-def _post(target: Target, content: bytes, headers: Mapping[str, str], rules: Rules, late: threading.Event) -> Answer:
-    with _connected(target, rules) as plain_socket, plain_socket.dup() as guard:
+def _post(target: Target, content: bytes, headers: Mapping[str, str], way: Way, late: threading.Event) -> Answer:
+    with _connected(target, way.rules) as plain_socket, plain_socket.dup() as guard:
         watchdog = threading.Timer(ANSWER, _end, (guard, late))
         watchdog.daemon = True
         watchdog.start()
         try:
             plain_socket.settimeout(ANSWER)
             stream = (
-                trust(rules.authorities).wrap_socket(plain_socket, server_hostname=target.host)
+                trust(way.authorities).wrap_socket(plain_socket, server_hostname=target.host)
                 if target.secure
                 else plain_socket
             )
@@ -138,35 +118,11 @@ def _seconds(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else 0
 
 
-def _connected(target: Target, rules: Rules) -> socket.socket:
-    """A connection to the first of its addresses that may be and that answers. Raises Denied when none may be."""
-    found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    allowed, denied = _judged((str(each[4][0]) for each in found), rules)
-    if not allowed:
-        raise denied or Denied(f"{target.host} has no address.")
-    end, failure = time.monotonic() + CONNECT, OSError("no address answers")
-    for address in allowed:
-        try:
-            return socket.create_connection((address, target.port), timeout=max(0.1, end - time.monotonic()))
-        except TimeoutError:
-            failure = OSError(f"{address} does not answer within {CONNECT:.0f} seconds.")
-        except OSError as error:
-            failure = error
-        if time.monotonic() > end:
-            break
-    raise failure
-
-
-def _judged(addresses: Iterable[str], rules: Rules) -> tuple[list[str], Denied | None]:
-    allowed, denied = [], None
-    for address in dict.fromkeys(addresses):
-        try:
-            check(plain(address), rules)
-        except Denied as error:
-            denied = error
-        else:
-            allowed.append(address)
-    return allowed, denied
+def _connected(target: Target, rules: outgoing.Rules) -> socket.socket:
+    try:
+        return outgoing.connect(target.host, target.port, rules, CONNECT)
+    except TimeoutError:
+        raise OSError(f"{target.host} does not answer within {CONNECT:.0f} seconds.") from None
 
 
 def _end(guard: socket.socket, late: threading.Event) -> None:

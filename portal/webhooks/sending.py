@@ -27,7 +27,7 @@ from portal import events, hooks, wakeups
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.models import Appcode, Delivery, Event, Membership, Webhook
 from portal.webhooks import specs
-from portal.webhooks.posting import Answer, Rules, post
+from portal.webhooks.posting import Answer, Way, post
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +71,10 @@ class Attempt:
     answer: Answer
 
 
-def rules() -> Rules:
-    closed = [*settings.DENIED_NETWORKS, *(network for found in hooks.closed_networks for network in found())]
-    return Rules(tuple(settings.WEBHOOK_NETWORKS), tuple(dict.fromkeys(closed)), settings.WEBHOOK_AUTHORITIES)
+def way() -> Way:
+    """Networks that are closed to tasks of a Kubernetes cluster are closed to webhooks, too. One query."""
+    closed = dict.fromkeys(network for found in hooks.closed_networks for network in found())
+    return Way(settings.OUTGOING.closing(closed), settings.WEBHOOK_AUTHORITIES)
 
 
 def send_due() -> int:
@@ -110,10 +111,10 @@ def send_due() -> int:
 
 def _send(pool: ThreadPoolExecutor, flying: dict[Future[Attempt], Job], end: float) -> int:
     """Claims and posts until nothing is on its way, or until `end`; then some are still `flying`."""
-    made, held = 0, rules()
+    made, by = 0, way()
     while time.monotonic() < end:
         for job in claim(THREADS - len(flying), flying.values()):
-            flying[pool.submit(attempt, job, held)] = job
+            flying[pool.submit(attempt, job, by)] = job
         if not flying:
             break
         made += _land(flying)
@@ -138,12 +139,12 @@ def _land(flying: dict[Future[Attempt], Job]) -> int:
     return len(done)
 
 
-def attempt(job: Job, held: Rules) -> Attempt:
+def attempt(job: Job, by: Way) -> Attempt:
     """Signs and sends; knows no database, for many run side by side."""
     at = dt.datetime.now(dt.UTC)
     content = specs.body(job.facts)
     headers = specs.headers(job.message, job.secrets, content, at)
-    return Attempt(job, at, headers, post(job.target, content, headers, held))
+    return Attempt(job, at, headers, post(job.target, content, headers, by))
 
 
 def _due(now: dt.datetime) -> QuerySet[Delivery]:

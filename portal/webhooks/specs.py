@@ -55,7 +55,7 @@ PLATFORM_GROUPS = {
     "org": "Business lines",
     "kubernetes": "Kubernetes clusters registered and changed",
     "cloud": "What clouds say of themselves", "flavor": "Flavors", "image": "Images", "folder": "Allowed folders",
-    "plugin": "Plugins of images", "servingruntime": "Serving runtimes",
+    "registry": "Registries of images", "plugin": "Plugins of images", "servingruntime": "Serving runtimes",
     "demo": "The demonstration",
 }  # fmt: skip
 EVERYTHING = "*"

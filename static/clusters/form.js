@@ -43,6 +43,8 @@
       const count = role && form.elements[role[1] + "_count"];
       if (count && event.target.value && !Number(count.value)) count.value = 1;
       else if (count && !event.target.value) count.value = 0;
+      const one = role && event.target.closest(".role").querySelector("[data-one]");
+      if (one) one.textContent = event.target.value ? 1 : 0;
     });
     // An image that is known to lack the framework brings its own.
     form.addEventListener("change", (event) => {

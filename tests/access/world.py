@@ -33,6 +33,7 @@ from clusters.models import (
     ModelVersion,
     Origin,
     Plugin,
+    PullSecret,
     RegisteredModel,
     Service,
     Sweep,
@@ -195,6 +196,7 @@ def make(bucket: str) -> World:
     }
     Environment.objects.create(appcode=people.ops, name="torch", version=1, created_by=people.alice, **saved)
     GitToken.objects.create(appcode=people.ops, host="git.example.com", name="git", token="secret")
+    PullSecret.objects.create(line=people.ops.org_node, host="git.example.com", username="robot", password="secret")
     Template.objects.create(appcode=people.ops, name="digits", created_by=people.alice, spec=SAVED)
     Template.objects.create(owner=people.alice, name="digits", created_by=people.alice, spec=SAVED)
     post("alice", "/appcodes/ops-demo/sweeps", sweep("lr"))
@@ -264,7 +266,7 @@ def make(bucket: str) -> World:
         "schedules/{name}": "night", "schedules/{appcode}/{name}": "night",
         "pipelines/{name}": "nightly", "pipelines/{appcode}/{name}": "nightly", "{stage}": "train",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
-        "{host}": "git.example.com",
+        "{host}": "git.example.com", "{node}": "gpu-1",
         "flavors/{name}": "middle", "images/{name}": "tensorflow", "serving-runtimes/{name}": "triton",
         "{image}": "tensorflow", "plugins/{image}/{name}": "tree", "plugins/{name}": "tree",
         "/appcodes/{code}/webhooks/{name}/deliveries/{uid}": ours, "/webhooks/{name}/deliveries/{uid}": everybodys,
@@ -283,6 +285,7 @@ def make(bucket: str) -> World:
         "{index}": 99, "{month}": "2001-02", "{place}": 99, "{path}": "qunarcorp.absent", "{username}": "absent",
         "{uid}": uuid.UUID(int=0), "{key}": "y-x", "{label}": "nowhere", "{uidb36}": "y", "{version}": "absent",
         "{provider_id}": "absent", "{id}": 999999, "{upload}": 999999, "{pk}": 999999, "{token_key}": "absent",
+        "{node}": "gpu-9",
     }  # fmt: skip
     return World(values, absent, _bodies(bucket), tokens, {name: _session(user) for name, user in users.items()})
 

@@ -53,7 +53,14 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "",
     ),
     ("half a worker", manifest(roles=roles(worker={**WORKER, "count": 1.5})), "spec.roles.worker.count", ""),
-    ("no master", manifest(roles={"worker": WORKER}), "spec.roles.master.count", "exactly one master"),
+    (
+        "no master",
+        manifest(roles={"ps": WORKER, "worker": WORKER}),
+        "spec.roles.master.count",
+        "one master, or workers",
+    ),
+    ("nobody", manifest(roles={}), "spec.roles.master.count", "one master, or workers alone"),
+    ("no master to wait for", manifest(roles={"worker": WORKER}, completion="master"), "spec.completion", "'workers'"),
     ("an unknown role", manifest(roles=roles(boss=WORKER)), "spec.roles.boss", ""),
     (
         "a flavor that does not exist",

@@ -79,7 +79,7 @@ def manifest(name: str, command: str, flavor: str, ps: int = 0, workers: int = 0
 
 
 def test_from_post_to_a_finished_metered_run(bob: Client) -> None:
-    body = manifest("rest-run", COMMAND, "middle-1-gpu", ps=1, workers=2, env={"GREETING": "$HOME | = x"})
+    body = manifest("rest-run", COMMAND, "middle-1-gpu", ps=1, workers=2, env={"GREETING": "$$HOME | = x"})
     status, made = bob("POST", OPS, body)
     assert (status, made["status"]["phase"]) == (201, "Queued"), made
     path = f"{OPS}/rest-run"
@@ -223,14 +223,38 @@ def test_twenty_posts_a_second_are_accepted(bob: Client) -> None:
         assert bob("DELETE", f"{OPS}/{name}")[0] == 202
 
 
-def test_the_examples_of_the_documentation_work_as_they_stand(portal_up: Portal, tmp_path: Path) -> None:
-    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL | re.MULTILINE)
+def typed(portal: Portal, folder: Path, *pages: str) -> str:
+    """What the commands of these pages of the documentation print, typed one after the other as they stand."""
+    texts = [(ROOT / "docs" / page).read_text() for page in pages]
+    blocks = [block for text in texts for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)]
     script = "set -euo pipefail\n" + "\necho\n".join(blocks)
-    env = {**os.environ, "PORTAL_DATA": str(portal_up.data), "PORTAL_PORT": str(portal_up.port)}
+    env = {**os.environ, "PORTAL_DATA": str(portal.data), "PORTAL_PORT": str(portal.port)}
     done = subprocess.run(
-        ["bash", "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        ["bash", "-c", script], env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "I am master 0" in done.stdout
-    assert "digits" in done.stdout, "the input data is not in the log"
-    assert '"exitCode":0' in done.stdout.replace(" ", "")
+    return done.stdout
+
+
+def test_the_commands_of_the_guide_to_rest_work_as_they_stand(portal_up: Portal, tmp_path: Path) -> None:
+    portal_up.index.add("cowsay", "6.1", cowsay="def cow(text): print('a cow says', text)")
+    said = typed(portal_up, tmp_path, "api.md")
+    assert "a cow says hello" in said, "what a manifest requires is not there"
+    assert "I am master 0" in said
+    assert "digits" in said, "the input data is not in the log"
+    assert '"exitCode":0' in said.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("pages", "last"),
+    [
+        (("models.md", "services.md"), '"predictions"'),
+        (("applications.md",), "notebook-lab-ops-demo.apps.localhost"),
+        (("tensorflow.md",), "predict\tSucceeded"),
+    ],
+    ids=["services", "applications", "tensorflow"],
+)
+def test_the_commands_of_the_documentation_work_as_they_stand(
+    portal_up: Portal, tmp_path: Path, pages: tuple[str, ...], last: str
+) -> None:
+    assert last in typed(portal_up, tmp_path, *pages)

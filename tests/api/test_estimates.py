@@ -15,7 +15,16 @@ from django.utils import timezone
 from billing.metering.segments import floor
 from billing.models import Price
 from clusters.models import CloudState, Cluster, Flavor, Run
+from datastores.models import Datastore
 from tests.api.client import api_of, manifest
+
+BUCKET = {
+    "server": "https://s3.example.com",
+    "bucket": "results",
+    "prefix": "",
+    "access_key": "k",
+    "region": "us-east-1",
+}
 
 
 @pytest.fixture
@@ -66,6 +75,43 @@ def have(*machines: tuple[str, str, int]) -> None:
         for name, model, gpus in machines
     ]
     CloudState.objects.update_or_create(name="local", defaults={"capacity": {"nodes": nodes, "queue": []}})
+
+
+def test_what_copies_data_beside_tasks_takes_room_and_costs_nothing(people: Any, prices: None) -> None:
+    """On Kubernetes, where it is a container of the same pod: two tasks of one core do not fit a node of two. While a cloud is
+    silent nobody knows what starts now."""
+    from clusters.models import Cloud
+
+    Cloud.objects.create(name="training", kind="kubernetes", title="Training", is_default=True)
+    Flavor.objects.filter(name="middle").update(cpu_milli=1000, memory_mb=1024, gpus=0)
+    Datastore.objects.create(appcode=people.ops, name="results", kind="s3", spec=BUCKET, secret="x")
+    node = {"name": "a", "gpu_model": "", "gpus": 0, "gpus_free": 0, "cpu_milli": 2000, "memory_mb": 8000}
+    state = CloudState.objects.create(name="training", capacity={"nodes": [node]}, heard_at=timezone.now())
+    roles = {"master": {"flavor": "middle"}, "worker": {"flavor": "middle", "count": 1}}
+    api = api_of(people.bob)
+
+    def preview(**more: Any) -> Any:
+        status, answer = api.post("/appcodes/ops-demo/preview", manifest("show2", roles=roles, **more))
+        assert status == 200, answer
+        return answer
+
+    bare, stored = preview(), preview(output="results")
+    assert (bare["fits"], stored["fits"]) == ("now", "never")
+    assert stored["message"] == (
+        "It needs 2.2 CPUs at one time; all machines together have 2 CPUs for tasks. Choose fewer tasks or a smaller flavor. "
+        "That counts what copies and stores data or lets people in beside each task."
+    )
+    assert stored["costPerHour"] == bare["costPerHour"]
+    # Submitted all the same, it is judged so in the queue, too.
+    assert api.post("/appcodes/ops-demo/clusters", manifest("queued", roles=roles, output="results"))[0] == 201
+    Run.objects.update(admitted_at=timezone.now())
+    (waits,) = next(each for each in api.get("/queue")[1]["items"] if each["cloud"] == "training")["waiting"]
+    assert waits["message"].startswith("It needs 2.2 CPUs at one time; all machines together have 2 CPUs")
+    state.heard_at = timezone.now() - dt.timedelta(seconds=30)
+    state.save()
+    silent = preview()
+    assert silent["fits"] == "waits"
+    assert silent["message"].startswith("The controller has told nothing of Training for 30 s;")
 
 
 def test_what_takes_any_gpu_costs_what_it_gets(client: Client, people: Any, two_models: None) -> None:

@@ -1,11 +1,12 @@
 """The phase of a run, by examples that people meet and by properties that must hold for every history."""
 
 import datetime as dt
+import signal
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clusters import failure
@@ -87,6 +88,112 @@ def test_a_failure_within_the_retries_goes_on():
     tasks = [t for t in tasks if not (t.name == "worker-1" and t.phase == "Running")]
     decision = next_phase(run(phase="Running", retries=1), tasks, NOW)
     assert (decision.phase, decision.reason, decision.verdict) == ("Running", "Degraded", "")
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [
+        # The program said no.
+        ([{"exit_code": 7}], "Failed"),
+        ([{"exit_code": 128 + signal.SIGSEGV}], "Failed"),
+        ([{"exit_code": 128 + signal.SIGABRT}], "Failed"),
+        # Somebody else ended it, once or twice; what the cloud takes away counts nothing.
+        ([{"exit_code": 128 + signal.SIGKILL}], ""),
+        ([{"exit_code": 128 + signal.SIGTERM}], ""),
+        ([{"exit_code": 1, "reason": "OOMKilled"}], ""),
+        ([{"exit_code": 137, "reason": "OOMKilled"}] * 2, "Failed"),
+        ([{"exit_code": None, "reason": "Error"}], ""),
+        ([{"exit_code": 137, "disrupted": True}] * 5, ""),
+        ([{"exit_code": 137}, {"exit_code": 7}], "Failed"),
+    ],
+)
+def test_unless_asked_nothing_is_tried_again_because_its_program_said_no(ends, verdict):
+    state = run(phase="Running", counts={"master": 1}, retries=None)
+    tasks = [task("master", attempt=n, phase="Failed", **end) for n, end in enumerate(ends)]
+    assert next_phase(state, tasks, NOW).verdict == verdict
+    assert next_phase(replace(state, retries=9), tasks, NOW).verdict == ""
+
+
+@pytest.mark.parametrize(
+    ("independent", "killed_at", "verdict"),
+    [(False, 20, ""), (False, 40, "Failed"), (False, 5, "Failed"), (True, 20, "Failed")],
+)
+def test_who_failed_because_another_was_killed_is_started_again(independent, killed_at, verdict):
+    """Programs that work together end with an error when a peer goes away while they run; copies that know nothing of each other
+    do not."""
+    at = lambda seconds: NOW + dt.timedelta(seconds=seconds)  # noqa: E731
+    killed = task("worker", 0, "Failed", exit_code=137, finished_at=at(killed_at))
+    back = task("worker", 0, "Running", attempt=1)
+    failed = task("worker", 1, "Failed", exit_code=1, started_at=at(10), finished_at=at(30))
+    state = run(phase="Running", counts={"worker": 2}, awaited="worker", retries=None, independent=independent)
+    others = [task("worker", 0, "Succeeded", attempt=1)] if independent else [back]
+    assert next_phase(state, [killed, *others, failed], NOW).verdict == verdict
+
+
+def test_a_task_that_failed_twice_is_said_to_have_failed_twice():
+    ends = [
+        task("master", attempt=n, phase="Failed", exit_code=7, disrupted=n == 1, message="no data") for n in range(3)
+    ]
+    found = next_phase(run(phase="Running", counts={"master": 1}, retries=1), ends, NOW)
+    assert found.verdict_message == "master-0 failed twice (exit code 7): no data"
+
+
+@pytest.mark.parametrize(
+    ("more", "phase", "reason", "begins"),
+    [
+        ({"phase": "Starting"}, "Starting", "NodeLost", "Node gpu-1 does not answer."),
+        ({"phase": "Running"}, "Running", "Degraded", "1 of 3 tasks are not running. Node gpu-1 does not answer."),
+        ({"phase": "Starting", "desired": "ended"}, "Starting", "Ending", "Stopping, 1 task left. Node gpu-1 does not"),
+    ],
+)
+def test_a_machine_that_does_not_answer_is_named_in_every_phase_before_all_other_trouble(more, phase, reason, begins):
+    """Somebody has to act, or the run stays as it is."""
+    other = "Failed" if "desired" not in more else "Succeeded"
+    tasks = [task("master", phase=other, disrupted=True), task("ps", phase=other, disrupted=True)]
+    for seen in ("Pending", "Running"):
+        silent = task("worker", 0, seen, reason="NodeLost", message="Node gpu-1 does not answer.")
+        state = run(counts={"master": 1, "ps": 1, "worker": 1}, mode="service", **more)
+        if more["phase"] == "Running":
+            tasks = [task("master"), task("ps")]
+        found = next_phase(state, [*tasks, silent], NOW)
+        assert (found.phase, found.reason) == (phase, reason)
+        assert found.message.startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("phase", "mode", "verdict"),
+    [
+        ("Starting", "batch", "Failed"),
+        ("Starting", "service", "Failed"),
+        # Its images are right: this pod moved while the registry is away.
+        ("Running", "batch", ""),
+        ("Running", "service", ""),
+    ],
+)
+def test_a_run_that_never_ran_ends_when_its_image_could_not_be_pulled_for_too_long(phase, mode, verdict):
+    message = "Image example/none:1 cannot be fetched (ImagePullBackOff): not found. It was tried for 15 minutes."
+    tasks = [task("master"), task("ps"), task("worker", 0), task("worker", 1, "Pending", reason="ImageNotPulled")]
+    tasks[-1] = replace(tasks[-1], message=message)
+    found = next_phase(run(phase=phase, mode=mode), tasks, NOW)
+    assert (found.verdict, found.verdict_message) == (verdict, message if verdict else "")
+    assert message in found.message
+
+
+def test_a_run_of_which_some_tasks_have_a_node_says_all_that_it_lacks():
+    """Where a cloud places tasks one by one, each of them says only what it waits for itself."""
+    message = "Waits for 1 GPU. Of 15 nodes: 15 without enough free GPUs."
+    waits = [task("worker", n, "Pending", reason="Unschedulable", message=message) for n in range(111)]
+    state = run(phase="Starting", counts={"ps": 1, "worker": 111}, gpus={"ps": 0, "worker": 1}, awaited="worker")
+    found = next_phase(state, [task("ps"), *waits], NOW)
+    assert (found.phase, found.reason) == ("Starting", "WaitingForGPUs")
+    assert found.message == (
+        "Waits for 111 GPUs: 111 of 112 tasks have no node. worker-0 waits for 1 GPU. Of 15 nodes: 15 without enough free GPUs."
+    )
+    assert next_phase(replace(state, gpus={}), [task("ps"), *waits], NOW).message == message
+    again = next_phase(replace(state, phase="Running"), [task("ps"), *waits], NOW)
+    assert again.message.startswith(
+        "111 of 112 tasks are not running. Waits for 111 GPUs: 111 of 112 tasks have no node."
+    )
 
 
 def test_independent_tasks_are_over_when_each_is_whatever_became_of_it():
@@ -184,6 +291,12 @@ TRACEBACK = """Traceback (most recent call last):
         ("panic: nil map\n\ngoroutine 1 [running]:\n\tmain.go:3\n", "panic: nil map"),
         ("10%\r20%\rstopped at 20%\r\n\n", "stopped at 20%"),
         ("Errors: 0\nbash: line 1: trian.py: command not found\n", "bash: line 1: trian.py: command not found"),
+        (("OutOfRangeError: Graph execution error:\n\nDetected at node Next defined at (most recent call last):\n"
+         '  File "main.py", line 110, in <module>\n\nEnd of sequence\n\t [[{{node Next}}]] [Op:step]\nI0000 bye'),
+         "OutOfRangeError: Graph execution error: End of sequence"),
+        (TRACEBACK + "AttributeError: Exception encountered when calling Net.call().\n\n\x1b[1mmodule 'k' has no attribute 'V'."
+         "\x1b[0m\n\nArguments received by Net.call():\n  • x=1\nI0000 bye",
+         "AttributeError: Exception encountered when calling Net.call(). module 'k' has no attribute 'V'."),
         ("", ""),
     ],
 )  # fmt: skip
@@ -195,7 +308,8 @@ def test_the_line_that_says_why_is_the_last_error_or_the_last_line(log_end, expe
 def test_what_is_said_of_a_log_stands_in_it(log_end):
     found = failure.why(log_end)
     assert len(found) <= failure.MOST
-    assert found.removesuffix("…") in "\n".join(failure.lines_of(log_end))
+    lines = "\n".join(failure.lines_of(log_end))
+    assert all(word in lines for word in found.removesuffix("…").split(" "))
 
 
 def test_disruptions_are_not_failures():
@@ -234,7 +348,9 @@ tasks_seen = st.lists(
         index=st.integers(0, 2),
         attempt=st.integers(0, 3),
         phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
-        reason=st.sampled_from(["", "Unschedulable", "FetchingInput", "BackOff", "NodeLost", "OOMKilled"]),
+        reason=st.sampled_from(
+            ["", "Unschedulable", "FetchingInput", "BackOff", "NodeLost", "ImageNotPulled", "OOMKilled"]
+        ),
         exit_code=st.none() | st.integers(0, 255),
         disrupted=st.booleans(),
         log_tail=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
@@ -248,7 +364,7 @@ runs = st.builds(
     counts=st.fixed_dictionaries({"master": st.just(1), "ps": st.integers(0, 2), "worker": st.integers(0, 3)}),
     mode=st.sampled_from(["batch", "service"]),
     awaited=st.sampled_from(["master", "worker"]),
-    retries=st.integers(0, 2),
+    retries=st.none() | st.integers(0, 2),
     independent=st.booleans(),
     desired=st.sampled_from(["running", "ended"]),
     stop_reason=st.just("Disabled"),
@@ -299,6 +415,7 @@ def test_a_verdict_never_changes_unless_the_output_was_lost(state, tasks, later,
         assert again.verdict == once.verdict or again.reason == "OutputNotStored"
 
 
+@example(run(phase="Queued", gone=True), [task("master", 0, "Pending", reason="ImageNotPulled")])
 @given(runs, tasks_seen)
 def test_a_run_is_over_only_when_nothing_of_it_is_left(state, tasks):
     decision = next_phase(state, tasks, NOW)

@@ -26,6 +26,8 @@ from datastores.sources import SourceError, source_for
 from portal.errors import Conflict, Invalid
 from portal.hooks import Hook
 from portal.models import Appcode, Event
+from portal.outgoing import Rules
+from tests import ports
 
 
 def where(caught: pytest.ExceptionInfo[Invalid]) -> list[str]:
@@ -171,7 +173,7 @@ def test_a_silent_server_is_given_up_in_time(
 ) -> None:
     monkeypatch.setattr(actions, "TEST_SECONDS", 1)
     monkeypatch.setattr("datastores.drivers.patience.ANSWER_SECONDS", 120)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", ports.free())) as silent:
         wish = manifest("data", s3_spec(server=f"http://127.0.0.1:{silent.getsockname()[1]}"))
         started = time.monotonic()
         outcome = try_manifest(wish, acting_user=people.bob, store=None)
@@ -193,7 +195,7 @@ def test_a_silent_server_is_given_up_in_time(
         "[2002:a9fe:a9fe::]",
     ],
 )
-def test_addresses_that_are_denied_are_not_even_saved(people: Any, s3_spec: Any, manifest: Any, host: str) -> None:
+def test_addresses_that_are_closed_are_not_even_saved(people: Any, s3_spec: Any, manifest: Any, host: str) -> None:
     with pytest.raises(Invalid) as caught:
         create_datastore(manifest("data", s3_spec(server=f"http://{host}")), acting_user=people.alice)
     assert where(caught) == ["spec.s3.server"]
@@ -203,15 +205,15 @@ def test_addresses_that_are_denied_are_not_even_saved(people: Any, s3_spec: Any,
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "portal.localhost", "[::1]", "127.1", "2130706433"])
-def test_loopback_is_for_portals_on_one_machine(
+def test_of_the_portals_own_machine_only_named_ports_are_open(
     people: Any, s3_spec: Any, manifest: Any, settings: Any, host: str
 ) -> None:
-    settings.SINGLE_MACHINE = False
-    with pytest.raises(Invalid) as caught:
-        create_datastore(manifest("data", s3_spec(server=f"http://{host}:9000")), acting_user=people.alice)
-    assert where(caught) == ["spec.s3.server"]
-    settings.SINGLE_MACHINE = True
+    settings.OUTGOING = Rules.read(["127.0.0.1:9000", "[::1]:9000"])
     create_datastore(manifest("data", s3_spec(server=f"http://{host}:9000")), acting_user=people.alice)
+    with pytest.raises(Invalid) as caught:
+        create_datastore(manifest("other", s3_spec(server=f"http://{host}:9001")), acting_user=people.alice)
+    assert where(caught) == ["spec.s3.server"]
+    assert "An administrator can open it (PORTAL_OPEN_NETWORKS)" in str(caught.value)
 
 
 def test_a_used_datastore_is_not_deleted(people: Any, store: Datastore, monkeypatch: pytest.MonkeyPatch) -> None:

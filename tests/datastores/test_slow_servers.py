@@ -19,15 +19,10 @@ import pytest
 from datastores.drivers import driver_for, patience, s3
 from datastores.drivers.base import Driver, DriverError
 from portal.limits import LOOKS, TRANSFERS
+from tests import ports
 from tests.kube.certificates import Authority
 
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of servers on the portal's own machine it is not told what is wrong; these play ones that are elsewhere."""
-    monkeypatch.setattr("datastores.drivers.addresses.leads_here", lambda host: False)
 
 
 # An answer that goes on for ever, and where its body begins.
@@ -42,7 +37,7 @@ class Trickling:
         self._answer = start, piece, pause
         self._tls = tls
         self._over = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", ports.free()))
         self._threads = [threading.Thread(target=self._serve, daemon=True)]
         self._threads[0].start()
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -152,7 +147,7 @@ def test_everything_that_one_page_asks_ends_together(trickling: Callable[..., Tr
 
 def test_an_end_that_is_read_for_ever_ends(trickling: Callable[..., Trickling]) -> None:
     """botocore looks for the empty line behind “100 Continue” also where the connection has ended."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", ports.free()))
 
     def serve() -> None:
         connection, _ = listener.accept()

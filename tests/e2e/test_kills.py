@@ -75,7 +75,7 @@ def test_a_run_survives_the_death_of_everything_around_it(portal_up):
         assert eventually(lambda killed=killed: not killed & portal_up.programs().keys()), line
         assert eventually(lambda: phase() == "Running", 120), f"not running after the death of: {line}"
 
-    run = next((portal_up.data / "cloud" / "runs").glob("*/mounts/*/master-0")).parent
+    run = next((portal_up.data / "cloud" / "runs").glob("*/room/mounts/*/master-0")).parent
     (run / "stop").touch()
     assert eventually(lambda: phase() in ("Succeeded", "Failed"), 180), bob.call("GET", path)
     manifest = bob.call("GET", path)

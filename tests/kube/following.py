@@ -21,6 +21,7 @@ from tests.kube.plane import Plane
 
 PORTAL_USER = "gpu-cloud-portal"
 ROLE = Path(__file__).parents[2] / "docker" / "kubernetes" / "clusterrole.yaml"
+OPTIONAL = ROLE.with_name("nodes.yaml")
 
 
 # Where the servers of the real node's tests are.
@@ -81,17 +82,18 @@ def hand_over(plane: Plane, portal: str, namespace: str = "") -> None:
 def portal_kubeconfig(plane: Plane) -> Path:
     """A kubeconfig; returns when the rights are in force."""
     rbac = "/apis/rbac.authorization.k8s.io/v1"
-    role = yaml.safe_load(ROLE.read_text())
-    # Named apart from the binding of docker/kubernetes, which tests apply to the same plane; the role is the very same.
-    plane.apply(f"{rbac}/clusterroles/{role['metadata']['name']}", role)
-    binding = {
-        "apiVersion": role["apiVersion"],
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": f"{PORTAL_USER}-from-outside"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role["metadata"]["name"]},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": PORTAL_USER}],
-    }
-    plane.apply(f"{rbac}/clusterrolebindings/{binding['metadata']['name']}", binding)
+    for role in (yaml.safe_load(ROLE.read_text()), next(yaml.safe_load_all(OPTIONAL.read_text()))):
+        # Named apart from the binding of docker/kubernetes, which tests apply to the same plane; the role is the very same.
+        name = role["metadata"]["name"]
+        plane.apply(f"{rbac}/clusterroles/{name}", role)
+        binding = {
+            "apiVersion": role["apiVersion"],
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": f"{PORTAL_USER}-{name}"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": PORTAL_USER}],
+        }
+        plane.apply(f"{rbac}/clusterrolebindings/{binding['metadata']['name']}", binding)
     kubeconfig = plane.kubeconfig_for(PORTAL_USER)
     client, deadline = Client.connect(str(kubeconfig)), time.monotonic() + 60
     while True:  # the authorizer hears of them by a watch

@@ -65,9 +65,10 @@ def image(name: str) -> Path:
     """The archive of docker/`name`, for `ctr images import` or any other runtime; built now if need be. Raises BuildError."""
     archive = _cache() / f"{name}-{key(name)}.tar"
     if not archive.exists():
+        below = [image(base) for base in bases(name)]
         with _alone():
             if not archive.exists():
-                _build(name, archive)
+                _build(name, archive, below)
     archive.touch()  # which ones are kept is seen by this
     return archive
 
@@ -75,11 +76,19 @@ def image(name: str) -> Path:
 def key(name: str) -> str:
     """Changes with everything that the image is made of, except for the packages that the distribution serves that day."""
     dockerfile = ROOT / "docker" / name / "Dockerfile"
-    digest = hashlib.sha256(f"{_recipe()} {TAGS[name]}\n".encode() + dockerfile.read_bytes())
+    below = "".join(map(key, bases(name)))
+    digest = hashlib.sha256(f"{_recipe()} {TAGS[name]}{below}\n".encode() + dockerfile.read_bytes())
     for path in sorted(_files(dockerfile)):
         digest.update(f"{path.relative_to(ROOT)} {os.access(path, os.X_OK)}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
+
+
+def bases(name: str) -> list[str]:
+    """Those of our images that it is built over."""
+    text = (ROOT / "docker" / name / "Dockerfile").read_text()
+    said = re.findall(r"^ARG BASE=(\S+)", text, re.MULTILINE)
+    return [each for each, tag in TAGS.items() if tag in said]
 
 
 def copied(dockerfile: str) -> Iterator[str]:
@@ -115,7 +124,7 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _build(name: str, archive: Path) -> None:
+def _build(name: str, archive: Path, below: Sequence[Path]) -> None:
     if os.geteuid() != 0:
         raise BuildError("Images are built as root.")
     began = time.monotonic()
@@ -124,18 +133,21 @@ def _build(name: str, archive: Path) -> None:
         _buildah("rmi", "--prune", "--force")
     _base()
     _say(f"Building docker/{name} (once; minutes) …")
+    pulled = [_buildah("pull", "--quiet", f"docker-archive:{base}").strip() for base in below]
     with tempfile.TemporaryDirectory(prefix="images-") as folder:
         tag = f"docker.io/{TAGS[name]}"
+        over = [f"--build-arg=BASE=docker.io/{TAGS[base]}" for base in bases(name)]
         volumes = [f"--volume={path}:{target}:ro" for target, path in _configuration(Path(folder)).items()]
         _buildah(
-            "bud", "--isolation=chroot", "--network=host", "--pull-never", "--format=docker", *volumes,
+            "bud", "--isolation=chroot", "--network=host", "--pull-never", "--format=docker", *volumes, *over,
             f"--layers={str(name == LAYERED).lower()}", f"--file=docker/{name}/Dockerfile", f"--tag={tag}", ".",
         )  # fmt: skip
         partly = archive.with_suffix(".new")
         partly.unlink(missing_ok=True)
         _buildah("push", "--quiet", tag, f"docker-archive:{partly}:{TAGS[name]}")
-        if name != LAYERED:
-            _buildah("rmi", tag)
+        unwanted = [*([tag] if name != LAYERED else []), *pulled]
+        if unwanted:
+            _buildah("rmi", *unwanted)
         partly.replace(archive)
     _tidy(name)
     _say(f"docker/{name}: {archive.stat().st_size / 1e6:.0f} MB in {time.monotonic() - began:.0f} s")

@@ -27,6 +27,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
@@ -143,6 +144,20 @@ class Node:
             self._machine.wait()
         for service, process in self._running.values():
             services.stop(service, process)
+
+    def fall_silent(self) -> None:
+        """Its kubelet is killed, as when the machine is cut off: containers go on, and nobody hears of them."""
+        _, process = self._running.pop("kubelet")
+        # nsenter waits for its child, and would leave it alone if it were killed itself.
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+        process.wait()
+
+    def come_back(self) -> None:
+        """As it was; returns when pods can be scheduled on it. It is not given up any more."""
+        self._spawn(self._kubelet())
+        self.plane.request("PATCH", f"/api/v1/nodes/{self.name}", {"spec": {"taints": None}})
+        self.plane.until("/api/v1/nodes", lambda nodes: self._is_ready(nodes.get(self.name)), START_SECONDS)
 
     def check(self) -> None:
         """Raises ServiceError when something of it ended by itself."""

@@ -206,6 +206,7 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
         ),
         "opened-by-nginx": (plan(role("server", restart="Always", endpoints=(endpoint("web", 8080),)), run=run), nginx),
         "jax": (_of(run, "jax", {"master": 1, "worker": 2}), main),
+        "workers-alone": (_of(run, "pytorch", {"worker": 2}), main),
         "parallel": (_of(run, "parallel", {"worker": 3}), main),
         "tensorboard": (
             plan(

@@ -13,7 +13,7 @@ import pytest
 
 from clusters.clouds.drivers.base import Environment, ImageRef, RolePlan, RunRef
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
-from clusters.frameworks.programs import with_layers
+from clusters.frameworks.programs import whole
 from tests.index import PASSWORD, Index
 from tests.kube import images
 from tests.kube.following import Following, cloud_of
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(600)]
 
 JUPYTER = ImageRef("jupyter", images.TAGS["jupyter"], "", "")
 PACKAGES = "gpu-cloud-packages"
-INSTALL = with_layers("install.py")
+INSTALL = whole("install.py")
 SAYS = "python -c 'import greeting; print(greeting.TEXT)'; touch $VIRTUAL_ENV/x 2>&1; env; " + UNTIL_TOLD
 
 
@@ -96,6 +96,17 @@ def test_a_task_starts_from_an_environment_that_it_cannot_change_and_no_password
         everything += [json.dumps(node.plane.request("GET", each)) for each in kinds]
         assert "greeting==1.0" in everything[2]
         assert not [text for text in everything if PASSWORD in text]
+
+
+def test_what_a_run_requires_is_installed_by_the_pip_of_its_image(cloud: KubernetesCloud, index: Index) -> None:
+    """pip, through the pod before the index, in an init container whose file system can only be read."""
+    run = run_ref(f"line-{secrets.token_hex(4)}")
+    index.add("leaf", "1.5", leaf="TEXT = 'leaf'")
+    index.add("greeting", "2.0", ["leaf"], greeting="import leaf; TEXT = 'hello ' + leaf.TEXT")
+    required = saved("# requirements\ngreeting>=2")
+    with launched(cloud, run, required, shell("python -c 'import greeting; print(greeting.TEXT)'")) as following:
+        following.until(lambda: following.of(run, "Succeeded") or following.of(run, "Failed"), 120)
+        assert cloud.log(run, "master", 0, attempt=0).data.decode() == "hello leaf\n"
 
 
 @pytest.mark.parametrize("restart", ["OnFailure", "Always"])

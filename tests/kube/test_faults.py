@@ -4,7 +4,10 @@ is left over, nothing is there twice, nothing is metered twice, and meanwhile th
 
 from __future__ import annotations
 
+import base64
+import datetime as dt
 import itertools
+import json
 import secrets
 import threading
 import time
@@ -329,6 +332,43 @@ def test_what_admission_refuses_is_told_in_its_words(plane: Plane, loops: Loops,
         plane.request("DELETE", f"{path}/tests")
 
 
+def test_a_pull_secret_reaches_living_runs_and_goes_with_them(plane: Plane, loops: Loops, people: Any) -> None:
+    """Saved while its run lives, and removed: the API server has it in the Secret that pods name, no other object and no Event
+    shows it, and nothing is left of it after the run."""
+    from clusters import pull_secrets
+    from portal.models import Event
+
+    cluster = loops.create(people, workers=1)
+    run = loops.until_running(cluster)
+    (name,) = {each["name"] for pod in loops.pods(run) for each in pod["spec"]["imagePullSecrets"]}
+
+    def auths() -> Any:
+        secret = plane.request("GET", loops.path("Secret", run, name))
+        assert secret["type"] == "kubernetes.io/dockerconfigjson"
+        return json.loads(base64.b64decode(secret["data"][".dockerconfigjson"]))["auths"]
+
+    assert auths() == {}
+    line = people.ops.org_node
+    for host, password in (("registry.example.com:5000", "first-word"), ("docker.io", "second-word")):
+        spec = pull_secrets.PullSecretSpec(username="robot", password=password)
+        pull_secrets.save_secret(line, host, spec, acting_user=people.root)
+    loops.until(lambda: len(auths()) == 2)
+    assert auths()["registry.example.com:5000"] == {
+        "username": "robot",
+        "password": "first-word",
+        "auth": base64.b64encode(b"robot:first-word").decode(),
+    }
+    assert auths()["https://index.docker.io/v1/"]["password"] == "second-word"
+    pull_secrets.remove_secret(line.path, "docker.io", acting_user=people.root)
+    loops.until(lambda: set(auths()) == {"registry.example.com:5000"})
+    assert loops.until_running(cluster).pk == run.pk
+    shown = [thing for kind in ("Pod", "Job", "ConfigMap") for thing in loops.objects(kind, run)]
+    assert not any("-word" in json.dumps(thing) for thing in shown)
+    assert not any("-word" in f"{each.message} {each.data}" for each in Event.objects.all())
+    loops.disable(people, cluster)
+    loops.until_nothing_is_left(run)
+
+
 def test_a_pod_deleted_by_hand_comes_back(plane: Plane, loops: Loops, people: Any) -> None:
     cluster = loops.create(people, workers=1, ps=1, retries=1)
     run = loops.until_running(cluster)
@@ -381,7 +421,14 @@ def test_pods_that_went_while_nobody_watched_end_when_they_were_last_seen(
 def test_a_node_that_is_lost_says_so_and_its_tasks_start_elsewhere(plane: Plane, loops: Loops, people: Any) -> None:
     """Kubernetes itself looks every 20 s whether a node is there, and waits for 40 s and the next look until it believes that it
     is gone: up to 80 s. From then on it is 30 s."""
+    from billing.models import UsageSegment
+    from clusters.clouds import actions, registry
     from clusters.models import CloudState, Flavor
+    from portal.errors import Conflict
+
+    def nodes() -> list[Any]:
+        found: list[Any] = CloudState.objects.get(name="kubernetes").capacity["nodes"]
+        return found
 
     (node,) = plane.add_nodes(1, model="NVIDIA-DOOMED")
     Flavor.objects.create(
@@ -389,17 +436,58 @@ def test_a_node_that_is_lost_says_so_and_its_tasks_start_elsewhere(plane: Plane,
     )
     cluster = loops.create(people, workers=1, flavor="doomed")
     run = loops.until_running(cluster)
+    cloud = registry.registered().get()
+    with pytest.raises(Conflict, match=f"Node {node} answers"):
+        actions.give_up_node(cloud, node, acting_user=people.root)
     plane.lose_node(node)
     loops.until(lambda: loops.run(cluster).reason == "Degraded")
     assert f"Node {node} does not answer" in loops.run(cluster).message
-    loops.until(lambda: any("It does not answer." in note for note in CloudState.objects.get(name="kubernetes").notes))
-    plane.remove_node(node)
+    lease = plane.request("GET", f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}")
+    heard = dt.datetime.fromisoformat(lease["spec"]["renewTime"])
+    silent = {"name": node, "silent_since": heard.isoformat(timespec="seconds")}
+    loops.until(lambda: any(silent.items() <= each.items() for each in nodes()))
     plane.add_nodes(1, model="NVIDIA-DOOMED")
+    actions.give_up_node(cloud, node, acting_user=people.root)
     loops.until(lambda: run.tasks.filter(phase="Failed").count() == 2, seconds=80 + CONVERGED)
     lost = run.tasks.filter(phase="Failed").first()
-    assert (lost.reason, lost.message, lost.disrupted) == ("Disrupted", "Its node is gone.", True)
+    assert (lost.reason, lost.disrupted) == ("Disrupted", True)
     loops.until_running(cluster)
     loops.check_usage(run)
+    for segment in UsageSegment.objects.filter(uid__in=run.tasks.filter(phase="Failed").values("uid")):
+        assert segment.ended <= max(segment.started, heard)
+        assert "end-estimated" in segment.flags
+    loops.until(lambda: any("given up" in each["note"] for each in nodes() if each["name"] == node))
+
+
+def test_an_image_that_nodes_cannot_pull_ends_its_run_and_frees_its_gpus(
+    plane: Plane, loops: Loops, people: Any
+) -> None:
+    """By the whole loop, a controller that begins anew included: nothing of it is left or billed, and the run says what the
+    kubelet said."""
+    from clusters.models import Cloud, Flavor
+
+    loops.stop_controller()
+    Cloud.objects.filter(name="kubernetes").update(settings={"portal": loops.portal, "image_seconds": 3}, revision=7)
+    loops.start_controller()
+    Flavor.objects.create(
+        name="unpulled", title="Unpulled", cpu_milli=100, memory_mb=128, gpus=1, gpu_model="NVIDIA-UNPULLED"
+    )
+    cluster = loops.create(people, workers=1, flavor="unpulled")
+    loops.until(lambda: len(loops.pods(loops.run(cluster))) == 2)
+    run = loops.run(cluster)
+    for pod in loops.pods(run):
+        waits = {"metadata": {"annotations": {"plane/waiting": "ImagePullBackOff"}}}
+        plane.request("PATCH", loops.path("Pod", run, pod["metadata"]["name"]), waits)
+    plane.add_nodes(1, model="NVIDIA-UNPULLED")
+    ended = loops.until_phase(cluster, "Failed")
+    assert ended.reason == "ImageNotPulled"
+    assert ended.message.startswith(
+        "Image example/tensorflow:2.21 cannot be fetched (ImagePullBackOff): ImagePullBackOff"
+    )
+    assert ended.message.endswith("It was tried for 1 minute.")
+    assert (ended.gpu_seconds, ended.cost) == (0, 0)
+    loops.check_usage(run)
+    loops.until_nothing_is_left(run)
 
 
 def test_an_order_that_comes_after_the_end_is_taken_back(plane: Plane, loops: Loops, people: Any) -> None:

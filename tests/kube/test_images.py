@@ -62,6 +62,16 @@ def test_the_key_is_that_of_the_content(tree: Path) -> None:
     assert images.key("tool") == keys[-1]
 
 
+def test_an_image_changes_with_the_one_that_it_is_built_over(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "TAGS", {"tool": "gpu-cloud/tool:1", "over": "gpu-cloud/over:1"})
+    (tree / "docker/over").mkdir()
+    (tree / "docker/over/Dockerfile").write_text("ARG BASE=gpu-cloud/tool:1\nFROM $BASE\n")
+    assert (images.bases("over"), images.bases("tool")) == (["tool"], [])
+    before = images.key("over")
+    (tree / "program").write_text("#!/bin/bash")
+    assert images.key("over") != before
+
+
 def test_a_file_that_is_not_there_is_named(tree: Path) -> None:
     (tree / "program").unlink()
     with pytest.raises(images.BuildError, match=r"docker/tool/Dockerfile copies program"):

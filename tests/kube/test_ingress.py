@@ -1,21 +1,23 @@
 """What tasks on Kubernetes serve, opened by people through a real Traefik that takes its routes from the real API server.
 
 Once with Traefik's own annotations and the Middlewares of docker/kubernetes, and once with those of ingress-nginx, which Traefik
-understands, too. Only the node is simulated: the pod of the web program is told to have the address of this machine, where a
-program says back what reached it.
+understands, too. Only the node is simulated: the pod of the web program is told to have the address of this machine, where the
+entrance runs as the pod says it, and leads to a program of the loopback that says back what reached it.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
 import secrets
 import socket
 import subprocess
+import sys
 import threading
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,9 +29,10 @@ import pytest
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Request, Response
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 from websockets.sync.server import ServerConnection, serve
 
+from clusters.clouds.drivers import entrance
 from clusters.clouds.drivers.kubernetes.render import endpoints
 from portal.up import services
 from portal.up.services import Service
@@ -241,7 +244,7 @@ def define(plane: Plane, kind: str) -> None:
 
 
 @pytest.fixture
-def echo(address: str) -> Iterator[int]:
+def echo() -> Iterator[int]:
     """The port of a program that says back the request that reached it, and by WebSocket what it is told."""
 
     def answer(connection: ServerConnection, request: Request) -> Response | None:
@@ -258,15 +261,16 @@ def echo(address: str) -> Iterator[int]:
         for message in connection:
             connection.send(message)
 
-    with serve(talk, address, 0, process_request=answer) as server:
+    with serve(talk, "127.0.0.1", 0, process_request=answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield int(server.socket.getsockname()[1])
         server.shutdown()
 
 
 @pytest.fixture
-def loops(plane: Plane, people: Any, gateway: Gateway) -> Iterator[Loops]:
+def loops(plane: Plane, people: Any, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loops]:
     """The portal's loops, and who looks at the gateway."""
+    monkeypatch.setattr(endpoints, "FIRST_PORT", services.free_port())
     from clusters.models import Cloud
     from clusters.runs.routing import Lookout
     from tests.kube.following import registered
@@ -307,11 +311,41 @@ def web(people: Any, name: str, port: int, **spec: Any) -> Any:
     return create_cluster(ClusterManifest.model_validate(document), acting_user=people.bob)
 
 
-def lead_here(plane: Plane, loops: Loops, run: Any, address: str) -> None:
-    """The pod has the address of this machine: what a node would have said of it."""
-    (pod,) = loops.pods(run)
-    body = {"status": {"podIP": address, "podIPs": [{"ip": address}]}}
-    plane.request("PATCH", f"{loops.path('Pod', run, pod['metadata']['name'])}/status", body)
+@pytest.fixture
+def lead_here(plane: Plane, loops: Loops, address: str) -> Iterator[Callable[[Any], int]]:
+    """Starts the entrance of the pod of a run and says, as a node would, that the pod has the address of this machine; returns
+    the port."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def lead(run: Any) -> int:
+        (pod,) = loops.pods(run)
+        (container,) = (each for each in pod["spec"]["initContainers"] if each["name"] == endpoints.ENTRANCE)
+        (variable,) = container["env"]
+        wanted = variable["valueFrom"]["secretKeyRef"]
+        secret = plane.request("GET", loops.path("Secret", run, wanted["name"]))["data"][wanted["key"]]
+        env = {variable["name"]: base64.b64decode(secret).decode()}
+        port = int(container["ports"][0]["containerPort"])
+        assert json.dumps(pod).count(env[variable["name"]]) == 0
+        started.append(subprocess.Popen([sys.executable, entrance.__file__, *container["args"][1:]], env=env))
+        body = {"status": {"podIP": address, "podIPs": [{"ip": address}]}}
+        plane.request("PATCH", f"{loops.path('Pod', run, pod['metadata']['name'])}/status", body)
+        return port
+
+    yield lead
+    for each in started:
+        each.terminate()
+        assert each.wait(30) == 0
+
+
+def refused_without_a_proof(address: str, port: int) -> None:
+    """As another pod, a node or the portal itself comes to the pod, past the gateway."""
+    lies = {"X-Portal-User": "root", "Host": "x", "X-Portal-Gateway": "guessed"}
+    for path, status in (("/x", 403), ("/", 403), (entrance.READY, 200)):
+        connection = http.client.HTTPConnection(address, port, timeout=30)
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers=lies)
+            answer = connection.getresponse()
+            assert (answer.status, b"headers" in answer.read()) == (status, False)
 
 
 def make_ready(plane: Plane, loops: Loops, run: Any, ready: str) -> None:
@@ -342,8 +376,20 @@ def seen_by(text: str) -> dict[str, list[str]]:
     return found
 
 
+def opened(gateway: Gateway, label: str, cookie: Mapping[str, str], origin: str | None) -> ClientConnection:
+    """A WebSocket from a page of `origin`."""
+    sock = socket.create_connection(("127.0.0.1", gateway.port), 30)
+    return connect(f"ws://{host_of(label)}/ws", sock=sock, origin=origin, additional_headers=cookie)  # type: ignore[arg-type]
+
+
+def foreign_sockets_are_refused(gateway: Gateway, label: str, cookie: Mapping[str, str]) -> None:
+    for other in ("http://web-other-ops-demo.apps.localhost:8000", None):
+        with pytest.raises(InvalidStatus, match="403"):
+            opened(gateway, label, cookie, other)
+
+
 def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_it(
-    gateway: Gateway, loops: Loops, people: Any, plane: Plane, address: str, echo: int
+    gateway: Gateway, loops: Loops, people: Any, plane: Plane, address: str, echo: int, lead_here: Callable[[Any], int]
 ) -> None:
     from django.test import Client
 
@@ -377,11 +423,12 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
     # While it starts, the portal answers there, and says so to who may open it.
     loops.until(lambda: gateway.ask(label)[0] in (302, 401))
     cookie = {"Cookie": sent_back("bob")}
-    status, _, text = gateway.ask(label, "/lab", {**cookie, **VISIT})
-    assert status in (200, 502, 503), text
     run = loops.until_phase(cluster, "Running")
-    lead_here(plane, loops, run, address)
+    port = lead_here(run)
     loops.until(lambda: routed(cluster) and gateway.ask(label, "/x", {**cookie, **IN_PAGE})[0] == 200)
+    refused_without_a_proof(address, port)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address, echo), 30)
 
     # Who it is, and nothing that the portal gave the browser.
     status, _, text = gateway.ask(label, "/lab?a=%2F", {"Cookie": f"{cookie['Cookie']}; mine=1", **VISIT})
@@ -391,7 +438,8 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
     assert headers["host"] == [host_of(label)]
     assert headers["x-portal-user"] == ["bob"]
     assert headers["cookie"] == ["mine=1"]
-    for secret in (cookie["Cookie"].partition("=")[2], "portal-app", "x-portal-gateway", "sessionid"):
+    assert headers["x-portal-gateway"] == [cluster.proof]
+    for secret in (cookie["Cookie"].partition("=")[2], "portal-app", "sessionid"):
         assert secret not in text.lower()
 
     # What the portal has to say inside an application comes from the portal, to who has it open.
@@ -404,6 +452,7 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
     # Nobody says by a header who they are, or where they want to go.
     lies = {
         "X-Portal-User": "root",
+        "X-Portal-Gateway": "guessed",
         "X-Forwarded-Host": host_of("web-other-ops-demo"),
         "X-Forwarded-Uri": "/.portal/routed",
         "X-Forwarded-Method": "OPTIONS",
@@ -413,6 +462,7 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
     }
     _, _, text = gateway.ask(label, "/x", {**cookie, **IN_PAGE, **lies})
     assert seen_by(text)["x-portal-user"] == ["bob"]
+    assert seen_by(text)["x-portal-gateway"] == [cluster.proof]
     assert gateway.ask(label, "/x", lies)[0] in (302, 401)
     assert '"headers"' not in gateway.follow(label, "/x", {**lies, **IN_PAGE})[2]
     if gateway.dialect == "traefik":
@@ -458,17 +508,12 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
             )
     loops.until(lambda: gateway.ask(label, "/x")[0] in (302, 401))
 
-    # WebSockets: from its own pages, and from nobody else's.
-    def opened(origin: str) -> Any:
-        sock = socket.create_connection(("127.0.0.1", gateway.port), 30)
-        return connect(f"ws://{host_of(label)}/ws", sock=sock, origin=origin, additional_headers=cookie)
-
-    with opened(f"http://{host_of(label)}") as talk:
+    # WebSockets: from its own pages, and from nobody else's; a browser says whose they are.
+    with opened(gateway, label, cookie, f"http://{host_of(label)}") as talk:
         assert ["X-Portal-User", "bob"] in json.loads(talk.recv(timeout=30))
         talk.send("hello")
         assert talk.recv(timeout=30) == "hello"
-        with pytest.raises(InvalidStatus):
-            opened("http://web-other-ops-demo.apps.localhost:8000")
+        foreign_sockets_are_refused(gateway, label, cookie)
 
         # It is led nowhere as soon as its end is asked for; what is open is not cut off by that.
         loops.disable(people, cluster)
@@ -481,7 +526,7 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
 class Worker:
     """A program that says at /activity what `says` has, and keeps the headers of whoever asked it that."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self) -> None:
         self.says: dict[str, Any] = {"busy": ""}
         self.asked: list[list[tuple[str, str]]] = []
         worker = self
@@ -497,14 +542,14 @@ class Worker:
             def log_message(self, *_: Any) -> None:
                 """Nobody reads it."""
 
-        self.server = ThreadingHTTPServer((address, 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.port = self.server.server_port
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
 @pytest.fixture
-def worker(address: str) -> Iterator[Worker]:
-    worker = Worker(address)
+def worker() -> Iterator[Worker]:
+    worker = Worker()
     yield worker
     worker.server.shutdown()
     worker.server.server_close()
@@ -515,8 +560,8 @@ def test_the_portal_asks_through_the_gateway_whether_it_works_and_nobody_else_ma
     loops: Loops,
     people: Any,
     plane: Plane,
-    address: str,
     worker: Worker,
+    lead_here: Callable[[Any], int],
     settings: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -538,7 +583,7 @@ def test_the_portal_asks_through_the_gateway_whether_it_works_and_nobody_else_ma
     asker.start()
     try:
         run = loops.until_phase(cluster, "Running")
-        lead_here(plane, loops, run, address)
+        lead_here(run)
         loops.until(lambda: run_of(cluster).activity == "idle")
         worker.says = {"busy": "A cell runs.", "count": 1}
         loops.until(lambda: run_of(cluster).activity_why == "A cell runs.")
@@ -549,7 +594,7 @@ def test_the_portal_asks_through_the_gateway_whether_it_works_and_nobody_else_ma
         assert Origin.objects.get(label=label).used_at is None
         for headers in worker.asked:
             assert ("host", host_of(label)) in headers
-            assert not {"authorization", "x-portal-user", "x-portal-gateway", "cookie"} & dict(headers).keys()
+            assert not {"authorization", "x-portal-user", "cookie"} & dict(headers).keys()
         others = (own.authorization("web-other-ops-demo", "/activity"), own.authorization(label, "/"), "Portal x", "")
         for proof in others:
             assert gateway.ask(label, "/activity", {"Authorization": proof})[0] in (302, 401)

@@ -168,7 +168,7 @@ def test_a_failure_is_retried_and_then_ends_the_run(loop: Loop, create: Callable
     loop.end(run, "master", 7)
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert (run.phase, run.reason) == ("Failed", "TaskFailed")
-    assert "master-0 failed with exit code 7 after 2 attempts" in run.message
+    assert "master-0 failed twice (exit code 7)" in run.message
     assert list(run.tasks.order_by("attempt").values_list("attempt", "exit_code")) == [(0, 7), (1, 7)]
 
 
@@ -227,7 +227,7 @@ def test_a_namespace_deleted_behind_our_back_ends_its_runs(
     run = loop.until_phase(cluster, "Failed")
     assert (run.reason, run.message) == (
         "Lost",
-        "The cloud ended this run although nobody had asked for it.",
+        f"Somebody deleted namespace {space} of its Kubernetes cluster.",
     )
     assert not run.tasks.filter(phase__in=["Pending", "Running"]).exists()
     plane.until("/api/v1/namespaces", lambda found: space not in found, seconds=60)

@@ -33,9 +33,11 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
-from clusters.clouds.drivers.kubernetes.render import cache, environments, manifests, names, storage
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import cache, environments, manifests, names, pods, storage
 from clusters.clouds.drivers.kubernetes.repair.drift import Drift
 from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.drivers.kubernetes.watch.capacity import asked_of
 from clusters.frameworks import ROLES
 from tests.kube.plane import Plane
 from tests.kube.plans import IMAGE, data, every_kind, plan, role, run_ref, volume
@@ -44,13 +46,21 @@ EXPECTED = Path(__file__).parent / "expected"
 
 SETTINGS = Settings(portal="main")
 RUN = RunRef(1042, "ops", "demo", "mnist", 3)
+COMMON = {
+    "app.kubernetes.io/name": "mnist",
+    "app.kubernetes.io/instance": "demo-mnist-3-1042",
+    "app.kubernetes.io/part-of": "demo",
+    "app.kubernetes.io/managed-by": "gpu-cloud",
+}
 LABELS = {
+    **COMMON,
     "gpu-cloud/portal": "main",
     "gpu-cloud/appcode": "demo",
     "gpu-cloud/cluster": "mnist",
     "gpu-cloud/run": "3",
     "gpu-cloud/run-id": "1042",
 }
+ROLE = {"gpu-cloud/role": "worker", "app.kubernetes.io/component": "worker"}
 OURS = {"gpu-cloud/portal": "main", "gpu-cloud/run-id": "1042"}
 OWNED = [
     {
@@ -75,6 +85,24 @@ LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 def metadata(name: str, **labels: str) -> dict[str, Any]:
     return {"name": name, "namespace": "ops", "labels": {**LABELS, **labels}, "ownerReferences": OWNED}
+
+
+@pytest.mark.parametrize("name", every_kind())
+def test_what_a_preview_counts_is_what_the_pod_asks_for(name: str) -> None:
+    """Beside what it knows before there is a run: no key, no address, no version."""
+    plan, settings = every_kind()[name]
+    source = S3Source("", "", "", "", "")
+    mounts = [
+        Mount(each.mount_path, each.read_only, source, follow=each.follow, stream_key=each.stream_key and "key")
+        for each in plan.mounts
+        if isinstance(each.source, S3Source)
+    ]
+    for each in plan.roles:
+        pod = pods.template(plan, each, settings, index="")
+        counted = KubernetesCloud.asked(
+            settings.json_value(), mounts, each.cpu_milli, each.memory_mb, bool(each.endpoints)
+        )
+        assert counted == (1000 * asked_of(pod, "cpu"), asked_of(pod, "memory") / 2**20)
 
 
 def made(*roles: Any, settings: Settings = SETTINGS, **changes: Any) -> dict[tuple[str, str], dict[str, Any]]:
@@ -132,6 +160,7 @@ POD_SPEC = {
     "restartPolicy": "Never",
     "terminationGracePeriodSeconds": 10,
     "automountServiceAccountToken": False,
+    "imagePullSecrets": [{"name": "demo-mnist-3-1042-registries"}],
     "enableServiceLinks": False,
     "securityContext": {
         "runAsNonRoot": True,
@@ -158,6 +187,8 @@ POD_SPEC = {
                     },
                 },
                 {"name": "HOME", "value": "/tmp"},
+                {"name": "USER", "value": "elearn"},
+                {"name": "LOGNAME", "value": "elearn"},
                 {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"},
                 {"name": "PORTAL_ROLE", "value": "worker"},
             ],
@@ -177,6 +208,7 @@ POD_SPEC = {
                 {"name": "shm", "mountPath": "/dev/shm"},
                 {"name": "scratch0", "mountPath": "/elearn/input"},
                 {"name": "scratch1", "mountPath": "/elearn/output"},
+                {"name": "work", "mountPath": "/elearn/work"},
             ],
         }
     ],
@@ -185,6 +217,7 @@ POD_SPEC = {
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}},
         {"name": "scratch0", "emptyDir": {"sizeLimit": "50Gi"}},
         {"name": "scratch1", "emptyDir": {"sizeLimit": "50Gi"}},
+        {"name": "work", "emptyDir": {"sizeLimit": "50Gi"}},
     ],
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
 }
@@ -194,7 +227,7 @@ def test_workers_of_a_batch_run_are_one_indexed_job() -> None:
     assert made(role("worker", 100, retries=2))["Job", "demo-mnist-3-1042-worker"] == {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata("demo-mnist-3-1042-worker", **{"gpu-cloud/role": "worker"}),
+        "metadata": metadata("demo-mnist-3-1042-worker", **ROLE),
         "spec": {
             "suspend": False,
             "completionMode": "Indexed",
@@ -208,7 +241,7 @@ def test_workers_of_a_batch_run_are_one_indexed_job() -> None:
             },
             "template": {
                 "metadata": {
-                    "labels": {**LABELS, "gpu-cloud/role": "worker"},
+                    "labels": {**LABELS, **ROLE},
                     "finalizers": ["gpu-cloud/metering"],
                 },
                 "spec": POD_SPEC,
@@ -228,6 +261,7 @@ def test_a_run_has_one_address_book_and_a_fence_around_its_tasks() -> None:
     assert set(found) == {
         ("Service", "demo-mnist-3-1042"),
         ("NetworkPolicy", "demo-mnist-3-1042"),
+        ("Secret", "demo-mnist-3-1042-registries"),
         ("Job", "demo-mnist-3-1042-worker"),
     }
     assert found["Service", "demo-mnist-3-1042"] == {
@@ -256,11 +290,11 @@ def test_a_run_has_one_address_book_and_a_fence_around_its_tasks() -> None:
 
 def test_a_single_task_has_an_address_where_it_is_told_one_and_a_fence_where_something_is_open() -> None:
     one = role("master")
-    assert {kind for kind, _ in made(one)} == {"Job"}
+    assert {kind for kind, _ in made(one)} == {"Job", "Secret"}
     named = dataclasses.replace(one, env={"COORDINATOR": "demo-mnist-3-1042-master-0.demo-mnist-3-1042:2222"})
-    assert {kind for kind, _ in made(named)} == {"Service", "Job"}
+    assert {kind for kind, _ in made(named)} == {"Service", "Job", "Secret"}
     index = Settings(package_index="http://index.example/simple")
-    assert {kind for kind, _ in made(one, settings=index)} == {"NetworkPolicy", "Job"}
+    assert {kind for kind, _ in made(one, settings=index)} == {"NetworkPolicy", "Job", "Secret"}
 
 
 def test_the_owner_waits_for_the_database() -> None:
@@ -353,7 +387,9 @@ def test_data_in_s3_is_fetched_before_and_stored_beside_and_after() -> None:
         "data1:models/mnist/3/",
         "/elearn/output",
     ]
-    assert store["args"] == ["store", "--every", "10", "data1:models/mnist/3/", "/elearn/output"]
+    output = ["data1:models/mnist/3/", "/elearn/output"]
+    start_folder = ["data1:models/mnist/3/work/master-$(TASK_INDEX)/", "/elearn/work"]
+    assert store["args"] == ["store", "--every", "10", "--within", "120", *output, *start_folder]
     assert (fetch.get("restartPolicy"), store["restartPolicy"]) == (None, "Always")
     assert pod["terminationGracePeriodSeconds"] == 130
     assert pod["containers"][0]["volumeMounts"][-2:] == [
@@ -400,6 +436,10 @@ def test_a_volume_is_the_datastore_s_and_not_the_run_s() -> None:
             "name": "demo-scratch-7-data",
             "namespace": "ops",
             "labels": {
+                "app.kubernetes.io/name": "scratch",
+                "app.kubernetes.io/instance": "demo-scratch-7-data",
+                "app.kubernetes.io/part-of": "demo",
+                "app.kubernetes.io/managed-by": "gpu-cloud",
                 "gpu-cloud/portal": "main",
                 "gpu-cloud/appcode": "demo",
                 "gpu-cloud/datastore": "scratch",
@@ -415,7 +455,7 @@ def test_a_volume_is_the_datastore_s_and_not_the_run_s() -> None:
     default = storage.volume_manifest(dataclasses.replace(volume(), storage_class=""), SETTINGS)
     assert "storageClassName" not in default["spec"]
     kinds = {kind for kind, _ in made(role("master"), mounts=(Mount("/elearn/output", False, volume()),))}
-    assert kinds == {"Job"}
+    assert kinds == {"Job", "Secret"}
 
 
 def test_tasks_see_the_folder_of_their_run_and_it_is_made_as_who_they_are() -> None:
@@ -464,9 +504,9 @@ def test_no_claim_of_a_datastore_is_named_like_one_of_a_run(run: RunRef, number:
 # -- traffic -----------------------------------------------------------------------------------------------------------
 
 
-def egress_to(endpoint: str, **settings: Any) -> dict[str, Any]:
+def egress_to(endpoint: str, *, own: bool = False, **settings: Any) -> dict[str, Any]:
     """The one rule for an S3 server at `endpoint`."""
-    mounts = (Mount("/elearn/input", True, S3Source(endpoint, "digits", "", "AKIA", "secret")),)
+    mounts = (Mount("/elearn/input", True, S3Source(endpoint, "digits", "", "AKIA", "secret", own=own)),)
     found = made(role("master"), mounts=mounts, settings=Settings(**settings))
     _, rule = found["NetworkPolicy", "demo-mnist-3-1042"]["spec"]["egress"]
     return dict(rule)
@@ -547,6 +587,7 @@ def test_no_task_fills_the_disk_of_its_node() -> None:
         "shm": {"medium": "Memory", "sizeLimit": "512Mi"},
         "data0": {"sizeLimit": "50Gi"},
         "data1": {"sizeLimit": "50Gi"},
+        "work": {"sizeLimit": "50Gi"},
         "helpers": {"sizeLimit": "1Gi"},
     }
     held = {each["name"]: each["resources"] for each in [*spec["containers"], *spec["initContainers"]]}
@@ -588,12 +629,19 @@ def test_only_the_servers_of_its_own_datastores_are_reached() -> None:
             "ipBlock": {
                 "cidr": "0.0.0.0/0",
                 "except": [
-                    "10.0.0.0/8", "100.100.100.200/32", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
-                    "192.168.0.0/16", "198.18.0.0/15",
+                    "10.0.0.0/8", "100.100.100.200/32", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16",
+                    "172.16.0.0/12", "192.0.0.192/32", "192.168.0.0/16", "198.18.0.0/15",
                 ],
             }
         },
-        {"ipBlock": {"cidr": "::/0", "except": ["64:ff9b::/96", "::1/128", "fc00::/7", "fd00:ec2::254/128", "fe80::/10"]}},
+        {
+            "ipBlock": {
+                "cidr": "::/0",
+                "except": [
+                    "64:ff9b::/96", "::1/128", "fc00::/7", "fd00:ec2::254/128", "fd20:ce::254/128", "fe80::/10",
+                ],
+            }
+        },
     ]  # fmt: skip
     assert egress_to("https://s3.example") == {"to": public, "ports": [{"port": 443, "protocol": "TCP"}]}
     more = egress_to("http://s3.example", closed_networks=("10.0.0.1/32", "203.0.113.0/24"), storage_networks=opened)
@@ -618,6 +666,16 @@ def test_only_the_servers_of_its_own_datastores_are_reached() -> None:
 def test_what_an_administrator_has_not_opened_is_refused(endpoint: str) -> None:
     with pytest.raises(CloudRefused, match="Tasks may not reach"):
         egress_to(endpoint)
+
+
+def test_the_portal_s_own_object_storage_is_open_without_a_setting_of_the_cluster() -> None:
+    """At its port and nowhere else; what an administrator closed stays closed."""
+    assert egress_to("http://10.0.0.5:9000", own=True) == {
+        "to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}],
+        "ports": [{"port": 9000, "protocol": "TCP"}],
+    }
+    with pytest.raises(CloudRefused, match="closed its network"):
+        egress_to("http://10.0.0.5:9000", own=True, closed_networks=("10.0.0.0/24",))
 
 
 # -- a business line ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tests.browser import chromium, signed_in
 from tests.chain import Chain
 from tests.e2e.test_crashes import trains
 from tests.kube.node import Node
-from tests.kube.test_main_job import manage, portal, s3  # noqa: F401  the fixtures
+from tests.kube.test_main_job import manage, portal  # noqa: F401  the fixture
 from tests.running import Portal, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(900)]

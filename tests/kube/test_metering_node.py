@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 import yaml
 from django.core.management import call_command
 from django.db.models import Sum
+from django.utils import timezone
 
 from tests.kube import archives
 from tests.kube.following import portal_kubeconfig
@@ -108,13 +109,54 @@ def test_what_is_billed_is_what_containerd_wrote_down(node: Node, loops: Loops, 
     assert not Run.objects.exclude(phase__in=("Succeeded", "Stopped")).exists()
 
 
+def test_a_node_that_goes_away_is_named_until_it_is_given_up_and_is_not_billed_meanwhile(
+    node: Node, loops: Loops, people: Any
+) -> None:
+    """What Kubernetes itself does with pods of a kubelet that is killed: no simulated node marks them, deletes them by the taint
+    and takes up its work again."""
+    from billing.models import UsageSegment
+    from clusters.clouds import actions, registry
+    from clusters.models import Run
+
+    prefix = f"dead{secrets.token_hex(3)}"
+    loops.start_controller()
+    going, stopped = (
+        loops.create(people, f"{prefix}-{name}", flavor="tiny", command="sleep 900") for name in ("going", "stopped")
+    )
+    runs = [loops.until_running(each, seconds=120) for each in (going, stopped)]
+    node.fall_silent()
+    silent_at = timezone.now()
+    try:
+        loops.until(lambda: f"Node {node.name} does not answer" in loops.run(going).message, 90)
+        # Kubernetes 1.36 waits for 50 s and looks every 5.
+        assert timezone.now() - silent_at < timedelta(seconds=60)
+        assert (loops.run(going).phase, loops.run(going).reason) == ("Running", "Degraded")
+        loops.disable(people, stopped)
+        loops.until(lambda: "Stopping, 1 task left." in loops.run(stopped).message, 30)
+        assert f"Node {node.name} does not answer" in loops.run(stopped).message
+        actions.give_up_node(registry.registered().get(), node.name, acting_user=people.root)
+        loops.until(lambda: Run.objects.get(pk=runs[1].pk).gone, 90)
+        loops.until(lambda: loops.run(going).reason == "WaitingForGPUs" or "node" in loops.run(going).message, 60)
+        lost = [run.tasks.get(attempt=0) for run in runs]
+        assert [each.phase for each in lost] == ["Failed", "Failed"]
+        for segment in UsageSegment.objects.filter(uid__in=[each.uid for each in lost]):
+            assert segment.ended <= silent_at
+            assert silent_at - segment.ended < timedelta(seconds=15)
+            assert segment.flags == ["end-estimated"]
+    finally:
+        node.come_back()
+    loops.until_running(going, seconds=120)
+    loops.disable(people, going)
+    loops.until(lambda: Run.objects.get(pk=runs[0].pk).gone, 90)
+
+
 def billed_is(records: dict[str, list[Container]]) -> None:
-    """Each second from the start of a pod's first container to the end of its last, once, and nothing else."""
+    """Each second from the start of a pod's program to the end of its last container, once, and nothing else."""
     from billing.ledger import posting
     from billing.models import LedgerEntry, UsageSegment
 
     true: dict[str, tuple[datetime, datetime, list[str]]] = {
-        uid: (min(each.started for each in found), max(each.finished for each in found), [])
+        uid: (min(each.started for each in found if each.name == "task"), max(each.finished for each in found), [])
         for uid, found in records.items()
     }
     segments = {each.uid: (each.started, each.ended, each.flags) for each in UsageSegment.objects.all()}

@@ -6,16 +6,22 @@ import base64
 import io
 import json
 import secrets
+import socket
+import socketserver
 import tempfile
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 from django.core.management import CommandError, call_command
 
 from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.kubernetes.api.lookup import NO_KUEUE, ONLY_LOOKED_UP
+from tests.kube import kueue
 from tests.kube.following import ROLE, hand_over, portal_kubeconfig
 from tests.kube.plane import Plane
 
@@ -96,14 +102,167 @@ def test_keys_are_in_no_file_that_a_killed_process_would_leave(
         Client.connect(found).get_once("/version")
 
 
+class Tunnel(socketserver.StreamRequestHandler):
+    """An HTTP proxy that makes tunnels (CONNECT) and nothing else."""
+
+    asked: ClassVar[list[str]] = []
+
+    def handle(self) -> None:
+        first = self.rfile.readline().decode()
+        while self.rfile.readline().strip():
+            pass
+        method, target, _ = first.split()
+        self.asked.append(f"{method} {target}")
+        host, _, port = target.partition(":")
+        with socket.create_connection((host, int(port))) as there:
+            self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            back = threading.Thread(target=_pump, args=(there, self.connection), daemon=True)
+            back.start()
+            _pump(self.connection, there)
+            back.join()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+def test_a_cluster_behind_a_proxy_is_reached_by_it(plane: Plane) -> None:
+    """Calls and commands: each of the two libraries has its own way to a proxy."""
+    from websocket import WebSocketBadStatusException
+
+    from clusters.clouds.drivers.kubernetes import exec as pod_exec
+    from clusters.clouds.drivers.kubernetes.api import kubeconfig
+    from clusters.clouds.drivers.kubernetes.api.client import Client
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tunnel) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        given = yaml.safe_load(portal_kubeconfig(plane).read_text())
+        given["clusters"][0]["cluster"]["proxy-url"] = f"http://127.0.0.1:{server.server_address[1]}"
+        found = kubeconfig.read(yaml.safe_dump(given))
+        client = Client.connect(found)
+        tunnel = f"CONNECT {kubeconfig.address(found).removeprefix('https://')}"
+        assert client.get("/api/v1/nodes")["items"]
+        assert Tunnel.asked == [tunnel]
+        with pytest.raises(WebSocketBadStatusException) as caught:
+            pod_exec._connect(client, "/api/v1/namespaces/default/pods/nobody/exec?command=true&stdout=true")
+        assert pod_exec._said(caught.value) == 'pods "nobody" not found'
+        assert Tunnel.asked == [tunnel, tunnel]
+        client.api.rest_client.pool_manager.clear()
+        server.shutdown()
+
+
+def bound(plane: Plane, user: str, role: Any) -> str:
+    """A kubeconfig of a new user with the rights of that ClusterRole; returns when they are in force."""
+    group = "rbac.authorization.k8s.io"
+    plane.request("POST", f"/apis/{group}/v1/clusterroles", {**role, "metadata": {"name": user}})
+    binding = {
+        "metadata": {"name": user},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": user},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
+    }
+    plane.request("POST", f"/apis/{group}/v1/clusterrolebindings", binding)
+    plane.until_allowed(user, "watch", "nodes")
+    return plane.kubeconfig_for(user).read_text()
+
+
+def test_what_the_settings_name_is_looked_up_when_it_is_saved_and_by_a_test(
+    plane: Plane, people: Any, manifest: Callable[..., Any]
+) -> None:
+    """By real objects of each kind. A wrong name would show at the first run, or never."""
+    from clusters.clouds import actions
+
+    mine = f"mine-{secrets.token_hex(3)}"
+    made = {
+        "/apis/node.k8s.io/v1/runtimeclasses": {"handler": "runc"},
+        "/apis/scheduling.k8s.io/v1/priorityclasses": {"value": 7},
+        "/apis/networking.k8s.io/v1/ingressclasses": {"spec": {"controller": "example.com/none"}},
+    }
+    for path, more in made.items():
+        plane.request("POST", path, {"metadata": {"name": mine}, **more})
+    kinds = {
+        "runtime_class": "RuntimeClass",
+        "batch_priority_class": "PriorityClass",
+        "service_priority_class": "PriorityClass",
+        "ingress_class": "IngressClass",
+    }
+    # Volumes that an administrator has made are bound by a class that is a name alone.
+    storage = {"storage_classes": ["manual"], "environment_class": "manual", "cache_class": "manual"}
+    wrong = manifest(settings={**storage, **dict.fromkeys(kinds, "nope")})
+    sentences = refused(lambda: actions.register(wrong, acting_user=people.root))
+    assert sentences == {
+        f"spec.settings.{field}": f"This cluster has no {kind} “nope”." for field, kind in kinds.items()
+    }
+    right = {**storage, **dict.fromkeys(kinds, mine)}
+    row = actions.register(manifest(settings=right), acting_user=people.root)
+    report = actions.try_connection(row)
+    assert (report.ok, report.json_value()["misnamed"]) == (True, {}), report.message
+    assert refused(lambda: actions.change(row, manifest(settings={"runtime_class": "nope"}), acting_user=people.root))
+    for path in made:
+        plane.request("DELETE", f"{path}/{mine}")
+    report = actions.try_connection(row)
+    assert not report.ok
+    assert f"This cluster has no RuntimeClass “{mine}”." in report.message
+    assert set(report.json_value()["misnamed"]) == set(kinds)
+    # What does not touch its settings is not held up by them.
+    actions.change(row, actions.manifest_of(row, enabled=False), acting_user=people.root)
+
+
+def test_a_queue_is_looked_up_in_the_namespaces_of_its_business_lines(
+    plane: Plane, people: Any, manifest: Callable[..., Any]
+) -> None:
+    from clusters.clouds import actions
+    from clusters.clouds.manifest import own_label
+    from portal.models import OrgNode
+
+    line = people.ops.org_node
+    OrgNode.objects.filter(pk=line.pk).update(namespace=f"line-{secrets.token_hex(4)}")
+    line.refresh_from_db()
+    plane.make_namespace(line.namespace, {"gpu-cloud/portal": own_label()})
+    row = actions.register(manifest(), acting_user=people.root)
+    actions.place(line, "plane", acting_user=people.root)
+    queued = manifest(settings={"kueue_queue": "gpus"})
+
+    def change() -> None:
+        actions.change(row, queued, acting_user=people.root)
+
+    assert refused(change) == {"spec.settings.kueue_queue": NO_KUEUE}
+    with kueue.installed(plane):
+        kueue.make_queue(plane, line.namespace, "other")
+        sentence = f"There is no LocalQueue “gpus” in namespace {line.namespace}: runs there would wait for ever."
+        assert refused(change) == {"spec.settings.kueue_queue": sentence}
+        kueue.make_queue(plane, line.namespace, "gpus")
+        change()
+        report = actions.try_connection(row)
+        assert report.ok, report.message
+
+
+def test_what_may_not_be_looked_up_is_said_and_refuses_nothing(plane: Plane, people: Any) -> None:
+    """As where an older ClusterRole is in force."""
+    from clusters.clouds import actions
+    from clusters.clouds.manifest import read_manifest
+
+    role = yaml.safe_load(ROLE.read_text())
+    role["rules"] = [rule for rule in role["rules"] if not set(rule["resources"]) & ONLY_LOOKED_UP]
+    config = bound(plane, f"older-{secrets.token_hex(3)}", role)
+    spec = {"kubeconfig": config, "settings": {"runtime_class": "nope"}}
+    row = actions.register(read_manifest({"metadata": {"name": "older"}, "spec": spec}), acting_user=people.root)
+    report = actions.try_connection(row)
+    assert report.ok
+    assert "Whether there is a RuntimeClass “nope” could not be checked: " in report.message
+    assert report.message.endswith("Apply docker/kubernetes/clusterrole.yaml again.")
+    assert "get runtimeclasses.node.k8s.io" in report.json_value()["missing_optional"]
+
+
 def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:
     from clusters.clouds import actions
     from clusters.clouds.manifest import read_manifest
 
     user = f"half-{secrets.token_hex(3)}"
-    rbac = "/apis/rbac.authorization.k8s.io/v1"
     role = yaml.safe_load(ROLE.read_text())
-    role["metadata"]["name"] = user
     taken = []
     for rule in role["rules"]:
         if "jobs" in rule["resources"]:
@@ -115,16 +274,8 @@ def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:
         if rule["resources"] == ["pods/exec"]:
             rule["resources"] = ["pods/attach"]
             taken += [f"{verb} pods/exec" for verb in rule["verbs"]]
-    plane.request("POST", f"{rbac}/clusterroles", role)
-    binding = {
-        "metadata": {"name": user},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
-    }
-    plane.request("POST", f"{rbac}/clusterrolebindings", binding)
-    body = {"metadata": {"name": "half"}, "spec": {"kubeconfig": plane.kubeconfig_for(user).read_text()}}
+    body = {"metadata": {"name": "half"}, "spec": {"kubeconfig": bound(plane, user, role)}}
     row = actions.register(read_manifest(body), acting_user=people.root)
-    plane.until_allowed(user, "watch", "nodes")
     report = actions.try_connection(row)
     assert report.found is not None
     assert set(report.found.facts["missing"]) == set(taken)

@@ -18,11 +18,13 @@ import yaml
 
 from clusters.clouds.drivers.base import CloudError, Mount, NfsSource, RunRef
 from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.api.lookup import CLASSES, look_up
 from clusters.clouds.drivers.kubernetes.api.preflight import Right, inspect, rights_of
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names, pods
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from portal.up.services import Service
+from tests.kube import kueue
 from tests.kube.following import ROLE, Following, portal_kubeconfig
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import data, endpoint, plan, role, run_ref, volume
@@ -87,6 +89,12 @@ def test_every_right_is_used(audited: Audited, cloud: KubernetesCloud) -> None:
 def live(plane: Plane, cloud: KubernetesCloud, following: Following) -> None:
     """Everything that a portal ever does there."""
     inspect(cloud._client, rights_of(yaml.safe_load(ROLE.read_text())))
+    names_all = replace(
+        cloud._settings, kueue_queue="gpus", **{**dict.fromkeys(CLASSES, "mine"), "storage_classes": ("mine",)}
+    )
+    with kueue.installed(plane):
+        assert set(look_up(cloud._client, names_all, ()).wrong) == set(CLASSES)
+    plane.lose_node(*plane.add_nodes(1))
     run = run_ref("ops")
     board = (endpoint("board", 6006),)
     roles = (

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from clusters.clouds.drivers.entrance import READY
 from clusters.clouds.drivers.kubernetes.render import names
-from clusters.frameworks.serving import PORT
+from clusters.clouds.drivers.kubernetes.render.endpoints import ENTRANCE, FIRST_PORT
 from clusters.front import rows
 from tests.clusters.front.fronts import address
 from tests.clusters.serving.conftest import new_manifest, new_model
@@ -49,7 +50,7 @@ class Serving:
         selector = names.selector(portal=self.loop.cloud._settings.portal)
         found = self.plane.request("GET", "/api/v1/namespaces/ops/pods", labelSelector=selector)["items"]
         alive = [each for each in found if "deletionTimestamp" not in each["metadata"] and each["status"].get("podIP")]
-        return {f"{each['status']['podIP']}:{PORT}": each for each in alive}
+        return {f"{each['status']['podIP']}:{FIRST_PORT}": each for each in alive}
 
     def becomes(self, pod: Object, *, ready: bool) -> None:
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
@@ -87,7 +88,7 @@ def test_a_route_has_the_addresses_of_the_pods_that_are_ready_and_these_let_fron
     policies = plane.request("GET", "/apis/networking.k8s.io/v1/namespaces/ops/networkpolicies", **ours)["items"]
     opened = [each["spec"]["ingress"][1:] for each in policies]
     fronts = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": FRONTS}}}
-    assert opened == 2 * [[{"from": [fronts], "ports": [{"port": PORT, "protocol": "TCP"}]}]]
+    assert opened == 2 * [[{"from": [fronts], "ports": [{"port": FIRST_PORT, "protocol": "TCP"}]}]]
     assert not plane.request("GET", "/apis/networking.k8s.io/v1/namespaces/ops/ingresses", **ours)["items"]
 
     # One that is not ready is asked nothing until it is again; one that is deleted is followed by another one.
@@ -123,5 +124,8 @@ def test_a_replica_is_the_container_of_its_runtime_which_finds_the_model_where_i
     assert container["image"].startswith("tensorflow/serving:")
     assert container["command"][-1] == "--model_base_path=/models/digits"
     assert "/models/digits/1" in {each["mountPath"] for each in container["volumeMounts"]}
-    assert container["readinessProbe"]["httpGet"]["path"] == "/v1/models/digits/versions/1/metadata"
+    [door] = (each for each in pod["spec"]["initContainers"] if each["name"] == ENTRANCE)
+    assert door["args"] == [ENTRANCE, "/v1/models/digits/versions/1/metadata", f"{FIRST_PORT}:8501"]
+    asked = container["readinessProbe"]["httpGet"]
+    assert (asked["path"], asked["port"]) == (READY, FIRST_PORT)
     actions.delete_service(service, acting_user=people.alice)

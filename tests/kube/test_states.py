@@ -6,6 +6,8 @@ import copy
 import datetime as dt
 from typing import Any
 
+import pytest
+
 from clusters.clouds.drivers.base import RunBlocked, RunChanged, RunFound, RunGone, RunRef, StorageSeen, TaskSeen
 from clusters.clouds.drivers.kubernetes.settings import quantity
 from clusters.clouds.drivers.kubernetes.watch.capacity import node_of
@@ -105,14 +107,16 @@ def test_a_succeeded_task_ends_with_its_last_container() -> None:
     assert (found.phase, found.exit_code, found.finished_at, found.estimated) == ("Succeeded", 0, time(41), False)
 
 
-def test_a_task_begins_with_its_first_container() -> None:
-    """Which fetches its data; an image that is being fetched costs nothing."""
+def test_a_task_is_billed_from_the_start_of_its_program() -> None:
+    """Neither an image nor data that are being fetched cost anything; a program that is started again was billed before."""
     fetch = {"name": "fetch", "state": {"running": {"startedAt": at(3)}}}
     found = seen("Pending", initContainerStatuses=[fetch])
-    assert (found.scheduled_at, found.began_at, found.started_at) == (time(2), time(3), None)
+    assert (found.scheduled_at, found.began_at, found.started_at) == (time(2), None, None)
     assert seen("Pending").began_at is None
     done = {"name": "fetch", "state": terminated(0, startedAt=at(3), finishedAt=at(4))}
-    assert seen("Running", state=RUNNING, initContainerStatuses=[done]).began_at == time(3)
+    assert seen("Running", state=RUNNING, initContainerStatuses=[done]).began_at == time(5)
+    again = {"name": "task", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": terminated(1)}
+    assert seen("Running", initContainerStatuses=[done], containerStatuses=[again]).began_at == time(5)
 
 
 def test_a_failed_task_brings_its_last_lines() -> None:
@@ -257,6 +261,51 @@ def test_an_image_that_cannot_be_fetched_is_named() -> None:
     assert found.message == "Image example/tf:1 cannot be fetched (ImagePullBackOff): Back-off pulling image"
 
 
+def test_an_image_that_cannot_be_pulled_is_waited_for_so_long_and_no_longer() -> None:
+    """From the first failure on, which the kubelet tells in two words by turns; what starts meanwhile is waited for anew."""
+
+    def failing(reason: str) -> Any:
+        return pod(state={"waiting": {"reason": reason, "message": "not found"}})
+
+    def reasons(news: list[Any]) -> list[str]:
+        return [each.reason for each in news]
+
+    mirror = Mirror(patience=120)
+    assert reasons(mirror.note_pod("ADDED", pod(state={"waiting": {"reason": "ContainerCreating"}}), time(0))) == [
+        "Starting"
+    ]
+    assert reasons(mirror.note_pod("MODIFIED", failing("ErrImagePull"), time(60))) == ["PullingImage"]
+    assert mirror.decided(time(179)) == []
+    # Everything is listed anew.
+    again = Mirror(patience=120)
+    again.note_pod("ADDED", failing("ErrImagePull"), time(179))
+    again.pulls.remember(mirror.pulls)
+    (told,) = again.decided(time(180))
+    assert isinstance(told, TaskSeen)
+    assert (told.phase, told.reason) == ("Pending", "ImageNotPulled")
+    assert told.message.endswith("(ErrImagePull): not found. It was tried for 2 minutes.")
+    assert again.decided(time(181)) == []
+    assert reasons(again.note_pod("MODIFIED", failing("ImagePullBackOff"), time(182))) == ["ImageNotPulled"]
+    again.note_pod("MODIFIED", pod(state={"waiting": {"reason": "ContainerCreating"}}), time(183))
+    assert reasons(again.note_pod("MODIFIED", failing("ErrImagePull"), time(184))) == ["PullingImage"]
+    again.note_pod("DELETED", failing("ErrImagePull"), time(185))
+    assert again.decided(time(999)) == []
+
+
+@pytest.mark.parametrize(
+    ("detail", "is_private"),
+    [
+        ("failed to authorize: failed to fetch anonymous token: unexpected status: 401 Unauthorized", True),
+        ("pull access denied, repository does not exist or may require authorization", True),
+        ("lookup registry.example.com: no such host", False),
+    ],
+)
+def test_an_image_that_wants_a_password_says_where_it_is_saved(detail: str, is_private: bool) -> None:
+    found = seen(state={"waiting": {"reason": "ErrImagePull", "message": detail}})
+    assert found.reason == "PullingImage"
+    assert found.message.endswith("under Registries.") is is_private
+
+
 def test_a_container_that_cannot_be_made_says_why() -> None:
     wait = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "keys" not found'}}
     found = seen(state=wait)
@@ -289,6 +338,7 @@ def test_data_is_followed_from_fetching_to_stored() -> None:
     assert found
     assert (found.phase, found.reason) == ("Pending", "FetchingInput")
     assert storage_seen(fetching) == StorageSeen(1042, "fetching")
+    assert storage_seen(with_data("Pending", wait, wait, wait)) is None, "it waits for a node"
     assert storage_seen(with_data("Running", RUNNING, done, RUNNING)) == StorageSeen(1042, "ready")
     storing = with_data("Running", done, done, RUNNING)
     assert storage_seen(storing) == StorageSeen(1042, "storing")
@@ -296,6 +346,8 @@ def test_data_is_followed_from_fetching_to_stored() -> None:
     assert found
     assert (found.phase, found.reason) == ("Running", "Storing")
     assert storage_seen(with_data("Succeeded", done, done, done)) == StorageSeen(1042, "stored")
+    partly = with_data("Succeeded", done, done, terminated(0, message="1 thing was not stored.\n"))
+    assert storage_seen(partly) == StorageSeen(1042, "stored", warning="1 thing was not stored.")
     broken = with_data("Succeeded", done, done, terminated(1, message="disk quota"))
     assert storage_seen(broken) == StorageSeen(1042, "failed", "disk quota")
     assert storage_seen(pod("Running", state=RUNNING)) is None
@@ -325,6 +377,20 @@ def test_input_that_cannot_be_fetched_fails_the_task_with_the_reason() -> None:
         "The input could not be fetched: NoSuchBucket",
     )
     assert found.log_tail == "NoSuchBucket"
+
+
+def test_a_task_whose_input_did_not_come_has_lost_no_output() -> None:
+    """Its next attempt may store everything; the run was told to have lost it all the same."""
+
+    def not_stored(made: Any) -> str:
+        mirror = Mirror()
+        made["metadata"]["finalizers"] = ["gpu-cloud/metering"]
+        mirror.note_pod("ADDED", made, time(9))
+        return next(iter(mirror.pods.values())).not_stored
+
+    assert not_stored(with_data("Failed", None, terminated(1, message="BadGateway"), {"waiting": {}})) == ""
+    lost = with_data("Succeeded", terminated(0), terminated(0), terminated(1, message="disk quota"))
+    assert not_stored(lost) == "disk quota"
 
 
 def test_an_environment_that_cannot_be_made_names_the_package_and_what_to_do() -> None:
@@ -619,20 +685,84 @@ def test_labels_that_were_taken_off_are_put_back() -> None:
     assert mirror.damages.found["uid-1"].metadata["labels"]["gpu-cloud/run-id"] == "1042"
 
 
-def test_a_task_on_a_node_that_is_not_heard_of_says_so() -> None:
-    mirror = mirror_of_ops()
-    lost = {
+def node(ready: str, *taints: str) -> Any:
+    """Whose kubelet wrote its status last at second 7."""
+    conditions = [{"type": "Ready", "status": ready, "message": "no CNI", "lastHeartbeatTime": at(7)}]
+    return {
         "metadata": {"name": "node-1"},
-        "spec": {},
-        "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]},
+        "spec": {"taints": [{"key": key, "effect": "NoExecute"} for key in taints]},
+        "status": {"conditions": conditions},
     }
-    mirror.note_node("ADDED", lost)
-    (seen,) = mirror.note_pod("ADDED", pod("Running", state=RUNNING), time(6))
+
+
+@pytest.mark.parametrize("made", [pod("Running", state=RUNNING), pod("Pending")], ids=["running", "pending"])
+def test_a_task_on_a_node_that_is_not_heard_of_says_so_and_what_to_do(made: Any) -> None:
+    """Before and after the node falls silent, whether its program has started, and when the pod is deleted there."""
+    mirror = mirror_of_ops()
+    mirror.note_node("ADDED", node("True"))
+    (before,) = mirror.note_pod("ADDED", made, time(6))
+    (seen,) = mirror.note_node("MODIFIED", node("Unknown"), time(9))
+    assert isinstance(before, TaskSeen)
     assert isinstance(seen, TaskSeen)
-    assert (seen.phase, seen.reason) == ("Running", "NodeLost")
-    assert (
-        seen.message == "Node node-1 does not answer; the task may still run there until the node is back or given up."
+    assert (seen.phase, seen.reason) == (before.phase, "NodeLost")
+    assert seen.message == (
+        "Node node-1 does not answer (last heard at 2026-03-01 08:00:09 UTC); the task may still run there. If the machine is "
+        "off and stays off, an administrator gives it up under Clouds, or by “kubectl taint node node-1 "
+        "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute”; “kubectl delete node node-1” if it never comes back. "
+        "Kubernetes then starts its tasks elsewhere."
     )
+    deleted = copy.deepcopy(made) | {"metadata": made["metadata"] | {"deletionTimestamp": at(20)}}
+    assert mirror.note_pod("MODIFIED", deleted, time(20)) == []
+    (again,) = mirror.note_node("MODIFIED", node("True"))
+    assert isinstance(again, TaskSeen)
+    assert (again.phase, again.message) == (before.phase, "")
+
+
+def test_what_a_node_that_does_not_answer_held_ends_when_it_was_last_heard() -> None:
+    """Also when the node was deleted before, when its status alone says when, and when a controller that begins anew finds
+    neither; never before the task had begun, and a node that says itself that it is not ready is heard."""
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "lastTransitionTime": at(50)}
+    ended = pod("Failed", state=RUNNING, conditions=[target])
+
+    def end(mirror: Mirror, made: Any = ended) -> tuple[Any, bool]:
+        (seen,) = mirror.note_pod("ADDED", made, time(51))
+        assert isinstance(seen, TaskSeen)
+        return seen.finished_at, seen.estimated
+
+    for heard, told in ((time(9), time(9)), (None, time(7)), (time(1), time(5))):
+        mirror = mirror_of_ops()
+        mirror.note_node("ADDED", node("Unknown"), heard)
+        assert end(mirror) == (told, True)
+        mirror = mirror_of_ops()
+        mirror.note_node("ADDED", node("Unknown"), heard)
+        mirror.note_node("DELETED", node("Unknown"))
+        assert end(mirror) == (told, True)
+    conditions = [
+        {"type": "Ready", "status": "False", "lastTransitionTime": at(40)},
+        {"type": "ContainersReady", "status": "True", "lastTransitionTime": at(5)},
+    ]
+    assert end(mirror_of_ops(), pod("Failed", state=RUNNING, conditions=[target, *conditions])) == (time(40), True)
+    mirror = mirror_of_ops()
+    mirror.note_node("ADDED", node("False"))
+    assert end(mirror) == (time(50), True)
+    seen_by_kubelet = pod("Failed", state=terminated(1))
+    mirror.note_node("MODIFIED", node("Unknown"), time(9))
+    assert end(mirror, seen_by_kubelet)[1] is False
+
+
+def test_a_node_says_whether_it_is_silent_not_ready_or_given_up() -> None:
+    given_up = "node.kubernetes.io/out-of-service"
+    assert (node_of(node("Unknown"), heard=time(9)).note, node_of(node("Unknown"), heard=time(9)).silent_since) == (
+        "It does not answer.",
+        "2026-03-01T08:00:09+00:00",
+    )
+    assert node_of(node("Unknown")).silent_since == "?"
+    assert node_of(node("False")).note == "It is not ready: no CNI"
+    away = node_of(node("Unknown", given_up), heard=time(9))
+    assert (away.note, away.silent_since) == ("It does not answer and was given up: its tasks start elsewhere.", "")
+    back = node_of(node("True", given_up))
+    assert back.note.endswith("It is back now: kubectl taint node node-1 node.kubernetes.io/out-of-service-")
+    assert not any(node_of(each).takes_tasks for each in (node("Unknown"), node("False"), node("True", given_up)))
 
 
 def test_capacity_follows_pods() -> None:

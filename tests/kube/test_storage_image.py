@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from clusters.clouds.drivers import parts as parts_program
+from clusters.clouds.drivers import store as store_program
 from clusters.clouds.drivers.base import Mount, Plan, S3Source, expand
 from clusters.clouds.drivers.kubernetes.render import names, storage
 from clusters.clouds.drivers.kubernetes.settings import Settings
@@ -24,6 +25,7 @@ from datastores import listing
 from datastores.drivers.s3 import S3
 from datastores.listing import listing_of
 from portal.up.services import program
+from tests import ports
 from tests.counted import Counted
 from tests.kube.plans import plan
 from tests.running import listening
@@ -63,7 +65,8 @@ def start(
     found = next(each for each in parts.init if each["name"] == container)
     env = {each["name"]: _value(each, {**secret["stringData"], INDEX: index}) for each in found["env"]}
     words = [changes.get(word, word) for word in found["args"][1:]]
-    argv = [str(PROGRAMS / found["args"][0]), *(expand(word, {"TASK_INDEX": index}) for word in words)]
+    program_of = {storage.STORE: Path(store_program.__file__)}.get(container, PROGRAMS / found["args"][0])
+    argv = [str(program_of), *(expand(word, {"TASK_INDEX": index}) for word in words)]
     # What the image has beside rclone.
     own = Path(whole.mounts[0].mount_path).parent / "bin"
     own.mkdir(exist_ok=True)
@@ -73,7 +76,7 @@ def start(
     path = f"{own}:{Path(program('rclone')).parent}:{os.environ['PATH']}"
     home = Path(whole.mounts[0].mount_path).parent / pod
     home.mkdir(exist_ok=True)
-    env |= {"PATH": path, "HOME": str(home), "SAYS": str(home / "said")}
+    env |= {"PATH": path, "HOME": str(home), "SAYS": str(home / "said"), "PYTHONPATH": str(PROGRAMS.parents[1])}
     return subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
 
 
@@ -139,23 +142,42 @@ def test_each_task_fetches_its_part_and_all_fetch_the_fold_that_is_held_out(
         assert re.fullmatch(r"read [0-9a-f]{64} 7 7\n", said), "of all of it, whichever part it is"
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\t"])
-def test_what_a_task_gave_a_name_that_is_no_line_is_stored_and_what_others_wrote_is_left_alone(
-    s3: Any, bucket: str, whole: Plan, tmp_path: Path, name: str
-) -> None:
+def test_what_can_be_stored_is_and_the_rest_is_said(s3: Any, bucket: str, whole: Plan, tmp_path: Path) -> None:
     s3.client.put_object(Bucket=bucket, Key="out/a", Body=b"step 7")
     assert start(whole, storage.FETCH).wait(30) == 0
     s3.client.put_object(Bucket=bucket, Key="out/a", Body=b"step 8")
-    (tmp_path / "out" / "deep").mkdir()
-    (tmp_path / "out" / "deep" / name).write_text("2")
+    out = tmp_path / "out"
+    (out / "deep" / "empty").mkdir(parents=True)
+    for name in ("a\nb", "tab\t", "none", f"deep/{NAME}"):
+        (out / name).write_text("2")
+    (out / "none").chmod(0)
+    os.mkfifo(out / "pipe")
+    (out / "link").symlink_to(out / "deep" / NAME)
+    (out / "folder").symlink_to("deep")
+    (out / "secret").symlink_to("/proc/self/environ")
     store = start(whole, storage.STORE)
     listening(store.pid, signal.SIGTERM)
     store.send_signal(signal.SIGTERM)
     assert store.wait(30) == 0
-    # The server of the tests is rclone, too, and after a moment calls it by the pictures of such characters.
-    seen = name.replace("\n", "\u240a").replace("\t", "\u2409")
-    assert b"2" in {content(s3, bucket, f"out/deep/{each}") for each in (name, seen)}
-    assert content(s3, bucket, "out/a") == b"step 8"
+    for key in (f"deep/{NAME}", f"folder/{NAME}", "link"):
+        assert content(s3, bucket, f"out/{key}") == b"2", key
+    assert content(s3, bucket, "out/a") == b"step 8", "what others wrote is left alone"
+    said = (tmp_path / "home" / "said").read_text()
+    left = ("a\\nb", "tab\\t", "none", "deep/empty/", "pipe", "secret")
+    assert said.startswith(f"{len(left)} things in the output were not stored: ")
+    for name in left:
+        assert f"{name} (" in said
+
+
+def test_an_input_that_no_folder_can_hold_is_refused(s3: Any, bucket: str, whole: Plan, tmp_path: Path) -> None:
+    s3.client.put_object(Bucket=bucket, Key="in/both/child", Body=b"1")
+    # As an object of that name is copied first; the server of the tests cannot have both.
+    (tmp_path / "out" / "both").write_text("1")
+    source = replace(whole.mounts[0].source, prefix="in")  # type: ignore[type-var]
+    fetch = start(replace(whole, mounts=(whole.mounts[0], replace(whole.mounts[1], source=source))), storage.FETCH)
+    _, said = fetch.communicate(timeout=60)
+    assert fetch.returncode == storage.REFUSED
+    assert "cannot be laid out as files" in said.splitlines()[-1]
 
 
 def test_a_listing_has_the_names_that_the_store_has() -> None:
@@ -193,9 +215,9 @@ def test_a_cached_input_is_read_once_by_all_pods_and_only_what_is_whole_is_found
         assert start(shared, storage.FETCH, pod="later").wait(30) == 0
         assert counted.sent < 0.05 * size
         assert (tmp_path / "later" / "said").read_text().startswith(f"read {digest} 2 {2 * size}\n")
-    # It is what lies there, or nothing.
-    s3.client.put_object(Bucket=bucket, Key="in/b", Body=b"1")
-    assert start(shared, storage.FETCH, pod="last", **{counted.url: s3.url}).wait(60) != 0
+        # It is what lies there, or nothing.
+        s3.client.put_object(Bucket=bucket, Key="in/b", Body=b"1")
+        assert start(shared, storage.FETCH, pod="last").wait(60) == 77
 
 
 def test_what_is_only_looked_at_may_be_empty_and_of_too_much_a_part_is_copied(
@@ -323,6 +345,17 @@ def test_what_others_have_stored_meanwhile_is_not_replaced_by_what_was_fetched(
     assert content(s3, bucket, f"out/{NAME}") == b"1"
 
 
+def test_a_store_that_was_told_before_it_listened_ends_all_the_same(
+    s3: Any, bucket: str, whole: Plan, tmp_path: Path
+) -> None:
+    """A task of a second is over before Python has begun, and process 1 of a container never gets that signal."""
+    assert start(whole, storage.FETCH).wait(30) == 0
+    (tmp_path / "out" / "loss").write_text("0.5")
+    (tmp_path / "home" / "ended").touch()
+    assert start(whole, storage.STORE).wait(30) == 0
+    assert content(s3, bucket, "out/loss") == b"0.5"
+
+
 def test_a_store_that_is_started_again_knows_what_was_changed_before(
     s3: Any, bucket: str, whole: Plan, tmp_path: Path
 ) -> None:
@@ -336,6 +369,40 @@ def test_a_store_that_is_started_again_knows_what_was_changed_before(
     second.send_signal(signal.SIGTERM)
     assert second.wait(30) == 0
     assert content(s3, bucket, "out/loss") == b"0.5"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "tries", "left", "again"),
+    [
+        ("NoSuchBucket: there is none", 4, 100, True),
+        ("NoSuchBucket: there is none", 5, 100, False),
+        ("dial tcp 10.0.0.1:9000: connect: connection refused", 20, 36, True),
+        ("https response error StatusCode: 503, RequestID: 1", 20, 36, True),
+        ("dial tcp 10.0.0.1:9000: i/o timeout", 20, 35, False),
+    ],
+)
+def test_a_store_that_is_away_is_waited_for_and_one_that_says_no_is_not(
+    wrong: str, tries: int, left: float, again: bool
+) -> None:
+    """The portal's own storage is away while its machine is started again; a bucket that is gone stays so."""
+    assert store_program.is_tried_again(wrong, tries, left) is again
+    assert f"AWAY='{store_program.AWAY.pattern}'" in (PROGRAMS / "fetch").read_text()
+
+
+def test_an_input_is_listed_again_when_the_store_is_back(whole: Plan, tmp_path: Path, s3: Any, bucket: str) -> None:
+    s3.client.put_object(Bucket=bucket, Key="in/a", Body=b"1")
+    first, second = whole.mounts
+    assert isinstance(first.source, S3Source)
+    port, errors = ports.free(), tmp_path / "home" / "errors"
+    away = replace(first, source=replace(first.source, endpoint=f"http://127.0.0.1:{port}"))
+    fetch = start(replace(whole, mounts=(away, second)), storage.FETCH)
+    deadline = time.monotonic() + 60
+    while not errors.exists() or "connection refused" not in errors.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    with Counted(s3.url, port=port):
+        assert fetch.wait(60) == 0
+    assert (tmp_path / "in" / "a").read_text() == "1"
 
 
 @pytest.mark.kube  # its tries take half a minute

@@ -6,6 +6,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,7 +31,6 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
-from datastores.drivers.s3 import S3
 from datastores.listing import listing_of
 from portal.up import services
 from tests import s3server
@@ -46,6 +46,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(600)]
 # It has all that a task needs: bash and coreutils.
 IMAGE = ImageRef("rclone", images.TAGS["rclone"], "", "")
 GRACE = 3
+FLAGS = Path(__file__).parents[2] / "docker" / "rclone" / "flags"
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ def test_input_is_there_and_output_is_stored_during_the_run_and_at_its_end(
     program = (
         "cat /elearn/input/deep/word.txt /elearn/output/checkpoint > /elearn/output/seen; "
         "echo 1 > /elearn/input/no 2>/dev/null && echo writable > /elearn/output/wrong; "
+        "echo mine > /elearn/work/model; echo code > /elearn/work/code; touch -d 2020-01-01 /elearn/work/code; "
         "until [ -e /tmp/go ]; do sleep 0.1; done; echo step 8 > /elearn/output/checkpoint"
     )
     cloud.apply(with_data(run, store, bucket, program))
@@ -167,6 +169,9 @@ def test_input_is_there_and_output_is_stored_during_the_run_and_at_its_end(
     assert ended(following, run).exit_code == 0
     assert store.content(bucket, "out/checkpoint") == "step 8\n"
     assert store.content(bucket, "out/wrong") is None
+    # Of where it starts only what it wrote itself.
+    assert store.content(bucket, "out/work/master-0/model") == "mine\n"
+    assert store.content(bucket, "out/work/master-0/code") is None
     assert following.storage(run)[-1] == "stored"
     assert gone(cloud, following, run).stored
 
@@ -259,6 +264,41 @@ def test_output_that_cannot_be_stored_is_told_with_its_reason(
     assert store.secret_key not in told.message
 
 
+def test_input_comes_as_fast_as_by_the_same_rclone_beside_the_pod_and_is_not_billed(
+    node: Node, cloud: KubernetesCloud, following: Following, run: RunRef, store: Store, bucket: str, tmp_path: Path
+) -> None:
+    """A limit of CPU on what fetches makes it many times slower, whatever the task has."""
+    (store.folder / bucket / "in" / "deep" / "large").write_bytes(os.urandom(400 * 2**20))
+    flags = (FLAGS.read_text().partition('FLAGS="')[2].partition('"')[0]).split()
+    keys = {"ACCESS_KEY_ID": store.access_key, "SECRET_ACCESS_KEY": store.secret_key, "ENDPOINT": store.url}
+    remote = {"TYPE": "s3", "PROVIDER": "Other", "REGION": "us-east-1", **keys}
+    env = os.environ | {f"RCLONE_CONFIG_DATA_{name}": value for name, value in remote.items()}
+
+    def beside(name: str) -> float:
+        begun = time.monotonic()
+        argv = [services.program("rclone"), "copy", f"data:{bucket}/in/", str(tmp_path / name), *flags]
+        subprocess.run(argv, env=env, check=True)
+        return time.monotonic() - begun
+
+    beside("first")  # the server reads the file for its hash once
+    before = beside("before")
+    program = "stat -c %s /elearn/input/deep/large; sleep 1"
+    task = role("master", argv=("bash", "-c", program), cpu_milli=1500, memory_mb=1024, gpus=1, retries=0)
+    mount = Mount("/elearn/input", True, store.source(bucket, "in"))
+    cloud.apply(plan(task, run=run, image=IMAGE, mounts=(mount,), grace_seconds=GRACE))
+    seen = ended(following, run)
+    after = beside("after")
+    containers = {each.name: each for each in node.containers(seen.uid)}
+    inside = (containers["fetch"].finished_at - containers["fetch"].started_at) / 10**9
+    print(f"400 MB: {inside:.1f} s in the pod, {before:.1f} and {after:.1f} s beside it")
+    assert seen.exit_code == 0
+    # Once more for the two listings, which a container that has just started makes.
+    assert inside < 1.3 * max(before, after) + 1
+    assert seen.began_at == containers["task"].started
+    assert seen.scheduled_at
+    assert seen.scheduled_at <= containers["fetch"].started < seen.began_at
+
+
 def test_input_that_cannot_be_fetched_is_told_with_its_reason(
     cloud: KubernetesCloud, following: Following, run: RunRef, store: Store
 ) -> None:
@@ -281,15 +321,10 @@ def test_a_cached_input_is_read_from_the_store_once_by_all_tasks_and_not_by_late
         store.client.put_object(Bucket=bucket, Key=f"in/data/{name}", Body=body)
     contents = "\n".join(sorted(hashlib.sha256(body).hexdigest() for body in bodies.values()))
     source = store.source(bucket, "in/data")
-    driver = S3(
-        server=source.endpoint,
-        bucket=bucket,
-        prefix=source.prefix,
-        access_key=source.access_key,
-        secret=source.secret_key,
-        region=source.region,
-    )
-    rows = [(each.path, each.size, int(each.modified.timestamp())) for each in driver.walk("") if each.modified]
+    there = store.client.list_objects_v2(Bucket=bucket, Prefix="in/data/")["Contents"]
+    rows = [
+        (each["Key"].removeprefix("in/data/"), each["Size"], int(each["LastModified"].timestamp())) for each in there
+    ]
     disk = Path("/var/tmp") / f"cache-{secrets.token_hex(4)}"  # the node has a /tmp of its own
     disk.mkdir()
     os.chown(disk, 1000, 1000)

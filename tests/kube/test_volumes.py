@@ -28,6 +28,7 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import cache, names
 from clusters.clouds.drivers.kubernetes.repair import upkeep
+from portal.outgoing import Rules
 from tests.kube.following import Following, cloud_of, hand_over, registered
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import bucket, plan, role, run_ref
@@ -108,6 +109,19 @@ def test_of_cached_inputs_beyond_their_space_the_oldest_goes_and_never_one_that_
     with pytest.raises(CloudError, match="leave no room for this one"):
         cloud.apply(made["fresh"])
     cloud.apply(made["oldest"])
+    # Who does not insist copies it, and goes on to do so when the portal asks again, though there is room by then.
+    either = reading("fresh")
+    either = replace(either, mounts=(replace(either.mounts[0], or_copied=True),))
+    for space_now in ("7Gi", "99Gi"):
+        cloud._settings = replace(cloud._settings, cache_space=space_now)
+        cloud.apply(either)
+    jobs = plane.request("GET", f"/apis/batch/v1/namespaces/{space}/jobs")["items"]
+    claims_of = {
+        job["metadata"]["labels"][names.RUN_ID]: str(job["spec"]["template"]["spec"]["volumes"]) for job in jobs
+    }
+    assert names_of["read"] in claims_of[str(made["read"].run.id)]
+    assert names_of["fresh"] not in claims_of[str(either.run.id)]
+    cloud._settings = replace(cloud._settings, cache_space="7Gi")
     assert set(plane.until(claims, lambda found: len(found) == 2)) == {names_of["read"], names_of["oldest"]}
     cloud._settings = replace(cloud._settings, cache_space="9Gi")
     cloud.apply(made["fresh"])
@@ -500,11 +514,12 @@ def test_what_a_kubernetes_cluster_does_not_offer_is_refused_at_its_field(people
 
 
 @pytest.mark.usefixtures("loop")
-def test_a_private_s3_server_that_nobody_opened_is_refused_at_its_field(people: Any) -> None:
+def test_a_private_s3_server_that_nobody_opened_is_refused_at_its_field(people: Any, settings: Any) -> None:
     from clusters.models import Cloud
     from datastores.actions import create_datastore
     from portal.errors import Invalid
 
+    settings.OUTGOING = Rules.read(["10.20.0.0/24"])
     Cloud.objects.filter(kind="kubernetes").update(settings={"storage_networks": ["10.20.0.0/24"]})
     keys = {"access_key": "some-key", "secret_key": "some-secret", "bucket": "models"}
     create_datastore(

@@ -17,6 +17,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests import ports
+
 
 @dataclass
 class Receiver:
@@ -85,7 +87,7 @@ def receiving(certificate: tuple[Path, Path] | None = None) -> Iterator[Receiver
         def handle_error(self, *_: Any) -> None:
             pass
 
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with Server(("127.0.0.1", ports.free()), Handler) as server:
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*certificate)

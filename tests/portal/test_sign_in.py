@@ -236,6 +236,35 @@ def test_an_account_has_one_number_of_attempts_whatever_one_calls_it_or_the_port
     assert client.post("/accounts/login/", {"login": "bob", "password": "bob-password"}).status_code == 302
 
 
+def test_an_outsider_cannot_lock_people_out_of_their_own_browsers(people: Any, settings: Any) -> None:
+    right, wrong = ({"login": "alice", "password": password} for password in ("alice-password", "guess"))
+    known, outsider = Client(), Client()
+    assert known.post("/accounts/login/", right).status_code == 302
+    known.post("/accounts/logout/")
+    # One's own sign-in helps nobody with the password of somebody else, and a cookie of one's own making is none.
+    outsider.post("/accounts/login/", {"login": "mallory", "password": "mallory-password"})
+    outsider.post("/accounts/logout/")
+    assert ["Too many" in outsider.post("/accounts/login/", wrong).content.decode() for _ in range(7)] == [
+        False
+    ] * 5 + [True] * 2
+    outsider.cookies[settings.BROWSER_COOKIE_NAME] = "e30:1:forged"
+    assert "Too many" in outsider.post("/accounts/login/", right).content.decode()
+    assert ["Too many" in known.post("/accounts/login/", wrong).content.decode() for _ in range(6)] == [False] * 5 + [
+        True
+    ]
+    cookie = known.cookies[settings.BROWSER_COOKIE_NAME]
+    assert (cookie["httponly"], cookie["samesite"]) == (True, "Lax")
+
+
+def test_people_sign_in_from_their_browsers_while_others_guess(people: Any) -> None:
+    known, right = Client(), {"login": "alice", "password": "alice-password"}
+    known.post("/accounts/login/", right)
+    known.post("/accounts/logout/")
+    for n in range(6):
+        Client().post("/accounts/login/", {"login": "alice@example.com", "password": f"guess {n}"})
+    assert known.post("/accounts/login/", right).status_code == 302
+
+
 def test_who_shares_this_machine_s_address_is_not_locked_out_by_the_others(people: Any, settings: Any) -> None:
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
 

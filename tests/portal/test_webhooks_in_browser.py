@@ -29,7 +29,7 @@ def sign_in(
     browser: Browser, live_server: Any, people: Any, settings: Any, monkeypatch: Any
 ) -> Iterator[Callable[..., Page]]:
     """sign_in("alice", path, width=390, color_scheme="dark") → a page; what the console complains about fails the test."""
-    settings.WEBHOOK_NETWORKS, settings.WEBHOOK_HTTP = ["127.0.0.0/8"], True
+    settings.WEBHOOK_HTTP = True
     monkeypatch.setattr(posting, "ANSWER", 60.0)
     complaints: list[str] = []
     contexts = []

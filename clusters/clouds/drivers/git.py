@@ -5,8 +5,8 @@ The portal asks for the first when it plans a run, and what starts the run fetch
 (local/data/code.py), on Kubernetes a container of docker/rclone, whose program this module is. It is dulwich that speaks to the
 server, so nothing of a repository is ever run: no hook, filter, helper or submodule, and no other protocol than this.
 
-Whoever names a repository names a server. So each connection is judged by the address to which it goes, no answer leads to
-another server, and everything that is read has a limit and an end. A name and a token go to that server and nowhere else.
+Whoever names a repository names a server. So portal/outgoing.py makes each connection, no answer leads to another server, and
+everything that is read has a limit and an end. A name and a token go to that server and nowhere else.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ TRIES = 5
 
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
-# Why nobody may connect to an address, "" when one may.
-Judge = Callable[[str], str]
+# Connects to a host and port. Raises Refused for one that is closed, and OSError.
+Connect = Callable[[str, int], socket.socket]
 
 
 class Failed(Exception):
@@ -71,14 +71,32 @@ class Login:
     token: str = field(default="", repr=False)
 
 
-def resolve(url: str, ref: str, login: Login, judge: Judge) -> str:
+def judged(outgoing: Any, rules: Any) -> Connect:
+    """Connects as portal/outgoing.py does, which is `outgoing`: it may have been loaded by its path."""
+
+    def connect(host: str, port: int) -> socket.socket:
+        try:
+            made: socket.socket = outgoing.connect(host, port, rules, CONNECT)
+        except outgoing.Closed as error:
+            raise Refused(str(error)) from None
+        return made
+
+    return connect
+
+
+def anywhere(host: str, port: int) -> socket.socket:
+    """Where somebody else judges: the NetworkPolicy of a pod."""
+    return socket.create_connection((host.strip("[]"), port), timeout=CONNECT)
+
+
+def resolve(url: str, ref: str, login: Login, connect: Connect) -> str:
     """The commit that a branch, a tag or a whole name (refs/…) has now; "" is the branch that the server calls HEAD, and a commit
     is itself. Raises Failed."""
     if COMMIT.fullmatch(ref):
         return ref
     text = ref.encode()
     names = [text] if ref.startswith("refs/") else [b"refs/heads/" + text, b"refs/tags/" + text] if ref else [b"HEAD"]
-    with _client(url, login, judge, MOST_REFS, ASK) as client:
+    with _client(url, login, connect, MOST_REFS, ASK) as client:
         refs: Mapping[Any, bytes | None] = client.get_refs("", ref_prefix=names).refs
     for name in names:
         if commit := refs.get(name + b"^{}") or refs.get(name):
@@ -86,10 +104,10 @@ def resolve(url: str, ref: str, login: Login, judge: Judge) -> str:
     raise Refused(f"{url} has no branch or tag “{ref}”." if ref else f"{url} is an empty repository.")
 
 
-def checkout(url: str, commit: str, folder: str, store: str, login: Login, judge: Judge) -> None:
+def checkout(url: str, commit: str, folder: str, store: str, login: Login, connect: Connect) -> None:
     """Writes the files of a commit into `folder`, and what it takes for that into `store`; both are empty. Raises Failed."""
     wanted = commit.encode()
-    with Repo.init_bare(store) as repo, _client(url, login, judge, MOST_FETCHED, FETCH) as client:
+    with Repo.init_bare(store) as repo, _client(url, login, connect, MOST_FETCHED, FETCH) as client:
         # Only what HEAD names is listed; the commit need not be the end of any branch by now.
         client.fetch("", repo, determine_wants=lambda *_, **__: [wanted], depth=1, ref_prefix=[b"HEAD"])  # type: ignore[arg-type]
         try:
@@ -138,10 +156,10 @@ def _write(store: DiskObjectStore, top: Any, folder: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _client(url: str, login: Login, judge: Judge, most: int, seconds: float) -> Iterator[_Client]:
+def _client(url: str, login: Login, connect: Connect, most: int, seconds: float) -> Iterator[_Client]:
     """Ends after so many seconds whatever the server does. What goes wrong becomes a sentence."""
     host = urlsplit(url).netloc
-    client = _Client(url, login, judge, most)
+    client = _Client(url, login, connect, most)
     watch = threading.Timer(seconds, client.cut)
     watch.start()
     try:
@@ -193,10 +211,10 @@ def _why(host: str, login: Login, error: Exception) -> Failed:
 class _Client(Urllib3HttpGitClient):
     """Reads `most` bytes and no more, of one server alone."""
 
-    def __init__(self, url: str, login: Login, judge: Judge, most: int) -> None:
+    def __init__(self, url: str, login: Login, connect: Connect, most: int) -> None:
         self.left, self.is_cut = most, False
         self.sockets: list[socket.socket] = []
-        pool = _Pool(url, self._connector(judge))
+        pool = _Pool(url, self._connector(connect))
         super().__init__(
             url, dumb=False, pool_manager=pool, username=login.name or None, password=login.token, quiet=True
         )
@@ -223,34 +241,20 @@ class _Client(Urllib3HttpGitClient):
 
         return response, counted
 
-    def _connector(self, judge: Judge) -> Callable[[str, int], socket.socket]:
-        def connect(host: str, port: int) -> socket.socket:
-            why = ""
-            trouble: OSError | None = None
-            for each in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
-                address = str(each[4][0])
-                if sentence := judge(address):
-                    why = f"The address {address} of {host} is closed: {sentence}."
-                    continue
-                try:
-                    made = socket.create_connection((address, port), timeout=CONNECT)
-                except OSError as error:
-                    trouble = error
-                    continue
-                made.settimeout(PIECE)
-                self.sockets.append(made)
-                return made
-            if trouble is None:
-                raise Refused(why)
-            raise trouble
+    def _connector(self, connect: Connect) -> Connect:
+        def kept(host: str, port: int) -> socket.socket:
+            made = connect(host, port)
+            made.settimeout(PIECE)
+            self.sockets.append(made)
+            return made
 
-        return connect
+        return kept
 
 
 class _Pool(urllib3.PoolManager):
     """Connects by `connect`, and to the server of `url` alone, wherever an answer leads."""
 
-    def __init__(self, url: str, connect: Callable[[str, int], socket.socket]) -> None:
+    def __init__(self, url: str, connect: Connect) -> None:
         super().__init__(
             retries=urllib3.Retry(total=3, connect=0, read=0, status=0, other=0, redirect=3),
             timeout=urllib3.Timeout(connect=CONNECT, read=PIECE),
@@ -279,7 +283,7 @@ class _Pool(urllib3.PoolManager):
         return super().urlopen(method, url, *more, **options)
 
 
-def _connected(self: HTTPConnection, connect: Callable[[str, int], socket.socket]) -> socket.socket:
+def _connected(self: HTTPConnection, connect: Connect) -> socket.socket:
     assert self.port is not None
     try:
         return connect(self.host, self.port)
@@ -288,21 +292,22 @@ def _connected(self: HTTPConnection, connect: Callable[[str, int], socket.socket
 
 
 def main(url: str, commit: str, folder: str, store: str, path: str) -> int:
-    """As a program: GIT_NAME and GIT_TOKEN are the login; where GIT_ADDRESSES names portal/addresses.py, that judges, with the
-    networks of GIT_DENIED. What went wrong is said at the end."""
+    """As a program: GIT_NAME and GIT_TOKEN are the login; where GIT_OUTGOING names portal/outgoing.py, that connects, by
+    the rules that GIT_OPEN says. What went wrong is said at the end."""
     signal.alarm(FETCH)
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     login = Login(os.environ.get("GIT_NAME", ""), os.environ.get("GIT_TOKEN", ""))
-    judge = _judge(os.environ.get("GIT_ADDRESSES", ""), os.environ.get("GIT_DENIED"))
-    for left in reversed(range(TRIES if not os.environ.get("GIT_ADDRESSES") else 1)):
+    module = os.environ.get("GIT_OUTGOING", "")
+    connect = loaded(module, os.environ["GIT_OPEN"]) if module else anywhere
+    for left in reversed(range(1 if module else TRIES)):
         # Of an earlier try.
         for each in os.scandir(folder):
             shutil.rmtree(each.path) if each.is_dir(follow_symlinks=False) else os.unlink(each.path)
         shutil.rmtree(store, ignore_errors=True)
         os.mkdir(store)
         try:
-            checkout(url, commit, folder, store, login, judge)
+            checkout(url, commit, folder, store, login, connect)
             if not os.path.isdir(os.path.join(folder, path)):
                 raise Refused(f"There is no folder {path} in commit {commit[:12]} of {url}.")
             return 0
@@ -316,17 +321,16 @@ def main(url: str, commit: str, folder: str, store: str, path: str) -> int:
     return 1
 
 
-def _judge(module: str, denied: str | None) -> Judge:
-    """Where no module is named, somebody else judges."""
-    if not module:
-        return lambda _: ""
-    found = importlib.util.spec_from_file_location("addresses", module)
+def loaded(module: str, entries: str) -> Connect:
+    """Connects as `module` does, a copy of portal/outgoing.py, where its setting is `entries`."""
+    found = importlib.util.spec_from_file_location("outgoing", module)
     assert found is not None
     assert found.loader is not None
-    addresses = importlib.util.module_from_spec(found)
-    found.loader.exec_module(addresses)
-    networks = addresses.NEVER if denied is None else [each for each in denied.split(",") if each]
-    return lambda address: str(addresses.why_closed(addresses.plain(address), networks))
+    outgoing = importlib.util.module_from_spec(found)
+    # Its dataclasses look for it there.
+    sys.modules["outgoing"] = outgoing
+    found.loader.exec_module(outgoing)
+    return judged(outgoing, outgoing.Rules.read(entries.split(",")))
 
 
 if __name__ == "__main__":

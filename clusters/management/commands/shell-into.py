@@ -16,6 +16,7 @@ from django.db import connections
 from clusters.actions import note_command
 from clusters.clouds.drivers.base import NO_COMMANDS, SHELL, CloudError, RunsCommands
 from clusters.clouds.registry import cloud_of, run_ref
+from clusters.frameworks import starting
 from clusters.management import terminal as management_terminal
 from clusters.models import Cluster, Run
 
@@ -43,7 +44,7 @@ class Command(BaseCommand):
             cloud, ref = cloud_of(run), run_ref(run)
             if not isinstance(cloud, RunsCommands):
                 raise CommandError(NO_COMMANDS)
-            session = cloud.exec(ref, role, index, argv, stdin=True, tty=terminal)
+            session = cloud.exec(ref, role, index, starting.beside(argv), stdin=True, tty=terminal)
         except CloudError as error:
             raise CommandError(str(error)) from error
         try:

@@ -9,7 +9,7 @@ from django.db.models import Avg, F
 
 from clusters.clouds.drivers.base.fit import Fits, Judgement, free_rooms, judge, worst
 from clusters.models import Replica, Service
-from clusters.runs.preview import NOTHING, Cost, capacity_of, cost_of, tasks_of
+from clusters.runs.preview import NOTHING, Cost, capacity_of, cost_of, placed
 from clusters.runs.quota import held, waiting
 from clusters.serving.actions import resolved_as
 from clusters.serving.manifest import DeploySpec, ServiceSpec
@@ -37,7 +37,7 @@ def takes(spec: ServiceSpec, model: str, appcode: Appcode, count: int, flavor: s
     """Raises Invalid where no replica could be made."""
     resolved = resolved_as(spec, model, appcode, flavor)
     capacity = capacity_of(resolved.place.cloud)
-    tasks = [replace(each, count=count) for each in tasks_of(resolved)]
+    tasks = [replace(each, count=count) for each in placed(resolved)]
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     quota = judge_quota(resolved.gpus * count, Quota(appcode.code, appcode.gpu_quota, held(appcode.pk), queue))
     room = judge(tasks, capacity) if count else Judgement("now", "", "")

@@ -95,7 +95,8 @@ def send(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         replica = _replica(service)
         with LOOKS.enter(user.pk):
             path = path_of(_model_name(service), body)
-            context["answer"] = ask_at(replica.address, path, json.dumps(body).encode())
+            assert replica.cluster is not None
+            context["answer"] = ask_at(replica.cluster, replica.address, path, json.dumps(body).encode())
         context["replica"] = replica
     except (ValueError, RecursionError) as error:
         context["error"] = f"This is not JSON: {error}."
@@ -109,7 +110,8 @@ def send(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 def _replica(service: Service) -> Replica:
     """One that answers, of the revision with most of the requests. Raises Conflict."""
     rows = service.replicas.filter(state=Replica.State.SERVING, revision__weight__gt=0).exclude(address="")
-    found = rows.select_related("revision").order_by("-revision__weight", "slot").first()
+    rows = rows.filter(cluster__isnull=False).select_related("revision", "cluster")
+    found = rows.order_by("-revision__weight", "slot").first()
     if found is None:
         raise Conflict(f"No replica of {service.name} answers now. {service.message}".strip())
     return found

@@ -14,7 +14,7 @@ S3 = {"server": "http://127.0.0.1:9", "access_key": "A" * 20, "secret_key": "s" 
 def offers(db: None) -> None:
     from clusters.models import Flavor, Image
 
-    Flavor.objects.create(name="tiny", title="Tiny", cpu_milli=100, memory_mb=128)
+    Flavor.objects.create(name="tiny", title="Tiny", cpu_milli=100, memory_mb=1024)
     Flavor.objects.create(name="middle", title="Middle", cpu_milli=1000, memory_mb=2048)
     Flavor.objects.create(name="small", title="Small", cpu_milli=500, memory_mb=1024)
     Flavor.objects.create(name="middle-1-gpu", title="Middle + 1 GPU", cpu_milli=100, memory_mb=2048, gpus=1)

@@ -69,6 +69,18 @@ def test_a_notebook_with_a_volume_of_its_own(as_bob: Api) -> None:
     assert Datastore.objects.filter(name="notes-home").exists()
 
 
+def test_a_new_notebook_without_storage_gets_a_volume_as_in_the_form(as_bob: Api) -> None:
+    from datastores.models import Datastore
+
+    smallest = {"kind": "application", "metadata": {"name": "n"}, "spec": application()["spec"]}
+    del smallest["spec"]["storage"]
+    assert as_bob.post(APPLICATIONS, smallest)[0] == 201
+    assert Datastore.objects.get(name="n-home").spec["size"] == "10Gi"
+    # What says nothing of an old one does not move its files.
+    status, answer = as_bob.put(f"{APPLICATIONS}/n", smallest)
+    assert (status, set(errors(answer))) == (422, {"spec.storage"})
+
+
 def test_what_is_refused_makes_nothing(as_bob: Api) -> None:
     from datastores.models import Datastore
 
@@ -86,12 +98,14 @@ def test_what_is_refused_makes_nothing(as_bob: Api) -> None:
     assert (status, list(errors(answer))) == (422, ["metadata.name"])
     for storage, path in (
         ({"datastore": "absent"}, "spec.storage"),
+        ("20Gi", "spec.storage"),
         ({"size": "a lot"}, "spec.storage.size"),
         ({"size": "90Ti"}, "spec.storage.size"),
-        (None, "spec.storage"),
     ):
         status, answer = as_bob.post(APPLICATIONS, application("more", storage=storage))
         assert (status, list(errors(answer))) == (422, [path]), answer
+        if storage == "20Gi":
+            assert errors(answer)[path] == 'Give an object, {"datastore": …, "size": …}.'
 
 
 def test_a_change_keeps_what_only_the_cluster_says_and_lets_its_volume_grow(as_bob: Api) -> None:

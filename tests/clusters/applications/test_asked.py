@@ -37,7 +37,7 @@ def test_an_answer_that_drips_keeps_nobody_for_longer_than_one_that_does_not_com
         dripping.start()
         host, port = server.getsockname()
         run = SimpleNamespace(endpoints={"predict": {"address": f"{host}:{port}"}}, is_terminal=False, cloud="local")
-        cluster: Any = SimpleNamespace(name="m", current_run=run, origins={"predict": "predict-m"})
+        cluster: Any = SimpleNamespace(name="m", current_run=run, origins={"predict": "predict-m"}, proof="p")
         began = time.monotonic()
         try:
             with pytest.raises(Conflict, match="did not answer within"):

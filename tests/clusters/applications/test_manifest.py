@@ -66,6 +66,8 @@ def documents(draw: Any) -> dict[str, Any]:
         spec["model"] = draw(
             st.builds("{}/{}".format, names, st.integers(1, 999)) | st.builds("{}@{}".format, names, names)
         )
+    if spec["type"] == "web":
+        spec["requirements"] = draw(st.lists(names, unique=True, max_size=3))
     if spec["type"] == "jupyter":
         spec["plugins"] = draw(st.lists(names, unique=True, max_size=3))
     return {
@@ -108,6 +110,11 @@ def test_a_size_names_the_volume_that_is_made() -> None:
         ({"endpoints": [{"name": "notebook", "port": 9999}]}, "spec.endpoints"),
         ({"type": "web", "command": ""}, "spec.command"),
         ({"type": "web", "command": "true"}, "spec.endpoints"),
+        ({"requirements": ["pandas"]}, "spec.requirements"),
+        (
+            {"type": "web", "command": "a", "endpoints": [{"name": "a", "port": 8080}], "requirements": ["a b"]},
+            "spec.requirements",
+        ),
         ({"type": "tensorflow"}, "spec.type"),
         ({"storage": {}}, "spec.storage"),
         ({"storage": {"size": "20Gi", "datastore": "x"}}, "spec.storage"),
@@ -122,12 +129,16 @@ def test_what_is_wrong_is_said_at_the_field_of_the_application(changes: dict[str
     assert [".".join(error.path) for error in invalid.value.errors] == [path]
 
 
+OF_APPLICATION = ApplicationManifest.model_json_schema()["$defs"]["ApplicationSpec"]["properties"]
+OF_CLUSTER = ClusterManifest.model_json_schema()["$defs"]["ClusterSpec"]["properties"]
+
+
 @given(documents())
 def test_every_field_of_the_cluster_has_one_of_the_application(document: dict[str, Any]) -> None:
     manifest = ApplicationManifest.model_validate(document)
     spec = cluster_spec(manifest.spec, "home")
-    known = ApplicationManifest.model_json_schema()["$defs"]["ApplicationSpec"]["properties"]
-    for key in ClusterManifest.model_json_schema()["$defs"]["ClusterSpec"]["properties"]:
+    known = OF_APPLICATION
+    for key in OF_CLUSTER:
         # What it does not say is right by itself.
         assert own_path(("spec", key))[1] in known or key in (
             "retries",
@@ -136,6 +147,7 @@ def test_every_field_of_the_cluster_has_one_of_the_application(document: dict[st
             "code",
             "hooks",
             "server",
+            "keras",
         )
     for key in spec["roles"][role_of(manifest.spec.type)]:
         assert own_path(("spec", "roles", role_of(manifest.spec.type), key))[1] in known

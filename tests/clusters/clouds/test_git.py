@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,12 +16,8 @@ import pytest
 from dulwich.objects import Blob, Commit, Tree
 
 from clusters.clouds.drivers import git
-from clusters.clouds.drivers.git import Failed, Login, checkout, resolve
+from clusters.clouds.drivers.git import Failed, Login, Refused, anywhere, checkout, resolve
 from tests.gitserver import GitServer, Repository, git_server
-
-
-def anywhere(_: str) -> str:
-    return ""
 
 
 @pytest.fixture
@@ -69,13 +66,17 @@ def test_a_ref_names_a_commit_whose_files_are_fetched_though_the_branch_went_on(
 
 def test_what_cannot_be_had_is_said_in_a_sentence(server, repository, files) -> None:
     repository.commit({"a": "1"})
-    ask = lambda url, ref="main", judge=anywhere: why(lambda: resolve(url, ref, Login(), judge))  # noqa: E731
+    ask = lambda url, ref="main", connect=anywhere: why(lambda: resolve(url, ref, Login(), connect))  # noqa: E731
     assert ask(repository.url, "nix") == f"Refused: {repository.url} has no branch or tag “nix”."
     assert ask(f"{server.url}/other.git").startswith(f"Refused: There is no Git repository at {server.url}/other.git")
     assert ask("http://127.0.0.1:1/x.git") == "Failed: 127.0.0.1:1 cannot be reached."
     assert ask("https://nowhere.invalid/x.git") == "Failed: nowhere.invalid cannot be reached."
+
+    def closed(host: str, port: int) -> socket.socket:
+        raise Refused(f"{host}:{port} is closed.")
+
     asked = len(server.asked)
-    assert "is closed: not ours" in ask(repository.url, "main", lambda _: "not ours")
+    assert ask(repository.url, "main", closed) == f"Refused: {server.url.removeprefix('http://')} is closed."
     assert len(server.asked) == asked, "it is not even connected to"
     assert why(lambda: files(repository.url, "1" * 40)).startswith("Failed: ")
 

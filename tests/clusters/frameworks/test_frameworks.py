@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from clusters.clouds.drivers.base import CloudRefused, ImageRef, RunRef, expand, literal
 from clusters.clouds.drivers.kubernetes.render.names import LONGEST_ADDRESS
-from clusters.frameworks import FRAMEWORKS, ROLES
+from clusters.frameworks import FRAMEWORKS, ROLES, starting
 from clusters.frameworks.base import Launch, Resources
 from clusters.manifest import ClusterSpec
 from clusters.runs.plan import build_plan, ranked
@@ -23,7 +23,8 @@ NOTEBOOK = '{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
 
 def spec(framework="tensorflow", **counts):
     first = FRAMEWORKS[framework].roles[0].name
-    roles = {role: {"flavor": "small", "count": count} for role, count in {first: 1, **counts}.items()}
+    counts = {role: count for role, count in {first: 1, **counts}.items() if count is not None}
+    roles = {role: {"flavor": "small", "count": count} for role, count in counts.items()}
     body = {"framework": framework, "image": "i", "command": "true", "roles": roles}
     if FRAMEWORKS[framework].is_application:
         roles[first]["endpoints"] = [{"name": "web", "port": 8080}]
@@ -58,6 +59,14 @@ def test_a_master_alone_is_a_single_machine_without_tf_config():
     assert environment(spec(ps=0, worker=0), "master", 0) == {}
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_each_task_has_the_keras_that_was_chosen(workers):
+    for keras, value in ((2, "1"), (3, "0")):
+        chosen = spec(worker=workers).model_copy(update={"keras": keras})
+        assert environment(chosen, "master", 0)["TF_USE_LEGACY_KERAS"] == value
+    assert "TF_USE_LEGACY_KERAS" not in environment(spec(worker=workers), "master", 0)
+
+
 def test_parameter_servers_get_the_whole_cluster_and_their_own_place():
     assert json.loads(environment(spec(ps=1, worker=2), "worker", 1)["TF_CONFIG"]) == {
         "cluster": {
@@ -88,6 +97,28 @@ def test_torchrun_meets_at_the_master_who_alone_opens_the_store():
     assert (one["MASTER_ADDR"], one["MASTER_PORT"]) == ("master-0.x", "2222")
     assert one["PET_RDZV_CONF"] == "is_host=0"
     assert environment(spec("pytorch", worker=3), "master", 0)["PET_RDZV_CONF"] == "is_host=1"
+    # A program that calls init_process_group itself trains alone without these two, and says nothing of it.
+    assert (one["RANK"], one["WORLD_SIZE"]) == ("$(TASK_RANK)", "4")
+
+
+def test_of_workers_alone_worker_0_leads():
+    """TensorFlow makes it the chief where the cluster names none."""
+    config = json.loads(environment(spec(master=None, worker=2), "worker", 1)["TF_CONFIG"])
+    addresses_ = ["worker-0.x:2222", "worker-1.x:2222"]
+    assert config == {"cluster": {"worker": addresses_}, "task": {"type": "worker", "index": 1}}
+    assert environment(spec("jax", master=None, worker=2), "worker", 1)["JAX_COORDINATOR_ADDRESS"] == addresses_[0]
+    of = spec("pytorch", master=None, worker=2)
+    assert (of.completion, environment(of, "worker", 1)["PET_RDZV_ENDPOINT"]) == ("workers", addresses_[0])
+    argv = FRAMEWORKS["pytorch"].launch(of, "worker", addresses(of), held(of)).argv[:-1]
+    for index in range(2):
+        env = {**environment(of, "worker", index), "TASK_INDEX": str(index), "PATH": "/usr/bin:/bin"}
+        said = subprocess.run([*argv, "echo $PET_RDZV_CONF"], env=env, capture_output=True, check=True).stdout
+        assert said == f"is_host={int(index == 0)}\n".encode()
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "pytorch", "jax"])
+def test_one_worker_alone_is_a_plain_program(framework):
+    assert environment(spec(framework, master=None, worker=1), "worker", 0) == {}
 
 
 @given(st.text(), st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), st.text()))
@@ -110,7 +141,7 @@ def test_the_plan_of_a_parameter_server_cluster():
         ("ps", 2, "Always"),
         ("worker", 2, "OnFailure"),
     ]
-    assert plan.roles[0].argv == ("bash", "-c", "true")
+    assert plan.roles[0].argv == starting.started(("bash", "-o", "pipefail", "-c", "true"))
     assert plan.roles[0].env["PORTAL_RUN"] == "3"
 
 
@@ -166,6 +197,9 @@ def specs(draw):
     """Everything that some driver takes."""
     framework = draw(st.sampled_from(list(FRAMEWORKS.values())))
     counts = {role.name: draw(st.integers(role.least, min(role.most, 4))) for role in framework.roles}
+    first = framework.roles[0]
+    if first.leads and (not counts["worker"] or counts.get("ps")):
+        counts[first.name] = 1
     return spec(framework.name, **counts)
 
 
@@ -213,7 +247,8 @@ def test_every_role_stands_in_the_same_order_in_every_driver():
 
 def started(role, index):
     """The lines that a task of the plan prints: its argv and environment as a cloud and a kernel have them."""
-    env = {"TASK_INDEX": str(index), "PATH": "/usr/bin:/bin"}
+    # The folder and the packages that a task starts with are runs/test_folders.py's.
+    env = {"TASK_INDEX": str(index), "PATH": "/usr/bin:/bin", starting.SCRIPT: 'exec "$@"'}
     for name, value in role.env.items():
         env[name] = expand(value, env)
     return subprocess.run(role.argv, env=env, capture_output=True, text=True, check=True).stdout.splitlines()

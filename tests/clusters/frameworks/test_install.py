@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from clusters.frameworks.programs import with_layers
+from clusters.frameworks import install
+from clusters.frameworks.programs import whole
 from portal.up.services import free_port
 from tests.index import PASSWORD, Index, mirror
 
-INSTALL = with_layers("install.py")
+INSTALL = whole("install.py")
 SAYS = "import greeting; print(greeting.TEXT)"
 
 
@@ -96,3 +97,10 @@ def test_a_package_that_is_not_there_is_named(making: Making) -> None:
     making.lock += making.lock.replace("greeting==", "absent==")
     assert "absent" in making.end(making.begin(), 1)
     assert not (making.folder / "made.whole").exists()
+
+
+def test_of_an_address_people_read_the_name_of_the_file(capfd: pytest.CaptureFixture[str]) -> None:
+    said = "403: it is closed for url http://index:1/files/aHR0cHM6/cowsay-6.1.whl#sha256=ab (from http://index/simple/cowsay/)"
+    argv = [sys.executable, "-c", f"raise SystemExit({said!r})"]
+    assert install.limited(argv, "Installing packages", 60, brief=True) == 1
+    assert capfd.readouterr().err == "403: it is closed for url cowsay-6.1.whl (from cowsay)\n"

@@ -28,9 +28,18 @@ PROGRAM = textwrap.dedent("""\
 
 def test_the_master_is_the_coordinator_and_all_count_from_it():
     of = spec("jax", worker=2)
-    everybody = {"JAX_COORDINATOR_ADDRESS": "master-0.x:2222", "JAX_NUM_PROCESSES": "3"}
-    assert environment(of, "master", 0) == {**everybody, "JAX_PROCESS_ID": "$(TASK_RANK)"}
-    assert environment(of, "worker", 1) == {**everybody, "JAX_PROCESS_ID": "$(TASK_RANK)"}
+    everybody = {
+        "JAX_COORDINATOR_ADDRESS": "master-0.x:2222",
+        "JAX_NUM_PROCESSES": "3",
+        "JAX_PROCESS_ID": "$(TASK_RANK)",
+        # As Kubeflow names them.
+        "COORDINATOR_ADDRESS": "master-0.x",
+        "COORDINATOR_PORT": "2222",
+        "NUM_PROCESSES": "3",
+        "PROCESS_ID": "$(TASK_RANK)",
+    }
+    assert environment(of, "master", 0) == everybody
+    assert environment(of, "worker", 1) == everybody
 
 
 def test_a_master_alone_is_a_single_machine():
@@ -49,16 +58,15 @@ def test_two_processes_compute_together_on_this_machine(loop, people):
         "framework": "jax",
         "image": "python",
         "command": f"python -c {shlex.quote(PROGRAM)}",
-        "roles": {"master": {"flavor": "middle"}, "worker": {"flavor": "middle", "count": 1}},
-        "completion": "workers",
+        "roles": {"worker": {"flavor": "middle", "count": 2}},
         "retries": 0,
     }
     document = {"kind": "cluster", "metadata": {"name": "demo", "appcode": "ops-demo"}, "spec": body}
     cluster = actions.create_cluster(ClusterManifest.model_validate(document), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded", "Failed")
-    assert (run.phase, run.message) == ("Succeeded", "The worker has finished.")
+    assert (run.phase, run.message) == ("Succeeded", "All 2 workers have finished.")
     said = [
-        cloud("local").log(run_ref(run), role, 0, attempt=0).data.decode().splitlines()[-1]
-        for role in ("master", "worker")
+        cloud("local").log(run_ref(run), "worker", index, attempt=0).data.decode().splitlines()[-1]
+        for index in range(2)
     ]
     assert said == ["process 0 of 2 heard [10, 11]", "process 1 of 2 heard [10, 11]"]

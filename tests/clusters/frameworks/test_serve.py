@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from clusters.frameworks import serve
+from clusters.frameworks import serve_drift, serve_formats, serve_protocols
+from clusters.frameworks.serve_tensors import TYPES, Model, Tensor, Wrong
 from clusters.frameworks.serving import FORMATS, SERVE
 from clusters.model_registry import drift
 
@@ -50,30 +52,32 @@ class Model:
 """
 
 
-def model(*tensors: serve.Tensor) -> serve.Model:
-    return serve.Model("test", tensors, (), lambda given_: given_)
+def model(*tensors: Tensor) -> Model:
+    return Model("test", tensors, (), lambda given_: given_)
 
 
 @given(arrays.arrays(np.float32, st.tuples(st.integers(1, 4), st.just(3)), elements=st.floats(-1e6, 1e6, width=32)))
 def test_both_protocols_say_the_same_tensor(value: Any) -> None:
-    known = model(serve.Tensor("x", "FP32", (-1, 3)))
-    rows, by_rows = serve.of_v1({"instances": value.tolist()}, known)
-    named, _ = serve.of_v1({"instances": [{"x": row} for row in value.tolist()]}, known)
-    columns, not_by_rows = serve.of_v1({"inputs": {"x": value.tolist()}}, known)
+    known = model(Tensor("x", "FP32", (-1, 3)))
+    rows, by_rows = serve_protocols.of_v1({"instances": value.tolist()}, known)
+    named, _ = serve_protocols.of_v1({"instances": [{"x": row} for row in value.tolist()]}, known)
+    columns, not_by_rows = serve_protocols.of_v1({"inputs": {"x": value.tolist()}}, known)
     tensor = {"name": "x", "datatype": "FP32", "shape": list(value.shape)}
-    flat = serve.of_v2({"inputs": [{**tensor, "data": value.reshape(-1).tolist()}]}, known)
-    nested = serve.of_v2({"inputs": [{**tensor, "data": value.tolist()}]}, known)
+    flat = serve_protocols.of_v2({"inputs": [{**tensor, "data": value.reshape(-1).tolist()}]}, known)
+    nested = serve_protocols.of_v2({"inputs": [{**tensor, "data": value.tolist()}]}, known)
     assert by_rows
     assert not not_by_rows
     for found in (rows, named, columns, flat, nested):
         np.testing.assert_array_equal(found["x"], value)
         assert found["x"].dtype == np.float32
-    (said,) = serve.to_v2("m", "1", "", {"x": value})["outputs"]
+    document, behind = serve_protocols.to_v2("m", "1", "", {"x": value})
+    (said,) = document["outputs"]
+    assert not behind
     np.testing.assert_array_equal(np.array(said["data"], np.float32).reshape(said["shape"]), value)
-    assert serve.to_v1({"x": value}, by_rows=True) == {"predictions": value.tolist()}
+    assert serve_protocols.to_v1({"x": value}, by_rows=True) == {"predictions": value.tolist()}
 
 
-WORDS = model(serve.Tensor("text", "BYTES", (-1,)), serve.Tensor("n", "INT64", (-1,)))
+WORDS = model(Tensor("text", "BYTES", (-1,)), Tensor("n", "INT64", (-1,)))
 
 
 @pytest.mark.parametrize(
@@ -94,8 +98,8 @@ WORDS = model(serve.Tensor("text", "BYTES", (-1,)), serve.Tensor("n", "INT64", (
     ],
 )
 def test_what_is_wrong_with_a_request_to_tensorflow_serving_is_said(body: Any, sentence: str) -> None:
-    with pytest.raises(serve.Wrong, match=sentence):
-        serve.of_v1(body, WORDS)
+    with pytest.raises(Wrong, match=sentence):
+        serve_protocols.of_v1(body, WORDS)
 
 
 @pytest.mark.parametrize(
@@ -113,20 +117,86 @@ def test_what_is_wrong_with_a_request_to_tensorflow_serving_is_said(body: Any, s
 )
 def test_what_is_wrong_with_a_tensor_is_said_at_its_place(tensor: dict[str, Any], sentence: str) -> None:
     good = {"name": "n", "datatype": "INT64", "shape": [2], "data": [1, 2]}
-    with pytest.raises(serve.Wrong, match=sentence):
-        serve.of_v2({"inputs": [{**good, **tensor}]}, model(serve.Tensor("n", "INT64", (-1,))))
+    with pytest.raises(Wrong, match=sentence):
+        serve_protocols.of_v2({"inputs": [{**good, **tensor}]}, model(Tensor("n", "INT64", (-1,))))
 
 
 @pytest.mark.parametrize("number", [256, -1])
 def test_a_number_that_a_type_does_not_have_is_refused_and_not_taken_for_another(number: int) -> None:
-    with pytest.raises(serve.Wrong, match="too small or too large for UINT8"):
-        serve.of_v1({"instances": [1, number]}, model(serve.Tensor("pixel", "UINT8", (-1,))))
+    with pytest.raises(Wrong, match="too small or too large for UINT8"):
+        serve_protocols.of_v1({"instances": [1, number]}, model(Tensor("pixel", "UINT8", (-1,))))
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64", "INT64", "BOOL"])
+@pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity", "1" + 400 * "0", "1e39", '"1"', "null", "{}"])
+def test_a_number_that_no_type_has_is_the_callers_mistake(datatype: str, number: str) -> None:
+    """A model would answer NaN, for which the revision would be blamed."""
+    fits = number == "1e39" and datatype == "FP64"
+    known = model(Tensor("x", datatype, (-1,)))
+    tensor = f'{{"name": "x", "datatype": "{datatype}", "shape": [1], "data": [{number}]}}'
+    for ask in (
+        lambda: serve_protocols.of_v1(json.loads(f'{{"instances": [{number}]}}'), known),
+        lambda: serve_protocols.of_v2(json.loads(f'{{"inputs": [{tensor}]}}'), known),
+    ):
+        with nullcontext() if fits else pytest.raises(Wrong):
+            ask()
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(
+        st.sampled_from(["x", "b64", "name", "datatype", "shape", "data", "parameters", "binary_data_size"]), each, max_size=4
+    ),
+)  # fmt: skip
+inputs = st.fixed_dictionaries(
+    {"name": st.just("x"), "datatype": st.sampled_from([*TYPES]), "shape": st.lists(st.integers(0, 3), max_size=2)},
+    optional={"data": anything, "parameters": st.just({"binary_data_size": 4}) | anything},
+)
+
+
+@given(
+    st.sampled_from([None, *TYPES]), anything | st.builds(lambda each: {"inputs": [each]}, inputs | anything)
+    | st.builds(lambda each: {"instances": each}, anything), st.binary(max_size=8),
+)  # fmt: skip
+def test_whatever_is_sent_is_taken_or_refused_and_nothing_worse(datatype: str | None, body: Any, behind: bytes) -> None:
+    known = model(*([Tensor("x", datatype, (-1,))] if datatype else []))
+    for read in (lambda: serve_protocols.of_v1(body, known)[0], lambda: serve_protocols.of_v2(body, known, behind)):
+        try:
+            found = read()
+        except Wrong:
+            continue
+        assert all(np.isfinite(each).all() for each in found.values() if each.dtype.kind == "f")
+
+
+@pytest.mark.parametrize("datatype", [*TYPES])
+@given(data=st.data())
+def test_binary_tensors_come_back_as_they_were_sent(datatype: str, data: st.DataObject) -> None:
+    shape = data.draw(arrays.array_shapes(max_dims=3, max_side=3))
+    if datatype == "BYTES":
+        texts = data.draw(st.lists(st.binary(max_size=5), min_size=math.prod(shape), max_size=math.prod(shape)))
+        value = np.array([*texts, None], object)[:-1].reshape(shape)
+    else:
+        value = data.draw(arrays.arrays(TYPES[datatype], shape))
+    document, behind = serve_protocols.to_v2("m", "1", "", {"x": value}, {"x": True})
+    (tensor,) = document["outputs"]
+    assert tensor["parameters"] == {"binary_data_size": len(behind)}
+    known = model(Tensor("x", datatype, None))
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        with pytest.raises(Wrong, match="NaN"):
+            serve_protocols.of_v2({"inputs": [tensor]}, known, behind)
+        return
+    found = serve_protocols.of_v2({"inputs": [tensor]}, known, behind)["x"]
+    np.testing.assert_array_equal(found, value)
+    assert found.dtype == value.dtype
+    for wrong in (behind + b"x", behind[:-1]):
+        with pytest.raises(Wrong):
+            serve_protocols.of_v2({"inputs": [tensor]}, known, wrong)
 
 
 def test_texts_and_bytes_come_back_as_they_were_sent() -> None:
-    found, _ = serve.of_v1({"instances": [{"text": "ä", "n": 1}, {"text": {"b64": "/w=="}, "n": 2}]}, WORDS)
+    found, _ = serve_protocols.of_v1({"instances": [{"text": "ä", "n": 1}, {"text": {"b64": "/w=="}, "n": 2}]}, WORDS)
     assert found["text"].tolist() == ["ä".encode(), b"\xff"]
-    answer = serve.to_v1({"text": found["text"], "n": found["n"]}, by_rows=True)
+    answer = serve_protocols.to_v1({"text": found["text"], "n": found["n"]}, by_rows=True)
     assert answer == {"predictions": [{"text": "ä", "n": 1}, {"text": {"b64": "/w=="}, "n": 2}]}
 
 
@@ -145,9 +215,9 @@ def test_texts_and_bytes_come_back_as_they_were_sent() -> None:
 )
 def test_the_bins_of_a_sample_tell_what_it_has_from_what_it_has_not(rows: Any, same: Any, other: Any) -> None:
     said = {"inputs": {"x": rows}}
-    ((_, bins),) = serve._bins(said, model(serve.Tensor("x", "FP32", (-1,))))
+    ((_, bins),) = serve_drift._bins(said, model(Tensor("x", "FP32", (-1,))))
     (empty,) = bins.documents("input", "x")
-    assert len(empty["expected"]) == len(empty["seen"]) == len(empty["edges"]) + 1 <= serve.BINS + 2
+    assert len(empty["expected"]) == len(empty["seen"]) == len(empty["edges"]) + 1 <= serve_drift.BINS + 2
     assert sum(empty["expected"]) == pytest.approx(1)
     bins.count(np.array(same, np.float32).astype(float).reshape(-1, 1))
     (of_it,) = bins.documents("input", "x")
@@ -166,7 +236,7 @@ def test_the_bins_of_a_sample_tell_what_it_has_from_what_it_has_not(rows: Any, s
     )
 )
 def test_counted_at_once_each_column_has_what_it_would_have_alone(table: Any) -> None:
-    together = serve.Bins(table)
+    together = serve_drift.Bins(table)
     together.count(table)
     for column, said in enumerate(together.documents("input", "x")):
         values = table[:, column][~np.isnan(table[:, column])]
@@ -180,8 +250,8 @@ def test_counted_at_once_each_column_has_what_it_would_have_alone(table: Any) ->
 
 def test_of_more_rows_than_a_second_has_room_for_some_are_counted_from_everywhere() -> None:
     said = {"inputs": {"x": list(range(10_000))}, "outputs": {"y": [[0, 1]]}}
-    known = model(serve.Tensor("x", "FP64", (-1,)))
-    found = serve.Drift(dict(serve._bins(said, known)))
+    known = model(Tensor("x", "FP64", (-1,)))
+    found = serve_drift.Drift(dict(serve_drift._bins(said, known)))
     found.count({"x": np.arange(10_000.0)}, {"y": np.zeros((10_000, 2)), "more": np.zeros(3), "word": np.array(["a"])})
     x, y, _ = found.document["columns"]
     assert found.document["rows"] == 10_000
@@ -209,6 +279,18 @@ class Server:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
+
+    def infer(self, body: Any, binary: bytes, json_bytes: str = "") -> tuple[int, Any, bytes]:
+        """A request of the protocol with binary tensors behind its JSON, and what is behind that of the answer."""
+        head = json.dumps(body).encode()
+        headers = {"Inference-Header-Content-Length": json_bytes or str(len(head))}
+        url = f"http://127.0.0.1:{self.port}/v2/models/m/infer"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, head + binary, headers), timeout=30) as answer:
+                size, said = int(answer.headers["Inference-Header-Content-Length"] or 1 << 30), answer.read()
+                return answer.status, json.loads(said[:size]), said[size:]
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error), b""
 
 
 @contextmanager
@@ -264,12 +346,35 @@ def test_a_class_of_ones_own_is_asked_by_both_protocols(own: Server) -> None:
     assert signature["inputs"]["x"]["dtype"] == "DT_FLOAT"
 
 
+def test_binary_tensors_are_taken_and_answered_as_tritons_client_sends_them(own: Server) -> None:
+    """The bytes are those of tritonclient.http 2.73, which wants everything in binary unless it is told otherwise."""
+    numbers = np.array([[1, 2], [3, 4]], "<f4").tobytes()
+    tensor = {"name": "x", "shape": [2, 2], "datatype": "FP32", "parameters": {"binary_data_size": 16}}
+    asks: list[dict[str, Any]] = [
+        {"inputs": [tensor], "parameters": {"binary_data_output": True}},
+        {"inputs": [tensor], "outputs": [{"name": "sum", "parameters": {"binary_data": True}}]},
+    ]
+    for body in asks:
+        status, head, behind = own.infer(body, numbers)
+        assert (status, np.frombuffer(behind, "<f4").tolist()) == (200, [4, 8])
+        assert head["outputs"][0] == {
+            "name": "sum", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8},
+        }  # fmt: skip
+    status, head, behind = own.infer({"inputs": [tensor]}, numbers)
+    assert (status, head["outputs"][0]["data"], behind) == (200, [4, 8], b"")
+    asks[1]["outputs"][0]["name"] = "other"
+    assert own.infer(asks[1], numbers)[0] == 400
+    assert own.infer(asks[0], numbers[1:])[0] == 400
+    assert own.infer(asks[0], numbers, json_bytes="x")[0] == 400
+
+
 def test_each_refusal_says_why(own: Server) -> None:
     path = "/v1/models/m:predict"
     for where, body, status, sentence in (
         ("/v1/models/other:predict", {}, 404, "There is no model “other” here; this is m, version 3."),
         ("/v2/models/m/versions/2/infer", {}, 404, "There is no version “2” here; this is m, version 3."),
         (path, b"{", 400, "This is not JSON"),
+        (path, b'{"instances": [[1e400, 2]]}', 400, "there is NaN, infinity, or a number as large"),
         (path, {"instances": [[1, 2, 3]]}, 400, "its shape is [1, 3], and “x” takes [-1, 2]"),
         (path, {"instances": [[-1, 2]]}, 500, "The model failed: ValueError: below zero"),
         (path, {"instances": [[9, 2]]}, 500, "NaN or infinity, which JSON cannot say"),
@@ -363,7 +468,7 @@ def test_without_a_sample_and_with_one_that_is_wrong_a_model_is_served_all_the_s
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    found = serve.drift_of(tmp_path, model(serve.Tensor("x", "FP32", (-1, 2))))
+    found = serve_drift.drift_of(tmp_path, model(Tensor("x", "FP32", (-1, 2))))
     found.count({"x": np.zeros((2, 2), np.float32)}, {})
     assert (found.document["columns"], found.document["rows"]) == ([], 2)
     assert sentence in found.document.get("message", "")
@@ -371,7 +476,7 @@ def test_without_a_sample_and_with_one_that_is_wrong_a_model_is_served_all_the_s
 
 
 def test_every_format_that_the_portal_names_has_a_loader() -> None:
-    assert tuple(serve.LOADERS) == FORMATS
+    assert tuple(serve_formats.LOADERS) == FORMATS
 
 
 def field(number: int, value: bytes | int | str) -> bytes:

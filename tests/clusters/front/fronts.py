@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from django.db import connection, transaction
 from django.db.models import F
 
-from clusters.models import Replica, Revision, Service, ServiceToken
+from clusters.models import Cluster, Replica, Revision, Service, ServiceToken
 from clusters.serving.signal import routes_changed
 from portal.up.services import free_port
 from tests.conftest import new_people
@@ -70,17 +70,18 @@ asyncio.run(main())
 """
 
 
-# As the holder of a run's network on one machine: takes connections at a port, whether the program behind it listens or not.
+# As the holder of a run's network on one machine: takes connections at a port, whether the program behind it listens or not,
+# and hands them out; or as the entrance of a pod, which hands out nothing.
 HOLDER = """
-import os, signal, socket, sys
+import signal, socket, sys
 from clusters.clouds.drivers.local.network import forward, handed
-from clusters.clouds.drivers.local.network.peers import Peers
 
-port = int(sys.argv[1])
-with socket.create_server(("127.0.0.1", 0)) as listening, handed.listen(listening.getsockname()[1]) as handing:
-    forward.begin({port: listening}, {port: handing}, Peers(), os.geteuid())
-    print(listening.getsockname()[1], flush=True)
-    signal.pause()
+port, proof, held = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+listening = socket.create_server(("127.0.0.1", 0))
+given = {port: handed.listen(listening.getsockname()[1])} if held == "handed" else {}
+forward.begin({port: listening}, given, proof)
+print(listening.getsockname()[1], flush=True)
+signal.pause()
 """
 
 
@@ -124,17 +125,24 @@ class World:
     def revision(self, number: int, **fields: Any) -> Revision:
         return Revision.objects.create(service=self.service, number=number, model=f"digits/{number}", spec={}, **fields)
 
-    def replica(self, revision: Revision, slot: int, *, held: bool = False) -> Replica:
-        """One that answers already; `held`: in a network of which only a port of its holder is seen."""
+    def replica(self, revision: Revision, slot: int, *, held: str = "") -> Replica:
+        """One that answers already; `held`: in a network of which only an entrance is seen, or where connections are “handed”
+        out."""
         port = free_port()
         self.start(slot, port)
+        cluster = Cluster.objects.create(appcode=self.appcode, name=f"digits-{slot}", spec={"framework": "serving"})
         if held:
-            argv = [sys.executable, "-c", HOLDER, str(port)]
+            argv = [sys.executable, "-c", HOLDER, str(port), cluster.proof, held]
             self.holders.append(subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True))
             assert self.holders[-1].stdout
             port = int(self.holders[-1].stdout.readline())
         return Replica.objects.create(
-            service=self.service, revision=revision, slot=slot, state="serving", address=f"127.0.0.1:{port}"
+            service=self.service,
+            revision=revision,
+            slot=slot,
+            state="serving",
+            address=f"127.0.0.1:{port}",
+            cluster=cluster,
         )
 
     def start(self, slot: int, port: int) -> None:

@@ -12,8 +12,8 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from clusters.front.counts import BUCKETS
+from clusters.models import Cluster, Replica, Revision, Service, ServiceMinute, ServiceToken
 from clusters.models import Front as Row
-from clusters.models import Replica, Revision, Service, ServiceMinute, ServiceToken
 from tests.clusters.front.fronts import SPEC, Answered, Front, World
 
 pytestmark = pytest.mark.timeout(120)
@@ -69,6 +69,7 @@ def test_a_replica_sees_who_asks_and_not_with_what(world: World, front: Front, o
     assert headers == {
         "host": "digits-ops-demo.serve.localhost:8000", "accept-encoding": "identity", "x-own": "1",
         "content-type": "application/json", "content-length": "100000", "x-portal-caller": "checkout",
+        "x-portal-gateway": Cluster.objects.get().proof,
     }  # fmt: skip
     assert (said.headers["X-Portal-Revision"], said.headers["X-Own"], said.headers["Server"]) == (
         "1",

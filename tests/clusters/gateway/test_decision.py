@@ -32,11 +32,11 @@ GET = Asked(
     fetch_mode="navigate",
     fetch_dest="document",
 )
-SOCKET = Asked("GET", "/api/events", HERE, origin=HERE, cookies=f"{COOKIE}=secret", upgrade="websocket")
+SOCKET = Asked("GET", "/api/events", HERE, origin=HERE, cookies=f"{COOKIE}=secret", socket_key="dGhlIHNhbXBsZQ==")
 POST = Asked(
     "POST", "/api/contents", HERE, origin=HERE, cookies=f"{COOKIE}=secret", fetch_site="same-origin", fetch_mode="cors"
 )
-ALICE, NOBODY, PROGRAM = Sender(person="alice", may_open=True), Sender(), Sender(token=True)
+ALICE, NOBODY, PROGRAM = Sender(person="alice", may_open=True, proof="p"), Sender(), Sender(token=True, proof="p")
 OTHERS = ("http://web-x-flight.apps.localhost:8000", "http://portal.localhost:8000", "null", "https://evil.example")
 
 words = st.text(string.ascii_letters + string.digits + "-_.", min_size=1, max_size=12)
@@ -51,12 +51,14 @@ asked = st.builds(
         lambda pairs: "; ".join(f"{name}={value}" for name, value in pairs)
     ),
     accept=st.sampled_from(["", "text/html,*/*", "application/json"]),
-    upgrade=st.sampled_from(["", "websocket", "WebSocket"]),
+    socket_key=st.sampled_from(["", "dGhlIHNhbXBsZQ=="]),
     fetch_site=st.sampled_from(["", "none", "same-origin", "same-site", "cross-site"]),
     fetch_mode=st.sampled_from(["", "navigate", "cors", "no-cors", "websocket"]),
     fetch_dest=st.sampled_from(["", "document", "iframe", "object", "empty", "script"]),
 )
-senders = st.builds(Sender, token=st.booleans(), person=st.sampled_from(["", "alice"]), may_open=st.booleans())
+senders = st.builds(
+    Sender, token=st.booleans(), person=st.sampled_from(["", "alice"]), may_open=st.booleans(), proof=st.just("p")
+)
 
 
 @given(asked, senders)
@@ -70,7 +72,8 @@ def test_only_who_is_known_and_may_comes_in_and_nothing_of_the_portal_with_them(
     assert request.uri.startswith("/")
     assert COOKIE not in answer.headers.get("Cookie", "")
     assert "gpc_" not in answer.headers.get("Authorization", "")
-    assert set(answer.headers) <= {"Cookie", "Authorization", *OURS[:1]}
+    assert set(answer.headers) <= {"Cookie", "Authorization", *OURS}
+    assert answer.headers["X-Portal-Gateway"] == "p"
     if sender.token:
         assert "Authorization" not in answer.headers
         assert "X-Portal-User" not in answer.headers

@@ -18,6 +18,8 @@ from clusters.clouds.registry import cloud
 from clusters.logs import collect, copy
 from clusters.models import Run, Task
 from clusters.runs import reconcile
+from datastores.storage.actions import bucket_of, logs_bucket
+from datastores.storage.store import _client
 from tests.api.client import api_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -261,6 +263,26 @@ def test_an_object_store_that_is_away_is_waited_for(loop, people, manifest, stor
     worker.join(90)
     task = Task.objects.get(run=run)
     assert (task.log_state, task.log_message) == ("kept", "")
+
+
+def test_the_portal_s_own_object_storage_is_the_archive_where_no_other_is_named(
+    loop, people, manifest, store, s3, settings, bucket
+):
+    """Its bucket is made when it is first used, and no appcode of that name gets it."""
+    keys = {"access_key": s3.access_key, "secret": s3.secret_key, "bucket_prefix": f"{bucket}-"}
+    settings.LOGS_S3 = {**settings.LOGS_S3, "server": ""}
+    settings.STORAGE = {**settings.STORAGE, "url": s3.url, "inner_url": s3.url, **keys}
+    _client.cache_clear()
+    cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Succeeded")
+    collect.copy_due()
+    assert state(run) == "kept"
+    objects = s3.client.list_objects_v2(Bucket=logs_bucket())["Contents"]
+    assert key(run) in {each["Key"] for each in objects}
+    assert bucket_of("gpu-cloud-logs") != logs_bucket()
+    collect.forget([run])
+    assert "Contents" not in s3.client.list_objects_v2(Bucket=logs_bucket())
+    _client.cache_clear()
 
 
 def test_a_log_that_is_too_long_is_cut_and_says_so(loop, people, manifest, store, settings):

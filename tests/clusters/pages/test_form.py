@@ -25,7 +25,7 @@ ENDPOINT = st.fixed_dictionaries(
     }
 )
 FOLDER = st.lists(st.from_regex(r"[a-zü0-9_-]{1,8}", fullmatch=True), max_size=2).map("/".join)
-SAID = {"path": FOLDER, "mode": st.sampled_from(["copy", "shard", "cache", "stream"])}
+SAID = {"path": FOLDER, "mode": st.sampled_from(["auto", "copy", "shard", "cache", "stream"])}
 FOLDS = {"fold": st.integers(1, 2), "folds": st.integers(2, 9)}
 INPUT = NAME | st.one_of(
     st.fixed_dictionaries({**source, **SAID, **more})
@@ -65,8 +65,13 @@ def manifests(draw):
     mode = draw(st.sampled_from(driver.modes))
     roles = {}
     for role in driver.roles:
-        if role.least or draw(st.booleans()):
-            roles[role.name] = {"flavor": draw(NAME), "count": draw(st.integers(role.least, role.most))}
+        # Workers alone have no parameter servers, and are at least one.
+        alone = driver.roles[0].leads and driver.roles[0].name not in roles and not role.leads
+        if alone and role.kept_alive:
+            continue
+        least = 1 if role.leads or (alone and role.name == "worker") else role.least
+        if role.least or (alone and role.name == "worker") or draw(st.booleans()):
+            roles[role.name] = {"flavor": draw(NAME), "count": draw(st.integers(least, role.most))}
             if driver.is_independent:
                 roles[role.name]["atOnce"] = draw(st.none() | st.integers(1, role.most))
     single = [name for name, role in roles.items() if role["count"] == 1] if mode == "service" else []
@@ -79,6 +84,9 @@ def manifests(draw):
     spec = {
         "framework": framework,
         "image": draw(NAME),
+        "requirements": draw(
+            st.lists(st.sampled_from(["pandas>=2.2", "# why", "six ; python_version < '4'"]), max_size=3)
+        ),
         "command": draw(COMMAND),
         "code": draw(st.none() | FILES.map(lambda files: {"files": files}) | REPOSITORY),
         "env": draw(st.dictionaries(names, TEXT, max_size=5)),
@@ -90,7 +98,7 @@ def manifests(draw):
         "roles": roles,
         "completion": draw(st.sampled_from(done)),
         "access": draw(ACCESS),
-        "retries": draw(st.integers(0, 10)),
+        "retries": draw(st.none() | st.integers(0, 10)),
         "timeLimit": draw(st.none() | st.integers(60, 60 * 86400)),
         "scheduleAfter": draw(st.none() | TIMES),
         "hooks": draw(HOOKS),
@@ -178,7 +186,6 @@ BAD = [
     ({"framework": "caffe"}, "framework"),
     ({"mode": "forever"}, "mode"),
     ({"retries": "11"}, "retries"),
-    ({"retries": ""}, "retries"),
     ({"time_limit": "5", "time_limit_unit": "seconds"}, "time_limit"),
     ({"time_limit": "soon"}, "time_limit"),
     ({"schedule_after": "tomorrow"}, "schedule_after"),

@@ -102,3 +102,64 @@ def test_images_are_made_and_changed(catalogue, people, as_person):
     )
     assert Image.objects.get(name="torch").environment == "/opt/torch"
     assert client.get("/admin/images/no-such").status_code == 404
+
+
+def test_rest_writes_what_the_pages_write(catalogue, people):
+    """At the fields of the body; what is not offered is seen by administrators alone, and paths of this machine, too."""
+    from clusters.spec.offers import flavor_titles
+    from tests.api.client import api_of
+
+    root, alice = api_of(people.root), api_of(people.alice)
+    huge = {"name": "huge", "title": "Huge", "cpuMilli": 16000, "memoryMb": 66048}
+    assert "huge" not in flavor_titles()
+    status, made = root.post("/flavors", huge)
+    assert (status, made) == (201, {**huge, "gpus": 0, "gpuModel": "", "enabled": True})
+    for changes, field in (
+        ({}, "name"),
+        ({"name": "No name"}, "name"),
+        ({"name": "more"}, "title"),
+        ({"gpus": 65}, "gpus"),
+    ):
+        status, answer = root.post("/flavors", huge | changes)
+        assert (status, answer["errors"][0]["path"]) == (422, field)
+    assert (
+        root.post("/flavors", huge | {"name": "big", "title": "Big", "memoryMb": 2**40})[1]["errors"][0]["path"]
+        == "memoryMb"
+    )
+    hidden = {key: value for key, value in huge.items() if key != "name"} | {"enabled": False}
+    assert root.put("/flavors/huge", hidden)[1]["enabled"] is False
+    assert alice.get("/flavors/huge")[0] == 404
+    assert "huge" not in [each["name"] for each in alice.get("/flavors")[1]["items"]]
+    assert "huge" in [each["name"] for each in root.get("/flavors")[1]["items"]]
+    image = {"name": "own", "title": "Own", "environment": "/srv/venv", "frameworks": ["pytorch"]}
+    assert root.post("/images", image | {"frameworks": ["cobol"]})[1]["errors"][0]["path"] == "frameworks.0"
+    assert root.post("/images", image)[1]["environment"] == "/srv/venv"
+    seen = alice.get("/images/own")[1]
+    assert (seen["local"], seen["environment"], seen["program"]) == (True, None, None)
+
+
+@pytest.mark.django_db
+def test_the_organisation_is_written_over_rest(people):
+    from portal.models import Event
+    from tests.api.client import api_of
+
+    root = api_of(people.root)
+    line = {"title": "Research", "namespace": "research"}
+    assert root.post("/org-nodes", {"path": "qunarcorp.research", **line}) == (
+        201,
+        {"path": "qunarcorp.research", **line},
+    )
+    wrong = [({"path": "qunarcorp.research"}, "path"), ({"path": "No Path"}, "path")]
+    for body, field in (*wrong, ({"path": "a.b", **line}, "namespace")):
+        status, answer = root.post("/org-nodes", body)
+        assert (status, answer["errors"][0]["path"]) == (422, field)
+    moved = root.put(f"/org-nodes/{people.ops.org_node.path}", {"namespace": "elsewhere"})
+    assert moved[1]["errors"][0]["message"].startswith("Appcodes below live in")
+    assert root.delete(f"/org-nodes/{people.ops.org_node.path}")[0] == 409
+    assert root.delete("/org-nodes/qunarcorp.research")[0] == 204
+    assert list(
+        Event.objects.filter(object="org qunarcorp.research").values_list("verb", flat=True).order_by("pk")
+    ) == [
+        "org.created",
+        "org.deleted",
+    ]

@@ -72,3 +72,55 @@ def test_rest_says_the_same(busy: None, people: Any) -> None:
     save_capacity("local", Capacity(here, (Waiting(0, 1, ""), Waiting(block.pk, 8, "")), in_order=True))
     (queue,) = api_of(people.victor).get("/queue")[1]["items"]
     assert [queue["waiting"][0][name] for name in ("place", "placeIn", "message")] == [2, "cloud", "Waits for 8 GPUs."]
+
+
+@pytest.mark.django_db
+def test_a_run_that_has_started_in_part_waits_with_all_that_it_lacks(make_cluster: Any, people: Any) -> None:
+    """Its parameter server runs and holds no GPU, some workers have their nodes; of another the cloud makes no more tasks. One
+    whose tasks all have a node waits for nothing."""
+    from clusters.models import Task
+    from clusters.runs.observe import save_capacity
+    from tests.api.client import api_of
+
+    save_capacity("local", Capacity(tuple(Node(f"gpu-{n}", "A100", 8, 0, 64_000, 1 << 18) for n in (1, 2))))
+    now = dt.datetime.now(dt.UTC)
+    small = {"flavor": "small", "gpus": 0, "gpu_model": "", "cpu_milli": 1000, "memory_mb": 1024}
+    held = {"ps": small, "worker": small | {"gpus": 1}}
+    roles = {"ps": {"count": 1, "ready": 1}, "worker": {"count": 9, "ready": 2}}
+    facts = {"admitted_at": now, "resources": held, "roles": roles, "gpus": 9, "gpu_rate": 2}
+
+    def make(name: str, placed: int, **more: Any) -> None:
+        cluster = make_cluster(name, phase="Starting", run={**facts, **more})
+        run = Run.objects.get(cluster=cluster)
+        run.tasks.all().delete()
+        unplaced = 0 if "blocked_message" in more else 9 - placed
+        states = [("ps", 0, "Running", "gpu-1", "")]
+        states += [("worker", n, "Running", "gpu-1", "") for n in range(placed)]
+        states += [("worker", placed + n, "Pending", "", "Unschedulable") for n in range(unplaced)]
+        Task.objects.bulk_create(
+            Task(
+                run=run,
+                role=role,
+                index=n,
+                attempt=0,
+                uid=f"{name}-{role}-{n}",
+                phase=phase,
+                node=node,
+                reason=reason,
+                observed_at=now,
+            )
+            for role, n, phase, node, reason in states
+        )
+
+    make("partly", 2)
+    make("refused", 2, blocked_reason="NamespaceQuota", blocked_message="Used up.", message="Used up.")
+    make("whole", 9)
+    (queue,) = api_of(people.victor).get("/queue")[1]["items"]
+    assert {run["cluster"]: run["message"] for run in queue["waiting"]} == {
+        "partly": "Lacks 7 GPUs for 7 of 10 tasks. It needs 7 GPUs; 0 of 16 are free. It starts as soon as enough are.",
+        "refused": "Lacks 7 GPUs for 7 of 10 tasks. Used up.",
+    }
+    assert {run["cluster"] for run in queue["holding"]} == {"partly", "refused", "whole"}
+    Cluster.objects.update(appcode=people.flight)
+    (queue,) = api_of(people.victor).get("/queue")[1]["items"]
+    assert queue["others"] == {"waiting": 2, "waitingGpus": 14, "holding": 3, "heldGpus": 6}

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from clusters.model_registry import drift
 from clusters.models import (
+    Cluster,
     Replica,
     Revision,
     RevisionDrift,
@@ -240,7 +241,7 @@ def test_a_button_asks_before_it_does(page, asked):
     page("bob", URL, status=404)
 
 
-def test_both_protocols_are_given_as_commands_and_who_does_not_answer_is_said_so(page, asked):
+def test_both_protocols_are_given_as_commands_and_who_does_not_answer_is_said_so(page, asked, people):
     versions = asked.revisions.get(number=1).version
     versions.sample = {"instances": [[1.0, 2.0], [3.0, 4.0]]}
     versions.signature = {"inputs": [{"name": "x", "dtype": "float32", "shape": [None, 2]}], "outputs": []}
@@ -251,6 +252,9 @@ def test_both_protocols_are_given_as_commands_and_who_does_not_answer_is_said_so
     sent = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [[1.0, 2.0], [3.0, 4.0]]}
     assert json.dumps({"inputs": [sent]}) in text
     assert "not JSON" in page("bob", f"{URL}/try/send", {"body": "{"})
+    asked.replicas.filter(slot=1).update(
+        cluster=Cluster.objects.create(appcode=people.ops, name="digits-1", spec={"roles": {}}, created_by=people.bob)
+    )
     assert "Nobody listens" in page("bob", f"{URL}/try/send", {"body": "{}"})
     page("victor", f"{URL}/try/send", {"body": "{}"}, status=403)
 

@@ -163,7 +163,7 @@ def test_what_no_column_takes_is_refused_and_not_an_error(whole, people, as_pers
         assert client.get(f"/clusters/new?{address}").status_code == 404
     for card in ({"template": "me/a\0", "appcode": "ops-demo"}, {"start": "hello-gpu", "appcode": "a\0"}):
         assert client.post("/clusters/start", card).status_code == 404
-    for image, said in (("a\0", "image: NUL characters are not allowed."), ("\ud800", "spec: Give an object, {…}.")):
+    for image, said in (("a\0", "image: NUL characters are not allowed."), ("\ud800", "spec: Give an object, {")):
         spec = json.dumps({**whole.spec, "image": image})
         assert said in client.post("/templates/save", {"spec": spec, "name": "x", "whose": "me"}).content.decode()
         document = json.dumps(

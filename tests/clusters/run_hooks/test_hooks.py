@@ -88,7 +88,7 @@ def test_a_hook_finds_output_and_facts_of_its_run_and_its_failure_changes_nothin
         "appcode": "ops-demo", "cluster": "train", "run": 1, "phase": "Succeeded", "metrics": {"loss": 0.25}, "image": "python",
     }  # fmt: skip
     broken = done(loop, run, "breaks").did
-    assert (broken.phase, broken.message) == ("Failed", "worker-0 failed with exit code 3 after 2 attempts: broken")
+    assert (broken.phase, broken.message) == ("Failed", "worker-0 failed twice (exit code 3): broken")
     run.refresh_from_db()
     assert (run.phase, run.message) == ("Succeeded", "The master has finished.")
 

@@ -17,6 +17,7 @@ from clusters.runs import code as run_code
 from clusters.runs import reconcile
 from portal.errors import Invalid
 from portal.models import Event
+from portal.outgoing import Rules
 from tests.gitserver import git_server
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -54,7 +55,7 @@ def test_a_run_keeps_its_commit_and_the_next_one_starts_there_again(loop, people
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert (run.phase, run.code) == ("Succeeded", {"commit": first})
     said = log_of(run)
-    assert said.startswith("one\n/elearn/code/work\n")
+    assert said.startswith("one\n/elearn/work/work\n")
     assert "Read-only file system" in said
     assert "very-secret" not in said
 
@@ -82,7 +83,7 @@ def test_a_server_that_is_away_is_asked_again_and_a_closed_one_never(people, cat
     assert (run.phase, run.message, run.code) == (
         "Queued", "The code cannot be fetched: 127.0.0.1:1 cannot be reached. It is asked again.", {},
     )  # fmt: skip
-    settings.SINGLE_MACHINE = False
+    settings.OUTGOING = Rules()
     with pytest.raises(Invalid) as caught:
         actions.create_cluster(manifest("closed", code={"git": repository.url}), acting_user=people.bob)
     [error] = caught.value.errors

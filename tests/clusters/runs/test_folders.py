@@ -6,6 +6,7 @@ import pytest
 from django.utils import timezone
 
 from clusters import actions
+from clusters.clouds.registry import cloud, run_ref
 from clusters.models import Run
 from datastores.files import rules, trash
 from datastores.models import Datastore, Removal
@@ -18,6 +19,48 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def results(people, s3, bucket):
     spec = {"server": s3.url, "bucket": bucket, "prefix": "", "access_key": s3.access_key, "region": "us-east-1"}
     return Datastore.objects.create(appcode=people.ops, name="results", kind="s3", spec=spec, secret=s3.secret_key)
+
+
+WHEEL = """
+import zipfile
+with zipfile.ZipFile("greeter-1.0-py3-none-any.whl", "w") as file:
+    info = "greeter-1.0.dist-info"
+    file.writestr("greeter.py", "def main(): print('greeted')")
+    file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: greeter\\nVersion: 1.0\\n")
+    file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+    file.writestr(f"{info}/entry_points.txt", "[console_scripts]\\ngreet = greeter:main\\n")
+    file.writestr(f"{info}/RECORD", "")
+"""
+PROGRAM = """
+set -e
+pwd; whoami; python -c "import getpass; print(getpass.getuser())"; git --version | cut -c1-3
+python wheel.py
+pip install --quiet --no-index ./greeter*.whl && greet
+python -c "import sys, numpy; print(sys.prefix, numpy.__name__)"
+pip uninstall --quiet --yes greeter; pip install --quiet --no-index --user ./greeter*.whl && hash -r && greet
+pip uninstall --quiet --yes greeter; uv pip install --quiet --offline ./greeter*.whl && hash -r && greet
+python -m venv --system-site-packages --without-pip env && env/bin/python -c "import numpy, greeter; greeter.main()"
+mkdir logs ~/.cache/ours; echo 1 > logs/events; echo 2 > model.keras; echo 3 > kept.txt; ln -s model.keras latest
+python -c "import imported"
+"""
+
+
+def test_a_program_writes_where_it_starts_and_installs_packages(loop, people, manifest, results, s3):
+    """Programs of others expect a folder, a name and a pip that works; what they write is kept, and their code is not again."""
+    files = {"wheel.py": WHEEL, "kept.txt": "0", "imported.py": "print(open('kept.txt').read())", "same/data.txt": "x"}
+    cluster = actions.create_cluster(
+        manifest("program", PROGRAM, output="results", code={"files": files}), acting_user=people.bob
+    )
+    run = loop.until_phase(cluster, "Succeeded", "Failed")
+    said = cloud("local").log(run_ref(run), "master", 0, attempt=0).data.decode()
+    assert run.phase == "Succeeded", said
+    assert said == (
+        "/elearn/work\nelearn\nelearn\ngit\ngreeted\n/tmp/.packages numpy\ngreeted\ngreeted\ngreeted\n3\n\n"
+    )
+    loop.until(lambda: Run.objects.get(current_of=cluster).gone)
+    found = s3.client.list_objects_v2(Bucket=results.spec["bucket"])["Contents"]
+    names = {each["Key"].removeprefix("program/1/work/master-0/") for each in found}
+    assert names == {"greeter-1.0-py3-none-any.whl", "kept.txt", "latest", "logs/events", "model.keras"}
 
 
 def test_the_output_of_a_failed_run_goes_when_nobody_reads_it(loop, people, manifest, results, s3, monkeypatch):

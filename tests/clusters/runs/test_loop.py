@@ -22,7 +22,7 @@ def log(run, role="master", index=0, attempt=0):
 def test_a_program_runs_exactly_as_typed_and_its_run_succeeds(loop, people, manifest):
     command = "printf '%s\\n' \"$GREETING\" '$(date)' 'ünï — \"quoted\"'\necho $((6 * 7)) $PORTAL_CLUSTER/$PORTAL_RUN"
     cluster = actions.create_cluster(
-        manifest("demo", command, env={"GREETING": "it's $HOME & $(x)"}), acting_user=people.bob
+        manifest("demo", command, env={"GREETING": "it's $$HOME & $(x)"}), acting_user=people.bob
     )
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert (run.phase, run.message) == ("Succeeded", "The master has finished.")
@@ -52,10 +52,30 @@ def test_a_failure_is_retried_and_then_told_with_exit_code_and_last_lines(loop, 
     cluster = actions.create_cluster(manifest("demo", "echo no data here; exit 7", retries=1), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert (run.phase, run.reason) == ("Failed", "TaskFailed")
-    assert run.message == "master-0 failed with exit code 7 after 2 attempts: no data here"
+    assert run.message == "master-0 failed twice (exit code 7): no data here"
     assert [task.message for task in run.tasks.all()] == ["no data here", "no data here"]
     assert list(run.tasks.order_by("attempt").values_list("attempt", "exit_code")) == [(0, 7), (1, 7)]
     assert Event.objects.filter(verb="task.failed").count() == 2
+
+
+def test_a_program_runs_as_its_author_wrote_it(loop, people, manifest):
+    """A pipe fails with any of its programs; nothing is tried again that its program ended, and once what was killed; variables
+    may refer to each other and to those of the image and the portal."""
+    env = {"PATH": "/demo:$PATH", "PRICE": "5$$", "WHO": "${PORTAL_CLUSTER}/$(PORTAL_RUN) at $PLACE", "PLACE": "$HOME"}
+    check = '[ "${PATH#/demo:/}" != "$PATH" ] && [ "$PRICE" = \'5$\' ] && [ "$WHO" = "env/1 at $HOME" ] && python -c 1'
+    wanted = {
+        "pipe": ("python -c 'exit(3)' | tee /tmp/log", {}, "Failed", 1),
+        "segv": ("kill -SEGV $$", {}, "Failed", 1),
+        "kill": ("[ -e /elearn/output/was ] || { touch /elearn/output/was; kill -KILL $$; }", {}, "Succeeded", 2),
+        "env": (check, env, "Succeeded", 1),
+    }
+    clusters = {
+        name: actions.create_cluster(manifest(name, command, env=env), acting_user=people.bob)
+        for name, (command, env, _, _) in wanted.items()
+    }
+    for name, (_, _, phase, attempts) in wanted.items():
+        run = loop.until_phase(clusters[name], "Succeeded", "Failed")
+        assert (name, run.phase, run.tasks.count()) == (name, phase, attempts), run.message
 
 
 def test_disable_ends_a_run_and_redeploy_makes_the_next(loop, people, manifest):

@@ -14,6 +14,7 @@ from clusters import actions, wakeups
 from clusters.models import Cluster, Run
 from clusters.runs import listed, quota, resync
 from clusters.runs.preview import preview
+from clusters.runs.reconcile import plan_of
 from datastores.actions import delete_datastore
 from datastores.files import contents, versions
 from datastores.models import AllowedFolder, Datastore, Share, Version
@@ -243,7 +244,9 @@ def test_a_run_that_reads_a_version_reads_that_or_fails(loop, people, manifest, 
     contents.store_file(results, "in2", io.BytesIO(b"1"), 1, acting_user=people.bob)
     # Who has a key of the store can do it all the same.
     put("in/c", "6")
-    actions.deploy(cluster, acting_user=people.bob)
+    run = actions.deploy(cluster, acting_user=people.bob)
+    # It never changes, so runs share one copy where the manifest says nothing else.
+    assert [(each.cached, each.or_copied) for each in plan_of(run).mounts if each.is_input] == [(True, True)]
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert (run.phase, run.reason) == ("Failed", "Refused")
     assert (

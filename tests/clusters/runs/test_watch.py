@@ -187,6 +187,25 @@ def test_a_warning_about_data_stays_on_the_page_and_is_told_once(run, client, pe
     assert client.get(path).json()["status"]["warning"] == sentence
 
 
+def test_a_time_limit_counts_while_input_is_fetched_and_not_while_the_run_waits(run):
+    def deadline(*items):
+        tell(*items)
+        return Run.objects.get().deadline
+
+    assert deadline(StorageSeen(run.pk, "fetching")) is None, "it has no limit"
+    Run.objects.update(spec=run.spec | {"timeLimit": 60})
+    first = deadline(StorageSeen(run.pk, "fetching"))
+    assert 50 < (first - now()).total_seconds() <= 60
+    assert deadline(StorageSeen(run.pk, "failed", "It is tried again.")) == first
+    assert deadline(StorageSeen(run.pk, "ready")) is None
+    deadline(StorageSeen(run.pk, "fetching"))
+    Run.objects.update(deadline=now() - dt.timedelta(seconds=1))
+    resync.sweep()
+    ended = Run.objects.get()
+    assert (ended.desired, ended.verdict_reason) == ("ended", "TimeLimit")
+    assert "time limit of 1 minute" in ended.verdict_message
+
+
 def test_a_listing_that_was_asked_for_before_a_run_was_told_says_nothing_about_it(run):
     before = Run.objects.get().applied_at - dt.timedelta(milliseconds=1)
     Run.objects.update(desired="ended")
@@ -276,7 +295,9 @@ def test_a_service_that_crashes_again_and_again_says_so(loop, people, manifest):
         manifest("demo", "echo no such model; sleep 0.3; exit 9", mode="service"), acting_user=people.bob
     )
     # Of several; how many there are by the time somebody looks, nobody knows.
-    loop.until(lambda: re.search(r"exit code 9 after \d+ attempts", Run.objects.get(current_of=cluster).message))
+    loop.until(
+        lambda: re.search(r"failed (twice|\d+ times) \(exit code 9\)", Run.objects.get(current_of=cluster).message)
+    )
     run = Run.objects.get(current_of=cluster)
     assert run.reason in ("Degraded", "Restarting")
     assert "no such model" in run.message

@@ -67,6 +67,10 @@ def test_the_first_that_ended_is_named_and_the_sentence_says_what_it_cost() -> N
     # Nothing told, and never back.
     (silent,) = crashes([End("worker", 1, 11, how(None, "Disrupted"))], [])
     assert silent.sentence == "worker-1 ended because the cloud took it away, and has not come back."
+    # What failed twice did not come back, whether steps were told before or not.
+    twice = [End("master", 0, 11, "with exit code 7", 12), End("master", 0, 12.5, "with exit code 7")]
+    assert [each.sentence for each in crashes(twice, [])] == ["master-0 failed twice (exit code 7)."]
+    assert [each.sentence for each in crashes(twice, [before])] == ["master-0 failed twice (exit code 7) at step 300."]
     # Of one that tells no steps, each end is a crash of its own.
     assert len(crashes([End("notebook", 0, day, "by itself", day + 9) for day in (100, 200, 300)], [])) == 3
     assert [how(137, "Error"), how(1, "Error"), how(137, "OOMKilled")] == [

@@ -282,17 +282,56 @@ def test_what_a_program_prints_is_read_as_it_says_it():
 epoch=3 val_loss=2e-1 at 12:30:01
 {'loss': 0.3, 'step': 80}
 INFO:tensorflow:loss = 0.25, step = 100 (0.5 sec)
+Epoch [4/5], Step [100/600], loss: 0.5
+{'eval_loss': '0.69', 'epoch': '2.0'}
 step 75: loss = nan
 2026-01-01 x=3, no line with one of those words
 """
     curves = {each.tag: [(point.step, point.value) for point in each.points] for each in scalars_of_log(log).curves}
-    assert math.isnan(curves["loss"].pop(0)[1])
+    assert math.isnan(curves["loss"].pop(1)[1])
     assert curves == {
-        "loss": [(80, 0.3), (100, 0.25)],
+        "loss": [(4, 0.5), (80, 0.3), (100, 0.25)],
+        "eval_loss": [(2, 0.69)],
         "accuracy": [(75, 0.912)],
         "global_step/sec": [(75, 51.2)],
         "val_loss": [(3, 0.2)],
     }
+
+
+@pytest.mark.parametrize(
+    ("log", "curves"),
+    [
+        (  # Keras 3 with its bar; `evaluate` at the end draws another one
+            (
+                "Epoch 1/2\n\n\x1b[1m 1/40\x1b[0m \x1b[37m━━\x1b[0m \x1b[1m16:01\x1b[0m 3s/step - loss: 2.37\x08\x08\r"
+                "\x1b[1m40/40\x1b[0m \x1b[32m━━\x1b[0m \x1b[1m0s\x1b[0m 9ms/step - loss: 0.31\x08\x08\r"
+                "\x1b[1m40/40\x1b[0m \x1b[32m━━\x1b[0m \x1b[1m6s\x1b[0m 9ms/step - loss: 0.29 - val_loss: 0.35\n"
+                "Epoch 2/2\n\n\x1b[1m40/40\x1b[0m ━━ 1s 9ms/step - loss: 0.07 - val_loss: 0.11\n"
+                "\x1b[1m 1/10\x1b[0m ━━ 0s 2ms/step - loss: 9.5\r\x1b[1m10/10\x1b[0m ━━ 0s 2ms/step - loss: 9.1\n"
+            ),
+            {"loss": [(1, 0.29), (2, 0.07)], "val_loss": [(1, 0.35), (2, 0.11)]},
+        ),
+        (  # Keras 2, and a dataset of unknown length
+            "Epoch 1/1\n\r      1/Unknown - 1s 1s/step - loss: 3.0\b\b\b\b9/9 [=====] - 1s 4ms/step - loss: 2.0 - mae: 1e-1\n",
+            {"loss": [(1, 2.0)], "mae": [(1, 0.1)]},
+        ),
+        (  # verbose=2
+            "Epoch 1/2\n40/40 - 2s - 5ms/step - loss: 0.4\nEpoch 2/2\n40/40 - 1s - loss: 0.3\n10/10 - 0s - loss: 9.0\n",
+            {"loss": [(1, 0.4), (2, 0.3)]},
+        ),
+        (  # PyTorch's quickstart
+            "Epoch 1\n-------\nloss: 2.3  [   64/60000]\nloss: 2.1  [ 6464/60000]\nEpoch 2\n-------\nloss: 1.9  [   64/60000]\n",
+            {"loss": [(1, 2.1), (2, 1.9)]},
+        ),
+        ("loss: 0.5\n3/4 - loss: 0.1\nThe epoch 5 begins\nloss: 1\n", {}),
+    ],
+    ids=["keras-3", "keras-2", "keras-verbose-2", "pytorch", "no-heading"],
+)
+def test_numbers_below_the_heading_of_an_epoch_are_its_own(log, curves):
+    from clusters.scalars.printed import scalars_of_log
+
+    found = scalars_of_log(log.encode()).curves
+    assert {each.tag: [(point.step, point.value) for point in each.points] for each in found} == curves
 
 
 def test_no_line_of_a_log_takes_long_to_be_read():
@@ -302,7 +341,11 @@ def test_no_line_of_a_log_takes_long_to_be_read():
     from clusters.scalars.printed import scalars_of_log
 
     begin = time.process_time()
-    scalars_of_log(b"\n".join([b"step 1 a=" + b"1" * 1900 + b"x", b"step" + b" " * 1900 + b"x"] * 20))
+    scalars_of_log(
+        b"\n".join(
+            [b"step 1 a=" + b"1" * 1900 + b"x", b"step" + b" " * 1900 + b"x", b"epoch 1" + b" " * 1900 + b"x"] * 20
+        )
+    )
     assert time.process_time() - begin < 2
 
 

@@ -126,7 +126,10 @@ class Serving:
         found = set()
         for each in self.led():
             url = f"http://{each.address}/v1/models/digits:predict"
-            with urllib.request.urlopen(url, json.dumps({"instances": [2]}).encode(), timeout=30) as answer:
+            assert each.cluster
+            proven = {"X-Portal-Gateway": each.cluster.proof}
+            asked = urllib.request.Request(url, json.dumps({"instances": [2]}).encode(), proven)
+            with urllib.request.urlopen(asked, timeout=30) as answer:
                 found.add(json.load(answer)["predictions"][0])
         return found
 

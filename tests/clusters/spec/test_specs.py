@@ -49,7 +49,7 @@ def test_a_count_out_of_range_is_refused_at_its_role(count):
 
 
 def test_rules_over_several_fields_name_the_field_to_mend():
-    assert ("spec", "roles", "master", "count") in refused(manifest(roles={"worker": {"flavor": "small"}}))
+    assert ("spec", "roles", "master", "count") in refused(manifest(roles={"ps": {"flavor": "small"}}))
     assert ("spec", "roles", "ps", "count") in refused(manifest(framework="pytorch", **roles(ps=1)))
     assert ("spec", "completion") in refused(manifest(completion="workers"))
 
@@ -89,6 +89,24 @@ def test_rules_over_several_fields_name_the_field_to_mend():
         ({"env": {"JAX_PROCESS_ID": "0"}, "framework": "jax"}, ("spec", "env")),
         ({"env": {"TASK_RANK": "0"}}, ("spec", "env")),
         ({"env": {"A": 1}}, ("spec", "env", "A")),
+        ({"requirements": ["pandas", "a b"]}, ("spec", "requirements")),
+        ({"requirements": ["a\nb"]}, ("spec", "requirements", "0")),
+        ({"requirements": ["--index-url https://x.example/simple"]}, ("spec", "requirements")),
+        ({"requirements": ["-e ."]}, ("spec", "requirements")),
+        ({"requirements": ["-r /etc/passwd"]}, ("spec", "requirements")),
+        ({"requirements": ["-r r.txt"], "code": {"git": "https://git.example/x"}}, ("spec", "requirements")),
+        ({"requirements": ["-r r.txt"], "code": {"files": {"r.txt": "-r other.txt"}}}, ("spec", "requirements")),
+        ({"requirements": ["x @ https://x.example/x.whl"]}, ("spec", "requirements")),
+        ({"requirements": ["git+https://x.example/x"]}, ("spec", "requirements")),
+        (
+            {"requirements": ["-r r"], "code": {"files": {"r": "\n".join(f"a{n}" for n in range(201))}}},
+            ("spec", "requirements"),
+        ),
+        ({"requirements": ["x" * 3900 + f"{n}" for n in range(17)]}, ("spec", "requirements")),
+        ({"requirements": ["pandas"], "environment": "torch"}, ("spec", "requirements")),
+        ({"keras": 4}, ("spec", "keras")),
+        ({"keras": 2, "framework": "pytorch"}, ("spec", "keras")),
+        ({"keras": 2, "env": {"TF_USE_LEGACY_KERAS": "1"}}, ("spec", "keras")),
         ({"outputPath": "../other"}, ("spec", "outputPath")),
         ({"outputPath": "/root"}, ("spec", "outputPath")),
         ({"outputPath": "{user}"}, ("spec", "outputPath")),
@@ -101,6 +119,17 @@ def test_rules_over_several_fields_name_the_field_to_mend():
 )
 def test_each_wrong_value_is_named_by_its_path(change, path):
     assert path in refused(manifest(**change))
+
+
+def test_requirements_are_read_as_pip_reads_them_with_the_files_that_they_name():
+    """Comments, hashes over several lines, Windows's line ends: as pip-compile and people write them."""
+    digest = "a" * 64
+    files = {
+        "lib/r.txt": f"\ufeff# made by pip-compile\r\nsix==1.17.0 \\\r\n    --hash=sha256:{digest}\r\n\r\ncowsay  # fun\n"
+    }
+    said = ["pandas>=2.2; python_version < '4'", "", "-r ./lib/r.txt", "cowsay"]
+    spec = ClusterManifest.model_validate(manifest(requirements=said, code={"files": files})).spec
+    assert spec.required == ("cowsay", "pandas>=2.2; python_version < '4'", f"six==1.17.0 --hash=sha256:{digest}")
 
 
 def test_env_as_the_form_takes_it():

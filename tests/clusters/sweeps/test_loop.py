@@ -286,6 +286,8 @@ def test_while_another_worker_reads_numbers_of_the_appcode_nothing_is_judged_and
         cursor.execute("SELECT pg_advisory_lock(%s, hashtext(%s))", [Lock.TRIALS, str(sweep.appcode_id)])
     sweeps.advance(sweep.appcode_id, "lr")
     assert (trials(sweep), woken) == ([(0, "", None)], [])
+    with other.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_unlock_all()")
     other.close()
     sweeps.advance(sweep.appcode_id, "lr")
     assert trials(sweep) == [(0, "Failed", None), (1, "", None)]

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusters import actions as clusters
+from clusters.frameworks import variables
+from clusters.frameworks.base import SHELL
 from clusters.manifest import ClusterSpec
 from clusters.models import Cluster, Run, Sweep, Task
 from clusters.runs import budgets
@@ -39,7 +41,8 @@ def spec_of(command, parameters, env=None, **others):
 
 def shell(body, **env):
     """What bash prints for a cluster's spec, in an environment that is nobody's."""
-    argv, given_ = ["bash", "-c", body["command"]], {"PATH": "/usr/bin:/bin", **body["env"], **env}
+    argv = variables.started((*SHELL, body["command"]), body["env"])
+    given_ = {"PATH": "/usr/bin:/bin", **variables.given(body["env"]), **env}
     return subprocess.run(argv, env=given_, capture_output=True, check=True).stdout
 
 

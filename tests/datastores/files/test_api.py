@@ -22,6 +22,7 @@ from datastores.files import contents, versions
 from portal.db.advisory_lock import Lock
 from portal.errors import Conflict
 from portal.models import Event
+from tests import ports
 from tests.datastores.files.conftest import ROOT
 
 
@@ -160,7 +161,7 @@ def test_a_server_whose_answers_make_no_sense_takes_nobody_s_place(people: Any, 
         def log_message(self, *_: Any) -> None:
             """Nobody reads it."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Nonsense) as server:
+    with ThreadingHTTPServer(("127.0.0.1", ports.free()), Nonsense) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         spec = {
             "server": f"http://127.0.0.1:{server.server_port}",
@@ -278,6 +279,7 @@ def test_who_freezes_waits_for_those_who_store_and_nobody_begins_meanwhile(
                 503,
                 True,
             )
+            cursor.execute("SELECT pg_advisory_unlock(%s, hashtext(%s))", files)
     finally:
         other.close()
     versions.freeze(store, "v1", "in", acting_user=people.alice)

@@ -84,7 +84,7 @@ def test_records_show_the_features_of_their_examples(pack: Any) -> None:
 
 
 def test_what_unpacks_to_more_than_a_page_is_not_unpacked_whole() -> None:
-    data = gzip.compress(record(zeros=("bytes", [bytes(100 * 2**20)])))
+    data = gzip.compress(record(zeros=("bytes", [bytes(2 * previews.RECORDS_BYTES)])))
     assert "too large" in preview("x.tfrecord", data, len(data)).why
 
 

@@ -10,12 +10,15 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
-from clusters.clouds.drivers.base.plan import Access, Gateway, Plan, RunRef, SourceKind, VolumeRef, VolumeSource
+from clusters.clouds.drivers.base.plan import Access, Gateway, Mount, Plan, RunRef, SourceKind, VolumeRef, VolumeSource
 from clusters.clouds.drivers.base.seen import Batch, Capacity, LogChunk, Measurements, Output, Preflight, Seen
 
 NO_COMMANDS = "Where this runs no commands can be run inside tasks."
-# Not every image has a bash.
-SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
+# With the variables that a task's program has (clusters/frameworks/variables.py). Not every image has a bash.
+SHELL = (
+    "/bin/sh", "-c",
+    'eval "$PORTAL_ENV"; unset PORTAL_ENV; command -v bash >/dev/null 2>&1 && exec bash; exec sh',
+)  # fmt: skip
 Software = Literal["environment", "container"]
 
 
@@ -103,6 +106,15 @@ class Cloud(Protocol):
         """Why what lies in S3 is not copied there once for several runs (`Mount.cached`), or ""; it takes so many bytes of a
         disk, None where what has to lie there is not known before."""
         return "It keeps no copies."
+
+    @classmethod
+    def asked(
+        cls, stored: Mapping[str, Any], mounts: Sequence[Mount], cpu_milli: int, memory_mb: int, serves: bool
+    ) -> tuple[int, int]:
+        """How much CPU (thousandths of a core) and memory (MiB) a task of that size takes of its machine, with what copies,
+        serves and stores the data of `mounts` beside it, and what lets people in where it `serves` something. Keys and addresses
+        in the mounts do not matter."""
+        return cpu_milli, memory_mb
 
     @classmethod
     def gateway(cls, stored: Mapping[str, Any]) -> Gateway | None:
@@ -238,6 +250,16 @@ class KeepsVolumes(Protocol):
 
 
 @runtime_checkable
+class GivesUpNodes(Protocol):
+    """Can be told that a machine that does not answer is off and stays off."""
+
+    @abstractmethod
+    def give_up_node(self, name: str) -> None:
+        """Lets the tasks of a silent machine start elsewhere; may be repeated. Raises CloudRefused, with the reason, for one that
+        answers or is not there, and where the portal may not."""
+
+
+@runtime_checkable
 class Inspected(Protocol):
     """Can be asked who it is and whether all is well, before something runs there."""
 
@@ -248,6 +270,11 @@ class Inspected(Protocol):
     @abstractmethod
     def preflight(self, namespaces: Collection[str]) -> Preflight:
         """Tries everything that the portal needs there, for runs in these namespaces too. Takes some seconds at most."""
+
+    def misnamed(self, namespaces: Collection[str]) -> Mapping[str, str]:
+        """Sentences on what its settings name and it does not have, by the field of the settings: for runs in these namespaces.
+        What may not be looked up is left out."""
+        return {}
 
     @abstractmethod
     def foreign(self, namespaces: Collection[str]) -> dict[str, str]:

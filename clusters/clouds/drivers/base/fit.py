@@ -240,7 +240,7 @@ def _gpus(count: float) -> str:
 _GPUS: _Size = (lambda each: each.gpus, lambda room: room.gpus, _gpus)
 _SIZES: tuple[_Size, ...] = (
     (lambda each: each.cpu_milli, lambda room: room.cpu_milli, lambda units: f"{units / 1000:.10g} CPUs"),
-    (lambda each: each.memory_mb, lambda room: room.memory_mb, lambda units: f"{units / 1024:.10g} GiB of memory"),
+    (lambda each: each.memory_mb, lambda room: room.memory_mb, lambda units: f"{units / 1024:.4g} GiB of memory"),
 )
 
 

@@ -46,7 +46,9 @@ class RunRef:
 
 @dataclass(frozen=True)
 class S3Source:
-    """A folder of a bucket. `prefix` has no leading and no trailing slash; empty means the whole bucket."""
+    """A folder of a bucket. `prefix` has no leading and no trailing slash; empty means the whole bucket. `own`: it lies in the
+    portal's own object storage, which tasks reach wherever that is.
+    """
 
     kind: ClassVar[SourceKind] = "s3"
 
@@ -56,6 +58,7 @@ class S3Source:
     access_key: str
     secret_key: str = field(repr=False)
     region: str = "us-east-1"
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,8 @@ class Mount:
     and the whole beside it.
 
     With `cached`, of a bucket that is read, it is copied once for all runs that read the same there, and they share the copy;
-    `disk_bytes` is what it takes, 0 where nobody knows.
+    `disk_bytes` is what it takes, 0 where nobody knows. With `or_copied` too, it is copied for this run alone where the cloud has
+    no place or no room for that.
 
     With `stream_key`, of a bucket that is read, nothing is copied and nothing is mounted: tasks read it themselves, by S3, as
     `stream_variables` say. They need this key, and it opens nothing else.
@@ -155,6 +159,7 @@ class Mount:
     version: str = ""
     digest: str = ""
     cached: bool = False
+    or_copied: bool = False
     disk_bytes: int = 0
     beside: bool = False
     stream_key: str = field(default="", repr=False)
@@ -201,14 +206,14 @@ class ImageRef:
 @dataclass(frozen=True)
 class Environment:
     """Packages over the image, those that an appcode saved and the plugins that it chose, by name for people and by `digest` for
-    ever.
+    ever; or what a run requires.
 
     `lock` is a file of requirements with hashes; those behind a line `# plugins` go into a layer of their own, PATH/plugins, for
-    the image's own program. `script` what a shell runs once afterwards ("" for nothing), with the
-    environment in place and writable. `install` is a program for the image's own Python: with the arguments PATH LOCK CACHE
-    LINK it makes the environment at PATH from the file LOCK, by uv with its cache in CACHE and --link-mode LINK. With a
-    further SCRIPT it is for several that may be about to make the same: LOCK is packed by bz2, the script is run, too, what is
-    whole is left as it is, and what another one makes is waited for.
+    the image's own program. With a first line `# requirements` it is what pip is told, and pip finds the versions. `script` is
+    what a shell runs once afterwards ("" for nothing), with the environment in place and writable. `install` is a program for
+    the image's own Python: with the arguments PATH LOCK CACHE LINK it makes the environment at PATH from the file LOCK, by uv
+    with its cache in CACHE and --link-mode LINK. With a further SCRIPT it is for several that may be about to make the same:
+    LOCK is packed by bz2, the script is run, too, what is whole is left as it is, and what another one makes is waited for.
 
     A cloud makes it once for each digest and image, before any task of a run that names it starts, and shows it read-only to all
     of them; a half-made one is never seen.
@@ -265,8 +270,8 @@ class RolePlan:
     for the next; 0: they need each other, so all do.
 
     `argv` is run exactly as it stands, without a shell of ours. `gpu_model` is "" for any. `restart`: OnFailure starts a
-    failed task again up to `retries` times and leaves a succeeded one alone; Always keeps every task alive, with back-off,
-    until the run is deleted.
+    failed task again up to `retries` times (None: see clusters/attempts.py) and leaves a succeeded one alone; Always keeps every
+    task alive, with back-off, until the run is deleted.
     """
 
     role: str
@@ -278,7 +283,7 @@ class RolePlan:
     gpus: int
     gpu_model: str
     restart: RestartPolicy
-    retries: int
+    retries: int | None
     endpoints: tuple[Endpoint, ...] = ()
     # Whether its program is the image's own even where the run has an environment, which it finds in PORTAL_ENVIRONMENT. What
     # people install there can be saved, for which it has uv.
@@ -292,6 +297,11 @@ class RolePlan:
         """How many of its tasks there are at one time."""
         return self.at_once or self.count
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether its tasks know nothing of each other."""
+        return bool(self.at_once)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -300,6 +310,9 @@ class Plan:
     `shared` are variables of every task, exactly as they stand; the `env` of a role may refer to them and has none of the same
     name. What grows with the number of tasks belongs here: a cloud keeps it once, not with every task. `secrets` are such
     variables, too, but what a cloud shows of a run (the specification of a pod, a command line, a log) never holds their values.
+
+    `proof` is what a request to an endpoint carries when the gateway or a front of the portal sends it (../entrance.py): no other
+    is led in. It is kept as secrets are.
     """
 
     run: RunRef
@@ -309,5 +322,8 @@ class Plan:
     grace_seconds: int = 10
     shared: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    proof: str = field(default="", repr=False)
     environment: Environment | None = None
     code: CodeFiles | CodeCommit | None = None
+    # User name and password by registry, for who fetches container images; no task has them.
+    registries: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)

@@ -21,12 +21,12 @@ class TaskSeen:
     """One seen state of one pod. Times are UTC; `gpus` are the device ids (or names) that this pod holds.
 
     `uid` is new for every attempt; `attempt` counts from 0 for each (role, index). `reason` is a CamelCase word: for Pending
-    Unschedulable (waits for GPUs), WaitingForResources (for CPU, memory or disk), PullingImage, MountingVolume,
-    MakingEnvironment, FetchingInput, BackOff, Starting; for Running BackOff (its
-    program ended and is started again in the same pod), NodeLost (its machine does not answer); for Failed Error, OOMKilled,
-    Disrupted, Lost, Stopped. `message` is a sentence for people, "" where the cloud knows
-    no more than the exit code. `scheduled_at` is when GPUs were assigned, `began_at` when
-    the first container of the pod ran, be it to fetch its data (metering starts), `started_at` when its program did,
+    NodeLost (its machine does not answer), Unschedulable (waits for GPUs), WaitingForResources (for CPU, memory or disk),
+    PullingImage, ImageNotPulled (for too long), MountingVolume, MakingEnvironment, FetchingInput, BackOff, Starting; for
+    Running BackOff (its program ended and is started again in the same pod), NodeLost (its machine does not answer); for
+    Failed Error, OOMKilled, Disrupted, Lost, Stopped. `message` is a sentence for people, "" where the cloud knows
+    no more than the exit code. `scheduled_at` is when GPUs were assigned, `began_at` from when on it is billed (never before its
+    data have come), `started_at` when its program started, for the last time in this pod,
     `finished_at` when the last process had ended and its GPUs were free. `disrupted` marks an end that is the cloud's fault
     and not counted as a failure; `estimated` an end that nobody saw. `log_tail` holds the last lines (at most 4 KiB) of a
     failed task's log.
@@ -75,7 +75,8 @@ class StorageSeen:
 class RunGone:
     """Nothing of the run is left but its logs: every process has ended, GPUs are free, output is stored or given up.
 
-    `stored` is False when the output could not be stored; `message` then says why and where the files still lie.
+    `stored` is False when the output could not be stored; `message` then says why and where the files still lie. Otherwise it
+    says who or what ended the run, where nobody had asked for that and the cloud knows.
     """
 
     run_id: int
@@ -179,6 +180,8 @@ class Node:
     """One machine. `note` says in a sentence what a user should know, e.g. that memory limits are not enforced here, or
     why it takes no (new) tasks.
 
+    `silent_since`: when a machine that does not answer was last heard (ISO 8601, UTC; "?" where nobody knows),
+    "" of all others.
     `cpu_milli` and `memory_mb` are what tasks may have of it, `…_free` what nobody holds (nor a run waits for, in a capacity
     that is `in_order`), None where the cloud does not say. `gpu_tasks_only`: tasks without GPUs are kept away.
     """
@@ -195,6 +198,7 @@ class Node:
     cpu_milli_free: int | None = None
     memory_mb_free: int | None = None
     gpu_tasks_only: bool = False
+    silent_since: str = ""
 
 
 @dataclass(frozen=True)

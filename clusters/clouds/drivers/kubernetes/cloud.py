@@ -13,6 +13,7 @@ import dataclasses
 import datetime as dt
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -26,16 +27,22 @@ from clusters.clouds.drivers.base import (
     Capacity,
     Cloud,
     CloudError,
+    CloudRefused,
+    Endpoint,
     Gateway,
+    GivesUpNodes,
     GpuUse,
+    ImageRef,
     Inspected,
     KeepsVolumes,
     LogChunk,
     Measurements,
     MeasuresGpus,
+    Mount,
     NotOurs,
     Plan,
     Preflight,
+    RolePlan,
     RunRef,
     RunsCommands,
     Seen,
@@ -44,10 +51,11 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes import logs, prometheus
-from clusters.clouds.drivers.kubernetes.api import preflight
+from clusters.clouds.drivers.kubernetes.api import lookup, preflight
 from clusters.clouds.drivers.kubernetes.api.client import (
     METADATA_LIST,
     Client,
+    Forbidden,
     Missing,
     Refused,
     Taken,
@@ -55,10 +63,19 @@ from clusters.clouds.drivers.kubernetes.api.client import (
     path_of,
     patiently,
 )
-from clusters.clouds.drivers.kubernetes.render import cache, environments, manifests, names, network_policy, storage
+from clusters.clouds.drivers.kubernetes.render import (
+    cache,
+    environments,
+    manifests,
+    names,
+    network_policy,
+    pods,
+    storage,
+)
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.upkeep import Upkeep, remove_claims
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
+from clusters.clouds.drivers.kubernetes.watch import capacity as nodes
 from clusters.clouds.drivers.kubernetes.watch.follower import Follower
 
 log = logging.getLogger(__name__)
@@ -68,7 +85,7 @@ NAMESPACES_AT_ONCE = 4
 LOOK_SECONDS = 2.0
 
 
-class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected):
+class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNodes, Inspected):
     """One Kubernetes cluster. Safe in many threads; only one of them lists and watches."""
 
     kind = "kubernetes"
@@ -91,7 +108,13 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         self._prometheus_token = prometheus_token
         bounds = drift.bounds(settings.quota)
         self._new_follower = functools.partial(
-            Follower, client, settings.portal, bounds, settings.reserved_disk, settings.tolerations
+            Follower,
+            client,
+            settings.portal,
+            bounds,
+            settings.reserved_disk,
+            settings.tolerations,
+            settings.image_seconds,
         )
         self._follower = self._new_follower()
         self._pods = logs.Pods(client, settings.portal)
@@ -141,6 +164,19 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         return cache.why_none(Settings.readable(stored), disk_bytes)
 
     @classmethod
+    def asked(
+        cls, stored: Mapping[str, Any], mounts: Sequence[Mount], cpu_milli: int, memory_mb: int, serves: bool
+    ) -> tuple[int, int]:
+        """As the scheduler counts the pod that would be made."""
+        opened = (Endpoint("web", 8080),) if serves else ()
+        role = RolePlan("task", 1, ("true",), {}, cpu_milli, memory_mb, 0, "", "OnFailure", 0, opened)
+        run = RunRef(0, "preview", "preview", "preview", 1)
+        plan = Plan(run, ImageRef("preview", "preview", "", ""), (role,), tuple(mounts))
+        pod = pods.template(plan, role, Settings.readable(stored), index="")
+        _, cores, memory = nodes.asked_by(pod)
+        return round(1000 * cores), math.ceil(memory / 2**20)
+
+    @classmethod
     def gateway(cls, stored: Mapping[str, Any]) -> Gateway | None:
         settings = Settings.readable(stored)
         return Gateway(settings.apps_domain, settings.gateway_address) if settings.serves else None
@@ -168,9 +204,18 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         if before and _is_ending(before["metadata"]):
             return
         settings = self._settings_of(plan.run, before) if before else None
-        if settings is None:
-            manifests.check(plan, self._settings)
-            settings = self._settings
+        is_new, settings = settings is None, settings or self._settings
+        plan = cache.settled(plan, settings)
+        if is_new:
+            manifests.check(plan, settings)
+        # To the second: a claim that is used anew is not as it was seen by who is about to remove it.
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        claim = cache.claim_manifest(plan, settings, now)
+        if claim and (why := self._why_no_room(claim)):
+            if not (is_new and cache.may_be_copied(plan)):
+                raise CloudError(why)
+            settings = cache.without(settings)
+            plan = cache.settled(plan, settings)
         # Without them, what Kueue has let go and would let go again is deleted at once.
         stops = [] if settings.kueue_queue else manifests.workloads(plan)
         makers = " ".join("/".join(each) for each in stops)
@@ -181,11 +226,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         sources = [mount.source for mount in plan.mounts if isinstance(mount.source, VolumeSource)]
         volumes = {source.volume.id: source for source in sources}
         made = [storage.volume_manifest(source, settings) for source in volumes.values()]
-        # To the second: a claim that is used anew is not as it was seen by who is about to remove it.
-        now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         shared = (environments.claim_manifest(plan, settings, now), cache.claim_manifest(plan, settings, now))
-        if shared[1]:
-            self._make_room(shared[1])
         for claim in self._client.apply_all(list(filter(None, shared))):
             # A pod that names it would wait for ever.
             if "deletionTimestamp" in claim["metadata"]:
@@ -196,20 +237,21 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         for queued in filter(manifests.is_queued, made):
             self._hand_to_kueue(queued)
 
-    def _make_room(self, claim: Mapping[str, Any]) -> None:
-        """For a cached input that is not there yet: nobody pays for it, so nobody may have as much as they like. Raises
-        CloudError while runs read all others. Of two at once both may find the last room."""
+    def _why_no_room(self, claim: Mapping[str, Any]) -> str:
+        """Makes room for a cached input that is not there yet: nobody pays for it, so nobody may have as much as they like. Says
+        why there is none while runs read all others. Of two at once both may find the last room."""
         metadata = claim["metadata"]
         by_name = {"fieldSelector": f"metadata.name={metadata['name']}"}
         if self._client.get(path_of("PersistentVolumeClaim", metadata["namespace"]), **by_name)["items"]:
-            return
+            return ""
         space = quantity(self._settings.cache_space)
         left = space - float(metadata["annotations"][names.BYTES])
-        if remove_claims(self._client, self._settings.portal, names.CACHE, left) > left:
-            raise CloudError(
-                f"Cached inputs have {self._settings.cache_space} together, and those that other runs read leave no room for "
-                "this one. It starts when one of them is over; copied or streamed it starts at once."
-            )
+        if remove_claims(self._client, self._settings.portal, names.CACHE, left) <= left:
+            return ""
+        return (
+            f"Cached inputs have {self._settings.cache_space} together, and those that other runs read leave no room for "
+            "this one. It starts when one of them is over; copied or streamed it starts at once."
+        )
 
     def _owner_of(self, run: RunRef) -> Mapping[str, Any] | None:
         by_name = {"fieldSelector": f"metadata.name={names.owner_name(run)}"}
@@ -380,7 +422,30 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, Inspected
         return preflight.uid_of(self._client)
 
     def preflight(self, namespaces: Collection[str]) -> Preflight:
-        return preflight.judge(self._client, self._settings.reserved_disk, lambda: self.foreign(namespaces))
+        return preflight.judge(self._client, self._settings, namespaces, lambda: self.foreign(namespaces))
+
+    def misnamed(self, namespaces: Collection[str]) -> Mapping[str, str]:
+        return lookup.look_up(self._client, self._settings, namespaces).wrong
+
+    def give_up_node(self, name: str) -> None:
+        found = self._client.get(path_of("Node"), fieldSelector=f"metadata.name={name}")["items"]
+        if not found:
+            raise CloudRefused(f"There is no node {name}.")
+        node = found[0]
+        if not nodes.is_silent(node):
+            raise CloudRefused(f"Node {name} answers. Its tasks can be ended there, so it is not given up.")
+        taints = node["spec"].get("taints") or []
+        if any(each["key"] == nodes.OUT_OF_SERVICE for each in taints):
+            return
+        taint = {"key": nodes.OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"}
+        # Taints are a list that is written as a whole: with its version, so that nobody else's is lost.
+        as_seen = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        try:
+            self._client.patch(path_of("Node", name=name), {"metadata": as_seen, "spec": {"taints": [*taints, taint]}})
+        except Forbidden as forbidden:
+            raise CloudRefused(
+                f"The portal may not change nodes: apply docker/kubernetes/nodes.yaml, or run “{nodes.give_up(name)}”."
+            ) from forbidden
 
     @classmethod
     def judge_volume(cls, stored: Mapping[str, Any], title: str, storage_class: str, size: str) -> Mapping[str, str]:

@@ -20,6 +20,8 @@ from clusters.clouds.drivers.closed_networks import NEAR
 # The extended resource of NVIDIA's device plugin, and the label that its discovery puts on nodes.
 GPU = "nvidia.com/gpu"
 GPU_MODEL = "nvidia.com/gpu.product"
+# Longer than registries are usually away.
+IMAGE_SECONDS = 900
 
 _TAINT = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9./_-]{0,252})(?:=([A-Za-z0-9._-]{0,63}))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?"
@@ -154,10 +156,18 @@ class Settings:
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         default="IfNotPresent", title="Image pull policy", description="When nodes fetch an image."
     )
+    image_seconds: int = Field(
+        default=IMAGE_SECONDS,
+        title="Seconds to wait for an image",
+        description="A run that has never run ends as failed when nodes could not pull an image of it for so long, and gives its "
+        "GPUs back.",
+        ge=1,
+        le=86_400,
+    )
     store_seconds: int = Field(
         default=120,
         title="Seconds to store",
-        description="How long a task that was stopped may still store its output.",
+        description="How long a task that has ended may still store its output, and waits for a store that is away.",
         ge=0,
         le=3600,
     )
@@ -212,7 +222,7 @@ class Settings:
         default="1Ti",
         title="Space of cached inputs",
         description="Of the volumes of all of them; where one more has no room, those that were used longest ago go, but none "
-        "that a run reads: then it waits.",
+        "that a run reads. Without room a run copies its input; one whose manifest says cache waits.",
     )
     storage_namespaces: tuple[Label, ...] = Field(
         default=(),

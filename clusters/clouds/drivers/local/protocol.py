@@ -80,6 +80,7 @@ def plan_from(data: dict[str, Any]) -> Plan:
         grace_seconds=data["grace_seconds"],
         shared=data["shared"],
         secrets=data["secrets"],
+        proof=data["proof"],
         environment=Environment(**data["environment"]) if data.get("environment") else None,
         code=_code_from(data["code"]) if data.get("code") else None,
     )

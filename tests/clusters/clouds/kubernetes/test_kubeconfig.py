@@ -5,6 +5,7 @@ import json
 
 import pytest
 import yaml
+from cryptography import x509
 
 from clusters.clouds.drivers.kubernetes.api import kubeconfig
 from clusters.clouds.drivers.kubernetes.api.kubeconfig import Unusable
@@ -42,6 +43,29 @@ def config(authority):
         return yaml.safe_dump(found)
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("claims", "ends"),
+    [
+        ({"exp": 1_800_000_000}, 1_800_000_000),
+        ({"sub": "portal"}, None),
+        ({"exp": "soon"}, None),
+        ({"exp": 1e300}, None),
+    ],
+)
+def test_a_token_says_when_it_ends(claims: object, ends: int | None) -> None:
+    part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    found = kubeconfig.credentials_end({"users": [{"user": {"token": f"e30.{part}.x"}}]})
+    assert (found and found.timestamp()) == ends
+    assert kubeconfig.credentials_end({"users": [{"user": {"token": "opaque"}}]}) is None
+    assert kubeconfig.credentials_end({"users": [{"user": {}}]}) is None
+
+
+def test_a_client_certificate_says_when_it_ends(config, certificate):
+    user = {"client-certificate-data": certificate[0], "client-key-data": certificate[1]}
+    (loaded,) = x509.load_pem_x509_certificates(base64.b64decode(certificate[0]))
+    assert kubeconfig.credentials_end(kubeconfig.read(config(user=user))) == loaded.not_valid_after_utc
 
 
 def test_only_what_is_used_is_kept(config, authority):
@@ -96,7 +120,9 @@ def test_a_key_must_belong_to_its_certificate(config, authority, certificate):
     [
         ({"certificate-authority": "/etc/ssl/ca.crt"}, "reads a file by “certificate-authority”"),
         ({"certificate-authority-data": "eA=="}, "not a certificate in PEM"),
-        ({"proxy-url": "http://10.0.0.1"}, "“proxy-url”, which the portal does not know"),
+        ({"proxy-url": "socks5://10.0.0.1:1080"}, "by HTTP proxies without a password"),
+        ({"proxy-url": "http://me:secret@10.0.0.1:3128"}, "by HTTP proxies without a password"),
+        ({"proxy-urls": "http://10.0.0.1"}, "“proxy-urls”, which the portal does not know. Take it out if"),
         ({"server": "file:///etc/passwd"}, "not an address"),
         ({"server": "https://me:secret@example.com"}, "not an address"),
         ({"server": "https://example.com:99999"}, "not an address"),

@@ -32,15 +32,30 @@ from clusters.clouds.drivers.base import (
     StorageSeen,
     TaskSeen,
 )
+from clusters.clouds.drivers.local.agent import disks
 from clusters.clouds.drivers.local.client import LocalCloud
 from clusters.clouds.drivers.local.task.processes import is_locked
+from portal.outgoing import SETTING
 from portal.up.services import dies_with_parent
+from tests import ports
 
 ROOT = Path(__file__).resolve().parents[4]
 USER = 54_321
 # Deadlines only end what is broken: a machine may have one core, and others on it.
 PATIENCE = 60.0
+# What lets requests into the runs of these tests.
+PROOF = "the-proof-of-a-cluster"
 _numbers = itertools.count(1)
+# What root runs first: an empty folder in the place of the cgroups, in a mount namespace of the agent's own. An ordinary user
+# cannot write cgroups of version 1 anyway.
+NO_CGROUPS = """
+import ctypes
+if os.geteuid() == 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(0x20000) == 0
+    assert libc.mount(b"none", b"/", None, 0x4C000, None) == 0  # MS_REC | MS_SLAVE and not shared with anybody
+    assert libc.mount(b"tmpfs", b"/sys/fs/cgroup", b"tmpfs", 0, None) == 0
+"""
 
 
 @dataclass
@@ -107,6 +122,7 @@ class Agent:
                 f"import os, sys\n{self.before}\nos.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
             ]
         env = {"PYTHONPATH": str(self.home.code), "PATH": f"{self.home.folder}:{os.environ['PATH']}"}
+        env |= {SETTING: os.environ[SETTING]}
         with open(self.folder / "agent.log", "ab") as log:
             self.process = subprocess.Popen(
                 dies_with_parent(argv, "TERM"), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, cwd=self.folder,
@@ -135,7 +151,8 @@ class Agent:
     ) -> Plan:
         number = next(_numbers)
         ref = RunRef(number, "ops", "ops-demo", "demo", number)
-        return Plan(ref, ImageRef("plain", "", self.home.environment, program), roles, mounts, grace, **more)
+        image = ImageRef("plain", "", self.home.environment, program)
+        return Plan(ref, image, roles, mounts, grace, **{"proof": PROOF, **more})
 
     def apply(self, *roles: RolePlan, **options: Any) -> RunRef:
         plan = self.plan(*roles, **options)
@@ -211,9 +228,9 @@ class Agent:
             time.sleep(0.02)
         return output
 
-    def says(self, command: str, **options: Any) -> str:
+    def says(self, command: str, *, at_once: int = 0, **options: Any) -> str:
         """The output of a command run as a task that must succeed."""
-        run = self.apply(role(command), **options)
+        run = self.apply(role(command, at_once=at_once), **options)
         end = self.ended(run)
         assert end.phase == "Succeeded", (end, self.output(run))
         return self.output(run)
@@ -223,6 +240,10 @@ class Agent:
 
     def task_folder(self, run: RunRef, name: str = "worker-0-0") -> Path:
         return self.folder / "cloud" / "runs" / str(run.id) / "tasks" / name
+
+    def room(self, run: RunRef) -> Path:
+        """Where the tasks of a run write."""
+        return self.folder / "cloud" / "runs" / str(run.id) / "room"
 
     def until_alone(self, folder: Path) -> None:
         """Waits until the process that owned `folder` has ended (while no agent is there to tell)."""
@@ -297,6 +318,8 @@ class Agents:
             try:
                 agent.close()
             finally:
+                for volume in [*agent.folder.glob("cloud/volumes/*"), *agent.folder.glob("cloud/disks/*")]:
+                    disks.detach(volume)
                 shutil.rmtree(agent.folder, ignore_errors=True)
 
 
@@ -349,6 +372,7 @@ class Store:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
+        self.port = self.port or ports.free()
         argv = [str(Path(sysconfig.get_path("scripts")) / "rclone"), "serve", "s3", "--config="]
         argv += ["--addr", f"127.0.0.1:{self.port}", str(self.folder)]
         env = {"RCLONE_AUTH_KEY": f'"{self.access_key},{self.secret_key}"', "HOME": "/tmp"}  # a list in CSV
@@ -357,11 +381,9 @@ class Store:
         )
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and self.runs:
-            # At first any free port; later the same one again.
-            for each in psutil.Process(self.process.pid).net_connections("tcp4"):
-                if each.status == psutil.CONN_LISTEN:
-                    self.port = each.laddr.port
-                    return
+            connections = psutil.Process(self.process.pid).net_connections("tcp4")
+            if any(each.status == psutil.CONN_LISTEN for each in connections):
+                return
             time.sleep(0.02)
         pytest.fail(f"rclone serve s3 did not start at port {self.port}")
 

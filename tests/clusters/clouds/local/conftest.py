@@ -44,11 +44,12 @@ def user_home() -> Iterator[Home]:
             shutil.copy(Path(sysconfig.get_path("scripts")) / program, folder / "bin" / program)
         shutil.copytree(ROOT / "clusters" / "clouds", folder / "code" / "clusters" / "clouds", ignore=passing)
         (folder / "code" / "clusters" / "__init__.py").touch()
+        shutil.copy(ROOT / "clusters" / "attempts.py", folder / "code" / "clusters")
         (folder / "code" / "datastores").mkdir()
         for module in ("__init__.py", "listing.py", "trees.py"):
             shutil.copy(ROOT / "datastores" / module, folder / "code" / "datastores")
         (folder / "code" / "portal").mkdir()
-        shutil.copy(ROOT / "portal" / "addresses.py", folder / "code" / "portal")
+        shutil.copy(ROOT / "portal" / "outgoing.py", folder / "code" / "portal")
         compileall.compile_dir(folder / "code", quiet=1)  # this user may not write there
         environment = folder / "environment"
         (environment / "bin").mkdir(parents=True)

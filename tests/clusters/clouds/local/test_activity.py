@@ -24,11 +24,12 @@ from clusters.clouds.drivers.base import ActivitySeen, Endpoint, EndpointSeen, L
 from clusters.clouds.drivers.base.activity import QUIET_LOOKS
 from clusters.frameworks.jupyter import HOME, Jupyter
 from clusters.manifest import ClusterSpec
-from tests.clusters.clouds.local.agents import Agent, Agents, Home
+from tests.clusters.clouds.local.agents import PROOF, Agent, Agents, Home
 
 PERIOD = 0.5
 # Seconds in which a mistake would be told.
 LONG = 2 * QUIET_LOOKS * PERIOD
+PROVEN = {"X-Portal-Gateway": PROOF, "X-Portal-User": "alice"}
 SPEC = {"framework": "jupyter", "image": "x", "home": "h", "roles": {"notebook": {"flavor": "f"}}}
 
 
@@ -73,7 +74,7 @@ class Notebook:
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         connection = http.client.HTTPConnection(self.address, timeout=60)
-        connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
+        connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json", **PROVEN})
         answer = connection.getresponse()
         said = answer.read()
         connection.close()
@@ -83,7 +84,7 @@ class Notebook:
     @contextmanager
     def kernel(self) -> Iterator[ClientConnection]:
         name = self.ask("POST", "/api/kernels", {"name": "python3"})["id"]
-        with connect(f"ws://{self.address}/api/kernels/{name}/channels") as socket:
+        with connect(f"ws://{self.address}/api/kernels/{name}/channels", additional_headers=PROVEN) as socket:
             answered(socket, execute(socket, "1"))
             yield socket
         self.ask("DELETE", f"/api/kernels/{name}")
@@ -91,7 +92,7 @@ class Notebook:
     @contextmanager
     def terminal(self) -> Iterator[ClientConnection]:
         name = self.ask("POST", "/api/terminals", {})["name"]
-        with connect(f"ws://{self.address}/terminals/websocket/{name}") as socket:
+        with connect(f"ws://{self.address}/terminals/websocket/{name}", additional_headers=PROVEN) as socket:
             yield socket
         self.ask("DELETE", f"/api/terminals/{name}")
 
@@ -192,7 +193,7 @@ def test_cells_go_on_when_nobody_is_connected(notebook: Notebook) -> None:
         notebook.until("busy")
         name = notebook.ask("GET", "/api/kernels")[0]["id"]
         socket.close()
-        with connect(f"ws://{notebook.address}/api/kernels/{name}/channels") as again:
+        with connect(f"ws://{notebook.address}/api/kernels/{name}/channels", additional_headers=PROVEN) as again:
             over = answered(again, request)
         notebook.rests_after(begin, over)
 

@@ -1,7 +1,8 @@
-"""What a task serves is reached by its endpoint, and by the portal's user alone; secrets are in its environment alone."""
+"""What a task serves is reached by its endpoint, and by who has its proof alone; secrets are in its environment alone."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -13,9 +14,11 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from clusters.clouds.drivers import entrance
 from clusters.clouds.drivers.base import CloudRefused, Endpoint, EndpointSeen, RolePlan, RunRef
 from clusters.clouds.drivers.local.network import handed
-from tests.clusters.clouds.local.agents import PATIENCE, Agent, role
+from portal.up.services import free_port
+from tests.clusters.clouds.local.agents import PATIENCE, PROOF, Agent, role
 from tests.running import ROOT
 
 # Says back in capitals the path that it was asked for.
@@ -45,12 +48,12 @@ def address(agent: Agent, run: RunRef, *, ready: bool = True) -> str:
     return found.address
 
 
-def said(address: str, path: str = "/") -> str:
+def said(address: str, path: str = "/", proof: str = PROOF) -> str:
     """What is answered at an endpoint, "" when the connection is closed."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), PATIENCE) as one:
         try:
-            one.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            one.sendall(f"GET {path} HTTP/1.0\r\nX-Portal-Gateway: {proof}\r\n\r\n".encode())
             answer = b"".join(iter(lambda: one.recv(65536), b""))
         except OSError as error:  # the other side has closed it before
             if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
@@ -102,7 +105,7 @@ def test_an_endpoint_is_ready_when_its_program_answers_and_not_before(agent: Age
     wait = "until [ -e /elearn/output/go ]; do sleep 0.05; done"
     run = agent.apply(serving(f"{wait}; {SERVE}", retries=1))
     agent.running(run)
-    scratch = agent.folder / "cloud" / "runs" / str(run.id) / "scratch"
+    scratch = agent.room(run) / "scratch"
     assert not [each for each in agent.seen if isinstance(each, EndpointSeen)]
     (scratch / "go").touch()
     first = address(agent, run)
@@ -118,23 +121,40 @@ def test_an_endpoint_that_answers_with_errors_of_the_server_is_not_ready(agent: 
     assert not [each for each in agent.seen if isinstance(each, EndpointSeen)]
 
 
+def test_who_has_no_proof_is_not_led_in_not_even_as_the_user_of_the_portal(agent: Agent) -> None:
+    run, other = agent.apply(serving()), agent.plan(serving(), proof="that of another cluster")
+    agent.cloud.apply(other)
+    here, there = address(agent, run), address(agent, other.run)
+    assert said(here, "/word") == said(there, "/word", other.proof) == "/WORD"
+    for proof in ("", "guessed", other.proof):
+        assert said(here, "/word", proof) == f"{entrance.NOT_PROVEN}\n"
+
+    async def given(proof: str) -> str:
+        """The other end of a connection that is handed out, "" for none."""
+        found = await handed.connection(int(here.rpartition(":")[2]), proof)
+        if found is None:
+            return ""
+        with found:
+            return "{}:{}".format(*found.getpeername())
+
+    assert [asyncio.run(given(proof)) for proof in ("guessed", other.proof)] == ["", ""]
+    # The program itself, not a port that stands for it.
+    assert asyncio.run(given(PROOF)) == f"127.0.0.1:{PORT}"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user; run it as root")
-def test_nobody_else_on_the_machine_is_led_in(agent: Agent) -> None:
-    run = agent.apply(serving())
-    _, _, port = address(agent, run).rpartition(":")
-    ask = f"exec 3<>/dev/tcp/127.0.0.1/{port}; printf 'GET /other HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"
-    others = subprocess.run(["/bin/bash", "-c", ask], user=65534, capture_output=True, text=True, check=False)
-    assert "OTHER" not in others.stdout
-    ours = subprocess.run(["/bin/bash", "-c", ask], capture_output=True, text=True, check=True)
-    assert ours.stdout.endswith("/OTHER")
-    beg = f"import asyncio, os, sys; from {handed.__name__} import connection as one; os.setuid(int(sys.argv[1]))"
-    beg += f"; print(asyncio.run(one({port})))"
-    begged = [
-        subprocess.run([sys.executable, "-c", beg, user], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for user in ("65534", "0")
-    ]
-    assert begged[0] == "None\n"
-    assert f"raddr=('127.0.0.1', {PORT})" in begged[1], "the program itself, not a port that stands for it"
+def test_another_user_who_took_the_name_is_not_shown_the_proof() -> None:
+    port = free_port()
+    take = (
+        f"import os; from {handed.__name__} import listen; os.setuid(65534); name = listen({port}); print(flush=True)"
+    )
+    take += "; print(name.accept()[0].recv(99))"
+    argv = [sys.executable, "-c", take]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as stranger:
+        assert stranger.stdout
+        stranger.stdout.readline()
+        assert asyncio.run(handed.connection(port, PROOF)) is None
+        assert stranger.stdout.read() == "b''\n"
 
 
 def test_a_role_of_several_tasks_serves_nothing(agent: Agent) -> None:

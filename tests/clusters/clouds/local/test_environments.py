@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -22,12 +24,12 @@ import urllib3
 from clusters.clouds.drivers.base import Environment, Plan, RolePlan, RunRef, TaskSeen
 from clusters.clouds.drivers.local.network import outward, packages
 from clusters.clouds.drivers.local.task.processes import is_locked
-from clusters.frameworks.programs import with_layers
+from clusters.frameworks.programs import whole
 from portal.up.services import dies_with_parent
 from tests.clusters.clouds.local.agents import PATIENCE, Agent, Agents, Home, role
 from tests.index import PASSWORD, Index
 
-INSTALL = with_layers("install.py")
+INSTALL = whole("install.py")
 SAYS = "python -c 'import greeting; print(greeting.__file__, greeting.TEXT)'"
 
 
@@ -107,6 +109,19 @@ def test_the_program_of_an_application_is_the_images_own(agent: Agent, index: In
     assert name == "json"
 
 
+def test_requirements_are_installed_once_over_what_the_image_has(agent: Agent, index: Index) -> None:
+    """By pip, which leaves alone what the image has (six is in no index of the tests) and brings what it lacks."""
+    index.add("leaf", "1.5", leaf="TEXT = 'leaf'")
+    index.add("greeting", "1.0", ["six", "leaf>=1"], greeting="import leaf, six; TEXT = 'hello ' + leaf.TEXT")
+    required = saved("# requirements", "greeting>=1", "six", name="of its requirements")
+    runs = [started(agent, required, role(SAYS)) for _ in range(2)]
+    for run in runs:
+        assert said(agent, run).split()[1:] == ["hello", "leaf"]
+    index.files.clear()
+    assert "hello leaf" in said(agent, started(agent, required, role(SAYS)))
+    assert index.asked.count("/files/greeting-1.0-py3-none-any.whl") == 1
+
+
 def test_files_of_several_environments_are_there_once(agent: Agent, index: Index) -> None:
     shared = index.add("greeting", "1.0", greeting="TEXT = 'hello'")
     for other in (index.add("one", "1.0", one=""), index.add("two", "1.0", two="")):
@@ -130,12 +145,13 @@ def test_a_script_runs_once_in_it_and_touches_nothing_else(agent: Agent, index: 
     assert "hello" in said(agent, started(agent, saved(greeting), role(SAYS)))
 
 
-@pytest.mark.parametrize("wrong", ["another hash", "no such package", "a script that fails"])
+@pytest.mark.parametrize("wrong", ["another hash", "no such package", "no such requirement", "a script that fails"])
 def test_one_that_cannot_be_made_starts_nothing_and_says_why(agent: Agent, index: Index, wrong: str) -> None:
     line = index.add("greeting", "1.0", greeting="TEXT = 'hello'")
     asked, word = {
         "another hash": (saved(line[:-8] + "00000000"), "ash"),
         "no such package": (saved(line, line.replace("greeting==", "absent==")), "absent"),
+        "no such requirement": (saved("# requirements", "absent>=2"), "absent>=2"),
         "a script that fails": (saved(line, script="echo no luck; exit 7"), "no luck (exit code 7)"),
     }[wrong]
     run = started(agent, asked, role("echo started"))
@@ -219,7 +235,7 @@ def test_the_index_reads_few_pages_at_one_time(monkeypatch: pytest.MonkeyPatch) 
         go.wait()
         return urllib3.HTTPResponse(status=404)
 
-    monkeypatch.setattr(index, "_ask", ask)
+    monkeypatch.setattr(index, "ask", ask)
     threads = [threading.Thread(target=index.page, args=("x",)) for _ in range(packages.PAGES_AT_ONCE)]
     for thread in threads:
         thread.start()
@@ -228,3 +244,21 @@ def test_the_index_reads_few_pages_at_one_time(monkeypatch: pytest.MonkeyPatch) 
     go.set()
     for thread in threads:
         thread.join()
+
+
+def test_a_file_on_a_closed_server_is_refused_at_once_and_with_what_helps() -> None:
+    """A private index may lead to another private server. pip asks five times at 502 and shows only the reason of an answer."""
+    index = packages.Index("http://127.0.0.1:9/simple/")
+    coded = base64.urlsafe_b64encode(b"http://169.254.169.254/x.whl").decode().rstrip("=")
+    with packages.Server(0, index) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with pytest.raises(HTTPError) as refused:
+                urlopen(
+                    f"http://127.0.0.1:{server.server_address[1]}/files/{coded}.{index._sign(coded)}/x.whl", timeout=5
+                )
+        finally:
+            server.shutdown()
+    assert refused.value.code == 403
+    assert "PORTAL_OPEN_NETWORKS" in refused.value.reason
+    assert "169.254" not in refused.value.reason

@@ -58,7 +58,7 @@ def test_no_task_finds_the_keys_and_it_begins_before_there_is_anything(agent: Ag
 
 def test_what_stands_in_the_way_is_told_and_passes(agent: Agent, store: Store) -> None:
     for mount, words in (
-        (bad_key(followed(store)), f"{store.url} refused the access key {store.access_key} for bucket results."),
+        (bad_key(followed(store)), f"{store.url} refused the access key of the datastore for bucket results."),
         (
             replace(followed(store), source=replace(store.source("results"), endpoint="http://127.0.0.1:9")),
             "cannot be reached.",

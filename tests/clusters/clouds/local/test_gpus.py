@@ -84,7 +84,7 @@ def test_a_run_waits_for_cpu_and_memory_too_and_what_can_never_fit_is_refused(
     assert agent.cloud.capacity().nodes[0].cpu_milli_free == cpus - 400
     with pytest.raises(CloudRefused, match=f"needs {2 * cpus / 1000:g} CPUs at once, and this machine has"):
         agent.cloud.apply(agent.plan(role("true", count=2, cpu_milli=cpus)))
-    with pytest.raises(CloudRefused, match=f"GiB of memory at once, and this machine has {gib:.3g} GiB of memory"):
+    with pytest.raises(CloudRefused, match=f"GiB of memory at once, and this machine has {gib:.4g} GiB of memory"):
         agent.cloud.apply(agent.plan(role("true", memory_mb=node.memory_mb + 1)))
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clusters.clouds.drivers.base import CloudRefused, LocalSource, Mount
+from clusters.clouds.drivers.local.agent import uids
+from clusters.clouds.drivers.local.task import sandbox
 from tests.clusters.clouds.local.agents import Agent, Agents, Home, role
+from tests.clusters.clouds.local.test_exec import heard
 
 pytestmark = pytest.mark.as_user
 
@@ -57,6 +61,29 @@ def test_of_the_settings_of_the_machine_programs_see_what_they_need(agent: Agent
     assert any(line.startswith("https") for line in lines)
 
 
+# Prints what it can still read of what is hidden, and as whom and where it runs; a program that measures finds what it needs.
+WHERE = """
+import os, socket
+def read(path): return open(path).read()
+hidden = [name for name in %r if os.path.exists("/proc/" + name)]
+print([name for name in hidden if (os.listdir if os.path.isdir("/proc/" + name) else read)("/proc/" + name)])
+print({line.rstrip().rpartition(":")[2] for line in open("/proc/self/cgroup")})
+print(socket.gethostname(), os.environ["HOSTNAME"], socket.gethostbyname(socket.gethostname()))
+print(all(read(f"/proc/{name}") for name in ("cpuinfo", "meminfo", "stat", "loadavg", "self/mountinfo")))
+"""
+
+
+def test_the_kernel_tells_a_task_and_a_command_in_it_nothing_of_the_machine(agent: Agent) -> None:
+    where = ["python", "-c", WHERE % (sandbox.HIDDEN,)]
+    run = agent.apply(replace(role(""), argv=("bash", "-c", '"$@"; exec sleep 600', "bash", *where)))
+    name = f"ops-demo-demo-{run.number}-{run.id}-worker-0"  # as a pod's
+    expected = f"[]\n{{'/'}}\n{name} {name} 127.0.0.1\nTrue\n"
+    assert agent.until_output(run, "True\n") == expected
+    agent.running(run)
+    code, output, errors = heard(agent.cloud.exec(run, "worker", 0, where))
+    assert (code, output.decode()) == (0, expected), errors
+
+
 def test_a_task_is_nobody(agent: Agent) -> None:
     script = "id -u; grep -E '^(CapPrm|CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr -d '[:blank:]'; ls /etc/shadow || true"
     says = agent.says(script)
@@ -65,7 +92,28 @@ def test_a_task_is_nobody(agent: Agent) -> None:
     assert rest[:4] == ["CapPrm:" + "0" * 16, "CapEff:" + "0" * 16, "CapBnd:" + "0" * 16, "NoNewPrivs:1"]
     assert "No such file" in says
     if agent.home.uid is None and os.geteuid() == 0:
-        assert int(uid) >= 200_000
+        assert int(uid) >= 2_100_000_000
+
+
+HERE = "         0          0 4294967295\n"
+
+
+@pytest.mark.parametrize(
+    ("subordinate", "uid_map", "first", "owner"),
+    [
+        ("", HERE, 2_100_000_000, ""),
+        ("a:100000:65536\nb:165536:65536\nroot:1000000:1000000000\n", HERE, 2_100_000_000, ""),
+        ("a:2000000000:100000001", HERE, 700_000_000, ""),
+        ("a:2100099999:1\nb:1:2\nodd\n", HERE, 700_000_000, ""),
+        ("a:2100100000:1\nb:2099999995:1\n", HERE, 2_100_000_000, ""),
+        ("a:1:3000000000\n", HERE, 2_100_000_000, "a"),
+        ("a:100000:65536\n", "0 1000000 1000000000\n", 700_000_000, ""),
+        ("", "0 100000 65536\n", 200_000, ""),
+    ],
+)
+def test_uids_of_tasks_are_nobody_elses(subordinate: str, uid_map: str, first: int, owner: str) -> None:
+    assert uids.choose(subordinate, uid_map) == first
+    assert uids.owner(first - uids.BEFORE, uids.BEFORE + uids.APPCODES, subordinate) == owner
 
 
 def test_tasks_of_one_appcode_keep_their_uid_and_others_have_another(agent: Agent) -> None:
@@ -75,12 +123,12 @@ def test_tasks_of_one_appcode_keep_their_uid_and_others_have_another(agent: Agen
         pytest.skip("An ordinary user has one uid.")
     mine, again, other = (agent.plan(role("id -u")) for _ in range(3))
     other = dataclasses.replace(other, run=dataclasses.replace(other.run, appcode="flight-demo"))
-    uids = []
+    had = []
     for plan in (mine, other, again):
         agent.cloud.apply(plan)
         agent.ended(plan.run)
-        uids.append(agent.output(plan.run))
-    assert uids[0] == uids[2] != uids[1]
+        had.append(agent.output(plan.run))
+    assert had[0] == had[2] != had[1]
 
 
 def test_other_tasks_and_the_init_cannot_be_seen_or_touched(agent: Agent) -> None:

@@ -21,7 +21,7 @@ import pytest
 from clusters.clouds.drivers.base import RunRef
 from portal.up import programs, services
 from portal.up.data import Data
-from tests.clusters.clouds.local.agents import Agent, role
+from tests.clusters.clouds.local.agents import Agent, Agents, role
 from tests.clusters.clouds.local.test_exec import heard
 
 pytestmark = pytest.mark.as_user
@@ -128,6 +128,12 @@ def portal_services(data: Data) -> dict[str, int]:
 
 
 @pytest.fixture
+def agent(make_agent: Agents) -> Agent:
+    """One on which two appcodes run, also where nothing limits what they write."""
+    return make_agent("--shared")
+
+
+@pytest.fixture
 def bob(agent: Agent) -> tuple[RunRef, dict[str, tuple[str, object]]]:
     """A run of two: worker-0 serves, and what worker-1 finds stands in its log."""
     abstract = f"\0bob-{uuid.uuid4()}"
@@ -170,11 +176,12 @@ def test_a_task_reaches_its_own_run_and_nothing_else(
     everything = bobs | host | elsewhere
 
     with serving(host):
-        mallory = agent.plan(role(line("ask", everything)), program=program(agent))
-        mallory = replace(mallory, run=replace(mallory.run, appcode="flight-demo"))
-        agent.cloud.apply(mallory)
-        assert agent.ended(mallory.run).phase == "Succeeded", agent.output(mallory.run)
-        assert json.loads(agent.output(mallory.run)) == []
+        for at_once in (0, 1):  # in the network of her run, and in that of a copy
+            mallory = agent.plan(role(line("ask", everything), at_once=at_once), program=program(agent))
+            mallory = replace(mallory, run=replace(mallory.run, appcode="flight-demo"))
+            agent.cloud.apply(mallory)
+            assert agent.ended(mallory.run).phase == "Succeeded", agent.output(mallory.run)
+            assert json.loads(agent.output(mallory.run)) == []
 
         assert agent.ended(run, index=1).phase == "Succeeded", agent.output(run, index=1)
         assert json.loads(agent.output(run, index=1)) == list(bobs)

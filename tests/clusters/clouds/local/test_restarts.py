@@ -59,7 +59,7 @@ def test_tasks_that_take_turns_hand_on_their_gpus_also_from_one_agent_to_the_nex
 
     def end(index: int, attempt: int = 0, how: str = "") -> None:
         agent.running(run, index=index, attempt=attempt)
-        (agent.task_folder(run, f"worker-{index}-{attempt}") / "tmp" / "on").write_text(how)
+        (agent.room(run) / "tmp" / f"worker-{index}-{attempt}" / "on").write_text(how)
         agent.ended(run, index=index, attempt=attempt)
 
     def those(phase: str = "Running") -> set[int]:
@@ -74,7 +74,7 @@ def test_tasks_that_take_turns_hand_on_their_gpus_also_from_one_agent_to_the_nex
     agent.running(run, index=1, attempt=1)
     agent.signal(signal.SIGKILL)
     for index, attempt in ((2, 0), (1, 1)):
-        (agent.task_folder(run, f"worker-{index}-{attempt}") / "tmp" / "on").touch()
+        (agent.room(run) / "tmp" / f"worker-{index}-{attempt}" / "on").touch()
         agent.until_alone(agent.task_folder(run, f"worker-{index}-{attempt}"))
     agent.start()
     agent.running(run, index=3)

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from clusters.clouds.drivers.base import CODE, CodeFiles, LocalSource, Mount, NfsSource, RunGone, StorageSeen, TaskSeen
 from clusters.clouds.drivers.local.data import nfs, rclone
 from clusters.clouds.drivers.local.network import socks
+from tests import ports
 from tests.clusters.clouds.local.agents import PATIENCE, Agent, Store, bad_key, role
 
 
@@ -202,10 +204,86 @@ def test_files_that_come_go_and_grow_are_stored_as_they_are_in_the_end(agent: Ag
     assert stored(store, "tb/link") is None
 
 
+ODD = """
+cd /elearn/output; mkdir -p d/e empty closed; echo 1 > d/e/x; touch $'new\\nline' $'tab\\t' closed/in 'full\u201bs'; mkfifo pipe
+echo 2 > none; chmod 000 none closed; ln -s d/e/x link; ln -s /elearn/output/d/e folder; ln -s /etc/passwd out; ln -s . d/loop
+echo 3 > ' names #1 [of] *all; "kinds"'
+"""
+
+
+@pytest.mark.as_user
+@pytest.mark.parametrize(("ends", "phase"), [("exit 0", "Succeeded"), ("exit 3", "Failed")])
+def test_whatever_lies_in_the_output_the_run_ends_as_its_program_and_the_rest_is_stored(
+    agent: Agent, store: Store, ends: str, phase: str
+) -> None:
+    run = agent.apply(role(f"{ODD}\n{ends}"), mounts=(store.output("results", "odd"),))
+    assert agent.ended(run).phase == phase
+    warning = agent.storage(run, "stored").warning
+    for name in ("d/e/x", "link", "folder/x", ' names #1 [of] *all; "kinds"'):
+        assert stored(store, f"odd/{name}") is not None, name
+    left = ("new\\nline", "tab\\t", "closed/", "full\u201bs", "pipe", "none", "empty/", "out", "d/loop")
+    assert warning.startswith(f"{len(left)} things in the output were not stored: ")
+    for name in left:
+        assert f"{name} (" in warning
+    agent.cloud.delete(run)
+    assert agent.gone(run).stored
+
+
+class Tiny(BaseHTTPRequestHandler):
+    """As much of S3 as rclone asks for: `in/both` and `in/both/child` lie in every bucket, and a name with a backslash is refused
+    as if the key were wrong."""
+
+    def do_GET(self) -> None:
+        asked = parse_qs(urlsplit(self.path).query)
+        prefix = asked.get("prefix", [""])[0]
+        keys = {"in/": ["in/both"], "in/both/": ["in/both/child"]}.get(prefix, [])
+        below = "<CommonPrefixes><Prefix>in/both/</Prefix></CommonPrefixes>" if prefix == "in/" else ""
+        files = "".join(f"<Contents><Key>{key}</Key><Size>1</Size>{WHEN}</Contents>" for key in keys)
+        listing = f"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated>{files}{below}</ListBucketResult>"
+        self.say(200, listing if "prefix" in asked else "1")
+
+    def do_HEAD(self) -> None:
+        self.say(404, "")
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        refusal = "<Error><Code>SignatureDoesNotMatch</Code><Message>No.</Message></Error>"
+        self.say(403, refusal) if "%5C" in self.path else self.say(200, "")
+
+    def say(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.send_header("ETag", '"c4ca4238a0b923820dcc509a6f75849b"')
+        self.send_header("Last-Modified", "Sun, 22 Nov 2026 13:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+WHEN = "<LastModified>2026-11-22T13:00:00.000Z</LastModified><ETag>&quot;c4ca4238a0b923820dcc509a6f75849b&quot;</ETag>"
+
+
+def test_what_the_store_says_of_single_names_is_no_word_on_the_key(agent: Agent, store: Store) -> None:
+    with serving(Tiny, "127.0.0.1") as server:
+        source = dataclasses.replace(store.source("b", "in"), endpoint=f"http://127.0.0.1:{server.server_port}")
+        run = agent.apply(role("true"), mounts=(Mount("/elearn/input", True, source),))
+        said = agent.storage(run, "refused").message
+        assert said.endswith(" needs a file and a folder of the same name.")
+        agent.cloud.delete(run)
+        assert agent.gone(run).stored
+
+        output = Mount("/elearn/output", False, dataclasses.replace(source, prefix="out"))
+        run = agent.apply(role("cd /elearn/output; echo -n 1 > plain; echo -n 1 > 'a\\b'"), mounts=(output,))
+        assert agent.ended(run).phase == "Succeeded"
+        warning = agent.storage(run, "stored").warning
+        assert warning == (
+            "1 thing in the output was not stored: a\\b (the store refuses its name: SignatureDoesNotMatch)."
+        )
+
+
 def test_input_that_cannot_be_fetched_says_why_and_is_tried_again(agent: Agent, store: Store) -> None:
     cases = (
         (store.input("nothing-here"), f"There is no bucket nothing-here at {store.url}."),
-        (bad_key(store.input("data")), f"{store.url} refused the access key {store.access_key} for bucket data."),
+        (bad_key(store.input("data")), f"{store.url} refused the access key of the datastore for bucket data."),
         (dataclasses.replace(store.input("data"), source=_elsewhere(store)), "http://127.0.0.1:9 cannot be reached."),
     )
     for mount, words in cases:
@@ -247,9 +325,8 @@ def test_input_without_a_file_is_told_at_once_and_in_the_log_and_stops_nothing(a
 
 
 @pytest.mark.as_user
-def test_a_server_leads_rclone_nowhere_that_is_closed(make_agent: Callable[..., Agent], store: Store) -> None:
+def test_a_server_leads_rclone_nowhere_that_is_closed(agent: Agent, store: Store) -> None:
     """Neither by a redirect nor when the server itself lies there, as a name may say when the run begins."""
-    agent = make_agent(before="os.environ['PORTAL_DENIED_NETWORKS'] = '127.0.0.3/32'")
 
     class Secret(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -279,7 +356,10 @@ def test_a_server_leads_rclone_nowhere_that_is_closed(make_agent: Callable[..., 
             endpoint = f"http://{server.server_address[0]}:{server.server_port}"
             source = dataclasses.replace(store.source("data"), endpoint=endpoint)
             run = agent.apply(role("true"), mounts=(dataclasses.replace(store.input("data"), source=source),))
-            sentence = f"{endpoint} leads to an address that an administrator does not allow."
+            sentence = (
+                f"{endpoint} leads to an address that is closed; an administrator can open private ones "
+                "(PORTAL_OPEN_NETWORKS)."
+            )
             assert agent.storage(run, "failed").message == f"Input cannot be fetched: {sentence} It is tried again."
             agent.cloud.delete(run)
             agent.gone(run)
@@ -293,7 +373,7 @@ LISTING = b"""<?xml version="1.0"?><ListBucketResult><Name>data</Name><KeyCount>
 
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler], address: str) -> Iterator[ThreadingHTTPServer]:
-    with ThreadingHTTPServer((address, 0), handler) as server:
+    with ThreadingHTTPServer((address, ports.free()), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -301,7 +381,7 @@ def serving(handler: type[BaseHTTPRequestHandler], address: str) -> Iterator[Thr
 
 def test_the_way_out_is_for_who_knows_its_password(store: Store) -> None:
     """Other programs of this machine see its port, and some machines cannot keep tasks from it."""
-    with socks.proxy(None, None) as url:
+    with socks.proxy([], None) as url:
         address = "127.0.0.1", int(url.rpartition(":")[2])
         word = url.partition("rclone:")[2].partition("@")[0].encode()
         for said, answer in ((b"x" * 32, b"\5\2\1\1"), (word, b"\5\2\1\0")):
@@ -328,7 +408,7 @@ def test_storage_that_goes_away_and_comes_back_loses_nothing(agent: Agent, store
     run = agent.apply(role(script), mounts=(store.output("results", "x"),))
     _until(agent, lambda: stored(store, "x/first"))
     store.stop()
-    output = agent.folder / "cloud" / "runs" / str(run.id) / "mounts" / "0"
+    output = agent.folder / "cloud" / "runs" / str(run.id) / "room" / "mounts" / "0"
     (output / "end").write_text("")
     agent.ended(run)
     agent.cloud.delete(run)
@@ -346,7 +426,7 @@ def test_storage_that_stays_away_is_given_up_and_the_files_stay(make_agent: Call
     agent.until_output(run, "up")
     store.stop()
     # Nothing of it was stored before the storage went.
-    folder = agent.folder / "cloud" / "runs" / str(run.id) / "mounts" / "0"
+    folder = (agent.folder / "cloud" / "runs" / str(run.id) / "room" / "mounts" / "0").resolve()
     (folder / "now").touch()
     agent.until_output(run, "made")
     agent.cloud.delete(run)
@@ -369,7 +449,7 @@ def test_killed_processes_are_replaced_and_nothing_is_lost(agent: Agent, store: 
     folder = agent.folder / "cloud" / "runs" / str(run.id)
     agent.signal(signal.SIGKILL)
     os.kill(int((folder / "storage" / "lock").read_text()), signal.SIGKILL)
-    (folder / "mounts" / "1" / "end").touch()
+    (folder / "room" / "mounts" / "1" / "end").touch()
     agent.start()
     agent.ended(run)
     agent.cloud.delete(run)
@@ -434,7 +514,18 @@ def _files(folder: Path) -> Iterator[tuple[int, str]]:
         for path in (Path(place, name) for name in names):
             with suppress(FileNotFoundError):
                 if path.is_file():
-                    yield path.stat().st_mode, path.read_text(errors="replace")
+                    yield path.stat().st_mode, _written(path).decode(errors="replace")
+
+
+def _written(path: Path) -> bytes:
+    """What a file holds without its holes: the disk of an appcode is a file of many GB, of which some MB are written."""
+    found, end = b"", 0
+    with path.open("rb") as file, suppress(OSError):  # ENXIO: nothing is written behind `end`
+        while True:
+            begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+            found += os.pread(file.fileno(), end - begin, begin)
+    return found
 
 
 def _until(agent: Agent, what: Callable[[], str | None]) -> str | None:

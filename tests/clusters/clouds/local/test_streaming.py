@@ -120,14 +120,15 @@ def read(name):
 
 
 @pytest.mark.as_user
-def test_a_task_reads_it_itself_and_nobody_else_does(agent: Agent, store: Store) -> None:
+@pytest.mark.parametrize("at_once", [0, 1], ids=["in the network of its run", "in one of its own"])
+def test_a_task_reads_it_itself_and_nobody_else_does(agent: Agent, store: Store, at_once: int) -> None:
     store.put("data/in/a", "one\n")
     store.put("data/in/b", "two\n")
     script = f"{READS}\nprint(read('a'), end='', flush=True)\nwhile not os.path.exists('/tmp/go'): time.sleep(0.05)\n"
     script += "for _ in range(200):\n  try:\n    print(read('b'), end=''); break\n  except OSError: time.sleep(0.1)\n"
     script += "print(os.listdir('/elearn/input'), store_key in str(os.environ))"
     run = agent.apply(
-        replace(role(""), argv=("python", "-c", f"store_key = {store.secret_key!r}\n{script}")),
+        replace(role("", at_once=at_once), argv=("python", "-c", f"store_key = {store.secret_key!r}\n{script}")),
         mounts=(streamed(store),),
     )
     agent.until_output(run, "one\n")
@@ -139,14 +140,14 @@ def test_a_task_reads_it_itself_and_nobody_else_does(agent: Agent, store: Store)
     # What serves it ends with the process that stores data, and comes again with it.
     folder = agent.folder / "cloud" / "runs" / str(run.id)
     os.kill(int((folder / "storage" / "lock").read_text()), signal.SIGKILL)
-    (agent.task_folder(run) / "tmp" / "go").touch()
+    (agent.room(run) / "tmp" / "worker-0-0" / "go").touch()
     assert agent.ended(run).phase == "Succeeded"
     assert agent.output(run) == "one\ntwo\n[] False\n"
 
 
 def test_it_is_led_nowhere_that_is_closed(make_agent: Any, store: Store) -> None:
-    agent = make_agent(before="os.environ['PORTAL_DENIED_NETWORKS'] = '127.0.0.1/32'")
+    agent = make_agent(before="os.environ['PORTAL_OPEN_NETWORKS'] = ''")
     store.put("data/in/a", "one\n")
     run = agent.apply(replace(role(""), argv=("python", "-c", f"{READS}\nprint(read('a'))")), mounts=(streamed(store),))
     assert agent.ended(run).phase == "Succeeded"
-    assert "an administrator does not allow its address" in agent.output(run)
+    assert "An administrator can open it (PORTAL_OPEN_NETWORKS)" in agent.output(run)

@@ -171,7 +171,7 @@ def test_deleting_stops_tasks_that_listen(agent: Agent) -> None:
     assert time.monotonic() - begin < 60  # half a second when nothing else runs; never the grace period
     for index in range(6):
         end = agent.ended(run, index=index)
-        assert (end.phase, end.reason, end.disrupted) == ("Failed", "Stopped", False)
+        assert (end.phase, end.reason, end.disrupted) == ("Succeeded", "Stopped", False)
         assert "bye" in agent.output(run, index=index)
 
 

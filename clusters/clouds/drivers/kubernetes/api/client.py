@@ -64,9 +64,13 @@ _JSON = json.JSONDecoder()
 
 # kind → (API, plural, whether it lies in a namespace)
 KINDS = {
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
     "Namespace": ("/api/v1", "namespaces", False),
     "Node": ("/api/v1", "nodes", False),
     "PersistentVolume": ("/api/v1", "persistentvolumes", False),
+    "RuntimeClass": ("/apis/node.k8s.io/v1", "runtimeclasses", False),
+    "PriorityClass": ("/apis/scheduling.k8s.io/v1", "priorityclasses", False),
+    "IngressClass": ("/apis/networking.k8s.io/v1", "ingressclasses", False),
     "ConfigMap": ("/api/v1", "configmaps", True),
     "Event": ("/api/v1", "events", True),
     "LimitRange": ("/api/v1", "limitranges", True),
@@ -97,6 +101,10 @@ class Missing(Refused):
 
 class Taken(Refused):
     """409: there is one of that name already; or somebody else manages a field, and the apply was not to take it by force."""
+
+
+class Forbidden(CloudError):
+    """403: the portal lacks the right."""
 
 
 class Unavailable(CloudError):
@@ -295,6 +303,9 @@ def _read(kubeconfig: Mapping[str, Any], configuration: kubernetes.client.Config
     configuration.verify_ssl = not server.get("insecure-skip-tls-verify", False)
     if name := server.get("tls-server-name"):
         configuration.tls_server_name = name
+    if proxy := server.get("proxy-url"):
+        # As kubectl does: what the environment says of hosts without a proxy is not about this one.
+        configuration.proxy, configuration.no_proxy = proxy, ""
     if token := user.get("token"):
         configuration.api_key["authorization"] = f"Bearer {token}"
     if not configuration.host.startswith("https:"):
@@ -445,9 +456,10 @@ def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
     if answer.status in (408, 409, 429) or answer.status >= 500:
         after = answer.headers.get("Retry-After", "")
         return Unavailable(message, float(after) if after.isdigit() else None)
-    is_ours = answer.status == 403 and (" cannot " in message or "exceeded quota" in message)
-    if "NamespaceTerminating" in causes or is_ours:
-        # Our rights, a namespace on its way out, a quota of objects: nobody's run is wrong because of that.
+    # Our rights, a namespace on its way out, a quota of objects: nobody's run is wrong because of that.
+    if answer.status == 403 and " cannot " in message:
+        return Forbidden(message)
+    if "NamespaceTerminating" in causes or (answer.status == 403 and "exceeded quota" in message):
         return CloudError(message)
     return Refused(answer.status, message)
 

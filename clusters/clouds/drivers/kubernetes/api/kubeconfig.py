@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import datetime as dt
+import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,7 +33,8 @@ _FILES = {
 }
 _ADVICE = "Use the token of a service account, or a client certificate, written into the kubeconfig itself."
 # What a cluster and a user may have; `extensions` and the like are notes of other programs.
-_CLUSTER = ("server", "certificate-authority-data", "tls-server-name", "insecure-skip-tls-verify")
+_CLUSTER = ("server", "certificate-authority-data", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
+_UNKNOWN = {"cluster": "Take it out if the cluster can be reached without it.", "user": _ADVICE}
 _USER = ("token", "client-certificate-data", "client-key-data")
 _NOTES = ("extensions", "disable-compression")
 
@@ -60,6 +63,21 @@ def read(text: str, context: str = "", *, insecure: bool = False) -> dict[str, A
         "clusters": [{"name": "cluster", "cluster": _server(server, insecure=insecure)}],
         "users": [{"name": "user", "user": _user(user)}],
     }
+
+
+def credentials_end(config: Mapping[str, Any]) -> dt.datetime | None:
+    """When the credentials of a kubeconfig that was read end by their own word: `exp` of a token that is a JWT (nobody checks its
+    signature here), or the last moment of a client certificate. None of a token that lasts or is of another kind, and without
+    either."""
+    user = (config.get("users") or [{}])[0].get("user", {})
+    try:
+        if certificate := user.get("client-certificate-data"):
+            return x509.load_pem_x509_certificates(base64.b64decode(certificate))[0].not_valid_after_utc
+        claims = str(user.get("token") or "").split(".")[1]
+        ends = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"]
+        return dt.datetime.fromtimestamp(ends, dt.UTC)
+    except (IndexError, LookupError, TypeError, ValueError, OverflowError, OSError):
+        return None
 
 
 def address(config: Mapping[str, Any]) -> str:
@@ -107,6 +125,8 @@ def _server(found: Mapping[str, Any], *, insecure: bool) -> dict[str, Any]:
     if not usable or parts.username is not None or parts.query or parts.fragment:
         raise Unusable("Its server is not an address like https://kubernetes.example.com:6443.")
     kept: dict[str, Any] = {"server": server}
+    if proxy := _text(found, "proxy-url", "The cluster"):
+        kept["proxy-url"] = _proxy(proxy)
     unchecked = found.get("insecure-skip-tls-verify", False)
     if (unchecked or parts.scheme == "http") and not insecure:
         raise Unusable(
@@ -121,6 +141,20 @@ def _server(found: Mapping[str, Any], *, insecure: bool) -> dict[str, Any]:
     if name := _text(found, "tls-server-name", "The cluster"):
         kept["tls-server-name"] = name
     return kept
+
+
+def _proxy(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.username is not None or parts.path.rstrip("/") or parts.query or parts.fragment:
+        raise Unusable(
+            "Its proxy-url is not an address like http://proxy.example.com:3128. The portal reaches clusters by HTTP proxies "
+            "without a password."
+        )
+    return text.rstrip("/")
 
 
 def _user(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +190,7 @@ def _refuse_others(found: Mapping[str, Any], what: str, known: tuple[str, ...]) 
                 f"“{_FILES[key]}”; `kubectl config view --raw --flatten` does that."
             )
         if key not in (*known, *_NOTES):
-            raise Unusable(f"Its {what} has “{key}”, which the portal does not know. {_ADVICE}")
+            raise Unusable(f"Its {what} has “{key}”, which the portal does not know. {_UNKNOWN[what]}")
 
 
 def _data(found: Mapping[str, Any], key: str) -> bytes:

@@ -7,7 +7,7 @@ and resource after the other, for all namespaces, so that what is missing can be
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,15 @@ from typing import Any
 import yaml
 
 from clusters.clouds.drivers.base import CloudError, Preflight
+from clusters.clouds.drivers.kubernetes.api import lookup
 from clusters.clouds.drivers.kubernetes.api.client import AT_ONCE, Client, path_of
-from clusters.clouds.drivers.kubernetes.settings import GPU
+from clusters.clouds.drivers.kubernetes.settings import GPU, Settings
 from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, DISK_ADVICE, allocatable_of, gib
 
 # What the portal has to be allowed to do, as administrators are asked to apply it.
 ROLE = Path(__file__).parents[5] / "docker" / "kubernetes" / "clusterrole.yaml"
+# What it can do without: administrators then do it by themselves.
+OPTIONAL = ROLE.with_name("nodes.yaml")
 ADVICE = "Apply docker/kubernetes/clusterrole.yaml and bind it to the portal's user."
 STRANGER = "What answers at this address is not the API server of a Kubernetes cluster."
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -45,7 +48,7 @@ class Right:
 @dataclass(frozen=True)
 class Found:
     """`uid` tells the cluster from all others, "" when it cannot be read; counts are None when nodes cannot be listed. `diskless`
-    are the nodes that offer less disk than a task reserves."""
+    are the nodes that offer less disk than a task reserves, and `without` the optional rights that the portal lacks."""
 
     version: str
     uid: str
@@ -54,6 +57,7 @@ class Found:
     gpus: int | None
     diskless: int | None
     missing: tuple[Right, ...]
+    without: tuple[Right, ...] = ()
 
 
 def rights_of(role: Mapping[str, Any]) -> tuple[Right, ...]:
@@ -67,14 +71,23 @@ def rights_of(role: Mapping[str, Any]) -> tuple[Right, ...]:
     )
 
 
-def judge(client: Client, reserved_disk: float, foreign: Callable[[], Mapping[str, str]]) -> Preflight:
-    """What came of `inspect` and of looking whether the namespaces of runs belong to somebody else, in a sentence. Raises
-    CloudError."""
-    found = inspect(client, _wanted(), reserved_disk)
+def judge(
+    client: Client, settings: Settings, namespaces: Collection[str], foreign: Callable[[], Mapping[str, str]]
+) -> Preflight:
+    """What came of `inspect`, of looking up what the settings name, and of looking whether the namespaces of runs belong to
+    somebody else, in a sentence. Raises CloudError."""
+    reserved_disk = settings.reserved_disk
+    found = inspect(client, _wanted(), reserved_disk, _optional())
+    named = lookup.look_up(client, settings, namespaces)
     facts: dict[str, Any] = {name: getattr(found, name) for name in ("version", "nodes", "ready", "gpus")}
     facts["missing"] = [str(right) for right in found.missing]
+    facts["missing_optional"] = [str(right) for right in found.without]
+    facts["misnamed"] = dict(named.wrong)
     ok, message = _verdict(found, reserved_disk, foreign)
-    return Preflight(ok, message, found.uid, facts)
+    message = " ".join(
+        [message, *(dict.fromkeys(named.wrong.values()) if ok else ()), *(named.unchecked if ok else ())]
+    )
+    return Preflight(ok and not named.wrong, message, found.uid, facts)
 
 
 def _verdict(found: Found, reserved_disk: float, foreign: Callable[[], Mapping[str, str]]) -> tuple[bool, str]:
@@ -98,15 +111,30 @@ def _verdict(found: Found, reserved_disk: float, foreign: Callable[[], Mapping[s
     return found.diskless != found.nodes, f"{has}. The portal may do all that it needs. {sentence}"
 
 
+def _of_role() -> tuple[Right, ...]:
+    return rights_of(yaml.safe_load(ROLE.read_text()))
+
+
 @functools.cache
 def _wanted() -> tuple[Right, ...]:
     try:
-        return rights_of(yaml.safe_load(ROLE.read_text()))
+        return tuple(each for each in _of_role() if each.resource not in lookup.ONLY_LOOKED_UP)
     except OSError as error:
         raise CloudError(f"The list of rights that the portal needs is not there: {error}") from error
 
 
-def inspect(client: Client, wanted: Sequence[Right], reserved_disk: float = 0.0) -> Found:
+@functools.cache
+def _optional() -> tuple[Right, ...]:
+    try:
+        looked_up = [each for each in _of_role() if each.resource in lookup.ONLY_LOOKED_UP]
+        return (*rights_of(next(yaml.safe_load_all(OPTIONAL.read_text()))), *looked_up)
+    except OSError as error:
+        raise CloudError(f"The list of rights that the portal can do without is not there: {error}") from error
+
+
+def inspect(
+    client: Client, wanted: Sequence[Right], reserved_disk: float = 0.0, optional: Sequence[Right] = ()
+) -> Found:
     """`reserved_disk` is what a task reserves of a node's, in bytes.
 
     Raises CloudError when the server cannot be reached, does not know us, or is something else."""
@@ -116,8 +144,10 @@ def inspect(client: Client, wanted: Sequence[Right], reserved_disk: float = 0.0)
     except (ValueError, LookupError, TypeError) as error:
         raise CloudError(STRANGER) from error
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="rights") as threads:
-        had = threads.map(lambda right: _has(client, right), wanted)
-        missing = [right for right, has in zip(wanted, had, strict=True) if not has]
+        asked = (*wanted, *optional)
+        had = threads.map(lambda right: _has(client, right), asked)
+        lacked = {right for right, has in zip(asked, had, strict=True) if not has}
+    missing = [right for right in wanted if right in lacked]
     nodes = _nodes(client) if not _lists("nodes", missing) else None
     return Found(
         version=version,
@@ -127,6 +157,7 @@ def inspect(client: Client, wanted: Sequence[Right], reserved_disk: float = 0.0)
         gpus=sum(gpus for _, gpus, _ in nodes) if nodes is not None else None,
         diskless=sum(disk < reserved_disk for _, _, disk in nodes) if nodes is not None else None,
         missing=tuple(missing),
+        without=tuple(right for right in optional if right in lacked),
     )
 
 

@@ -14,6 +14,7 @@ list, so what is cached has to be a version.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from typing import Any
@@ -26,6 +27,27 @@ Manifest = dict[str, Any]
 
 FILES = "files"
 _GIB = 2**30
+
+
+def settled(plan: Plan, settings: Settings) -> Plan:
+    """The plan, in which an input that may be shared or copied is one of the two."""
+
+    def of(mount: Mount) -> Mount:
+        may_copy = mount.cached and mount.or_copied
+        known = mount.disk_bytes if mount.digest else None
+        return dataclasses.replace(mount, cached=False) if may_copy and why_none(settings, known) else mount
+
+    return dataclasses.replace(plan, mounts=tuple(map(of, plan.mounts)))
+
+
+def may_be_copied(plan: Plan) -> bool:
+    return any(mount.cached and mount.or_copied for mount in plan.mounts)
+
+
+def without(settings: Settings) -> Settings:
+    """Those of a run whose input finds no room among the shared ones: kept with the run, they copy it however often it is
+    applied."""
+    return dataclasses.replace(settings, cache_class="")
 
 
 def check(plan: Plan, settings: Settings) -> None:
@@ -91,6 +113,7 @@ def claim_manifest(plan: Plan, settings: Settings, now: str) -> Manifest | None:
             "name": claim_name(plan, settings),
             "namespace": plan.run.namespace,
             "labels": {
+                **names.common_labels("cached-input", claim_name(plan, settings), plan.run.appcode),
                 names.PORTAL: settings.portal,
                 names.APPCODE: plan.run.appcode,
                 names.CACHE: key(plan, settings),

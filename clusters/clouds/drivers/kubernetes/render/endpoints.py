@@ -1,5 +1,8 @@
 """How people come to what tasks serve: a Service and an Ingress for each endpoint, and how a pod says that it is ready. Pure.
 
+In each pod that serves something a sidecar is the only way in (../../entrance.py): programs listen on its loopback, and whoever
+has not the proof of the cluster, another pod or the node itself, is refused.
+
 The Ingress leads to the tasks that are ready by the program's own health path, and a task that is to end leaves it before its
 program is told. Whatever the gateway is, it asks the portal about each request and passes on what that answered in the place of
 what the client said (clusters/gateway/middleware.py):
@@ -12,17 +15,22 @@ what the client said (clusters/gateway/middleware.py):
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from clusters.clouds.drivers.base import Endpoint, Plan, RolePlan, RunRef
-from clusters.clouds.drivers.kubernetes.render import names
+from clusters.clouds.drivers import entrance
+from clusters.clouds.drivers.base import Endpoint, Plan, RolePlan, RunRef, literal
+from clusters.clouds.drivers.kubernetes.render import names, storage
 from clusters.clouds.drivers.kubernetes.settings import Settings
 
 Manifest = dict[str, Any]
 
 # Endpoints have a name of their own, so all have the port of their protocol.
 HTTP = 80
+# The container that lets requests in, and what it has of a CPU: about 1,500 small requests a second.
+ENTRANCE, ENTRANCE_CPU = "entrance", "250m"
+FIRST_PORT = 3143
 # Between the moment at which a task is to end, when the gateway is told to lead nobody there, and its program's SIGTERM.
 DRAIN_SECONDS = 3
 # A program answers a probe within so many seconds, or it is asked again a second later. One that has answered may be busy for
@@ -54,13 +62,46 @@ def manifests(plan: Plan, settings: Settings) -> list[Manifest]:
     return made
 
 
+def ports(role: RolePlan) -> dict[str, int]:
+    """The port of the pod at which the entrance takes the requests for each endpoint, none of them one of a program."""
+    taken = {each.port for each in role.endpoints} | {names.PORT, storage.STREAM_PORT}
+    free = (each for each in count(FIRST_PORT) if each not in taken)
+    return {each.name: next(free) for each in role.endpoints}
+
+
+def entrance_container(plan: Plan, role: RolePlan, settings: Settings) -> list[Manifest]:
+    """The entrance of a task that serves something. It is a sidecar: there before the program, and until that has ended."""
+    if not role.endpoints:
+        return []
+    made, found = storage.container(ENTRANCE, settings), ports(role)
+    for held in made["resources"].values():
+        held["cpu"] = ENTRANCE_CPU
+    led = [f"{found[each.name]}:{each.port}" for each in role.endpoints]
+    proof = {"secretKeyRef": {"name": names.secret_name(plan.run), "key": storage.PROOF}}
+    # The readiness of a pod is that of its first endpoint.
+    return [
+        {
+            **made,
+            "args": [ENTRANCE, literal(role.endpoints[0].health), *led],
+            "env": [{"name": "ENTRANCE_PROOF", "valueFrom": proof}],
+            "ports": [
+                {"name": each.name, "containerPort": found[each.name], "protocol": "TCP"} for each in role.endpoints
+            ],
+            "restartPolicy": "Always",
+            "startupProbe": {
+                "tcpSocket": {"port": found[role.endpoints[0].name]}, "periodSeconds": 1, "failureThreshold": 60,
+            },
+        }
+    ]  # fmt: skip
+
+
 def of_container(role: RolePlan) -> Manifest:
     """What the container of a task that serves something has besides."""
     if not role.endpoints:
         return {}
-    # A container is ready or not as a whole: by its first endpoint.
+    # A container is ready or not as a whole: by its first endpoint. The kubelet asks the entrance, which asks the program.
     first = role.endpoints[0]
-    asked: Manifest = {"path": first.health, "port": first.port}
+    asked: Manifest = {"path": entrance.READY, "port": ports(role)[first.name]}
     if first.origin:
         # Many programs answer only to the names that they know.
         asked["httpHeaders"] = [{"name": "Host", "value": urlsplit(first.origin).netloc}]
@@ -81,7 +122,9 @@ def _service(run: RunRef, role: RolePlan, endpoint: Endpoint, settings: Settings
         "metadata": {"name": names.endpoint_name(run, endpoint.name), "labels": {names.ROLE: role.role}},
         "spec": {
             "selector": {**names.run_selector(settings.portal, run), names.ROLE: role.role},
-            "ports": [{"name": endpoint.name, "port": HTTP, "targetPort": endpoint.port, "protocol": "TCP"}],
+            "ports": [
+                {"name": endpoint.name, "port": HTTP, "targetPort": ports(role)[endpoint.name], "protocol": "TCP"}
+            ],
         },
     }
 

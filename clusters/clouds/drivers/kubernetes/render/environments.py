@@ -86,7 +86,12 @@ def claim_manifest(plan: Plan, settings: Settings, today: str) -> Manifest | Non
         "metadata": {
             "name": names.environment_claim(plan.run.appcode, made),
             "namespace": plan.run.namespace,
-            "labels": {names.PORTAL: settings.portal, names.APPCODE: plan.run.appcode, names.ENVIRONMENT: made},
+            "labels": {
+                **names.common_labels("environment", names.environment_claim(plan.run.appcode, made), plan.run.appcode),
+                names.PORTAL: settings.portal,
+                names.APPCODE: plan.run.appcode,
+                names.ENVIRONMENT: made,
+            },
             "annotations": {names.USED: today},
         },
         "spec": {

@@ -7,8 +7,12 @@ label that Kubernetes puts on the pod; variables that all tasks share stand in t
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Mapping
 from typing import Any
 
+from clusters import attempts
 from clusters.clouds.drivers.base import CloudRefused, LocalSource, Plan, RolePlan, RunRef, VolumeSource
 from clusters.clouds.drivers.kubernetes.render import (
     cache,
@@ -143,6 +147,7 @@ def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manife
     check(plan, settings)
     made = [*_service(plan, settings), *_network(plan, settings), *storage.manifests(plan)]
     made += endpoints.manifests(plan, settings)
+    made.append(_registries(plan))
     made += [_role(plan, role, settings) for role in plan.roles]
     reference = {
         "apiVersion": "v1",
@@ -159,6 +164,29 @@ def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manife
             metadata["namespace"] = plan.run.namespace
             metadata["ownerReferences"] = [reference]
     return made
+
+
+def _registries(plan: Plan) -> Manifest:
+    """Every run has one, be it of no registry: pods cannot be told of another later, and the kubelet asks for it anew whenever it
+    fetches an image."""
+    auths = {_registry(host): _login(*login) for host, login in sorted(plan.registries.items())}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": names.registries_name(plan.run)},
+        "type": "kubernetes.io/dockerconfigjson",
+        "stringData": {".dockerconfigjson": json.dumps({"auths": auths}, separators=(",", ":"))},
+    }
+
+
+def _registry(host: str) -> str:
+    """As Docker's configuration calls it."""
+    return "https://index.docker.io/v1/" if host == "docker.io" else host
+
+
+def _login(username: str, password: str) -> Mapping[str, str]:
+    both = base64.b64encode(f"{username}:{password}".encode()).decode()
+    return {"username": username, "password": password, "auth": both}
 
 
 def is_queued(manifest: Manifest) -> bool:
@@ -216,6 +244,16 @@ def check_volume(source: VolumeSource, settings: Settings) -> None:
         raise CloudRefused(f"Datastore {name}: a volume may have at most {settings.largest_volume} here.")
 
 
+def _failure_rules(plan: Plan, role: RolePlan) -> list[Manifest]:
+    """As clusters/attempts.py counts. Tasks that work together end with an error when another is killed, for which a Job has no
+    rule: there the portal decides, before the Job's back-off of ten seconds is over."""
+    rules: list[Manifest] = [{"action": "Ignore", "onPodConditions": [_WHO_BREAKS_OFF]}]
+    if role.retries is None and (role.is_apart or _is_single(plan)):
+        codes = {"containerName": "task", "operator": "NotIn", "values": sorted(attempts.FROM_OUTSIDE)}
+        rules.append({"action": "FailIndex", "onExitCodes": codes})
+    return rules
+
+
 def _service(plan: Plan, settings: Settings) -> list[Manifest]:
     """Headless: it only gives every task a stable address, from before the task is ready. For a single task that is told no
     address, and for tasks that know nothing of each other, none is made: three controllers would write lists of addresses for it,
@@ -263,7 +301,11 @@ def _is_single(plan: Plan) -> bool:
 
 
 def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
-    labels = {names.ROLE: role.role, **({QUEUE: settings.kueue_queue} if settings.kueue_queue else {})}
+    labels = {
+        names.ROLE: role.role,
+        f"{names.COMMON}/component": role.role,
+        **({QUEUE: settings.kueue_queue} if settings.kueue_queue else {}),
+    }
     metadata = {"name": names.role_name(plan.run, role.role), "labels": labels}
     selector = {"matchLabels": {**names.run_selector(settings.portal, plan.run), names.ROLE: role.role}}
     if role.restart == "OnFailure":
@@ -277,11 +319,11 @@ def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
                 "completionMode": "Indexed",
                 "completions": role.count,
                 "parallelism": role.together,
-                "backoffLimitPerIndex": role.retries,
+                "backoffLimitPerIndex": attempts.KILLS if role.retries is None else role.retries,
                 # The portal ends the run when one task has failed too often; until then the others go on.
                 "maxFailedIndexes": role.count,
                 "podReplacementPolicy": "Failed",
-                "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [_WHO_BREAKS_OFF]}]},
+                "podFailurePolicy": {"rules": _failure_rules(plan, role)},
                 "template": pods.template(plan, role, settings, index=_JOB_INDEX),
             },
         }

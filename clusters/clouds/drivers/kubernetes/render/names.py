@@ -11,11 +11,17 @@ Guarantees, for every run and role:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from clusters.clouds.drivers.base import RunRef, VolumeRef
+from clusters.clouds.drivers.hostnames import BASE_LIMIT as BASE_LIMIT
+from clusters.clouds.drivers.hostnames import ROLE_LIMIT as ROLE_LIMIT
+from clusters.clouds.drivers.hostnames import base_name as base_name
+from clusters.clouds.drivers.hostnames import host_name as host_name
+from clusters.clouds.drivers.hostnames import label
+from clusters.clouds.drivers.hostnames import role_name as role_name
 
+COMMON = "app.kubernetes.io"
 PREFIX = "gpu-cloud"
 MANAGER = "gpu-cloud"
 
@@ -57,34 +63,18 @@ COUNTED = "batch.kubernetes.io/job-tracking"
 # What tasks of a run reach each other at, and the name of that port.
 PORT, TASK = 2222, "task"
 LABEL_LIMIT = 63
-ROLE_LIMIT = 52
-_LONGEST_SUFFIX = len("-evaluator")
-BASE_LIMIT = ROLE_LIMIT - _LONGEST_SUFFIX
 # Of a task below 1,000: `<role>-<index>.<base>:<port>`.
 LONGEST_ADDRESS = ROLE_LIMIT + len("-999") + len(".") + BASE_LIMIT + len(f":{PORT}")
-
-
-def base_name(run: RunRef) -> str:
-    """The name of the run; also that of its headless Service. At most BASE_LIMIT characters."""
-    return _cut(f"{run.appcode}-{run.cluster}-{run.number}", f"-{run.id}", BASE_LIMIT)
-
-
-def _cut(front: str, end: str, limit: int) -> str:
-    """A DNS label that ends with `end`; of `front` as much as there is room for."""
-    front = re.sub(r"[^a-z0-9]+", "-", front.lower()).strip("-")
-    if not front[:1].isalpha():
-        front = f"r{front}"
-    return front[: limit - len(end)].rstrip("-") + end
-
-
-def role_name(run: RunRef, role: str) -> str:
-    """The Job, Deployment or StatefulSet of a role."""
-    return f"{base_name(run)}-{role}"
 
 
 def owner_name(run: RunRef) -> str:
     """The ConfigMap that owns everything of the run and holds what its tasks share."""
     return f"{base_name(run)}-run"
+
+
+def registries_name(run: RunRef) -> str:
+    """Of the Secret by which its images are fetched."""
+    return f"{base_name(run)}-registries"
 
 
 def secret_name(run: RunRef) -> str:
@@ -115,22 +105,17 @@ def persistent_volume_name(run: RunRef, mount: int) -> str:
 
 def claim_name(volume: VolumeRef) -> str:
     """The claim of a datastore's volume, which outlives runs; never the name of one that belongs to a run."""
-    return _cut(f"{volume.appcode}-{volume.datastore}", f"-{volume.id}-data", LABEL_LIMIT)
+    return label(f"{volume.appcode}-{volume.datastore}", f"-{volume.id}-data", LABEL_LIMIT)
 
 
 def environment_claim(appcode: str, key: str) -> str:
     """The claim of an appcode's saved environment; never the name of one that belongs to a run or a datastore."""
-    return _cut(f"{appcode}-environment", f"-{key[:16]}", LABEL_LIMIT)
+    return label(f"{appcode}-environment", f"-{key[:16]}", LABEL_LIMIT)
 
 
 def cache_claim(appcode: str, key: str) -> str:
     """The claim of an input that an appcode's runs share; never the name of any other."""
-    return _cut(f"{appcode}-cache", f"-{key[:16]}", LABEL_LIMIT)
-
-
-def host_name(run: RunRef, role: str, index: int) -> str:
-    """The hostname of one task, as Indexed Jobs and StatefulSets make it by themselves."""
-    return f"{role_name(run, role)}-{index}"
+    return label(f"{appcode}-cache", f"-{key[:16]}", LABEL_LIMIT)
 
 
 def address(run: RunRef, role: str, index: int) -> str:
@@ -142,9 +127,21 @@ def address(run: RunRef, role: str, index: int) -> str:
     return f"{host_name(run, role, index)}.{base_name(run)}:{PORT}"
 
 
+def common_labels(name: str, instance: str, part_of: str) -> dict[str, str]:
+    """Those by which other tools group objects
+    (https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/). Nothing here looks for them."""
+    return {
+        f"{COMMON}/name": name,
+        f"{COMMON}/instance": instance,
+        f"{COMMON}/part-of": part_of,
+        f"{COMMON}/managed-by": PREFIX,
+    }
+
+
 def run_labels(portal: str, run: RunRef) -> dict[str, str]:
     """On everything of a run. `portal` tells installations apart that share a Kubernetes cluster."""
     return {
+        **common_labels(run.cluster, base_name(run), run.appcode),
         PORTAL: portal,
         APPCODE: run.appcode,
         CLUSTER: run.cluster,
@@ -161,6 +158,7 @@ def run_selector(portal: str, run: RunRef) -> dict[str, str]:
 def volume_labels(portal: str, volume: VolumeRef) -> dict[str, str]:
     """No run is named: what is done to all that belongs to one leaves volumes alone."""
     return {
+        **common_labels(volume.datastore, claim_name(volume), volume.appcode),
         PORTAL: portal,
         APPCODE: volume.appcode,
         DATASTORE: volume.datastore,
@@ -169,7 +167,7 @@ def volume_labels(portal: str, volume: VolumeRef) -> dict[str, str]:
 
 
 def role_labels(portal: str, run: RunRef, role: str) -> dict[str, str]:
-    return {**run_labels(portal, run), ROLE: role}
+    return {**run_labels(portal, run), f"{COMMON}/component": role, ROLE: role}
 
 
 def selector(**labels: str | int) -> str:

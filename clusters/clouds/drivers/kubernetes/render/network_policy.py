@@ -3,8 +3,8 @@
 Rules of NetworkPolicies; what no rule names is closed. NFS and volumes are mounted by the node, to which no policy applies.
 Policies know addresses and no names, so an S3 server that is given by its name is a port of any public address. Private
 addresses are those of nodes, the API server, pods, services, and of whatever else the operator has: of these only what an
-administrator opened for storage is reached, by name or by number. One inside the cluster is a pod, which many networks do
-not count among addresses: its namespace has to be opened by an administrator.
+administrator opened for storage is reached, by name or by number, and the portal's own object storage. One inside the
+cluster is a pod, which many networks do not count among addresses: its namespace has to be opened by an administrator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from clusters.clouds.drivers.base import CloudRefused, CodeCommit, Plan, S3Source
 from clusters.clouds.drivers.closed_networks import PRIVATE
-from clusters.clouds.drivers.kubernetes.render import names
+from clusters.clouds.drivers.kubernetes.render import endpoints, names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 
 Rule = dict[str, Any]
@@ -41,16 +41,15 @@ def same_run(plan: Plan, settings: Settings) -> Rule:
 
 def ingress(plan: Plan, settings: Settings) -> list[Rule]:
     rules: list[Rule] = [{"from": [{"podSelector": same_run(plan, settings)}]}]
-    endpoints = [each for role in plan.roles for each in role.endpoints]
-    outside = sorted({each.port for each in endpoints if each.origin})
-    inside = sorted({each.port for each in endpoints if not each.origin})
+    found = [(each, endpoints.ports(role)[each.name]) for role in plan.roles for each in role.endpoints]
+    outside = sorted({port for each, port in found if each.origin})
+    inside = sorted({port for each, port in found if not each.origin})
     if settings.gateway_namespace and outside:
-        # Programs believe what the gateway says of who comes, so nobody else may say it.
         gateway = _namespace(settings.gateway_namespace)
         if settings.gateway_pods:
             gateway["podSelector"] = {"matchLabels": dict(settings.gateway_pods)}
         rules.append({"from": [gateway], "ports": _tcp(outside)})
-    # Replicas of services believe fronts. Where no namespace is named, these are beside the gateway.
+    # Replicas of services are led to by fronts. Where no namespace is named, these are beside the gateway.
     fronts = settings.front_namespace or settings.gateway_namespace
     if fronts and inside:
         rules.append({"from": [_namespace(fronts)], "ports": _tcp(inside)})
@@ -60,7 +59,7 @@ def ingress(plan: Plan, settings: Settings) -> list[Rule]:
 def egress(plan: Plan, settings: Settings) -> list[Rule]:
     """Tasks of a run reach each other on any port; of a datastore only what it names; and the package index."""
     rules: list[Rule] = [{"to": [{"podSelector": same_run(plan, settings)}]}]
-    servers = {_server(endpoint) for endpoint in _endpoints(plan)}
+    servers = {_server(endpoint) for endpoint, _ in _endpoints(plan)}
     rules += [_to(host, port, settings) for host, port in sorted(servers)]
     if settings.package_index:
         host, port = _server(settings.package_index)
@@ -71,21 +70,23 @@ def egress(plan: Plan, settings: Settings) -> list[Rule]:
 
 def check(plan: Plan, settings: Settings) -> None:
     """Raises CloudRefused for a server that tasks would never reach."""
-    for endpoint in _endpoints(plan):
-        if sentence := why_closed(endpoint, settings):
+    for endpoint, own in _endpoints(plan):
+        if sentence := why_closed(endpoint, settings, own=own):
             raise CloudRefused(sentence)
 
 
-def _endpoints(plan: Plan) -> list[str]:
-    """The servers of its data and its code."""
-    stores = [mount.source.endpoint for mount in plan.mounts if isinstance(mount.source, S3Source)]
-    return [*stores, plan.code.url] if isinstance(plan.code, CodeCommit) else stores
+def _endpoints(plan: Plan) -> list[tuple[str, bool]]:
+    """The servers of its data and its code, and whether each is the portal's own object storage."""
+    sources = [mount.source for mount in plan.mounts if isinstance(mount.source, S3Source)]
+    stores = [(source.endpoint, source.own) for source in sources]
+    return [*stores, (plan.code.url, False)] if isinstance(plan.code, CodeCommit) else stores
 
 
-def why_closed(endpoint: str, settings: Settings) -> str:
-    """Why tasks do not reach a server, as far as that can be told without resolving its name, or ""."""
+def why_closed(endpoint: str, settings: Settings, *, own: bool = False) -> str:
+    """Why tasks do not reach a server, as far as that can be told without resolving its name, or "". `own`: it is the portal's
+    own object storage, which whoever set it up opened, at its port and no other."""
     host, _ = _server(endpoint)
-    if (inside := _INSIDE.fullmatch(host)) and inside[1] not in settings.storage_namespaces:
+    if not own and (inside := _INSIDE.fullmatch(host)) and inside[1] not in settings.storage_namespaces:
         return (
             f"Tasks may not reach {host}: ask an administrator to open namespace {inside[1]} for storage, or use a "
             "server outside the Kubernetes cluster."
@@ -93,7 +94,7 @@ def why_closed(endpoint: str, settings: Settings) -> str:
     address = _address(host)
     if address and _in(address, settings.closed_networks):
         return f"Tasks may not reach {host}: an administrator closed its network."
-    if address and _in(address, PRIVATE) and not _in(address, settings.storage_networks):
+    if not own and address and _in(address, PRIVATE) and not _in(address, settings.storage_networks):
         return (
             f"Tasks may not reach {host}: ask an administrator to open this address among the networks with storage of the "
             "Kubernetes cluster."

@@ -18,18 +18,25 @@ Manifest = dict[str, Any]
 # Where programs look for data; without a datastore it is an empty folder that goes with the pod.
 SCRATCH = ("/elearn/input", "/elearn/output")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 — a volume of the pod's own, for data loaders
-USER = 1000
+USER, USER_NAME = 1000, "elearn"
 
 
 def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> Manifest:
     """The template of a role's pods. `index` is the field that holds TASK_INDEX, "" where it is always 0."""
     task_index = _task_index(index)
-    stored = storage.pod_parts(
-        plan, settings, serves=bool(role.endpoints), first_part=role.first_part, task_index=task_index
-    )
     resources = _resources(role, settings)
-    made = environments.pod_parts(plan, role, settings, _without_gpus(resources))
-    program = code.pod_parts(plan, settings, _without_gpus(resources))
+    without_gpus = _without_gpus(resources)
+    stored = storage.pod_parts(
+        plan,
+        settings,
+        serves=bool(role.endpoints),
+        first_part=role.first_part,
+        task_index=task_index,
+        work="" if role.from_image else role.role,
+    )
+    storage.lend(stored.init, without_gpus)
+    made = environments.pod_parts(plan, role, settings, without_gpus)
+    program = code.pod_parts(plan, settings, without_gpus)
     taken = {mount.mount_path for mount in plan.mounts}
     scratch = [path for path in SCRATCH if path not in taken]
     grace = max(1, plan.grace_seconds)
@@ -40,6 +47,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
         + (settings.store_seconds if stored.stores else 0)
         + (endpoints.DRAIN_SECONDS if role.endpoints else 0),
         "automountServiceAccountToken": False,
+        "imagePullSecrets": [{"name": names.registries_name(plan.run)}],
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
@@ -67,7 +75,6 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                 "env": _environment(plan, role, task_index, settings),
                 "ports": [
                     {"name": "task", "containerPort": names.PORT, "protocol": "TCP"},
-                    *({"name": each.name, "containerPort": each.port, "protocol": "TCP"} for each in role.endpoints),
                 ],
                 "resources": resources,
                 "securityContext": storage.CONFINED,
@@ -93,8 +100,9 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
             *program.volumes,
         ],
     }
-    if program.init or made.init or stored.init:
-        spec["initContainers"] = [*program.init, *made.init, *stored.init]
+    led = endpoints.entrance_container(plan, role, settings)
+    if init := [*program.init, *made.init, *stored.init, *led]:
+        spec["initContainers"] = init
     batch = any(each.restart == "OnFailure" for each in plan.roles)
     if priority := settings.batch_priority_class if batch else settings.service_priority_class:
         spec["priorityClassName"] = priority
@@ -131,7 +139,9 @@ def _environment(plan: Plan, role: RolePlan, first: Manifest, settings: Settings
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": f"variable-{name}"}}}
         for name in storage.secrets(plan)
     ]
-    ours = {"HOME": storage.TMP, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **environments.variables(plan, role, settings)}
+    # Pods have no user of that number in /etc/passwd unless their image does; programs ask for a name all the same.
+    user = {"HOME": storage.TMP, "USER": USER_NAME, "LOGNAME": USER_NAME}
+    ours = {**user, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **environments.variables(plan, role, settings)}
     if not role.gpus:
         # An image that asks for all GPUs would otherwise see those of others.
         ours["NVIDIA_VISIBLE_DEVICES"] = "void"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from clusters.clouds.drivers import outputs
 from clusters.clouds.drivers.base import (
     CloudError,
     CloudRefused,
@@ -38,6 +39,8 @@ FOLLOW = "follow"
 FOLDERS = "folders"
 DIVIDE = "divide"
 STREAM = "stream"
+# Under which the Secret of a run has what lets requests to its endpoints in.
+PROOF = "proof"
 # Where the tasks of a pod, and nobody else, find what streams their input.
 STREAM_PORT = 3142
 STORE_EVERY_SECONDS = 10
@@ -50,12 +53,14 @@ CONFINED: dict[str, Any] = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
+# What a helper needs beside a task: as limits, too, so that the pod's QoS class stays Guaranteed.
 _HELPER = {"cpu": "100m", "memory": "256Mi"}
-# Of those by which all comes that a task reads, and of those that look at each of its files.
+# Of what serves all that a task reads.
 _BUSY_CPU = "500m"
 # Lists of what is to be copied, and what a helper says.
 _HELPERS_DISK = {"limits": "1Gi", "requests": "100Mi"}
 _HELPERS_TMP = "helpers"
+_WORK = "work"
 _FIRST: Mapping[str, Any] = {"name": "TASK_INDEX", "value": "0"}
 
 
@@ -82,6 +87,8 @@ def manifests(plan: Plan) -> list[dict[str, Any]]:
         # A volume is not the run's own: see `volume_manifest`.
     if isinstance(plan.code, CodeCommit) and plan.code.name:
         keys |= {"git-name": plan.code.name, "git-token": plan.code.token}
+    if any(role.endpoints for role in plan.roles):
+        keys[PROOF] = plan.proof
     if keys:
         secret = {"name": names.secret_name(plan.run)}
         made.append({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "type": "Opaque", "stringData": keys})
@@ -132,10 +139,12 @@ def pod_parts(
     serves: bool = False,
     first_part: int = -1,
     task_index: Mapping[str, Any] = _FIRST,
+    work: str = "",
 ) -> PodParts:
     """`serves`: people open the pod as long as it is ready, whatever becomes of its output meanwhile. `first_part` is that of the
-    role, and `task_index` the variable that tells its tasks apart."""
-    parts = PodParts()
+    role, and `task_index` the variable that tells its tasks apart. `work` is the name of a role
+    whose tasks start in a folder of their own (frameworks/starting.py)."""
+    parts = _work(settings) if work else PodParts()
     copied: list[tuple[int, str]] = []
     stored: list[tuple[int, str]] = []
     followed: list[tuple[int, str]] = []
@@ -162,7 +171,8 @@ def pod_parts(
     for mount in filter(_is_linked, plan.mounts):
         _divide(mount, parts, settings, first_part, task_index)
     if stored:
-        parts.init.append(_store(plan, stored, settings, serves=serves))
+        store = _store(plan, stored, settings, serves=serves)
+        parts.init.append(_with_work(store, work, task_index) if work else store)
     if followed:
         parts.init.append(_follow(plan, followed, settings))
     streaming = _stream(plan, settings)
@@ -174,13 +184,32 @@ def pod_parts(
 
 
 def _store(plan: Plan, stored: list[tuple[int, str]], settings: Settings, *, serves: bool) -> dict[str, Any]:
-    made = _helper(plan, STORE, [STORE, "--every", str(STORE_EVERY_SECONDS)], stored, settings)
+    words = [STORE, "--every", str(STORE_EVERY_SECONDS), "--within", str(settings.store_seconds)]
+    made = _helper(plan, STORE, words, stored, settings)
     made["restartPolicy"] = "Always"
+    # A task may end before this program listens to signals, and process 1 of a container does not get one that it does not listen
+    # to. It finds the file then, which is there before the signal is sent.
+    made["lifecycle"] = {"preStop": {"exec": {"command": ["touch", f"{TMP}/ended"]}}}
     if not serves:
         # Not ready while storing fails. Tasks reach each other all the same: their Service asks for no readiness.
         failing = {"command": ["test", "!", "-e", f"{TMP}/failing"]}
         made["readinessProbe"] = {"exec": failing, "periodSeconds": STORE_EVERY_SECONDS}
     return made
+
+
+def _work(settings: Settings) -> PodParts:
+    lies = {"name": _WORK, "emptyDir": on_disk(settings)}
+    return PodParts(volumes=[lies], mounts=[{"name": _WORK, "mountPath": outputs.WORK}])
+
+
+def _with_work(store: dict[str, Any], role: str, task_index: Mapping[str, Any]) -> dict[str, Any]:
+    """Has it store what the task wrote where it started, too, below the first output."""
+    remote = store["args"][5].rstrip("/")
+    join = "" if remote.endswith(":") else "/"
+    store["args"] += [f"{remote}{join}{outputs.WORK_FOLDER}/{role}-$(TASK_INDEX)/", outputs.WORK]
+    store["env"].insert(0, dict(task_index))
+    store["volumeMounts"].append({"name": _WORK, "mountPath": outputs.WORK})
+    return store
 
 
 def _follow(plan: Plan, followed: list[tuple[int, str]], settings: Settings) -> dict[str, Any]:
@@ -201,7 +230,8 @@ def _stream(plan: Plan, settings: Settings) -> list[dict[str, Any]]:
         return []
     made = _helper(plan, STREAM, [STREAM, str(STREAM_PORT)], streamed, settings)
     del made["args"][-1], made["volumeMounts"][1:]
-    _give_cpu(made)
+    for held in made["resources"].values():
+        held["cpu"] = _BUSY_CPU
     key = {"name": names.secret_name(plan.run), "key": "variable-AWS_ACCESS_KEY_ID"}
     made["env"].append({"name": "STREAM_KEY", "valueFrom": {"secretKeyRef": key}})
     probe = {"exec": {"command": ["test", "-e", f"{TMP}/serving"]}, "periodSeconds": 1, "failureThreshold": 60}
@@ -253,15 +283,19 @@ def _divide(mount: Mount, parts: PodParts, settings: Settings, first_part: int, 
         "env": [dict(task_index)],
         "volumeMounts": [whole, links],
     }
-    _give_cpu(made)
     parts.init.append(made)
     parts.volumes.append({"name": DIVIDE, "emptyDir": on_disk(settings)})
     parts.mounts.append({**links, "readOnly": True})
 
 
-def _give_cpu(helper: dict[str, Any]) -> None:
-    for held in helper["resources"].values():
-        held["cpu"] = _BUSY_CPU
+def lend(helpers: list[dict[str, Any]], task: Mapping[str, Any]) -> None:
+    """Gives helpers that end before the task starts its CPU and memory. That takes no room on the node: a pod reserves the larger
+    of what its init containers and its containers want."""
+    for helper in helpers:
+        if "restartPolicy" in helper:
+            continue  # a sidecar
+        for kind, held in helper["resources"].items():
+            held |= {name: max(own, task[kind][name], key=quantity) for name, own in _HELPER.items()}
 
 
 def _behind(plan: Plan, number: int, settings: Settings) -> tuple[dict[str, Any], str]:

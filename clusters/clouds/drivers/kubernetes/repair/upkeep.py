@@ -143,8 +143,8 @@ class Upkeep:
         del self._due[key]
 
     def _release_pod(self, uid: str, pod: Pod) -> None:
-        if pod.storage and pod.storage.state == "failed":
-            self._note_not_stored(pod, pod.storage.message)
+        if pod.not_stored:
+            self._note_not_stored(pod, pod.not_stored)
         owner = self.mirror.runs.owners.get(pod.run_id)
         # Nobody counts the pods of a run that ends, so the Job controller need not let go of each by itself.
         ours = [names.METERING] if owner is None or owner.wanted else [names.METERING, names.COUNTED]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,9 @@ from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, quantity
 
 CLOSED = "It takes no new tasks."
 LOST = "It does not answer."
+GIVEN_UP = "It does not answer and was given up: its tasks start elsewhere."
+# An administrator says by it that a node is off and stays off: Kubernetes deletes its pods at once and makes them elsewhere.
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 # The resource that stands for a node's disk: without it no pod that reserves any can be there.
 DISK = "ephemeral-storage"
 DISK_ADVICE = (
@@ -101,21 +105,50 @@ class Shares:
         return Capacity(tuple(nodes), tuple(queue))
 
 
-def node_of(node: Mapping[str, Any], reserved_disk: float = 0.0, tolerations: Sequence[str] = ()) -> Node:
+def ready_of(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Its condition Ready; empty of a node that has never reported."""
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return next((each for each in conditions if each["type"] == "Ready"), {})
+
+
+def is_silent(node: Mapping[str, Any]) -> bool:
+    """Whether its kubelet is not heard any more. One that says itself that it is not ready still ends what it is told to end."""
+    return ready_of(node).get("status") == "Unknown"
+
+
+def last_report(node: Mapping[str, Any]) -> dt.datetime | None:
+    """When its kubelet last wrote its status, which a healthy one does every 5 minutes; its lease is newer."""
+    text = ready_of(node).get("lastHeartbeatTime")
+    return dt.datetime.fromisoformat(text) if text else None
+
+
+def node_of(
+    node: Mapping[str, Any],
+    reserved_disk: float = 0.0,
+    tolerations: Sequence[str] = (),
+    heard: dt.datetime | None = None,
+) -> Node:
     """`gpus_free` counts no pods yet; a node that takes no new pods has none free. `reserved_disk` is what each task reserves of
-    a node's disk, in bytes, and `tolerations` the taints that it tolerates."""
+    a node's disk, in bytes, `tolerations` are the taints that it tolerates, and `heard` is when a silent node was last heard."""
     allocatable = allocatable_of(node)
     gpus = int(allocatable(GPU))
-    conditions = (node.get("status") or {}).get("conditions") or []
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    ready, silent = ready_of(node), is_silent(node)
     closed = bool((node.get("spec") or {}).get("unschedulable"))
     disk = allocatable(DISK)
     refused = taints_of(node, [toleration(each) for each in tolerations])
     kept = f"It takes no tasks: taint {min(refused - {GPU})} keeps them away." if refused - {GPU} else ""
     note = CLOSED if closed else too_little_disk(disk, reserved_disk) if disk < reserved_disk else kept
-    note = note if ready else LOST
+    name = node["metadata"]["name"]
+    if silent:
+        note = GIVEN_UP if OUT_OF_SERVICE in refused else LOST
+    elif ready.get("status") != "True":
+        note = f"It is not ready: {ready.get('message') or 'it has not reported yet'}"
+    elif OUT_OF_SERVICE in refused:
+        note = (
+            f"It takes no tasks, because it was given up. It is back now: kubectl taint node {name} {OUT_OF_SERVICE}-"
+        )
     return Node(
-        name=node["metadata"]["name"],
+        name=name,
         gpu_model=(node["metadata"].get("labels") or {}).get(GPU_MODEL, ""),
         gpus=gpus,
         gpus_free=gpus if not note else 0,
@@ -124,7 +157,26 @@ def node_of(node: Mapping[str, Any], reserved_disk: float = 0.0, tolerations: Se
         note=note,
         takes_tasks=not note,
         gpu_tasks_only=GPU in refused,
+        silent_since=(heard.isoformat(timespec="seconds") if heard else "?") if note == LOST else "",
     )
+
+
+def node_lost(node: str, heard: dt.datetime | None) -> str:
+    """What a task says whose node is silent."""
+    since = f" (last heard at {heard.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC)" if heard else ""
+    return f"Node {node} does not answer{since}; the task may still run there. {advice(node)}"
+
+
+def advice(node: str) -> str:
+    return (
+        f"If the machine is off and stays off, an administrator gives it up under Clouds, or by “{give_up(node)}”; "
+        f"“kubectl delete node {node}” if it never comes back. Kubernetes then starts its tasks elsewhere."
+    )
+
+
+def give_up(node: str) -> str:
+    """What an administrator types."""
+    return f"kubectl taint node {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute"
 
 
 def taints_of(node: Mapping[str, Any], tolerations: Iterable[Mapping[str, str]]) -> set[str]:

@@ -48,7 +48,7 @@ class Troubles:
         """A pending pod with what Events have said of it."""
         if seen.reason == "Starting" and (why := self._of_pods.get(seen.uid)):
             return replace(seen, reason=why[0], message=why[1])
-        if seen.reason == "Unschedulable" and "volume" in seen.message:
+        if seen.reason in reasons.NO_NODE and "volume" in seen.message:
             for claim in self._claims_of(pod, seen.uid):
                 if trouble := self._of_claims.get(claim):
                     return replace(seen, message=reasons.waits_for_volume(seen.message, trouble))
@@ -79,7 +79,7 @@ class Troubles:
         news: list[Seen] = []
         for uid in list(self._claimed.get(claim, ())):
             pod = self._pods.get(uid)
-            if pod is None or pod.seen.reason != "Unschedulable":
+            if pod is None or pod.seen.reason not in reasons.NO_NODE:
                 self._claimed[claim].discard(uid)
                 continue
             seen = replace(pod.seen, message=reasons.waits_for_volume(pod.seen.message, text))

@@ -21,7 +21,8 @@ from clusters.clouds.drivers.kubernetes.api import client
 from clusters.clouds.drivers.kubernetes.api.client import Client, Unavailable, path_of
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair import drift
-from clusters.clouds.drivers.kubernetes.watch import job_history, pod_status
+from clusters.clouds.drivers.kubernetes.settings import IMAGE_SECONDS
+from clusters.clouds.drivers.kubernetes.watch import capacity, job_history, pod_status
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
 from clusters.clouds.drivers.kubernetes.watch.quarantine import ERRORS, has_ended, has_gone, unreadable
 
@@ -103,10 +104,11 @@ class Follower:
         bounds: Mapping[str, drift.Fields] | None = None,
         reserved_disk: float = 0.0,
         tolerations: Sequence[str] = (),
+        patience: int = IMAGE_SECONDS,
     ) -> None:
-        """`bounds`, `reserved_disk` and `tolerations` as of `Mirror`."""
+        """All but `api` and `portal` as of `Mirror`."""
         self._client = api
-        self._new_mirror = functools.partial(Mirror, bounds, reserved_disk, tolerations)
+        self._new_mirror = functools.partial(Mirror, bounds, reserved_disk, tolerations, patience)
         self._sources = sources(portal)
         self.mirror: Mirror | None = None
         self._delivering = False
@@ -127,11 +129,14 @@ class Follower:
                     if source.name == "Pod" and not pod_status.is_of_job(item):
                         services.append(item)
                     else:
-                        items += understood(mirror, source.name, "ADDED", item, unread)
+                        heard = self._last_heard(mirror, source.name, item)
+                        items += understood(mirror, source.name, "ADDED", item, unread, heard)
                 if source.kind == "Job":
                     mirror.parts.jobs.hear(job_history.version_of(page))
             for item in sorted(services, key=pod_status.age):
                 items += understood(mirror, source.name, "ADDED", item, unread)
+        if self.mirror:
+            mirror.pulls.remember(self.mirror.pulls)
         items += mirror.decided(dt.datetime.now(dt.UTC))
         self.mirror, self._delivering = mirror, False
         self._warnings.version = ""
@@ -157,7 +162,8 @@ class Follower:
                     if kind in versions:
                         versions[kind] = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
-                        items += understood(mirror, kind, event["type"], event["object"], unread)
+                        heard = self._last_heard(mirror, kind, event["object"])
+                        items += understood(mirror, kind, event["type"], event["object"], unread, heard)
                     if kind == "Job":
                         mirror.parts.jobs.hear(job_history.version_of(event["object"]))
                 items += mirror.decided(dt.datetime.now(dt.UTC))
@@ -172,6 +178,18 @@ class Follower:
                     gather_until = told_at + took + min(GATHER_TIMES * took, GATHER_SECONDS)
                 patience = SETTLED if items else HEARTBEAT
                 self._delivering = False
+
+    def _last_heard(self, mirror: Mirror, kind: str, item: Object) -> dt.datetime | None:
+        """Of a node that has just fallen silent, by its lease; None of anything else, and where that cannot be read."""
+        node = item["metadata"].get("name", "")
+        if kind != "Node" or not capacity.is_silent(item) or mirror.is_silent(node):
+            return None
+        try:
+            lease = self._client.get(path_of("Lease", "kube-node-lease", node))
+            return dt.datetime.fromisoformat(lease["spec"]["renewTime"])
+        except (CloudError, LookupError, TypeError, ValueError) as error:
+            log.info("when node %s was last heard is taken from its status: %s", node, error)
+            return None
 
     def _position(self, versions: Mapping[str, str]) -> str:
         return ",".join(versions[source.name] for source in self._sources)
@@ -325,11 +343,18 @@ class Streams:
         return False
 
 
-def understood(mirror: Mirror, kind: str, event: str, item: Object, unread: list[Unreadable]) -> list[Seen]:
-    """The news in it. What nobody understands is put to `unread` and stops nothing."""
+def understood(
+    mirror: Mirror,
+    kind: str,
+    event: str,
+    item: Object,
+    unread: list[Unreadable],
+    heard: dt.datetime | None = None,
+) -> list[Seen]:
+    """The news in it. What nobody understands is put to `unread` and stops nothing. `heard` as of `Mirror.note_node`."""
     before = mirror.pods.get(item["metadata"].get("uid", "")) if kind == "Pod" else None
     try:
-        return note(mirror, kind, event, item)
+        return note(mirror, kind, event, item, heard)
     except ERRORS as error:
         told = unreadable(kind, item, error)
         if kind in ("Event", OTHER_POD):
@@ -346,7 +371,7 @@ def understood(mirror: Mirror, kind: str, event: str, item: Object, unread: list
         return list(news)
 
 
-def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
+def note(mirror: Mirror, kind: str, event: str, item: Object, heard: dt.datetime | None = None) -> list[Seen]:
     """Tells the mirror; the news in it."""
     now = dt.datetime.now(dt.UTC)
     if kind == "Pod":
@@ -356,7 +381,7 @@ def note(mirror: Mirror, kind: str, event: str, item: Object) -> list[Seen]:
     if kind == "ConfigMap":
         return mirror.note_owner(event, item)
     if kind == "Node":
-        return mirror.note_node(event, item)
+        return mirror.note_node(event, item, heard)
     if kind == "Event":
         return mirror.troubles.note_event(item, now)
     if kind in ("Job", "Deployment", "StatefulSet"):

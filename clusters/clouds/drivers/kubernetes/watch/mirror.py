@@ -17,12 +17,13 @@ from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.guardrails import Bounds
 from clusters.clouds.drivers.kubernetes.repair.tampering import Damages
-from clusters.clouds.drivers.kubernetes.settings import GPU_MODEL
+from clusters.clouds.drivers.kubernetes.settings import GPU_MODEL, IMAGE_SECONDS
 from clusters.clouds.drivers.kubernetes.watch import capacity, pod_status, reasons
 from clusters.clouds.drivers.kubernetes.watch.attempts import Attempts
 from clusters.clouds.drivers.kubernetes.watch.event_warnings import Troubles
 from clusters.clouds.drivers.kubernetes.watch.objects import Object, Pod, owner_of
 from clusters.clouds.drivers.kubernetes.watch.owned import Parts, ref_of
+from clusters.clouds.drivers.kubernetes.watch.pulls import Pulls
 from clusters.clouds.drivers.kubernetes.watch.quarantine import has_ended, has_gone
 from clusters.clouds.drivers.kubernetes.watch.runs import Runs
 from clusters.clouds.drivers.kubernetes.watch.terminations import Ends
@@ -30,16 +31,19 @@ from clusters.clouds.drivers.kubernetes.watch.terminations import Ends
 
 class Mirror:
     """`bounds`, of `drift.bounds`, is what there must be in every namespace, `reserved_disk` what a task reserves of a node's,
-    and `tolerations` the taints that it tolerates."""
+    `tolerations` the taints that it tolerates, and `patience` how many seconds its image may fail to be pulled."""
 
     def __init__(
         self,
         bounds: Mapping[str, drift.Fields] | None = None,
         reserved_disk: float = 0.0,
         tolerations: Sequence[str] = (),
+        patience: int = IMAGE_SECONDS,
     ) -> None:
         self._reserved_disk, self._tolerations = reserved_disk, tolerations
         self._disks: dict[str, float] = {}
+        # When nodes that are silent, or were when they were deleted, were last heard; None where nobody knows.
+        self._silent: dict[str, dt.datetime | None] = {}
         self.pods: dict[str, Pod] = {}
         self._namespaces: set[str] = set()
         self.runs = Runs(self.pods)
@@ -47,6 +51,7 @@ class Mirror:
         self.bounds = Bounds(bounds or drift.bounds())
         self.shares = capacity.Shares()
         self.attempts = Attempts()
+        self.pulls = Pulls(dt.timedelta(seconds=patience))
         self.damages = Damages(self.pods, self.runs.owners)
         self.troubles = Troubles(self.pods, self._namespaces, self.parts)
         self._ends = Ends(self.runs.owners, self.parts.jobs)
@@ -57,31 +62,45 @@ class Mirror:
     def capacity(self) -> Capacity:
         return self.shares.capacity()
 
-    def note_node(self, kind: str, node: Object) -> list[Seen]:
-        """News of its tasks when it is not heard of any more, or again."""
+    def is_silent(self, node: str) -> bool:
+        """Whether that was told of it already."""
+        return node in self._silent
+
+    def note_node(self, kind: str, node: Object, heard: dt.datetime | None = None) -> list[Seen]:
+        """News of its tasks when it is not heard of any more, or again. `heard`: when a node that falls silent was last heard,
+        if that is known better than by its status."""
         name = node["metadata"]["name"]
-        before = self.shares.nodes.pop(name, None)
         if kind == "DELETED":
+            # Its pods are told to have ended after this, and they end when it was last heard.
+            self.shares.nodes.pop(name, None)
             self._disks.pop(name, None)
             return []
+        was_silent, is_silent = self.is_silent(name), capacity.is_silent(node)
+        if is_silent and not was_silent:
+            self._silent[name] = heard or capacity.last_report(node)
+        elif not is_silent:
+            self._silent.pop(name, None)
         self._disks[name] = capacity.allocatable_of(node)(capacity.DISK)
-        now = self.shares.nodes[name] = capacity.node_of(node, self._reserved_disk, self._tolerations)
-        was_lost, is_lost = before is not None and before.note == capacity.LOST, now.note == capacity.LOST
-        return self._note_silence(name, is_lost) if is_lost != was_lost else []
+        self.shares.nodes[name] = capacity.node_of(node, self._reserved_disk, self._tolerations, self._silent.get(name))
+        return self._note_silence(name, is_silent) if is_silent != was_silent else []
 
     def _note_silence(self, node: str, is_lost: bool) -> list[Seen]:
         news: list[Seen] = []
-        why = (reasons.NODE_LOST, reasons.node_lost(node)) if is_lost else ("", "")
         for uid, pod in self.pods.items():
             if (
                 pod.seen.node == node
-                and pod.seen.phase == "Running"
+                and pod.seen.phase in ("Running", "Pending")
                 and (is_lost or pod.seen.reason == reasons.NODE_LOST)
             ):
-                seen = replace(pod.seen, reason=why[0], message=why[1])
+                again = "Starting" if pod.seen.phase == "Pending" else ""
+                seen = self._lost(pod.seen) if is_lost else replace(pod.seen, reason=again, message="")
                 self.pods[uid] = replace(pod, seen=seen)
                 news.append(seen)
         return news
+
+    def _lost(self, seen: TaskSeen) -> TaskSeen:
+        message = capacity.node_lost(seen.node, self._silent[seen.node])
+        return replace(seen, reason=reasons.NODE_LOST, message=message)
 
     @property
     def namespaces(self) -> frozenset[str]:
@@ -98,6 +117,8 @@ class Mirror:
         self.bounds.note_namespace(kind, namespace, time.monotonic())
         if "deletionTimestamp" in namespace["metadata"]:
             self.runs.leave_behind(name)
+        elif kind != "DELETED":
+            self.runs.note_living(name)
 
     def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
         """A Service, Ingress, NetworkPolicy, LimitRange or ResourceQuota: of a run, or of a whole namespace."""
@@ -138,11 +159,15 @@ class Mirror:
                 self.damages.note("Pod", pod, names.METERING)
                 return []
             seen = replace(seen, run_id=before.run_id, role=before.seen.role)
+        if heard := self._silent.get(seen.node):
+            seen = pod_status.not_after(heard, seen)
         if not pod_status.is_of_job(pod):
             seen = self.attempts.counted(pod, seen, gone=gone)
         self._ends.note_deletion(pod, before)
-        explained = self._explained(pod, seen, before, lost=node is not None and node.note == capacity.LOST)
-        seen = self._ends.decide(pod, seen, now, at_once=gone) if explained is None else explained
+        explained = self._explained(pod, seen, before)
+        seen = (
+            self._ends.decide(pod, seen, now, at_once=gone) if explained is None else self.pulls.judged(explained, now)
+        )
         over = over and seen.phase in ("Succeeded", "Failed")
         if gone:
             self._forget_pod(uid, seen.run_id)
@@ -164,19 +189,27 @@ class Mirror:
         return []
 
     def decided(self, now: dt.datetime) -> list[Seen]:
-        """News of pods whose end can be told by now. To be asked after other news, and every few seconds."""
-        return [item for pod in self._ends.ripe(now) for item in self.note_pod("MODIFIED", pod, now)]
+        """News of pods whose end can be told by now, or whose image was waited for too long. To be asked after other news, and
+        every few seconds."""
+        news = [item for pod in self._ends.ripe(now) for item in self.note_pod("MODIFIED", pod, now)]
+        for uid in self.pulls.overdue(now):
+            waits = self.pods.get(uid)
+            if waits and waits.seen.reason == reasons.PULLING:
+                seen = self.pulls.judged(waits.seen, now)
+                self.pods[uid] = replace(waits, seen=seen)
+                news.append(seen)
+        return news
 
-    def _explained(self, pod: Object, seen: TaskSeen, before: Pod | None, *, lost: bool) -> TaskSeen | None:
+    def _explained(self, pod: Object, seen: TaskSeen, before: Pod | None) -> TaskSeen | None:
         """With what the pod itself does not know: Events about it, its node, its Job. None when it cannot be said yet."""
+        if seen.phase in ("Running", "Pending") and self.is_silent(seen.node):
+            return self._lost(seen)
         if seen.phase == "Pending":
-            if seen.reason == "Unschedulable" and capacity.DISK in seen.message:
+            if seen.reason in reasons.NO_NODE and capacity.DISK in seen.message:
                 most = max(self._disks.values(), default=0.0)
                 seen = replace(seen, message=reasons.waits_for_disk(pod, seen.message, most))
             return self.troubles.explained(pod, seen)
         self.troubles.forget(seen.uid)
-        if seen.phase == "Running" and lost:
-            return replace(seen, reason=reasons.NODE_LOST, message=reasons.node_lost(seen.node))
         if seen.phase == "Failed" and seen.reason == "Stopped" and seen.scheduled_at:
             return self._ends.explained(pod, seen, before)
         return seen
@@ -211,6 +244,7 @@ class Mirror:
         for kept in (self.pods, self.parts.told, self.unread):
             kept.pop(uid, None)
         self._ends.forget(uid)
+        self.pulls.forget(uid)
         self.troubles.forget(uid)
         self.damages.mended(uid)
         self.shares.note(uid, None)

@@ -33,6 +33,12 @@ class Pod:
     def run_id(self) -> int:
         return self.seen.run_id
 
+    @property
+    def not_stored(self) -> str:
+        """Why what its task wrote is lost, or "". One that never started, because its input did not come, has written nothing."""
+        is_lost = self.storage and self.storage.state == "failed" and self.seen.started_at
+        return self.storage.message if self.storage and is_lost else ""
+
 
 @dataclass(frozen=True)
 class Owner:

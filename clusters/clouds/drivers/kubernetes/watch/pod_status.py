@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from clusters.clouds.drivers.base import StorageSeen, StorageState, TaskPhase, TaskSeen
-from clusters.clouds.drivers.kubernetes.render import code, names, storage
+from clusters.clouds.drivers.kubernetes.render import code, endpoints, names, storage
 from clusters.clouds.drivers.kubernetes.watch import reasons
 
 Pod = Mapping[str, Any]
@@ -97,14 +97,15 @@ def serves(pod: Pod) -> dict[str, str | None]:
     """Its endpoints by name, None while one may not be opened: exactly when the gateway leads there, too. Those without an
     origin, by which the probe would call it, are reached at the pod's own address."""
     task: Mapping[str, Any] = next((each for each in pod["spec"]["containers"] if each["name"] == "task"), {})
-    ports = task.get("ports") or []
+    beside = pod["spec"].get("initContainers") or []
+    led: Mapping[str, Any] = next((each for each in beside if each["name"] == endpoints.ENTRANCE), {})
     probe = (task.get("readinessProbe") or {}).get("httpGet") or {}
     address = "" if probe.get("httpHeaders") else pod["status"].get("podIP") or ""
     host = f"[{address}]" if ":" in address else address
     ready = reasons.condition(pod, "Ready")
     is_ready = ready is not None and ready["status"] == "True" and "deletionTimestamp" not in pod["metadata"]
-    named = [each for each in ports if each.get("name", names.TASK) != names.TASK]
-    return {each["name"]: (f"{host}:{each['containerPort']}" if host else "") if is_ready else None for each in named}
+    ports = led.get("ports") or []
+    return {each["name"]: (f"{host}:{each['containerPort']}" if host else "") if is_ready else None for each in ports}
 
 
 def is_of_job(pod: Pod) -> bool:
@@ -153,8 +154,22 @@ def _end(pod: Pod, vanished_at: dt.datetime | None) -> tuple[dt.datetime | None,
         # No container was ever started: its GPUs were free when it was turned away.
         times = [_time(each.get("lastTransitionTime")) for each in pod["status"].get("conditions") or []]
         return max((time for time in times if time), default=_condition_time(pod, "PodScheduled")), True
+    ready, containers = reasons.condition(pod, "Ready"), reasons.condition(pod, "ContainersReady")
+    if ready and containers and (ready["status"], containers["status"]) == ("False", "True"):
+        # Only the node controller writes that, when it does not hear a node any more.
+        return max(
+            [time for time in (_time(ready.get("lastTransitionTime")), *seen) if time], default=vanished_at
+        ), True
     lost = [_condition_time(pod, kind) for kind in ("DisruptionTarget", "Ready", "ContainersReady")]
     return vanished_at or max((time for time in [*lost, *seen] if time), default=None), True
+
+
+def not_after(heard: dt.datetime, seen: TaskSeen) -> TaskSeen:
+    """An end that nobody saw, of a pod whose node was last heard then: what nobody saw is not billed."""
+    if not (seen.estimated and seen.finished_at and seen.finished_at > heard):
+        return seen
+    times = [each for each in (seen.scheduled_at, seen.began_at, seen.started_at, heard) if each]
+    return replace(seen, finished_at=min(seen.finished_at, max(times)))
 
 
 def _started(status: Mapping[str, Any]) -> bool:
@@ -167,8 +182,10 @@ def statuses(pod: Pod) -> Iterator[Mapping[str, Any]]:
 
 
 def _began(pod: Pod) -> dt.datetime | None:
-    """When the first container of the pod ran, as far as this sighting tells: of one that was started again, its last start."""
-    states = [each.get("state", {}) for each in statuses(pod)] + [each.get("lastState", {}) for each in statuses(pod)]
+    """When the program first ran, as far as this sighting tells: of one that was started again, its last two starts. Not before:
+    on one machine, too, nobody pays while data come."""
+    main = _main(pod)
+    states = [main.get("state", {}), main.get("lastState", {})]
     times = [_time((state.get("running") or state.get("terminated") or {}).get("startedAt")) for state in states]
     return min((time for time in times if time), default=None)
 
@@ -222,9 +239,13 @@ def storage_seen(pod: Pod) -> StorageSeen | None:
     if stored and stored["exitCode"]:
         return StorageSeen(run_id, "failed", (stored.get("message") or "").strip() or "The output could not be stored.")
     if not fetched:
-        return StorageSeen(run_id, "fetching")
+        has_begun = "running" in fetch.get("state", {}) or fetch.get("restartCount")
+        # Before, it waits for a node.
+        return StorageSeen(run_id, "fetching") if has_begun else None
     said = fetched.get("message") or ""
-    seen = StorageSeen(run_id, "ready", warning=_empty_input(pod, said), **_read(said))
+    left = ((stored or {}).get("message") or "").strip()
+    warning = " ".join(each for each in (_empty_input(pod, said), left) if each)
+    seen = StorageSeen(run_id, "ready", warning=warning, **_read(said))
     if stored or is_over(pod):
         return replace(seen, state="stored" if stored else "ready")
     if _fails_to_store(pod, store):

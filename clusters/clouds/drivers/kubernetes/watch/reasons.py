@@ -18,7 +18,15 @@ _CREATING = frozenset({"", "ContainerCreating", "PodInitializing"})
 _NODES = re.compile(r"0/(\d+) nodes are available: (.*?)\.(?: |$)", re.DOTALL)
 _MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _OF_KUEUE = "kueue.x-k8s.io/queue-name"
+# Reasons of a pod that has no node.
+NO_NODE = frozenset({"Unschedulable", "WaitingForResources"})
+# What registries say to who may not pull, or has not said who they are.
+_DENIED = re.compile(
+    r"(?i)\b(401|403|unauthorized|denied|authentication required|authorization failed|no basic auth)\b"
+)
+PRIVATE = "If the image is private, an administrator saves a pull secret for its registry under Registries."
 NODE_LOST = "NodeLost"
+PULLING = "PullingImage"
 MAKING = "MakingEnvironment"
 POD_DELETED = "Somebody deleted its pod."
 JOB_DELETED = "Somebody deleted its Job; it is made again."
@@ -50,11 +58,12 @@ def gpus_of(pod: Pod) -> int:
 def waiting(pod: Pod, main: Status) -> tuple[str, str]:
     scheduled = condition(pod, "PodScheduled")
     if not pod["spec"].get("nodeName"):
+        lacks = "Unschedulable" if gpus_of(pod) else "WaitingForResources"
         if scheduled and scheduled.get("reason") == "SchedulingGated":
             queue = (pod["metadata"].get("labels") or {}).get(_OF_KUEUE)
-            return "Unschedulable", f"Waits in Kueue's queue “{queue}”." if queue else "Waits to be let go."
+            return lacks, f"Waits in Kueue's queue “{queue}”." if queue else "Waits to be let go."
         if scheduled and scheduled["status"] == "False":
-            return "Unschedulable", unschedulable(pod, scheduled.get("message") or "")
+            return lacks, unschedulable(pod, scheduled.get("message") or "")
         return "Starting", ""
     for status in pod["status"].get("initContainerStatuses") or []:
         if (held := _held_up(status)) is not None:
@@ -91,10 +100,6 @@ def waits_for_volume(message: str, trouble: str) -> str:
     return f"{message.partition(' Its volume is not made: ')[0]} Its volume is not made: {_tidy(trouble)}"
 
 
-def node_lost(node: str) -> str:
-    return f"Node {node} does not answer; the task may still run there until the node is back or given up."
-
-
 def _tidy(text: str) -> str:
     text = " ".join(text.split()) or "no details"
     return text if text[-1] in ".!?" else f"{text}."
@@ -107,7 +112,8 @@ def _held_up(status: Status) -> tuple[str, str] | None:
     if reason in _CREATING:
         return None
     if reason in _IMAGE:
-        return "PullingImage", f"Image {status.get('image')} cannot be fetched ({reason}): {detail or 'no details'}"
+        sentence = f"Image {status.get('image')} cannot be fetched ({reason}): {detail or 'no details'}"
+        return PULLING, f"{_tidy(sentence)} {PRIVATE}" if _DENIED.search(detail) else sentence
     if reason == "CrashLoopBackOff" and status["name"] == environments.MAKE:
         ended = status.get("lastState", {}).get("terminated") or {}
         return MAKING, f"{_not_made(ended)} It is tried again."

@@ -26,6 +26,8 @@ class Runs:
         self.owners: dict[int, Owner] = {}
         # Runs whose owner or namespace was deleted by hand, so that nobody ends their tasks.
         self.left_behind: set[int] = set()
+        # Namespaces that were deleted, until they are gone.
+        self._deleted: set[str] = set()
         # Runs whose tasks are being ended before everything else of them.
         self.stopping: set[int] = set()
         self._uids: defaultdict[int, set[str]] = defaultdict(set)
@@ -138,12 +140,16 @@ class Runs:
         if self._uids.get(run_id):
             self._unowned.add(run_id)
             return []
-        message = not_stored(metadata)
-        return [RunGone(run_id, not message, message)]
+        return [self._gone(run_id, metadata["namespace"], not_stored(metadata))]
 
     def leave_behind(self, namespace: str) -> None:
         """All runs of a namespace that was deleted."""
+        self._deleted.add(namespace)
         self.left_behind |= {run_id for run_id, owner in self.owners.items() if owner.namespace == namespace}
+
+    def note_living(self, namespace: str) -> None:
+        """It is there, and nobody has deleted it."""
+        self._deleted.discard(namespace)
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
@@ -152,11 +158,16 @@ class Runs:
             return []
         if run_id in self._unowned:
             self._unowned.discard(run_id)
-            return [RunGone(run_id)]
+            ref = self._refs.get(run_id)
+            return [self._gone(run_id, ref.namespace if ref else "", "")]
         owner = self.owners.get(run_id)
         if owner is None or not owner.ended:
             return []
-        return [RunGone(run_id, not owner.not_stored, owner.not_stored)]
+        return [self._gone(run_id, owner.namespace, owner.not_stored)]
+
+    def _gone(self, run_id: int, namespace: str, not_stored: str) -> RunGone:
+        why = f"Somebody deleted namespace {namespace} of its Kubernetes cluster." if namespace in self._deleted else ""
+        return RunGone(run_id, not not_stored, " ".join(filter(None, (why, not_stored))))
 
     def strays(self) -> Iterator[RunRef]:
         """Runs that have pods but no owner (any more), hence nobody who would remove them."""

@@ -25,9 +25,10 @@ from typing import Any, cast
 from clusters.clouds.drivers.base import CloudError, CloudRefused, RunRef, VolumeRef, WatchExpired
 from clusters.clouds.drivers.lines import Wanted
 from clusters.clouds.drivers.local import protocol
-from clusters.clouds.drivers.local.agent import gpu_meter, gpus, handlers, logs
+from clusters.clouds.drivers.local.agent import disks, gpu_meter, gpus, handlers, logs
 from clusters.clouds.drivers.local.agent.machine import Options
 from clusters.clouds.drivers.local.agent.node import Node
+from clusters.clouds.drivers.local.task import cgroups
 
 log = logging.getLogger("agent")
 
@@ -156,7 +157,8 @@ async def run(args: argparse.Namespace) -> None:
         args.processes,
         args.file_gb,
         args.free_disk_gb,
-        args.shared_network,
+        args.appcode_gb,
+        args.shared,
         args.network == "on",
         args.activity_seconds,
         str(args.packages.resolve()) if args.packages else "",
@@ -169,7 +171,10 @@ async def run(args: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     node.probe()
-    for problem in filter(None, (node.cannot_isolate, node.shares_network, node.no_outside)):
+    no_disks = f"{disks.NOT_HELD} ({node.no_disks})" if node.no_disks else ""
+    no_shares = "" if node.cgroups else cgroups.CPU_NOT_SHARED
+    problems = (node.cannot_isolate, node.shares_network, node.no_outside, no_disks, no_shares, node.uids_shared)
+    for problem in filter(None, problems):
         log.error("%s", problem)
     node.resume()
     server = await asyncio.start_unix_server(
@@ -185,6 +190,9 @@ async def run(args: argparse.Namespace) -> None:
     if args.stop_tasks_on_term:
         await leave(node, args.stop_seconds)
     server.close()
+    if all(run.idle for run in node.runs.values()):
+        node.detach_all()
+    cgroups.remove(node.cgroups)
 
 
 def hear(node: Node, poke: socket.socket) -> None:
@@ -238,13 +246,16 @@ def main() -> None:
     )
     parser.add_argument("--file-gb", type=float, default=0, help="GiB of a task's largest file (a quarter of the disk)")
     parser.add_argument(
+        "--appcode-gb", type=float, default=0, help="GiB that the runs of an appcode may write (a quarter of the disk)"
+    )
+    parser.add_argument(
         "--network", choices=("off", "on"), default="off", help="on: tasks reach the internet, by pasta"
     )
     parser.add_argument("--packages", type=Path, help="the socket of the package index that tasks reach")
     parser.add_argument(
-        "--shared-network",
+        "--shared",
         action="store_true",
-        help="several appcodes at a time even where networks cannot be kept apart",
+        help="several appcodes at a time even where they cannot be kept apart",
     )
     parser.add_argument(
         "--activity-seconds", type=float, default=15, help="between two looks whether a run works (default 15)"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from clusters.clouds.drivers import entrance
 from clusters.clouds.drivers.base import ActivitySeen, Endpoint, EndpointSeen
 from clusters.clouds.drivers.base.activity import Activity, after, read
 from clusters.clouds.drivers.base.asking import MOST_SAID, answer
@@ -77,7 +78,7 @@ class Endpoints:
         began = loop.time()
         since: float | None = None
         while True:
-            since = (since or loop.time()) if await _answers(address, endpoint.health) else None
+            since = (since or loop.time()) if await self._answers(address, endpoint.health) else None
             if since is not None and loop.time() - since >= endpoint.warm_up_seconds:
                 break
             await asyncio.sleep(min(LONGEST, max(SHORTEST, SHARE * (loop.time() - began))))
@@ -90,13 +91,17 @@ class Endpoints:
         """Asks until it is cancelled."""
         known, machine = Activity(since=time.time()), self.run.machine
         while True:
-            status, body = await _get(address, path, MOST_SAID)
+            status, body = await _get(address, path, MOST_SAID, self.run.plan.proof)
             at = time.time()
             gpus = [gpu for task in self.run.tasks for gpu in task.view().gpus]
             look = read(body, at, machine.meter.busy(gpus, machine.gpus.simulated, at)) if status == 200 else None
             known = after(known, look, at)
             self._tell_activity(known)
             await asyncio.sleep(machine.activity_seconds)
+
+    async def _answers(self, address: str, path: str) -> bool:
+        """Whether a GET of `path` is answered, and not with an error of the server."""
+        return 100 <= (await _get(address, path, 0, self.run.plan.proof))[0] < 500
 
     def _tell_activity(self, known: Activity) -> None:
         told = self._activity
@@ -110,17 +115,13 @@ class Endpoints:
         self.run.machine.emit(seen)
 
 
-async def _answers(address: str, path: str) -> bool:
-    """Whether a GET of `path` is answered, and not with an error of the server."""
-    return 100 <= (await _get(address, path, 0))[0] < 500
-
-
-async def _get(address: str, path: str, most: int) -> tuple[int, bytes]:
+async def _get(address: str, path: str, most: int, proof: str) -> tuple[int, bytes]:
     """The status of an answer, 0 when there is none, and at most so many bytes of what it says."""
     host, _, port = address.rpartition(":")
     # Of the older protocol comes what is said in one piece, until the connection is closed.
     version = "1.0" if most else "1.1"
-    request = f"GET {path} HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    proven = f"{entrance.HEADER}: {proof}\r\n"
+    request = f"GET {path} HTTP/{version}\r\nHost: localhost\r\n{proven}Connection: close\r\n\r\n"
     try:
         async with asyncio.timeout(PATIENCE):
             reader, writer = await asyncio.open_connection(host, int(port), limit=MOST_SAID)

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from clusters.clouds.drivers import hostnames
 from clusters.clouds.drivers.base import Environment as Asked
 from clusters.clouds.drivers.local.agent.machine import Machine, PartOf
 from clusters.clouds.drivers.local.data.files import read_json, write_json
@@ -166,6 +167,7 @@ class Environment:
         (folder / "lock.txt").chmod(0o644)
         spec: dict[str, Any] = {
             "name": f"{self.run.ref.id}/environment",
+            "hostname": f"{hostnames.base_name(self.run.ref)}-environment",
             "poke": str(machine.poke),
             "argv": self._argv(step),
             "env": self._env(step),
@@ -174,7 +176,7 @@ class Environment:
             "uid": self.run.uid,
             "grace": 5,
             "log_limit": 1 << 20,
-            "cgroup": "",
+            "cgroups": [],
             "limits": machine.limits,
             "memory_mb": MEMORY_MB,
             "network": self.run.network.place,

@@ -26,7 +26,7 @@ from clusters.clouds.drivers.base import (
 )
 from clusters.clouds.drivers.base import Node as NodeSeen
 from clusters.clouds.drivers.local import protocol
-from clusters.clouds.drivers.local.agent import gpu_meter, scheduler
+from clusters.clouds.drivers.local.agent import disks, gpu_meter, scheduler
 from clusters.clouds.drivers.local.agent.node import Node
 from clusters.clouds.drivers.local.agent.runs import Run, ask_of
 from clusters.clouds.drivers.local.data.files import sync_folder, write_json
@@ -146,6 +146,7 @@ def purge(node: Node, ref: RunRef) -> None:
     node.gone.discard(ref.id)
     node.addresses.pop(ref.id, None)
     node.discard(node.folder / "runs" / str(ref.id))
+    node.discard_written(ref.id)
 
 
 def delete_volume(node: Node, volume: VolumeRef) -> None:
@@ -153,7 +154,7 @@ def delete_volume(node: Node, volume: VolumeRef) -> None:
     for run in node.runs.values():
         if any(isinstance(mount.source, VolumeSource) and mount.source.volume == volume for mount in run.plan.mounts):
             raise CloudError(f"{run.ref.cluster} has the volume mounted; it is removed afterwards.")
-    node.discard(node.volume(volume.id))
+    node.remove_volume(volume.id)
 
 
 def reserve(node: Node, ref: RunRef, counts: Mapping[str, int]) -> dict[str, int]:
@@ -202,6 +203,11 @@ def capacity(node: Node) -> Capacity:
     for run in queue:
         free = free.without(run.ask.room)
     models = sorted({slot.model for slot in node.gpus.slots})
+    notes = (
+        network.note(node),
+        "" if node.cgroups else cgroups.CPU_NOT_SHARED,
+        f"{disks.NOT_HELD} {network.sharing(node)}" if node.no_disks and not node.shares_network else "",
+    )
     seen = NodeSeen(
         node.name,
         ", ".join(models),
@@ -210,8 +216,7 @@ def capacity(node: Node) -> Capacity:
         node.room.cpu_milli,
         node.room.memory_mb,
         node.gpus.simulated,
-        node.cannot_isolate
-        or " ".join(filter(None, (network.note(node), "" if node.cgroup else cgroups.NOT_ENFORCED))),
+        node.cannot_isolate or " ".join(filter(None, notes)),
         cpu_milli_free=free.cpu_milli,
         memory_mb_free=free.memory_mb,
     )

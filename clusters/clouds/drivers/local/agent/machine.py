@@ -22,9 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from clusters.clouds.drivers.base import ActivitySeen, EndpointSeen, Plan, RunRef, Seen, StorageSeen, TaskSeen
+from clusters.clouds.drivers.base import (
+    ActivitySeen,
+    EndpointSeen,
+    Plan,
+    RunRef,
+    Seen,
+    StorageSeen,
+    TaskSeen,
+    VolumeSource,
+)
 from clusters.clouds.drivers.local import protocol
-from clusters.clouds.drivers.local.agent import gpu_meter, gpus, scheduler
+from clusters.clouds.drivers.local.agent import disks, gpu_meter, gpus, scheduler, uids
 from clusters.clouds.drivers.local.agent.journal import BOOT_ID, Journal
 from clusters.clouds.drivers.local.data import cache
 from clusters.clouds.drivers.local.data.files import read_json, write_json
@@ -33,7 +42,10 @@ from datastores import trees
 
 log = logging.getLogger(__name__)
 
-FIRST_UID = 200_000
+UIDS_SHARED = (
+    "{} may use uids of tasks in containers of their own, and read and change what tasks write: give them another range in "
+    "/etc/subuid and /etc/subgid."
+)
 LAUNCHES = 8
 TRY_AGAIN = 5.0
 LOG_LIMIT = 64 * 1024 * 1024
@@ -45,10 +57,10 @@ class Options:
     """Of the command line. `store_seconds` is how long the last store of a run is tried again; `cpu_overcommit` how often
     each core is given out; `reserved_gb` the GiB of memory for everything but tasks, None for what `machine_room` thinks right;
     `processes` of one task, threads too; `file_gb` the GiB of the largest file, 0 for a quarter of the disk; `free_disk_gb`
-    the GiB without which no run starts, None for what `least_free` thinks right; `activity_seconds` lie between two questions
-    whether a run works. With `may_share_network` several appcodes
-    run side by side even where their networks cannot be kept apart; `packages` is the socket of the package index, "" for
-    none."""
+    the GiB without which no run starts, None for what `least_free` thinks right; `appcode_gb` the GiB that the runs of an appcode
+    may write, 0 for a quarter of the disk; `activity_seconds` lie between two questions whether a run works. With `may_share`
+    several appcodes run side by side even where they cannot be kept apart; `packages` is the socket of the package index, ""
+    for none."""
 
     ports: range = range(20_000, 30_000)
     journal_items: int = 20_000
@@ -59,7 +71,8 @@ class Options:
     processes: int = 4096
     file_gb: float = 0.0
     free_disk_gb: float | None = None
-    may_share_network: bool = False
+    appcode_gb: float = 0.0
+    may_share: bool = False
     outside: bool = False
     activity_seconds: float = 15.0
     packages: str = ""
@@ -71,7 +84,7 @@ class Machine(ABC):
     def __init__(self, folder: Path, found: gpus.Gpus, options: Options) -> None:
         self.folder, self.gpus = folder, found
         self.ports, self.log_limit, self.store_seconds = options.ports, options.log_limit, options.store_seconds
-        self.may_share_network = options.may_share_network
+        self.may_share = options.may_share
         self.room = machine_room(options.cpu_overcommit, options.reserved_gb)
         self.rclone, self.uv = _program("rclone"), _program("uv")
         # The Python, in its environment, that has what fetches code from Git.
@@ -85,10 +98,11 @@ class Machine(ABC):
         self.meter = gpu_meter.Meter()
         self.activity_seconds = options.activity_seconds
         self.leaving = False
-        for name in ("runs", "trash", "volumes"):
+        for name in ("disks", "runs", "trash", "volumes"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         disk = os.statvfs(folder)
         self.least_free = least_free(disk.f_frsize * disk.f_blocks, options.free_disk_gb)
+        self.appcode_bytes = int(options.appcode_gb * GIB) or disk.f_frsize * disk.f_blocks // 4
         self.most_cached = disk.f_frsize * disk.f_blocks // 4
         self.limits: rlimits.Limits = {
             "processes": options.processes,
@@ -103,6 +117,7 @@ class Machine(ABC):
             write_json(folder / "cloud.json", known, durable=True)
         self.known: dict[str, Any] = known
         self.id = uuid.UUID(known["id"])
+        self.first_uid = uids.first()
         self.journal = Journal(folder / "journal", options.journal_items)
         self.told: dict[str, Seen] = {}
         self.news: list[Seen] = []
@@ -115,7 +130,9 @@ class Machine(ABC):
         self.shares_network = ""  # why tasks have no network of their own here
         self.building: dict[str, int] = {}  # which run makes an environment, by appcode and key
         self.open_until = math.inf  # the place in the queue from which on runs wait for those of another appcode
-        self.cgroup = cgroups.find(f"elearn-{self.id}")
+        self.no_disks = ""  # why what tasks write has no limit here
+        self.attached: set[Path] = set()  # the file systems of appcodes
+        self.cgroups = cgroups.find(f"elearn-{self.id}")
 
     @abstractmethod
     def turn(self) -> None:
@@ -201,11 +218,24 @@ class Machine(ABC):
         """The uid as which tasks of this appcode run, the same for ever; None when this is not root (everything is ours)."""
         if os.geteuid() != 0:
             return None
-        uids = self.known["uids"]
-        if appcode not in uids:
-            uids[appcode] = FIRST_UID + len(uids)
+        known = self.known["uids"]
+        if appcode not in known:
+            known[appcode] = self.first_uid + len(known)
             write_json(self.folder / "cloud.json", self.known, durable=True)
-        return int(uids[appcode])
+        return int(known[appcode])
+
+    @property
+    def uids_shared(self) -> str:
+        """Who else owns what tasks write, as a sentence; "" for nobody."""
+        if os.geteuid() != 0:
+            return ""
+        given = uids.subordinate()
+        ranges = [
+            (self.first_uid - uids.BEFORE, uids.BEFORE + uids.APPCODES),
+            *((int(uid), 1) for uid in self.known["uids"].values()),
+        ]
+        owners = sorted({uids.owner(*each, given) for each in ranges} - {""})
+        return UIDS_SHARED.format(" and ".join(owners)) if owners else ""
 
     def model(self, ids: tuple[str, ...], asked: str) -> str:
         """The model of the GPUs `ids`; a simulated one is what was asked for."""
@@ -221,6 +251,74 @@ class Machine(ABC):
         """The folder of a volume; it outlives the runs that mount it."""
         return self.folder / "volumes" / str(number)
 
+    def room_for(self, ref: RunRef) -> Path:
+        """The folder in which a run writes: on the file system of its appcode where there is one. Raises OSError.
+
+        A link in the run's folder keeps the choice: what a run has written stays found when file systems come or fail later.
+        """
+        folder = self.run_folder(ref.id)
+        link = folder / "room"
+        if not link.is_symlink():
+            is_plain = self.no_disks or (folder / "scratch").exists()
+            place = "." if is_plain else f"../../disks/{self.uid(ref.appcode)}/{ref.id}"
+            link.symlink_to(place)
+        place = os.readlink(link)
+        if place == ".":
+            return folder
+        room = self.folder / "disks" / Path(place).relative_to("../../disks")
+        self._attach(room.parent)
+        room.mkdir(exist_ok=True)
+        return room
+
+    def attach_all(self) -> None:
+        """What appcodes have written, when the agent starts."""
+        for image in self.folder.glob("disks/*.ext4"):
+            try:
+                self._attach(image.with_suffix(""))
+            except OSError as error:
+                log.exception("What an appcode has written cannot be read: %s", error)
+
+    def discard_written(self, number: int) -> None:
+        """Of a run that is gone."""
+        for path in self.folder.glob(f"disks/*/{number}"):
+            self.discard(path)
+
+    def _attach(self, at: Path) -> None:
+        if at not in self.attached:
+            disks.attach(at.with_suffix(".ext4"), at, self.appcode_bytes, owner=0, spare=1)
+            at.chmod(0o711)  # tasks go through it to what is theirs
+            (at / "trash").mkdir(mode=0o700, exist_ok=True)
+            self.attached.add(at)
+
+    def attach_volume(self, source: VolumeSource, owner: int) -> None:
+        """Makes the volume where it is missing, and lets it have its size where volumes have one here. Raises OSError."""
+        at, image = self.volume(source.volume.id), self._image(source.volume.id)
+        # One that was a plain folder before stays one.
+        if image.exists() or not (self.no_disks or at.is_dir()):
+            disks.attach(image, at, disks.size_of(source.size), owner=owner)
+        elif not at.is_dir():
+            at.mkdir(mode=0o700)
+            os.chown(at, owner, owner)
+
+    def remove_volume(self, number: int) -> None:
+        """Raises OSError."""
+        disks.detach(self.volume(number))
+        for path in (self.volume(number), self._image(number)):
+            self.discard(path)
+
+    def detach_all(self) -> None:
+        """While no process of a run lives: the folder of the portal can be moved and removed then."""
+        self.attached.clear()
+        for at in [*self.folder.glob("volumes/*"), *self.folder.glob("disks/*")]:
+            try:
+                disks.detach(at)
+            except OSError as error:
+                log.warning("%s stays mounted: %s", at, error)
+
+    def _image(self, number: int) -> Path:
+        """The file that holds the file system of a volume."""
+        return self.folder / "volumes" / f"{number}.ext4"
+
     def run_folder(self, number: int) -> Path:
         folder = self.folder / "runs" / str(number)
         folder.mkdir(exist_ok=True)
@@ -228,7 +326,8 @@ class Machine(ABC):
 
     def discard(self, path: Path) -> asyncio.Future[None] | None:
         """Takes a file or folder out of the way now and removes it in a thread, which it returns where it needs one."""
-        trash = self.folder / "trash" / uuid.uuid4().hex
+        disk = next((each for each in self.attached if path.is_relative_to(each)), self.folder)
+        trash = disk / "trash" / uuid.uuid4().hex
         try:
             if path.is_dir() and not path.is_symlink():
                 path.chmod(0o700)  # a folder that its task made unwritable could not be moved

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from clusters.clouds.drivers.base import RunGone
-from clusters.clouds.drivers.local.agent import gpu_meter, gpus, scheduler
-from clusters.clouds.drivers.local.agent.machine import FIRST_UID, TRY_AGAIN, Machine, Options, key_of
+from clusters.clouds.drivers.local.agent import disks, gpu_meter, gpus, scheduler, uids
+from clusters.clouds.drivers.local.agent.machine import TRY_AGAIN, Machine, Options, key_of
 from clusters.clouds.drivers.local.agent.runs import Run
 from clusters.clouds.drivers.local.data.files import read_json, write_json
 from clusters.clouds.drivers.local.network import network
@@ -53,7 +53,7 @@ class Node(Machine):
                 self.runs[number] = Run(self, path)
         live = {str(number) for number in self.runs}
         self.told = {key: item for key, item in self.told.items() if str(item.run_id) in live}
-        for path in (self.folder / "trash").iterdir():
+        for path in [*self.folder.glob("trash/*"), *self.folder.glob("disks/*/trash/*")]:
             self._remove(path)
         for run in list(self.runs.values()):
             run.resume()
@@ -95,8 +95,8 @@ class Node(Machine):
             self._bury(run, run.gone)
 
     def _let_in(self) -> None:
-        """Where runs share a network, those of another appcode than the first ones wait until these are over."""
-        apart = not self.shares_network or self.may_share_network
+        """Where appcodes cannot be kept apart, runs of another one than the first wait until these are over."""
+        apart = self.may_share or not (self.shares_network or self.no_disks)
         queue = [] if apart else sorted((run for run in self.runs.values() if not run.over), key=lambda run: run.order)
         until = next((run.order for run in queue if run.ref.appcode != queue[0].ref.appcode), math.inf)
         if until != self.open_until:
@@ -177,6 +177,8 @@ class Node(Machine):
         for path in folder.iterdir():
             if path.name not in kept:
                 self.discard(path)
+        if stored:
+            self.discard_written(int(folder.name))
         for task in folder.glob("tasks/*"):
             for path in task.iterdir():
                 if path.name not in ("log", "log.times"):
@@ -187,6 +189,8 @@ class Node(Machine):
 
         `cannot_isolate` and `shares_network` say what is wrong.
         """
+        self.no_disks = disks.why_not(self.folder)
+        self.attach_all()
         place = self.folder / "probe" / "network"
         with network.held(place, network.spec(self, outside=False)) as (joined, problem):
             failed = problem or self._try(joined)
@@ -205,9 +209,21 @@ class Node(Machine):
         for name in ("root", "tmp"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / "status.json").unlink(missing_ok=True)
-        spec: dict[str, Any] = {"name": "", "poke": "", "argv": ["true"], "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/"}
-        spec |= {"limits": self.limits, "memory_mb": 16}
-        spec |= {"binds": [], "uid": None if os.geteuid() else FIRST_UID - 1, "grace": 1, "log_limit": 1024}
+        spec: dict[str, Any] = {
+            "name": "",
+            "hostname": "probe",
+            "poke": "",
+            "argv": ["true"],
+            "env": {"PATH": "/usr/bin:/bin"},
+            "cwd": "/",
+        }
+        spec |= {"limits": self.limits, "memory_mb": 16, "cgroups": []}
+        spec |= {
+            "binds": [],
+            "uid": None if os.geteuid() else self.first_uid + uids.PROBE,
+            "grace": 1,
+            "log_limit": 1024,
+        }
         write_json(folder / "spec.json", spec | {"network": place})
         processes.run_once(shim.__file__, folder)
         status = read_json(folder / "status.json") or {}

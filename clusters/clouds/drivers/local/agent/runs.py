@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.drivers.base import CODE, Plan, RolePlan, RunGone, RunRef, S3Source, Seen, Waiting
+from clusters.clouds.drivers.base import CODE, Plan, RolePlan, RunGone, RunRef, S3Source, Seen, TaskSeen, Waiting
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent.endpoints import Endpoints
 from clusters.clouds.drivers.local.agent.environment import UV, Environment
@@ -185,7 +186,7 @@ class Run:
         elif not self.environment.ready:
             self._make_environment()
         elif self.given is not None:
-            if self.network.ready():
+            if all(role.is_apart for role in self.plan.roles) or self.network.ready():
                 if (held := self.held).keys() - self.given:
                     self.give(held)
                 for task in self.current:
@@ -199,6 +200,11 @@ class Run:
         why = self.network.problem or self.environment.why_waiting
         for task in self.current:
             self.machine.emit(task.view(reason="MakingEnvironment", message=why))
+
+    @property
+    def ends(self) -> Iterator[TaskSeen]:
+        """How attempts of its tasks have ended."""
+        return (end for task in self.tasks for end in task.ended)
 
     @property
     def alive(self) -> bool:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from clusters import attempts
 from clusters.clouds.drivers.base import RestartPolicy
 
 Key = tuple[str, int]
@@ -133,7 +134,7 @@ def explain(ask: Ask, free: Sequence[Slot], slots: Sequence[Slot], room: Room, m
     if ask.room.cpu_milli > room.cpu_milli:
         missing.append((cores(ask.room), f"{room.cpu_milli / 1000:g} of {machine.cpu_milli / 1000:g} free"))
     if ask.room.memory_mb > room.memory_mb:
-        missing.append((gib(ask.room), f"{room.memory_mb / 1024:.3g} of {machine.memory_mb / 1024:.3g} free"))
+        missing.append((gib(ask.room), f"{room.memory_mb / 1024:.4g} of {machine.memory_mb / 1024:.4g} free"))
     if ask.needs and (not missing or fit(free, ask) is None):
         models = [model for model in ask.models if model]
         what = f"{ask.gpus} {models[0] + ' ' if len(models) == 1 else ''}GPU{'s' if ask.gpus > 1 else ''}"
@@ -154,19 +155,21 @@ def cores(room: Room) -> str:
 
 def gib(room: Room) -> str:
     """An amount of memory for people."""
-    return f"{room.memory_mb / 1024:.3g} GiB of memory"
+    return f"{room.memory_mb / 1024:.4g} GiB of memory"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How one attempt ended. `seconds` is how long it ran; `disrupted` ends are the machine's fault."""
+    """How one attempt ended. `seconds` is how long it ran; `disrupted` ends are the machine's fault, `own` failures those of the
+    program itself."""
 
     succeeded: bool
     disrupted: bool
     seconds: float
+    own: bool = False
 
 
-def next_attempt(ended: Sequence[Ended], restart: RestartPolicy, retries: int) -> float | None:
+def next_attempt(ended: Sequence[Ended], restart: RestartPolicy, retries: int | None) -> float | None:
     """Seconds between the end of the last attempt and the start of the next; None when there is none to come."""
     if not ended:
         return 0.0
@@ -174,7 +177,8 @@ def next_attempt(ended: Sequence[Ended], restart: RestartPolicy, retries: int) -
     if restart == "OnFailure":
         if last.succeeded:
             return None
-        if not last.disrupted and sum(not one.succeeded and not one.disrupted for one in ended) > retries:
+        failures = [one.own for one in ended if not one.succeeded and not one.disrupted]
+        if not last.disrupted and attempts.exhausted(failures, retries):
             return None
     if last.disrupted and not (len(ended) > 1 and ended[-2].disrupted and last.seconds < STEADY_SECONDS):
         return 0.0

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import signal
 import time
 import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from clusters import attempts
+from clusters.clouds.drivers import hostnames, outputs
 from clusters.clouds.drivers.base import CODE, Plan, RolePlan, TaskSeen, expand
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent.environment import Environment, index_env
@@ -52,6 +56,8 @@ class TaskOf(PartOf, Protocol):
     def network(self) -> Network: ...
     @property
     def environment(self) -> Environment: ...
+    @property
+    def ends(self) -> Iterable[TaskSeen]: ...
     def binds(self, part: int) -> list[sandbox.Bind]: ...
 
 
@@ -101,8 +107,14 @@ class Task:
 
     def delay(self) -> float | None:
         """Seconds from the end of the last attempt to the next one; None when none will come."""
-        ends = [Ended(end.phase == "Succeeded", end.disrupted, _seconds(end)) for end in self.ended]
+        ends = [Ended(end.phase == "Succeeded", end.disrupted, _seconds(end), self._is_own(end)) for end in self.ended]
         return next_attempt(ends, self.role.restart, self.role.retries)
+
+    def _is_own(self, end: TaskSeen) -> bool:
+        """Whether it failed because of its program alone."""
+        if end.phase != "Failed" or not attempts.ended_itself(end):
+            return False
+        return self.role.is_apart or not attempts.lost_another(end, self.run.ends)
 
     def view(self, **values: Any) -> TaskSeen:
         """The current attempt, as far as it is known without its shim."""
@@ -162,44 +174,55 @@ class Task:
         run, folder = self.run, self.folder
         run.environment.used()
         gpus = run.given.get(self.key, ()) if run.given else ()
-        for name in ("root", "tmp"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / "tmp").chmod(0o1777)
+        for path in (folder / "root", self.tmp):
+            path.mkdir(parents=True, exist_ok=True)
+        self.tmp.chmod(0o1777)
         model = run.machine.model(gpus, self.role.gpu_model)
         self.spec = {
             "name": f"{run.ref.id}/{folder.name}",
+            "hostname": hostnames.host_name(run.ref, self.role.role, self.index),
             "poke": str(run.machine.poke),
             "boot": run.machine.boot,
             "argv": list(self.role.argv),
             "env": self._environment(gpus),
             "cwd": start_folder(run.plan),
-            "binds": [*run.binds(self.part), *run.machine.gpus.binds(gpus)],
+            "tmp": str(self.tmp),
+            "binds": [*run.binds(self.part), self._work(), *run.machine.gpus.binds(gpus)],
             "uid": run.uid,
             "grace": run.plan.grace_seconds,
             "log_limit": run.machine.log_limit,
             "note": run.data.warning,
-            "cgroup": self._cgroup(),
+            "cgroups": self._cgroups(),
             "limits": run.machine.limits,
             "memory_mb": self.role.memory_mb,
             "network": run.network.place,
+            "own_network": run.network.own(self.role),
             "gpus": list(gpus),
             "gpu_model": model,
             "scheduled_at": time.time(),
         }
         write_json(folder / "spec.json", self.spec, durable=True)
 
-    def _cgroup(self) -> str:
-        ours, name = self.run.machine.cgroup, f"{self.run.ref.id}-{self.folder.name}"
-        if ours is None:
-            return ""
-        return str(
-            cgroups.make(
-                ours,
-                name,
-                cpu_milli=self.role.cpu_milli,
-                memory_mb=self.role.memory_mb,
-                processes=self.run.machine.limits["processes"],
-            )
+    @property
+    def tmp(self) -> Path:
+        """What the attempt sees as /tmp."""
+        return self.run.data.room / "tmp" / self.folder.name
+
+    def _work(self) -> sandbox.Bind:
+        """Where it starts (frameworks/starting.py): its own, and the same for all its attempts."""
+        work = self.run.data.work / f"{self.role.role}-{self.index}"
+        work.mkdir(exist_ok=True)
+        owner = -1 if self.run.uid is None else self.run.uid
+        os.chown(work, owner, owner)
+        return {"source": str(work), "target": outputs.WORK}
+
+    def _cgroups(self) -> list[str]:
+        return cgroups.make(
+            self.run.machine.cgroups,
+            f"{self.run.ref.id}-{self.folder.name}",
+            cpu_milli=self.role.cpu_milli,
+            memory_mb=self.role.memory_mb,
+            processes=self.run.machine.limits["processes"],
         )
 
     def _environment(self, gpus: tuple[str, ...]) -> dict[str, str]:
@@ -212,8 +235,9 @@ class Task:
             **index_env(self.run.machine),
             "HOME": "/tmp",  # noqa: S108  the task's own
             "TMPDIR": "/tmp",  # noqa: S108
-            "USER": "elearn",
-            "LOGNAME": "elearn",
+            "HOSTNAME": hostnames.host_name(self.run.ref, self.role.role, self.index),
+            "USER": sandbox.USER,
+            "LOGNAME": sandbox.USER,
             "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",
             "TASK_INDEX": str(self.index),
@@ -282,11 +306,11 @@ class Task:
             seen = replace(seen, message=stop["message"])
         write_json(self.folder / "seen.json", _plain(seen), durable=True)
         self.run.machine.emit(seen)
-        self.run.machine.discard(self.folder / "tmp")
+        self.run.machine.discard(self.tmp)
         self._drop_log(self.attempt - LAST_LOGS)
         self.ended.append(seen)
-        if self.spec is not None and self.spec["cgroup"]:
-            cgroups.remove(Path(self.spec["cgroup"]))
+        if self.spec is not None:
+            cgroups.remove(self.spec["cgroups"])
         self.spec = None
         self.asked_to_stop = self.shim_ended = False
         self.attempt += 1
@@ -300,32 +324,10 @@ class Task:
 
     def _end(self, status: dict[str, Any], asked: str, witnessed: bool) -> TaskSeen:
         seen = self.view(started_at=when(status.get("started_at")), finished_at=when(status.get("finished_at")))
-        code = status.get("exit", 128 + status["signal"] if "signal" in status else None)
-        if not status and asked:
-            end = {"reason": asked, "disrupted": asked == "Disrupted", "message": "Ended before it started."}
-            return replace(seen, phase="Failed", finished_at=when(time.time()), **end)  # type: ignore[arg-type]
-        if "finished_at" not in status:
+        if "finished_at" not in status and (status or not asked):
             return self._lost(seen, status, witnessed)
-        if status.get("error"):
-            return replace(seen, phase="Failed", reason="Error", message=status["error"], exit_code=128)
-        if status.get("stopping") and asked:
-            text = "Stopped." if asked == "Stopped" else "Stopped together with the portal; it is started again."
-            return replace(
-                seen, phase="Failed", reason=asked, message=text, exit_code=code, disrupted=asked == "Disrupted"
-            )
-        if code == 0:
-            return replace(seen, phase="Succeeded", exit_code=0)
-        tail = log_tail(self.folder / "log")
-        if status.get("oom"):
-            text = "The kernel ended the task because memory ran out; use a larger flavor or less memory."
-            return replace(seen, phase="Failed", reason="OOMKilled", message=text, exit_code=code, log_tail=tail)
-        text = status.get("failure", "")
-        if "signal" in status:
-            text = f"Killed by signal {status['signal']} ({signal.strsignal(status['signal'])})."
-        if status.get("signal") == signal.SIGXFSZ and self.spec is not None:
-            most = f"{self.spec['limits']['file_bytes'] / (1 << 30):.3g} GiB"
-            text = f"Ended because it wrote a file of more than {most}, the largest that this machine allows."
-        return replace(seen, phase="Failed", reason="Error", message=text, exit_code=code, log_tail=tail)
+        largest = self.spec["limits"]["file_bytes"] if self.spec is not None else 0
+        return ended(seen, status, asked, log_tail(self.folder / "log"), largest, self.role.memory_mb)
 
     def _lost(self, seen: TaskSeen, status: dict[str, Any], witnessed: bool) -> TaskSeen:
         """The shim died without a word. What it left is ended now; else the log tells when the task was last alive."""
@@ -346,12 +348,53 @@ class Task:
             seen,
             phase="Failed",
             reason="Lost",
-            message=LOST if same_boot else "This machine was restarted.",
+            message=status.get("lost") or (LOST if same_boot else "This machine was restarted."),
             finished_at=when(finished),
             disrupted=True,
             estimated=True,
             log_tail=log_tail(self.folder / "log"),
         )
+
+
+def ended(
+    seen: TaskSeen, status: Mapping[str, Any], asked: str, tail: str, largest_file: int, memory_mb: int
+) -> TaskSeen:
+    """The end of an attempt whose shim has written all of `status` (nothing when there was no shim). `asked` is why it was to
+    stop, "" for nothing, `tail` the end of its log. Pure.
+
+    What ended with 0 has succeeded, also when it was asked to stop at that moment: a worker leaves as its master does. Only what
+    ends with the portal is started again whatever it said, because many programs save their state on SIGTERM and end with 0.
+    """
+    code = status.get("exit", 128 + status["signal"] if "signal" in status else None)
+    was_stopped = bool(status.get("stopping") and asked)
+    if not status:
+        return replace(
+            seen, phase="Failed", reason=asked, message="Ended before it started.", disrupted=asked == "Disrupted",
+            finished_at=when(time.time()),
+        )  # fmt: skip
+    if status.get("error"):
+        return replace(seen, phase="Failed", reason="Error", message=status["error"], exit_code=128)
+    if was_stopped and asked == "Disrupted":
+        text = "Stopped together with the portal; it is started again."
+        return replace(seen, phase="Failed", reason=asked, message=text, exit_code=code, disrupted=True)
+    if code == 0:
+        # That it was asked says that no other attempt follows (`Task.cancel`).
+        said = {"reason": asked, "message": "Stopped."} if was_stopped else {}
+        return replace(seen, phase="Succeeded", exit_code=0, **said)  # type: ignore[arg-type]
+    if was_stopped:
+        return replace(seen, phase="Failed", reason=asked, message="Stopped.", exit_code=code)
+    if status.get("oom"):
+        text = (
+            f"It was ended because it used more than its memory, {memory_mb:,} MB; use a larger flavor or less memory."
+        )
+        return replace(seen, phase="Failed", reason="OOMKilled", message=text, exit_code=code, log_tail=tail)
+    text = status.get("failure", "")
+    if "signal" in status:
+        text = f"Killed by signal {status['signal']} ({signal.strsignal(status['signal'])})."
+    if status.get("signal") == signal.SIGXFSZ and largest_file:
+        most = f"{largest_file / (1 << 30):.3g} GiB"
+        text = f"Ended because it wrote a file of more than {most}, the largest that this machine allows."
+    return replace(seen, phase="Failed", reason="Error", message=text, exit_code=code, log_tail=tail)
 
 
 def log_tail(path: Path) -> str:

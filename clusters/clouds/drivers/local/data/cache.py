@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any
 
-# Of the files, where the portal is root; tasks have others.
-UID = 199_997
 # What no run has used for so long goes. What was begun and left alone goes sooner, for nobody counts it.
 KEPT, BEGUN = 30 * 86400.0, 86400.0
 

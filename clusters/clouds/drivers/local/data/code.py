@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_PROGRAM, _ADDRESSES, _FILES = "/elearn/git.py", "/elearn/addresses.py", "/elearn/code"
+_PROGRAM, _OUTGOING, _FILES = "/elearn/git.py", "/elearn/outgoing.py", "/elearn/code"
 # As the program ends when it would fail again.
 _REFUSED = 77
 _SAID = 4096
@@ -81,7 +81,7 @@ def _become(spec: dict[str, Any], folder: str, own: str, says: int) -> None:
     binds: list[sandbox.Bind] = [
         *sandbox.python_binds(code["python"]),
         {"source": f"{here}/clusters/clouds/drivers/git.py", "target": _PROGRAM, "read_only": True},
-        {"source": f"{here}/portal/addresses.py", "target": _ADDRESSES, "read_only": True},
+        {"source": f"{here}/portal/outgoing.py", "target": _OUTGOING, "read_only": True},
         {"source": code["into"], "target": _FILES},
     ]
     sandbox.build(os.path.join(folder, "root"), binds, tmp=own, proc=False)
@@ -90,12 +90,11 @@ def _become(spec: dict[str, Any], folder: str, own: str, says: int) -> None:
     env = {
         "HOME": "/tmp",  # noqa: S108  its own
         "LANG": "C.UTF-8",
-        "GIT_ADDRESSES": _ADDRESSES,
+        "GIT_OUTGOING": _OUTGOING,
+        "GIT_OPEN": ",".join(spec["open"]),
         "GIT_NAME": code["name"],
         "GIT_TOKEN": code["token"],
     }
-    if spec["denied"] is not None:
-        env["GIT_DENIED"] = ",".join(spec["denied"])
     python = os.path.join(code["python"], "bin", "python")
     # By its whole path: by that it finds the environment around it.
     argv = [python, "-I", _PROGRAM, code["url"], code["commit"], _FILES, "/tmp/store", code["folder"]]  # noqa: S108

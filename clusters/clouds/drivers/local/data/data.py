@@ -18,8 +18,9 @@ from clusters.clouds.drivers.base import (
     StorageState,
     VolumeSource,
 )
+from clusters.clouds.drivers.local.agent import uids
 from clusters.clouds.drivers.local.agent.machine import PartOf
-from clusters.clouds.drivers.local.data import cache, storage
+from clusters.clouds.drivers.local.data import storage
 from clusters.clouds.drivers.local.data.files import read_json, write_json
 from clusters.clouds.drivers.local.network import outward
 from clusters.clouds.drivers.local.task import processes, sandbox
@@ -70,7 +71,8 @@ class Data:
     @property
     def warning(self) -> str:
         """See `StorageSeen`."""
-        return self.empty or str(self.status.get("warning", ""))
+        found = (self.empty or self.status.get("warning"), self.status.get("left"))
+        return " ".join(str(each) for each in found if each)
 
     @property
     def seen(self) -> StorageSeen:
@@ -97,9 +99,19 @@ class Data:
         return self.message if self.state == "failed" else "The data of the run is being fetched."
 
     @property
+    def room(self) -> Path:
+        """The folder in which its tasks write. Raises OSError."""
+        return self.run.machine.room_for(self.run.ref)
+
+    @property
     def scratch(self) -> Path:
         """Output of a run without a datastore for it; it goes with the run."""
-        return self.run.folder / "scratch"
+        return self.room / "scratch"
+
+    @property
+    def work(self) -> Path:
+        """What has a folder for each task, in which it starts; it goes with the run."""
+        return self.room / "work"
 
     @property
     def code(self) -> Path:
@@ -131,7 +143,7 @@ class Data:
         }
 
     def copy(self, number: int) -> Path:
-        return self.run.folder / "mounts" / str(number)
+        return (self.run.folder if self.run.plan.mounts[number].read_only else self.room) / "mounts" / str(number)
 
     def resume(self) -> None:
         """After a restart of the agent."""
@@ -168,12 +180,11 @@ class Data:
 
     def _prepare(self) -> None:
         owner = -1 if self.run.uid is None else self.run.uid
-        folders = [self.scratch]
+        folders = [self.scratch, self.work]
         for number, mount in enumerate(self.run.plan.mounts):
             if own := self.own(mount.source):
-                if isinstance(mount.source, VolumeSource) and not os.path.isdir(own.root):
-                    os.mkdir(own.root, 0o700)
-                    os.chown(own.root, owner, owner)
+                if isinstance(mount.source, VolumeSource):
+                    self.run.machine.attach_volume(mount.source, owner)
                 create = None if mount.read_only else owner
                 handle = sandbox.open_inside(own.root, own.path, create_for=create)
                 if (
@@ -229,6 +240,7 @@ class Data:
                 flags = {
                     name: getattr(mount, name)
                     for name in (
+                        "mount_path",
                         "read_only",
                         "is_input",
                         "follow",
@@ -249,11 +261,14 @@ class Data:
             "uid": self.run.uid,
             "mounts": mounts,
         }
-        spec |= {"cache": str(machine.cache), "cache_uid": None if self.run.uid is None else cache.UID}
-        spec |= {"least_free": machine.least_free}
+        spec |= {
+            "cache": str(machine.cache),
+            "cache_uid": None if self.run.uid is None else machine.first_uid + uids.CACHE,
+        }
+        spec |= {"least_free": machine.least_free, "work": str(self.work)}
         if isinstance(self.run.plan.code, CodeCommit):
             spec["code"] = {**vars(self.run.plan.code), "into": str(self.code), "python": machine.git}
-        spec |= {"rclone": machine.rclone, "store_seconds": machine.store_seconds, "denied": _denied()}
+        spec |= {"rclone": machine.rclone, "store_seconds": machine.store_seconds, "open": _open()}
         write_json(self.folder / "spec.json", spec)
         self.process = processes.Detached.launch(storage.__file__, self.folder, self._ended)
 
@@ -283,7 +298,6 @@ class Data:
             self.run.machine.later(TRY_AGAIN / 5, self.run.ref.id)
 
 
-def _denied() -> list[str] | None:
-    """The networks that the portal's own setting closes; None where there is none."""
-    networks = os.environ.get("PORTAL_DENIED_NETWORKS")
-    return None if networks is None else [network.strip() for network in networks.split(",") if network.strip()]
+def _open() -> list[str]:
+    """What the portal's setting opens besides public addresses (portal/outgoing.py)."""
+    return [each for each in map(str.strip, os.environ.get("PORTAL_OPEN_NETWORKS", "").split(",")) if each]

@@ -67,7 +67,7 @@ class Following:
             os.mkdir(own, 0o700)
             if self.spec["uid"] is not None:
                 os.chown(own, self.spec["uid"], self.spec["uid"])
-        proxy = self.open.enter_context(socks.proxy(self.spec.get("denied"), self.spec["uid"]))
+        proxy = self.open.enter_context(socks.proxy(self.spec["open"], self.spec["uid"]))
         self.said, says = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.open.callback(os.close, self.said)
         self.rest = b""

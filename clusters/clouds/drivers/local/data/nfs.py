@@ -6,13 +6,19 @@ import os
 import subprocess
 
 from clusters.clouds.drivers.local.data.rclone import Failed
+from clusters.clouds.drivers.local.network.loaded import outgoing
 
-MOUNT_SECONDS = 60
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PORT, MOUNT_SECONDS = 2049, 60
 
 
-def attach(server: str, path: str, folder: str) -> str:
-    """The folder of this machine that shows `server:path`. Raises Failed with a sentence for people."""
-    found = mounted(server, path)
+def attach(server: str, path: str, folder: str, opened: Sequence[str]) -> str:
+    """The folder of this machine that shows `server:path`; `opened` is what PORTAL_OPEN_NETWORKS says. Raises Failed with a
+    sentence for people."""
+    found = folder if os.path.ismount(folder) else mounted(server, path)
     if found is not None:
         if not os.path.isdir(found):
             raise Failed(f"The folder {path} does not exist on {server}.")
@@ -21,9 +27,10 @@ def attach(server: str, path: str, folder: str) -> str:
         raise Failed(
             f"{server}:{path} is not mounted on this machine, and only root can mount it; ask an administrator to mount it."
         )
+    address = address_of(server, opened)
     try:
         done = subprocess.run(
-            ["mount", "-t", "nfs", "-o", "nosuid,nodev", f"{server}:{path}", folder],
+            ["mount", "-t", "nfs", "-o", "nosuid,nodev", f"{address}:{path}", folder],
             capture_output=True,
             text=True,
             timeout=MOUNT_SECONDS,
@@ -36,6 +43,19 @@ def attach(server: str, path: str, folder: str) -> str:
         lines = done.stderr.strip().splitlines() or ["mount failed"]
         raise Failed(f"{server}:{path} cannot be mounted: {lines[0].strip().rstrip('.')}.")
     return folder
+
+
+def address_of(server: str, opened: Sequence[str]) -> str:
+    """Where the kernel mounts from: it would look the name up once more, and nobody would judge what it finds then."""
+    # An administrator has named the server (PORTAL_NFS_SERVERS), so its private address is open.
+    rules = outgoing.Rules.read(opened).opening(outgoing.ANYWHERE)
+    try:
+        address = outgoing.open_addresses(server, PORT, rules)[0]
+    except outgoing.Closed as error:
+        raise Failed(str(error)) from None
+    except OSError as error:
+        raise Failed(f"There is no server of the name {server}.") from error
+    return f"[{address}]" if ":" in address else address
 
 
 def detach(folder: str) -> None:

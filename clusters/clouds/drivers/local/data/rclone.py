@@ -12,13 +12,14 @@ import re
 import select
 import tempfile
 
+from clusters.clouds.drivers import outputs
 from clusters.clouds.drivers.local.network import socks
 from clusters.clouds.drivers.local.task import sandbox
 from datastores.listing import LSJSON, WITHOUT_TRASH, Listing, listing_of, plain, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Any
 
 _DATA, _PROGRAM = "/elearn/data", "/elearn/rclone"
@@ -34,8 +35,11 @@ _COMMON = (
     "--buffer-size=4M",
     "--s3-no-check-bucket",
 )
-_DIRECTORY_NOT_FOUND, _TOO_MUCH = 3, 8
+# Small files wait for answers, so many at once are stored faster; of a large one each of two pieces is 5 MiB of memory.
+_MANY = ("--transfers=16", "--s3-upload-concurrency=2")
+_DIRECTORY_NOT_FOUND, _FILE_NOT_FOUND, _TOO_MUCH = 3, 4, 8
 # New with every try, and so would make news of a failure that is still the same.
+_BOTH = re.compile(r"not a directory|is a directory|file exists")
 _IDS = re.compile(r"\b(RequestID|HostID): [^,]*, |exceeded maximum number of attempts, \d+, ")
 
 
@@ -44,7 +48,7 @@ class Failed(Exception):
 
 
 class Absent(Failed):
-    """The store answered, and there is no such folder."""
+    """The store answered, and what it has cannot be had as files: there is no such folder, or no folder can hold it."""
 
 
 def fetch(
@@ -71,6 +75,8 @@ def fetch(
         with open(os.path.join(mount["folder"], "NOT-ALL-IS-COPIED.txt"), "w") as file:
             file.write(f"There are more than {mount['shown_gib']:g} GiB in {where(mount)}; the rest is not copied.\n")
         return
+    if code != 0 and (name := not_files(errors)):
+        raise Absent(f"What lies in {where(mount)} cannot be laid out as files: {name}.")
     if code != 0:
         raise Failed(explain(mount, errors))
     if mount["read_only"] and mount["prefix"] and not mount["shown_gib"] and not os.listdir(mount["folder"]):
@@ -97,21 +103,34 @@ def listing(spec: dict[str, Any], mount: dict[str, Any], folder: str, wake: int,
         return listing_of((plain(name), size, modified) for name, size, modified in rows(file))
 
 
-def store(spec: dict[str, Any], mount: dict[str, Any], folder: str, names: Sequence[str], copied: set[str]) -> None:
-    """Copies the files `names` into the bucket; `copied` collects those that are there. Raises Failed."""
+def store(
+    spec: dict[str, Any], mount: dict[str, Any], folder: str, names: set[str], copied: set[str]
+) -> dict[str, str]:
+    """Copies the files `names` into the bucket; `copied` collects those that are there. Returns why single files were left out,
+    "" for those that are gone. Raises Failed."""
+    failed: dict[str, str] = {}
+    argv = ["copy", mount["mount_path"], remote(mount), *_COMMON, *outputs.COPY, *_MANY]
+    lines = b"".join(os.fsencode(name) + b"\n" for name in names)
+    code, errors = _run(spec, mount, folder, argv, lines, lambda entry: outputs.hear(entry, copied, failed, []))
+    own, odd, others = outputs.blame(failed)
+    if others or (code and not failed):
+        raise Failed(explain(mount, [f"{name}: {text}" for name, text in others.items()] or errors))
+    if odd:
+        answers(spec, mount, folder)
+    return own | odd | outputs.unheard(names - copied - failed.keys(), mount["folder"])
 
-    def collect(entry: dict[str, Any]) -> None:
-        if entry.get("object") and str(entry.get("msg", "")).startswith("Copied"):
-            copied.add(entry["object"])
 
-    argv = ["copy", _DATA, remote(mount), *_COMMON, "--local-no-check-updated", "--no-check-dest", "--transfers=4"]
-    lines = b""
-    if not any("\n" in name or "\r" in name for name in names):  # else everything is copied: a list could not say it
-        argv += ["--no-traverse", "--files-from-raw=-"]
-        lines = b"".join(os.fsencode(name) + b"\n" for name in names)
-    code, errors = _run(spec, mount, folder, argv, lines, collect)
-    if code != 0:
-        raise Failed(explain(mount, errors))
+def answers(spec: dict[str, Any], mount: dict[str, Any], folder: str) -> None:
+    """Asks the store for a plain name. Raises Failed unless it says whether that is there."""
+    said: list[str] = []
+
+    def hear(entry: dict[str, Any]) -> None:
+        said.append(str(entry.get("msg", "")))
+
+    argv = ["lsjson", "--stat", remote(mount).rstrip("/") + "/is-it-there", *_COMMON]
+    code, errors = _run(spec, mount, folder, argv, b"", hear)
+    if code not in (0, _DIRECTORY_NOT_FOUND, _FILE_NOT_FOUND):
+        raise Failed(explain(mount, errors + said))
 
 
 def remote(mount: dict[str, Any]) -> str:
@@ -143,12 +162,23 @@ def _no_bucket(mount: dict[str, Any]) -> str:
     return f"There is no bucket {mount['bucket']} at {mount['endpoint'] or 'AWS'}."
 
 
+def not_files(errors: list[str]) -> str:
+    """What of the names keeps objects from being files, "" where something else does."""
+    for error in errors:
+        if _BOTH.search(error):
+            return f"{outputs.shown(error.partition(': ')[0])} needs a file and a folder of the same name"
+        if "file name too long" in error:
+            return f"{outputs.shown(error.partition(': ')[0])} is too long for the name of a file"
+    return ""
+
+
 def explain(mount: dict[str, Any], errors: list[str]) -> str:
     """rclone's errors as one sentence."""
     text = " ".join(errors)
     where = mount["endpoint"] or "AWS"
     known = (
         (("NoSuchBucket", "directory not found"), _no_bucket(mount)),
+        (("QuotaExceeded",), f"Bucket {mount['bucket']} at {where} is full."),
         (
             (
                 "InvalidAccessKeyId",
@@ -158,9 +188,12 @@ def explain(mount: dict[str, Any], errors: list[str]) -> str:
                 "StatusCode: 401",
                 "Forbidden",
             ),
-            f"{where} refused the access key {mount['access_key']} for bucket {mount['bucket']}.",
+            f"{where} refused the access key of the datastore for bucket {mount['bucket']}.",
         ),
-        (("not allowed by ruleset",), f"{where} leads to an address that an administrator does not allow."),
+        (
+            ("not allowed by ruleset",),
+            f"{where} leads to an address that is closed; an administrator can open private ones (PORTAL_OPEN_NETWORKS).",
+        ),
         (
             ("connection refused", "no such host", "i/o timeout", "no route to host", "host unreachable"),
             f"{where} cannot be reached.",
@@ -192,7 +225,7 @@ def _run(
     out: int = -1,
 ) -> tuple[int, list[str]]:
     """Runs rclone with `lines` as its input and its output in the file `out`: its exit code, and what it said on level error."""
-    with socks.proxy(spec.get("denied"), spec["uid"]) as proxy:
+    with socks.proxy(spec["open"], spec["uid"]) as proxy:
         feed = os.memfd_create("names", os.MFD_CLOEXEC)
         with open(os.dup(feed), "wb") as file:
             file.write(lines)
@@ -256,9 +289,11 @@ def _become(
     os.dup2(says, 2)
     sandbox.unshare()
     writing = argv[0] in ("copy", "sync") and argv[2] == _DATA
+    # What is stored lies where its task has it, so that a link by its whole path leads to the same file.
+    target = argv[1] if argv[0] == "copy" and not writing else _DATA
     binds: list[sandbox.Bind] = [
         {"source": spec["rclone"], "target": _PROGRAM, "read_only": True},
-        {"source": mount["folder"], "target": _DATA, "read_only": not writing},
+        {"source": mount["folder"], "target": target, "read_only": not writing},
     ]
     sandbox.build(os.path.join(folder, "root"), binds, tmp=None, proc=False)
     sandbox.drop_privileges(spec["uid"])

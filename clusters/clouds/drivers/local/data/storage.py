@@ -21,10 +21,12 @@ import stat
 import sys
 import threading
 import time
+from functools import partial
 
 if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
     sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
 
+from clusters.clouds.drivers import outputs
 from clusters.clouds.drivers.local.data import cache, code, nfs, rclone
 from clusters.clouds.drivers.local.task import sandbox
 from clusters.clouds.drivers.local.task.shim import Status, leave_parent
@@ -66,7 +68,9 @@ class Storage:
         self.status.values = _read(os.path.join(folder, "status.json")) or {}
         self.mounts: list[dict[str, Any]] = spec["mounts"]
         self.outputs = [mount for mount in self.mounts if mount["kind"] == "s3" and not mount["read_only"]]
+        self.outputs += [in_work(mount, spec["work"]) for mount in self.outputs[:1]]
         self.stored: dict[str, dict[str, list[int]]] = _read(os.path.join(folder, "stored.json")) or {}
+        self.kept: dict[str, outputs.Output] = {}
         self.following: Following | None = None
         if followed := [mount for mount in self.mounts if mount["kind"] == "s3" and mount["follow"]]:
             # It brings what HTTP needs, and few runs follow anything.
@@ -150,9 +154,9 @@ class Storage:
                 self.divide(mount)
         self.reach()
         for mount in self.outputs:
-            self.stored[mount["number"]] = scan(mount["folder"])
+            self.stored[mount["number"]] = look(mount, 0).files
         self.remember()
-        self.say("ready", "", fetched=True, durable=True, warning=self.emptiness())
+        self.say("ready", "", fetched=True, since=time.time_ns(), durable=True, warning=self.emptiness())
 
     def divide(self, mount: dict[str, Any]) -> None:
         """Until it is done: a disk may be full, a folder not for us to read."""
@@ -192,7 +196,7 @@ class Storage:
 
     def fetch_one(self, mount: dict[str, Any]) -> None:
         if mount["kind"] == "nfs":
-            place = nfs.attach(mount["server"], mount["path"], mount["folder"])
+            place = nfs.attach(mount["server"], mount["path"], mount["folder"], self.spec["open"])
             self.status.values.setdefault("sources", {})[mount["number"]] = place
             return
         if mount["kind"] == "local" or mount["follow"] or mount["stream_key"]:
@@ -323,20 +327,34 @@ class Storage:
         self.say("ready", "")
 
     def store(self) -> None:
-        """Stores every changed file. Raises rclone.Failed when one of them could not be stored."""
+        """Stores every changed file that can be. Raises rclone.Failed when the store is at fault."""
         for mount in self.outputs:
-            known = self.stored.setdefault(mount["number"], {})
-            files = scan(mount["folder"])
-            changed = [name for name, mark in files.items() if known.get(name) != mark]
-            if not changed:
-                continue
-            copied: set[str] = set()
+            output = self.kept.get(mount["number"])
+            if output is None:
+                known = self.stored.setdefault(mount["number"], {})
+                output = self.kept[mount["number"]] = outputs.Output(known)
             try:
-                rclone.store(self.spec, mount, self.folder, changed, copied)
-                copied.update(changed)
-            finally:
-                known.update({name: files[name] for name in changed if name in copied})
+                has_stored = output.store(
+                    look(mount, self.since),
+                    partial(rclone.store, self.spec, mount, self.folder),
+                )
+            except rclone.Failed:
                 self.remember()
+                raise
+            if has_stored:
+                self.remember()
+
+    @property
+    def since(self) -> int:
+        """When all was there and tasks could start, in ns."""
+        return int(self.status.values.get("since", 0))
+
+    def left_out(self) -> str:
+        """A sentence about what was left out of all outputs, "" for nothing."""
+        left: dict[str, str] = {}
+        for output in self.kept.values():
+            left |= output.left_out
+        return outputs.sentence(left)
 
     def finish(self) -> None:
         """The last store. `over` tells the agent; what could not be stored stays where it is."""
@@ -353,7 +371,7 @@ class Storage:
             except rclone.Failed as error:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    where = " and ".join(mount["folder"] for mount in self.outputs)
+                    where = " and ".join(mount["folder"] for mount in self.outputs if look(mount, self.since).files)
                     text = f"Output could not be stored: {error} The files are still in {where}."
                     self.say("failed", text, over=True, stored=False, durable=True)
                     return
@@ -363,7 +381,8 @@ class Storage:
         for mount in self.mounts:
             if mount["kind"] == "nfs":
                 nfs.detach(mount["folder"])
-        self.say("stored" if self.outputs else "none", "", over=True, stored=True, durable=True)
+        state = "stored" if self.outputs else "none"
+        self.say(state, "", over=True, stored=True, durable=True, left=self.left_out())
 
     # -- small things ----------------------------------------------------------------------------------------------
 
@@ -418,6 +437,19 @@ def divide(mount: dict[str, Any], source: str) -> None:
         for name, appears in found:
             os.makedirs(os.path.dirname(os.path.join(there, appears)), exist_ok=True)
             os.link(os.path.join(source, name), os.path.join(there, appears), follow_symlinks=False)
+
+
+def in_work(mount: dict[str, Any], folder: str) -> dict[str, Any]:
+    """How the folder of all folders in which the tasks of the run start is stored below its output."""
+    prefix = f"{mount['prefix']}/{outputs.WORK_FOLDER}".strip("/")
+    return {**mount, "number": "work", "folder": folder, "prefix": prefix, "mount_path": outputs.WORK}
+
+
+def look(mount: dict[str, Any], since: int) -> outputs.Look:
+    where = {"mount": mount["mount_path"], "prefix": mount["prefix"]}
+    if mount["mount_path"] == outputs.WORK:
+        return outputs.look_at_work(mount["folder"], since=since, **where)
+    return outputs.look(mount["folder"], **where)
 
 
 def scan(folder: str) -> dict[str, list[int]]:

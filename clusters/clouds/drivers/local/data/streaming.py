@@ -1,7 +1,6 @@
 """The input of a run that is streamed: a process that serves it (../../stream.py) on a socket to which the run's network leads.
 
-It has the task's uid and no privilege, reaches only addresses that may be reached, as `socks` judges them, and ends with the
-process that started it.
+It has the task's uid and no privilege, connects by portal/outgoing.py alone, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ import socket
 
 from clusters.clouds.drivers import stream
 from clusters.clouds.drivers.local.network import outward, socks
+from clusters.clouds.drivers.local.network.loaded import outgoing
 from clusters.clouds.drivers.local.task import sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 
@@ -66,18 +67,24 @@ class Streaming:
         # Above all the lock that says that our parent lives.
         os.closerange(3, listening.fileno())
         os.closerange(listening.fileno() + 1, 1 << 16)
-        networks = socks.closed(self.spec.get("denied"))
-
-        def dial(host: str, port: int) -> socket.socket:
-            reply, found = socks.connect(host, port, networks)
-            if found is None:
-                closed = reply == socks.NOT_ALLOWED
-                raise OSError("an administrator does not allow its address" if closed else "it cannot be reached")
-            return found
-
         said = ("endpoint", "region", "bucket", "prefix", "access_key", "secret_key")
         folder = stream.Folder(**{name: self.mount[name] for name in said})
-        server = stream.Server(listening, folder, self.mount["stream_key"][:20], dial)
+        server = stream.Server(listening, folder, self.mount["stream_key"][:20], dial(self.spec["open"]))
         sandbox.drop_privileges(self.spec["uid"])
         sandbox.die_with_parent()
         server.serve_forever()
+
+
+def dial(opened: Sequence[str]) -> stream.Dial:
+    """How the store is reached; `opened` is what PORTAL_OPEN_NETWORKS says."""
+    rules = outgoing.Rules.read(opened)
+
+    def connect(host: str, port: int) -> socket.socket:
+        try:
+            return outgoing.connect(host, port, rules, socks.CONNECT_SECONDS)
+        except outgoing.Closed as error:
+            raise OSError(str(error)) from None
+        except OSError:
+            raise OSError("it cannot be reached") from None
+
+    return connect

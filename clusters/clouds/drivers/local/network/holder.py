@@ -1,14 +1,15 @@
 """Holds the network of one run, as the pause container of a pod does: its tasks join it, and nobody else is in it.
 
-Run as `python -I -S holder.py FOLDER LOCK` (see processes.py). In the network there is nothing but a loopback of its own,
+Run as `python -I -S holder.py FOLDER LOCK` (see processes.py), or forked by the shim of a task that has a network of its own
+(`begin`). In the network there is nothing but a loopback of its own,
 so the run's tasks reach each other by 127.0.0.1, and no other run, no server of this machine, no other machine; abstract
 Unix sockets are apart, too. With `outside` in spec.json, pasta leads from it to the internet (outside.py); it is a
 child of the holder that ends with it, and the holder ends with pasta.
 
 The process that was started leaves when the network is there, and its child stays until SIGTERM. What went wrong stands in
 status.json. Each of the `endpoints` in spec.json has a port of this machine's loopback, named in FOLDER/endpoints.json: what
-the user that runs the portal sends there is led to that port of 127.0.0.1 inside (forward.py), or a connection to it is handed
-out (handed.py). Tasks do not reach this machine's loopback; with `packages`, the socket of the package index, and `stream`, that
+comes there with the `proof` is led to that port of 127.0.0.1 inside (forward.py), or a connection to it is handed out
+(handed.py). Tasks do not reach this machine's loopback; with `packages`, the socket of the package index, and `stream`, that
 of their input, they reach those (outward.py)."""
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ if not __package__:  # run as a script; the isolated interpreter has no other wa
     sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
 
 from clusters.clouds.drivers.local.network import netns, outward
-from clusters.clouds.drivers.local.network.peers import Peers
 from clusters.clouds.drivers.local.task import sandbox
 
 TYPE_CHECKING = False
@@ -37,14 +37,29 @@ _MADE = b"made"
 def main(folder: str, lock: int) -> None:
     with open(os.path.join(folder, "spec.json")) as file:
         spec = json.load(file)
-    outside = spec["outside"]
     os.set_inheritable(lock, False)
+    try:
+        child, _ = begin(spec, os.path.join(folder, "endpoints.json"))
+    except sandbox.SandboxError as error:
+        with open(os.path.join(folder, "status.json"), "w") as file:
+            json.dump({"error": str(error)}, file)
+    else:
+        os.pwrite(lock, b"%d\n" % child, 0)
+
+
+def begin(spec: dict[str, Any], endpoints_file: str = "", *, shim_lock: int = -1) -> tuple[int, int]:
+    """The pid of a new holder, whose network is ready, and a handle that is readable once it has ended. Raises SandboxError.
+
+    A shim passes the lock of its own folder: the holder lets go of it and ends with the shim.
+    """
     told, tells = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
         try:
             os.close(told)
-            hold(tells, outside, os.path.join(folder, "endpoints.json"), spec["endpoints"], spec)
+            if shim_lock >= 0:
+                os.close(shim_lock)
+            hold(tells, spec, endpoints_file, ends_with_parent=shim_lock >= 0)
         except (sandbox.SandboxError, OSError) as error:
             os.write(tells, str(error).encode())
         finally:
@@ -52,27 +67,21 @@ def main(folder: str, lock: int) -> None:
     os.close(tells)
     said = os.read(told, 4096)
     if said == _MADE:
-        problem = lead_out(child, outside) if outside else ""
+        problem = lead_out(child, spec["outside"]) if spec["outside"] else ""
     else:
         problem = said.decode() or "The network could not be made."
     if problem:
         os.kill(child, signal.SIGKILL)
-        with open(os.path.join(folder, "status.json"), "w") as file:
-            json.dump({"error": problem}, file)
-    else:
-        os.pwrite(lock, b"%d\n" % child, 0)
+        raise sandbox.SandboxError(problem)
+    return child, told
 
 
-def hold(
-    tells: int, outside: dict[str, Any] | None, told: str, endpoints: dict[str, int], spec: dict[str, Any]
-) -> None:
-    """The rest of the holder's life: makes the network, says so to `tells`, and stays."""
+def hold(tells: int, spec: dict[str, Any], endpoints_file: str, *, ends_with_parent: bool) -> None:
+    """The rest of the holder's life: makes the network, says so to `tells`, which stays open as long as it lives, and stays."""
     os.setsid()
     os.umask(0o022)
-    owner = os.geteuid()
-    listening, handing = listen(endpoints, told) if endpoints else ({}, {})
-    # Of this machine's network, which is left now.
-    peers = Peers() if endpoints else None
+    outside, endpoints = spec["outside"], spec["endpoints"]
+    listening, handing = listen(endpoints, endpoints_file) if endpoints else ({}, {})
     packages, stream = spec.get("packages", ""), spec.get("stream", "")
     index = outward.folder_of(packages) if packages else -1
     input_folder = outward.folder_of(stream) if stream else -1
@@ -84,18 +93,20 @@ def hold(
             carry(go_read, outside)
         become(outside["uid"])
     netns.make()
+    if ends_with_parent:  # a new uid would have made the kernel forget it
+        sandbox.die_with_parent()
+        sandbox.be_seen()
     if outside:
         os.write(go_write, b"!")
-    if peers is not None:
+    if endpoints:
         from clusters.clouds.drivers.local.network import forward
 
-        forward.begin(listening, handing, peers, owner)
+        forward.begin(listening, handing, spec["proof"])
     if packages:
         outward.begin(packages, index)
     if stream:
         outward.begin(stream, input_folder, outward.INPUT, outward.INPUT_AT_ONCE)
     os.write(tells, _MADE)
-    os.close(tells)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if carrier < 0:
         while True:

@@ -1,4 +1,4 @@
-"""The network of one run: a namespace with a loopback of its own, made by holder.py and joined by the tasks' shims."""
+"""The network of a run or of one copy: a namespace with its own loopback, made by holder.py and joined by the tasks' shims."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _FLAGS = struct.Struct("16sh14x")
 
 
+LOST = "The process that held the network of this task was lost, so the task was ended; it starts again."
+
+
 class Lost(Exception):
-    """Nobody holds the network that was to be joined."""
+    """Nobody holds the network of a task, or none can be made now. The text says why, "" where there is nothing to say."""
 
 
 def make() -> None:
@@ -34,14 +37,22 @@ def join(folder: str) -> None:
             holder = os.pidfd_open(int(lock.read()))
             if not _held(lock.fileno()):  # the pid may be somebody else's by now
                 raise Lost
-        sandbox.setns(holder, sandbox.CLONE_NEWNET | (0 if os.geteuid() == 0 else sandbox.CLONE_NEWUSER))
+        enter(holder)
     except (FileNotFoundError, ProcessLookupError, ValueError) as error:
         raise Lost from error
-    except OSError as error:
-        raise sandbox.SandboxError(sandbox.forbidden(error)) from error
     finally:
         if holder >= 0:
             os.close(holder)
+
+
+def enter(holder: int) -> None:
+    """Moves the caller into that of the process behind the pidfd `holder`. Raises ProcessLookupError, SandboxError."""
+    try:
+        sandbox.setns(holder, sandbox.CLONE_NEWNET | (0 if os.geteuid() == 0 else sandbox.CLONE_NEWUSER))
+    except ProcessLookupError:
+        raise
+    except OSError as error:
+        raise sandbox.SandboxError(sandbox.forbidden(error)) from error
 
 
 def _held(lock: int) -> bool:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from clusters.clouds.drivers.base import Endpoint
+from clusters.clouds.drivers.base import Endpoint, RolePlan
+from clusters.clouds.drivers.local.agent import uids
 from clusters.clouds.drivers.local.agent.machine import Machine, PartOf
 from clusters.clouds.drivers.local.data.files import read_json, write_json
 from clusters.clouds.drivers.local.network import holder, outward
@@ -20,11 +21,10 @@ from clusters.clouds.drivers.local.task import processes
 TRY_AGAIN = 5.0
 # What the holder says of its endpoints: the port of this machine's loopback by name.
 ENDPOINTS = "endpoints.json"
-HOLDER_UID = 199_998
 LOST = "The process that held the network of this run was lost, so its tasks were ended; they start again."
 OTHERS_FIRST = (
-    "Waits until the runs of another appcode are over: this machine cannot keep the networks of runs apart, so one appcode "
-    "at a time runs here. An administrator can allow more (PORTAL_SHARED_NETWORK)."
+    "Waits until the runs of another appcode are over: this machine cannot keep appcodes apart, so one at a time runs here. "
+    "An administrator can allow more (PORTAL_SHARED_MACHINE)."
 )
 INSIDE = "Tasks reach the tasks of their own run and nothing else: no other run, no server, no internet."
 PACKAGES = "They install packages from the index of this portal."
@@ -82,12 +82,21 @@ class Network:
             self.folder.mkdir(exist_ok=True)
             (self.folder / "status.json").unlink(missing_ok=True)
             endpoints = {each.name: each.port for role in self.run.plan.roles for each in role.endpoints}
-            told = spec(self.run.machine, outside=self.run.machine.outside) | {"endpoints": endpoints}
-            if any(mount.stream_key for mount in self.run.plan.mounts):
-                told["stream"] = str(self.run.folder / "storage" / outward.INPUT_SOCKET)
-            write_json(self.folder / "spec.json", told)
+            told = {"endpoints": endpoints, "proof": self.run.plan.proof}
+            write_json(self.folder / "spec.json", self._spec() | told)
             self.process = processes.Detached.launch(holder.__file__, self.folder, self._ended, self._started)
         return False
+
+    def own(self, role: RolePlan) -> dict[str, Any] | None:
+        """What the shim of a task is told to hold a network for it alone: copies of a command know nothing of each other, and
+        all of them may listen on the same port. None: the task joins the network of the run."""
+        return self._spec() if role.is_apart and self.place else None
+
+    def _spec(self) -> dict[str, Any]:
+        told = spec(self.run.machine, outside=self.run.machine.outside)
+        if any(mount.stream_key for mount in self.run.plan.mounts):
+            told["stream"] = str(self.run.folder / "storage" / outward.INPUT_SOCKET)
+        return told
 
     def address(self, endpoint: Endpoint) -> str:
         """Where this machine's gateway reaches it. Only while the network is held."""
@@ -122,7 +131,7 @@ def spec(machine: Machine, *, outside: bool) -> dict[str, Any]:
     own = {"endpoints": {}, "packages": machine.packages}
     if not outside:
         return {"outside": None, **own}
-    uid = None if os.geteuid() else HOLDER_UID
+    uid = None if os.geteuid() else machine.first_uid + uids.HOLDER
     return {
         **own,
         "outside": {
@@ -153,6 +162,11 @@ def note(machine: Machine) -> str:
     if not machine.shares_network:
         packages = PACKAGES if machine.packages else ""
         return " ".join(filter(None, (OUTSIDE if machine.outside else INSIDE, packages, machine.no_outside)))
-    if machine.may_share_network:
-        return f"An administrator lets several appcodes share this machine's network: {SHARED} {machine.shares_network}"
-    return f"Only one appcode at a time runs here, because tasks share this machine's network: {SHARED} {machine.shares_network}"
+    return f"{sharing(machine)} Tasks share this machine's network: {SHARED} {machine.shares_network}"
+
+
+def sharing(machine: Machine) -> str:
+    """What follows where appcodes cannot be kept apart."""
+    if machine.may_share:
+        return "An administrator lets several appcodes run here all the same."
+    return "Only one appcode at a time runs here, until an administrator allows more (PORTAL_SHARED_MACHINE)."

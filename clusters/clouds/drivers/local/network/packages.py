@@ -26,19 +26,23 @@ import socket
 import socketserver
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import NewConnectionError
 
+from clusters.clouds.drivers.local.agent import uids
+from clusters.clouds.drivers.local.network.loaded import outgoing
 from clusters.clouds.drivers.local.task import sandbox
 
-# As which it works when root starts it.
-UID = 199_997
 PIECE = 256 * 1024
-TIMEOUT = urllib3.Timeout(connect=10, read=120)
+CONNECT_SECONDS = 10.0
+TIMEOUT = urllib3.Timeout(connect=CONNECT_SECONDS, read=120)
 MAX_PAGE = 64 * 2**20
 AT_ONCE = 64
 # Of a page, the longest of them of megabytes, comes ten times as much while it is read.
@@ -63,10 +67,30 @@ class Links(HTMLParser):
             self.found.append(said)
 
 
-class Index:
-    """The index behind `url`, which may have a name and a password in it."""
+class _Pool(urllib3.PoolManager):
+    """Connects as portal/outgoing.py does, wherever an answer leads. Raises Closed."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, rules: outgoing.Rules) -> None:
+        super().__init__(maxsize=16, retries=urllib3.Retry(3, redirect=5), timeout=TIMEOUT)
+
+        def connected(self: HTTPConnection) -> socket.socket:
+            try:
+                return outgoing.connect(self.host, self.port or self.default_port, rules, CONNECT_SECONDS)
+            except OSError as error:
+                raise NewConnectionError(self, str(error)) from error
+
+        plain = type("Plain", (HTTPConnection,), {"_new_conn": connected})
+        secure = type("Secure", (HTTPSConnection,), {"_new_conn": connected})
+        self.pool_classes_by_scheme = {
+            "http": type("PlainPool", (HTTPConnectionPool,), {"ConnectionCls": plain}),
+            "https": type("SecurePool", (HTTPSConnectionPool,), {"ConnectionCls": secure}),
+        }
+
+
+class Index:
+    """The index behind `url`, which may have a name and a password in it; `opened` is what PORTAL_OPEN_NETWORKS says."""
+
+    def __init__(self, url: str, opened: Sequence[str] = ()) -> None:
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         self.url = urlunsplit((parts.scheme, host, parts.path.rstrip("/") + "/", "", ""))
@@ -76,12 +100,13 @@ class Index:
         name, word = unquote(parts.username or ""), unquote(parts.password or "")
         self._auth = urllib3.make_headers(basic_auth=f"{name}:{word}") if name or word else {}
         self._pages = threading.BoundedSemaphore(PAGES_AT_ONCE)
-        self._pool = urllib3.PoolManager(maxsize=16, retries=urllib3.Retry(3, redirect=5), timeout=TIMEOUT)
+        # Whoever publishes there may lead to any server; only that of the index itself is an administrator's word.
+        self._pool = _Pool(outgoing.Rules.read([*opened, outgoing.server_of(self.url)]))
 
     def page(self, project: str) -> tuple[int, bytes]:
         """The page of a project with its links led here."""
         url = urljoin(self.url, quote(project) + "/")
-        with self._pages, contextlib.closing(self._ask(url, {"Accept": "text/html"})) as answer:
+        with self._pages, contextlib.closing(self.ask(url, {"Accept": "text/html"})) as answer:
             if answer.status != 200:
                 return answer.status, b""
             data = answer.read(MAX_PAGE, decode_content=True)
@@ -108,9 +133,9 @@ class Index:
         own = unquote(urlsplit(address).path).rpartition("/")[2]
         if name not in (own, own + _METADATA):
             return None
-        return self._ask(address + (_METADATA if name != own else ""), headers | {"Accept-Encoding": "identity"})
+        return self.ask(address + (_METADATA if name != own else ""), headers | {"Accept-Encoding": "identity"})
 
-    def _ask(self, url: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
+    def ask(self, url: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
         parts = urlsplit(url)
         auth = self._auth if (parts.scheme, parts.netloc.rpartition("@")[2]) == self._own else {}
         return self._pool.request("GET", url, headers={**headers, **auth}, preload_content=False)
@@ -136,6 +161,13 @@ class Handler(BaseHTTPRequestHandler):
         try:
             with self.server.place:
                 self._answer()
+        except outgoing.Closed:
+            # Not 502, which pip asks five times. pip shows the reason of a status, and never its text.
+            reason = f"A file lies on a server that is closed; an administrator opens it by {outgoing.SETTING}"
+            sys.stderr.write(f"{reason}.\n")
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self._say(403, f"{reason}.", reason)
         except (urllib3.exceptions.HTTPError, UnicodeError, ValueError) as error:
             # Never the sentence itself: it may have an address in it, and this may be the middle of a file.
             sys.stderr.write(f"The index could not be asked: {type(error).__name__}.\n")
@@ -189,11 +221,11 @@ class Handler(BaseHTTPRequestHandler):
             sys.stderr.write(f"The index answered {status}.\n")
             self._say(502, f"The package index answered {status}; an administrator can say why.")
 
-    def _say(self, status: int, sentence: str) -> None:
-        self._send(status, (sentence + "\n").encode(), "text/plain; charset=utf-8")
+    def _say(self, status: int, sentence: str, reason: str | None = None) -> None:
+        self._send(status, (sentence + "\n").encode(), "text/plain; charset=utf-8", reason)
 
-    def _send(self, status: int, body: bytes, kind: str) -> None:
-        self.send_response_only(status)
+    def _send(self, status: int, body: bytes, kind: str, reason: str | None = None) -> None:
+        self.send_response_only(status, reason)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -226,12 +258,12 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 @contextlib.contextmanager
-def listening(path: str, url: str) -> Iterator[Server]:
+def listening(path: str, url: str, opened: Sequence[str] = ()) -> Iterator[Server]:
     """A server at `path`, in a folder in which whoever runs holders may only look for this name."""
     # Socket paths are short, folders may not be.
     handle = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with Server(f"/proc/self/fd/{handle}/{os.path.basename(path)}", Index(url)) as server:
+        with Server(f"/proc/self/fd/{handle}/{os.path.basename(path)}", Index(url, opened)) as server:
             os.chmod(path, 0o666)  # noqa: S103  its folder says who gets here
             yield server
     finally:
@@ -241,18 +273,19 @@ def listening(path: str, url: str) -> Iterator[Server]:
 def main(path: str) -> None:
     # Out of the environment, which children and the dumps of a process have.
     url, parent = os.environ.pop("PORTAL_PACKAGE_INDEX"), os.getppid()
+    opened = [each for each in os.environ.get(outgoing.SETTING, "").split(",") if each]
     os.umask(0o077)
     if path.isdigit():
         # The first process of a container has no other way to hear of its end, and no parent that it would survive.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        with Server(int(path), Index(url)) as server:
+        with Server(int(path), Index(url, opened)) as server:
             server.serve_forever()
         return
-    with listening(path, url) as server:
+    with listening(path, url, opened) as server:
         # What looks names up is loaded while the files can be read.
         with contextlib.suppress(OSError):
             socket.getaddrinfo(urlsplit(url).hostname, None)
-        sandbox.drop_privileges(UID if os.geteuid() == 0 else None)
+        sandbox.drop_privileges(uids.first() + uids.PACKAGES if os.geteuid() == 0 else None)
         # What was asked of the kernel for this process is forgotten when its user changes.
         sandbox.die_with_parent()
         if os.getppid() != parent:

@@ -1,8 +1,8 @@
 """How rclone reaches the network: through a proxy (SOCKS 5, RFC 1928 and 1929) that connects only to addresses that may be.
 
 Whoever names an S3 server can let its name lead elsewhere when a run begins, or answer with a redirect to an address that
-only this machine reaches; what is found there would become input. So rclone connects to nothing by itself: names are resolved
-here, and each connection is judged by the very address to which it then goes. Loopback is open, as for datastores here.
+only this machine reaches; what is found there would become input. So rclone connects to nothing by itself: portal/outgoing.py
+looks names up here, judges each address and connects.
 """
 
 from __future__ import annotations
@@ -10,26 +10,18 @@ from __future__ import annotations
 import contextlib
 import encodings.idna  # noqa: F401  what resolves names loads it, which who has no privileges left may not be able to
 import hmac
-import importlib.util
 import os
 import secrets
 import signal
 import socket
 import threading
 
+from clusters.clouds.drivers.local.network.loaded import outgoing
 from clusters.clouds.drivers.local.task import sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from portal import addresses
-else:
-    # By its path: the package around it brings Celery, and this runs without other people's packages.
-    _root = os.path.abspath(__file__).rsplit("/clusters/", 1)[0]
-    _found = importlib.util.spec_from_file_location("_addresses", os.path.join(_root, "portal", "addresses.py"))
-    addresses = importlib.util.module_from_spec(_found)
-    _found.loader.exec_module(addresses)
 
 CONNECT_SECONDS = 10.0
 PIECE = 256 * 1024
@@ -38,10 +30,10 @@ DONE, NOT_ALLOWED, UNREACHABLE, REFUSED, NOT_SUPPORTED = 0, 2, 4, 5, 7
 
 
 @contextlib.contextmanager
-def proxy(denied: Sequence[str] | None, uid: int | None) -> Iterator[str]:
+def proxy(opened: Sequence[str], uid: int | None) -> Iterator[str]:
     """Yields the proxy's URL, with a password in it. It is a process of its own, without any privilege, and ends with ours.
 
-    `denied` are the closed networks, None for those that always are.
+    `opened` is what PORTAL_OPEN_NETWORKS says.
     """
     server = socket.create_server(("127.0.0.1", 0), backlog=64)
     word = secrets.token_hex(16)
@@ -54,7 +46,7 @@ def proxy(denied: Sequence[str] | None, uid: int | None) -> Iterator[str]:
             os.closerange(server.fileno() + 1, 1 << 16)
             sandbox.drop_privileges(uid)
             sandbox.die_with_parent()
-            _serve(server, word.encode(), closed(denied))
+            _serve(server, word.encode(), outgoing.Rules.read(opened))
         except Exception as error:  # noqa: BLE001  rclone will only say that it is refused, so the log says why
             os.write(2, f"The way of rclone to the network has ended: {error!r}\n".encode())
         finally:
@@ -68,22 +60,17 @@ def proxy(denied: Sequence[str] | None, uid: int | None) -> Iterator[str]:
         os.waitpid(child, 0)
 
 
-def closed(denied: Sequence[str] | None) -> Sequence[str]:
-    """The networks that are, where `denied` is what the setting says; None for those that always are."""
-    return addresses.NEVER if denied is None else denied
-
-
-def _serve(server: socket.socket, word: bytes, denied: Sequence[str]) -> None:
+def _serve(server: socket.socket, word: bytes, rules: outgoing.Rules) -> None:
     while True:
         client, _ = server.accept()
-        threading.Thread(target=_pass_on, args=(client, word, denied), daemon=True).start()
+        threading.Thread(target=_pass_on, args=(client, word, rules), daemon=True).start()
 
 
-def _pass_on(client: socket.socket, word: bytes, denied: Sequence[str]) -> None:
+def _pass_on(client: socket.socket, word: bytes, rules: outgoing.Rules) -> None:
     with client, contextlib.suppress(OSError, EOFError, UnicodeError):
         client.settimeout(CONNECT_SECONDS)
         host, port = _asked(client, word)
-        reply, server = connect(host, port, denied) if host else (NOT_SUPPORTED, None)
+        reply, server = _connected(host, port, rules) if host else (NOT_SUPPORTED, None)
         client.sendall(bytes((_VERSION, reply, 0, 1)) + bytes(6))
         if server is not None:
             with server:
@@ -119,21 +106,16 @@ def _asked(client: socket.socket, word: bytes) -> tuple[str, int]:
     return (host if command == _CONNECT else ""), port
 
 
-def connect(host: str, port: int, denied: Sequence[str]) -> tuple[int, socket.socket | None]:
-    """What to reply, and the connection to the first address of `host` that may be and answers."""
+def _connected(host: str, port: int, rules: outgoing.Rules) -> tuple[int, socket.socket | None]:
+    """What to reply, and the connection."""
     try:
-        found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        return DONE, outgoing.connect(host, port, rules, CONNECT_SECONDS)
+    except outgoing.Closed:
+        return NOT_ALLOWED, None
+    except ConnectionRefusedError:
+        return REFUSED, None
     except OSError:
         return UNREACHABLE, None
-    reply = NOT_ALLOWED
-    for address in found:
-        if addresses.why_closed(addresses.plain(address), denied):
-            continue
-        try:
-            return DONE, socket.create_connection((address, port), timeout=CONNECT_SECONDS / len(found))
-        except OSError as error:
-            reply = REFUSED if isinstance(error, ConnectionRefusedError) else UNREACHABLE
-    return reply, None
 
 
 def _read(client: socket.socket, size: int) -> bytes:

@@ -1,54 +1,112 @@
-"""CPU and memory limits by cgroup v2, where this machine lets us write it; elsewhere they are not enforced."""
+"""Memory and process limits, and shares of the CPU, by cgroups of version 2 or 1, where this machine lets us write them.
+
+A task may use processors that nobody else wants. While they are busy each gets its share, by the CPU of its flavor, and all tasks
+together get as much as one program of the portal for each core.
+
+A task's limit is a list of folders, one for each hierarchy: a single one in version 2, one per controller in version 1. A process
+joins by writing into `cgroup.procs` of each. Where no cgroup can be written, `memory.py` holds the memory of a task instead.
+
+Only the standard library's smallest modules are imported here, because every task pays for them.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from pathlib import Path
 
-ROOT = Path("/sys/fs/cgroup")
-NOT_ENFORCED = "CPU and memory limits are not enforced on this machine."
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = "/sys/fs/cgroup"
+CPU_NOT_SHARED = "CPU is not shared by flavor on this machine: whoever starts more programs gets more of it."
 _CONTROLLERS = ("cpu", "memory", "pids")
+# What the kernel gives to a program that has no cgroup: in version 1, and in version 2.
+_SHARES, _WEIGHT = 1024, 100
 
 
-def find(name: str, root: Path = ROOT) -> Path | None:
-    """A cgroup of our own below which tasks can be limited, or None.
+def find(name: str, root: str = ROOT) -> list[str]:
+    """Makes cgroups of our own below which tasks can be limited, and returns their folders; [] where that cannot be.
 
-    As root it lies at the top; an ordinary user may have one that systemd delegated to it.
+    As root they lie at the top; an ordinary user may have one of version 2 that systemd delegated to it.
     """
     uid = os.geteuid()
-    parents = [root] if uid == 0 else [root / f"user.slice/user-{uid}.slice/user@{uid}.service"]
-    for parent in parents:
-        ours = parent / name
+    unified = root if uid == 0 else f"{root}/user.slice/user-{uid}.slice/user@{uid}.service"
+    try:
+        with open(f"{unified}/cgroup.controllers") as file:
+            has_all = set(_CONTROLLERS) <= set(file.read().split())
+    except OSError:
+        has_all = False
+    cores = os.cpu_count() or 1
+    try:
+        if has_all:
+            _enable(unified)
+            made = _made(f"{unified}/{name}")
+            _enable(made)
+            _write(made, "cpu.weight", min(10_000, _WEIGHT * cores))
+            return [made]
+        if all(os.path.exists(f"{root}/{each}/cgroup.procs") for each in _CONTROLLERS):
+            ours = [_made(f"{root}/{each}/{name}") for each in _CONTROLLERS]
+            _write(ours[0], "cpu.shares", _SHARES * cores)
+            return ours
+    except OSError:
+        remove([f"{unified}/{name}", *(f"{root}/{each}/{name}" for each in _CONTROLLERS)])
+    return []
+
+
+def make(ours: Sequence[str], name: str, *, cpu_milli: int, memory_mb: int, processes: int) -> list[str]:
+    """Makes the cgroups of one attempt below `ours`, and returns them. `cpu_milli` are thousandths of a core. Raises OSError."""
+    made = [_made(f"{each}/{name}") for each in ours]
+    if len(made) == 1:
+        _write(made[0], "memory.max", memory_mb << 20)
+        # Without one of its programs a task would be in a state that nobody has tested.
+        _write(made[0], "memory.oom.group", 1)
+        _write(made[0], "cpu.weight", min(10_000, max(1, cpu_milli * _WEIGHT // 1000)))
+        _write(made[0], "pids.max", processes)
+        return made
+    if made:
+        cpu, memory, pids = made
+        _write(cpu, "cpu.shares", max(2, cpu_milli * _SHARES // 1000))
+        _write(memory, "memory.limit_in_bytes", memory_mb << 20)
+        _write(pids, "pids.max", processes)
+    return made
+
+
+def join(groups: Sequence[str]) -> None:
+    """The calling process, and what it starts from now on."""
+    for group in groups:
+        _write(group, "cgroup.procs", 0)
+
+
+def oom_kills(groups: Sequence[str]) -> int:
+    """How often the kernel has killed a process for memory: in these cgroups, or on this machine where there are none."""
+    places = [f"{group}/{name}" for group in groups for name in ("memory.events", "memory.oom_control")]
+    for place in places or ["/proc/vmstat"]:
         try:
-            if not set(_CONTROLLERS) <= set((parent / "cgroup.controllers").read_text().split()):
-                continue
-            _enable(parent)
-            ours.mkdir(exist_ok=True)
-            _enable(ours)
+            with open(place) as file:
+                return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
         except OSError:
-            with contextlib.suppress(OSError):
-                ours.rmdir()
             continue
-        return ours
-    return None
+    return 0
 
 
-def _enable(cgroup: Path) -> None:
-    (cgroup / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
+def remove(groups: Sequence[str]) -> None:
+    """Removes the cgroups of an attempt that has ended."""
+    for group in groups:
+        try:  # noqa: SIM105  contextlib costs every task 2 ms
+            os.rmdir(group)
+        except OSError:
+            pass
 
 
-def make(ours: Path, name: str, *, cpu_milli: int, memory_mb: int, processes: int) -> Path:
-    """The cgroup of one attempt. `cpu_milli` are thousandths of a core."""
-    cgroup = ours / name
-    cgroup.mkdir(exist_ok=True)
-    (cgroup / "memory.max").write_text(str(memory_mb << 20))
-    (cgroup / "cpu.max").write_text(f"{max(1000, cpu_milli * 100)} 100000")
-    (cgroup / "pids.max").write_text(str(processes))
-    return cgroup
+def _made(folder: str) -> str:
+    os.makedirs(folder, exist_ok=True)
+    return folder
 
 
-def remove(cgroup: Path) -> None:
-    """Removes the cgroup of an attempt that has ended."""
-    with contextlib.suppress(OSError):
-        cgroup.rmdir()
+def _enable(cgroup: str) -> None:
+    _write(cgroup, "cgroup.subtree_control", " ".join(f"+{name}" for name in _CONTROLLERS))
+
+
+def _write(folder: str, name: str, value: object) -> None:
+    with open(f"{folder}/{name}", "w") as file:
+        file.write(str(value))

@@ -45,8 +45,8 @@ def main(folder: str, peer: socket.socket) -> None:
     init = os.pidfd_open(status["init"])
     if shim.start_time(status["init"]) != status["init_start"]:
         raise sandbox.SandboxError("The task has ended.")
-    group = os.open(os.path.join(spec["cgroup"], "cgroup.procs"), os.O_WRONLY) if spec.get("cgroup") else -1
-    flags = sandbox.CLONE_NEWNS | sandbox.CLONE_NEWPID | sandbox.CLONE_NEWIPC
+    groups = [os.open(os.path.join(group, "cgroup.procs"), os.O_WRONLY) for group in spec["cgroups"]]
+    flags = sandbox.OWN | sandbox.CLONE_NEWPID
     if spec["network"]:
         flags |= sandbox.CLONE_NEWNET
     if os.geteuid() == 0:
@@ -54,14 +54,14 @@ def main(folder: str, peer: socket.socket) -> None:
     else:  # nobody may look into PID 1, not even its own user, but the task itself is in the same namespaces
         with open(f"/proc/{status['init']}/task/{status['init']}/children") as file:
             sandbox.setns(os.pidfd_open(int(file.read().split()[0])), flags | sandbox.CLONE_NEWUSER)
-    Command(spec, request, peer, group).run()
+    Command(spec, request, peer, groups).run()
 
 
 class Command:
     """The command between its descriptors and the peer. Nothing of either is read while the other cannot take it."""
 
-    def __init__(self, spec: dict[str, Any], request: dict[str, Any], peer: socket.socket, group: int) -> None:
-        self.spec, self.request, self.peer, self.group = spec, request, peer, group
+    def __init__(self, spec: dict[str, Any], request: dict[str, Any], peer: socket.socket, groups: list[int]) -> None:
+        self.spec, self.request, self.peer, self.groups = spec, request, peer, groups
         self.received = frames.Frames()
         self.unread = bytearray()
         self.input_ended = False
@@ -107,8 +107,8 @@ class Command:
         """The rest of the child's life. Never returns."""
         argv, env = self.request["argv"], dict(self.spec["env"])
         try:
-            if self.group >= 0:
-                os.write(self.group, b"0")
+            for group in self.groups:
+                os.write(group, b"0")
             shim.become_task(self.spec, stdout)
             if stdin >= 0:
                 os.dup2(stdin, 0)

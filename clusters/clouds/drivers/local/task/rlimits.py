@@ -60,7 +60,10 @@ def bound_namespace(processes: int) -> None:
 
 
 def die_first() -> None:
-    """The caller and what it starts are what the kernel ends first when memory runs out. As root nobody can take it back."""
+    """The caller and what it starts are what the kernel ends first when memory runs out.
+
+    A task can take that back where the portal lacks CAP_SYS_RESOURCE, as in many containers; cgroups.py and memory.py hold it
+    all the same."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 

@@ -1,6 +1,6 @@
 """What one task can see of this machine: its programs, its data, and nothing of anybody else.
 
-A task gets its own mount, PID and IPC namespaces, and the network of its run (netns.py). Its root is a fresh, read-only
+A task gets its own mount, PID, IPC, UTS and cgroup namespaces, and a network (netns.py). Its root is a fresh, read-only
 tmpfs in which only the system's programs (/usr and the like, read-only), the image's environment and the mounts of its
 plan are bound; /tmp, /dev/shm and /proc are its own. As root the task then becomes an unprivileged uid without
 capabilities; as an ordinary user a user namespace makes the same possible without any privilege. Tasks of a run reach
@@ -41,11 +41,16 @@ if TYPE_CHECKING:
 
 
 CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
+# Those that `build` makes.
+OWN = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
 
+_MS_RDONLY = 1
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
@@ -53,6 +58,9 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_MOUNT_SETATTR = 442
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+
+# As whom tasks run there.
+USER = "elearn"
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # What programs read of /etc (names, certificates, libraries, fonts), and how many processors there are. All else there is the
@@ -63,10 +71,18 @@ _SETTINGS = (
     "/etc/mtab", "/etc/networks", "/etc/nsswitch.conf", "/etc/os-release", "/etc/passwd", "/etc/profile",
     "/etc/protocols", "/etc/resolv.conf", "/etc/rpc", "/etc/services", "/etc/ssl/openssl.cnf", "/etc/timezone",
 )  # fmt: skip
+# Those that get a line for the task.
+_ADDED_TO = ("/etc/group", "/etc/hosts", "/etc/passwd")
 _SETTING_FOLDERS = (
     "/etc/alternatives", "/etc/crypto-policies", "/etc/fonts", "/etc/OpenCL", "/etc/pki/ca-trust/extracted",
     "/etc/pki/tls/certs", "/etc/ssl/certs", "/sys/devices/system/cpu", "/sys/devices/system/node",
     "/sys/kernel/mm/transparent_hugepage",
+)  # fmt: skip
+# What tells of the machine and of everybody on it, and of the task nothing: what Docker hides in a container, and some more.
+# `subset=pid` would hide cpuinfo, meminfo and stat, too, which TensorFlow, psutil and the JVM read.
+HIDDEN = (
+    "acpi", "asound", "cmdline", "interrupts", "kallsyms", "kcore", "key-users", "keys", "latency_stats", "sched_debug", "scsi",
+    "timer_list", "timer_stats",
 )  # fmt: skip
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
@@ -181,14 +197,26 @@ def forbidden(error: OSError) -> str:
     return f"This machine does not let the portal isolate tasks in namespaces ({error.strerror}): {advice}."
 
 
-def build(root: str, binds: Sequence[Bind], *, tmp: str | None, proc: bool, memory_mb: int = 16) -> None:
+def build(
+    root: str,
+    binds: Sequence[Bind],
+    *,
+    tmp: str | None,
+    proc: bool,
+    memory_mb: int = 16,
+    uid: int | None = None,
+    hostname: str = "sandbox",
+) -> None:
     """Makes the new root in the folder `root`, binds what is asked for, and moves the calling process into it.
 
-    `tmp` is the folder behind /tmp, `memory_mb` the size of /dev/shm. Raises SandboxError; the caller must be ready to die then.
+    `tmp` is the folder behind /tmp, `memory_mb` the size of /dev/shm, `uid` a user who is USER there. `hostname` is what the
+    machine is called there, at 127.0.0.1.
+    Raises SandboxError; the caller must be ready to die then.
     """
     step = "namespaces"
     try:
-        _check(_libc.unshare(CLONE_NEWNS | CLONE_NEWIPC), "unshare")
+        _check(_libc.unshare(OWN), "unshare")
+        _check(_libc.sethostname(hostname.encode(), len(hostname.encode())), "sethostname")
         mount("none", "/", None, _MS_REC | _MS_PRIVATE)
         mount("elearn", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=16m")
         if proc:
@@ -206,10 +234,18 @@ def build(root: str, binds: Sequence[Bind], *, tmp: str | None, proc: bool, memo
         for path in _SETTINGS:
             step = path
             _copy(path, root + path)
+        _add(root + "/etc/hosts", f"127.0.0.1 {hostname}\n")
+        if uid is not None:
+            # Programs look their user up: `whoami`, `git`, Python's getpass.
+            _add(root + "/etc/passwd", f"{USER}:x:{uid}:{uid}::/tmp:/bin/bash\n")
+            _add(root + "/etc/group", f"{USER}:x:{uid}:\n")
         step = "/etc/resolv.conf"
         _resolver(root)
         step = "/dev"
         _devices(root, memory_mb)
+        if proc:
+            step = "/proc"
+            _hide(root)
         for name in ("run", "var", "tmp", "elearn", "elearn/input"):
             os.mkdir(f"{root}/{name}")
         os.symlink("/tmp", root + "/var/tmp")  # noqa: S108  the task's own /tmp
@@ -235,13 +271,29 @@ def _system(root: str, folder: str) -> None:
 
 
 def _copy(path: str, target: str) -> None:
-    """A link as it is, a file when everybody may read it, and nothing when it is not there."""
+    """A link as it is, a file when everybody may read it, and nothing when it is not there. No line is added behind a link."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    if os.path.islink(path):
+    if os.path.islink(path) and path not in _ADDED_TO:
         os.symlink(os.readlink(path), target)
     elif os.path.isfile(path) and os.stat(path).st_mode & stat.S_IROTH:
         with open(path, "rb") as source, open(target, "xb") as copy:
             copy.write(source.read())
+
+
+def _add(path: str, line: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "a") as file:
+        file.write(line)
+
+
+def _hide(root: str) -> None:
+    """Puts nothing in the place of what is HIDDEN in /proc; the devices are there."""
+    for name in HIDDEN:
+        path = f"{root}/proc/{name}"
+        if os.path.isdir(path):
+            mount("hidden", path, "tmpfs", _MS_RDONLY)
+        elif os.path.exists(path):
+            mount(root + "/dev/null", path, None, _MS_BIND)
 
 
 def _resolver(root: str) -> None:

@@ -4,7 +4,8 @@ The list is what Docker's and containerd's default profiles keep from a containe
 modules, keys, BPF, io_uring, handles of files, clocks. A number that is newer than this list does not exist for tasks.
 clone3 hides its flags behind a pointer, so it does not exist either, and libraries then use clone. VM sockets are refused,
 because they lead to the host of a virtual machine past every network namespace. ptrace is allowed: a task sees only its own
-processes. The filter is inherited and cannot be taken off.
+processes. The kernel's ciphers (AF_ALG) are refused: programs bring their own, and this is much of the kernel to reach. Netlink
+stays, because programs list their network interfaces by it (getifaddrs). The filter is inherited and cannot be taken off.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ FORBIDDEN = {
 # The newest that tasks may use (mseal, Linux 6.10): both machines number what is new alike.
 NEWEST = 462
 CLONE, CLONE3, SOCKET = (56, 220), 435, (41, 198)
-AF_VSOCK = 40
+AF_ALG, AF_VSOCK = 38, 40
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
 NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -102,8 +103,9 @@ def program(machine: str) -> bytes:
         (_GREATER, 0, None, NEWEST),  # the x32 calls of x86_64 too, from 1 << 30
         (_EQUAL, 0, None, CLONE3),
         *((_EQUAL, 1, None, number) for number in forbidden),
-        (_EQUAL, None, -2, SOCKET[column]),
+        (_EQUAL, None, -3, SOCKET[column]),
         (_LOAD, None, None, _FIRST_ARGUMENT),
+        (_EQUAL, 1, None, AF_ALG),
         (_EQUAL, 1, 2, AF_VSOCK),
         (_EQUAL, None, 2, CLONE[column]),
         (_LOAD, None, None, _FIRST_ARGUMENT),

@@ -24,7 +24,7 @@ if not __package__:  # run as a script; the isolated interpreter has no other wa
 
 from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.local.network import netns
-from clusters.clouds.drivers.local.task import rlimits, sandbox
+from clusters.clouds.drivers.local.task import cgroups, memory, rlimits, sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ def main(folder: str, lock: int) -> None:
     status = Status(folder, spec["poke"], spec["name"])
     try:
         run(folder, lock, spec, status)
-    except netns.Lost:
+    except netns.Lost as lost:
         # Not the task's fault: an attempt without an end counts as lost, and the next one starts at once.
-        return
+        status.write(durable=True, lost=str(lost))
     except (sandbox.SandboxError, OSError) as error:
         status.write(durable=True, error=str(error), finished_at=time.time())
 
@@ -162,12 +162,8 @@ def run(folder: str, lock: int, spec: dict[str, Any], status: Status) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    ooms = oom_kills(spec)
-    if spec["network"]:
-        netns.join(spec["network"])
-        sandbox.enter(sandbox.CLONE_NEWPID)
-    else:
-        sandbox.unshare(sandbox.CLONE_NEWPID)
+    ooms = cgroups.oom_kills(spec["cgroups"])
+    network_ended = _network(spec, lock)
     log_read, log_write = os.pipe2(os.O_CLOEXEC)
     result_read, result_write = os.pipe2(os.O_CLOEXEC)
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -183,35 +179,78 @@ def run(folder: str, lock: int, spec: dict[str, Any], status: Status) -> None:
         os.close(handle)
     status.write(init=init, init_start=start_time(init))
     os.write(go_write, b"!")
-    Watcher(init, spec, status, log, log_read, result_read, wake_read).loop()
-    killed = status.values.get("signal") == signal.SIGKILL and not status.values.get("stopping")
+    Watcher(init, spec, status, log, log_read, result_read, wake_read, network_ended).loop()
     finished = time.time()
+    oom = status.values.get("oom") or (_may_be_oom(spec, status.values) and cgroups.oom_kills(spec["cgroups"]) > ooms)
     while True:
         try:
-            status.write(durable=True, finished_at=finished, oom=killed and oom_kills(spec) > ooms)
+            status.write(durable=True, finished_at=finished, oom=oom)
             return
         except OSError:  # a full disk: what was computed must not be lost for that
             time.sleep(1)
+
+
+def _network(spec: dict[str, Any], lock: int) -> int:
+    """Moves the caller into the task's network and makes the PID namespace. Returns a handle that is readable once a network held
+    for this task alone is lost, -1 for the network of the run, which the agent watches. Raises Lost, SandboxError."""
+    if not spec["network"]:
+        sandbox.unshare(sandbox.CLONE_NEWPID)
+        return -1
+    ended = -1
+    if spec.get("own_network"):
+        from clusters.clouds.drivers.local.network import holder
+
+        try:
+            pid, ended = holder.begin(spec["own_network"], shim_lock=lock)
+        except sandbox.SandboxError as error:
+            raise netns.Lost(str(error)) from error
+        netns.enter(os.pidfd_open(pid))
+    else:
+        netns.join(spec["network"])
+    sandbox.enter(sandbox.CLONE_NEWPID)
+    return ended
+
+
+def _may_be_oom(spec: dict[str, Any], status: dict[str, Any]) -> bool:
+    """Whether a process that the kernel killed for memory can be why the task failed: any one of its own cgroup, which may be a
+    child of its program, and on a machine without cgroups only its own."""
+    if status.get("stopping") or status.get("exit") == 0:
+        return False
+    return bool(spec["cgroups"]) or status.get("signal") == signal.SIGKILL or status.get("exit") == 128 + signal.SIGKILL
 
 
 class Watcher:
     """Moves output to the log, writes down start and end, and stops the task when asked, until PID 1 has been reaped."""
 
     def __init__(
-        self, init: int, spec: dict[str, Any], status: Status, log: Log, output: int, result: int, wake: int
+        self,
+        init: int,
+        spec: dict[str, Any],
+        status: Status,
+        log: Log,
+        output: int,
+        result: int,
+        wake: int,
+        network_ended: int,
     ) -> None:
         self.init, self.spec, self.status, self.log = init, spec, status, log
-        self.output, self.result, self.wake = output, result, wake
+        self.output, self.result, self.wake, self.network_ended = output, result, wake, network_ended
         self.untold = False
         self.kill_at: float | None = None
+        # When it is looked at how much memory the task has; never where a cgroup holds it.
+        self.look_at = None if spec["cgroups"] else time.monotonic() + memory.EVERY
 
     def loop(self) -> None:
         poll = select.poll()
         for handle in (self.output, self.result, self.wake):
             poll.register(handle, select.POLLIN)
+        if self.network_ended >= 0:
+            poll.register(self.network_ended, select.POLLIN)
         still_open = {self.output, self.result}
         while still_open:
             for handle, _ in poll.poll(self._timeout()):
+                if handle == self.network_ended:
+                    raise netns.Lost(netns.LOST)
                 data = os.read(handle, 1 << 16)
                 if not data:
                     poll.unregister(handle)
@@ -224,18 +263,28 @@ class Watcher:
                     self._stop()
             if self.untold:
                 self.untold = not self.status.tell()
-            if self.kill_at is not None and time.monotonic() >= self.kill_at:
-                self.kill_at = None
-                os.kill(self.init, signal.SIGKILL)
+            self._kill_when_due()
         os.waitpid(self.init, 0)
         self.log.close()
         if not {"exit", "signal", "error"} & self.status.values.keys():  # PID 1 was killed, and the task with it
             self.status.values["signal"] = signal.SIGKILL
 
+    def _kill_when_due(self) -> None:
+        """Ends a task that did not stop in time, or has more than its memory."""
+        now = time.monotonic()
+        if self.kill_at is not None and now >= self.kill_at:
+            self.kill_at = None
+            os.kill(self.init, signal.SIGKILL)
+        if self.look_at is not None and now >= self.look_at:
+            self.look_at = now + memory.EVERY
+            if memory.is_over(self.init, self.spec["memory_mb"]):
+                self.look_at = None
+                self.status.write(oom=True)
+                os.kill(self.init, signal.SIGKILL)
+
     def _timeout(self) -> float | None:
         waits = [0.05] if self.untold else []
-        if self.kill_at is not None:
-            waits.append(max(0.0, self.kill_at - time.monotonic()))
+        waits += [max(0.0, at - time.monotonic()) for at in (self.kill_at, self.look_at) if at is not None]
         return min(waits) * 1000 + 1 if waits else None
 
     def _result(self, data: bytes) -> None:
@@ -274,11 +323,17 @@ def _init(folder: str, spec: dict[str, Any], go: int, log: int, result: int) -> 
         sandbox.die_with_parent()
         if not os.read(go, 1):
             os._exit(1)
-        if spec.get("cgroup"):
-            with open(os.path.join(spec["cgroup"], "cgroup.procs"), "w") as file:
-                file.write("0")
-        tmp, memory = os.path.join(folder, "tmp"), spec["memory_mb"]
-        sandbox.build(os.path.join(folder, "root"), spec["binds"], tmp=tmp, proc=True, memory_mb=memory)
+        cgroups.join(spec["cgroups"])
+        tmp = spec.get("tmp") or os.path.join(folder, "tmp")
+        sandbox.build(
+            os.path.join(folder, "root"),
+            spec["binds"],
+            tmp=tmp,
+            proc=True,
+            memory_mb=spec["memory_mb"],
+            uid=spec["uid"],
+            hostname=spec["hostname"],
+        )
         rlimits.bound_namespace(spec["limits"]["processes"])
         task = _start(spec, log, report)
         os.close(log)
@@ -331,6 +386,8 @@ def become_task(spec: dict[str, Any], output: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     rlimits.step_back()
     rlimits.bound(spec["limits"])
+    if not spec["cgroups"]:
+        memory.bound(spec["memory_mb"])
     sandbox.drop_privileges(spec["uid"])
     for bind in spec["binds"]:
         if bind.get("data"):
@@ -378,16 +435,6 @@ def start_time(pid: int) -> int:
     except OSError:
         return 0
     return int(fields[19]) if fields[0] not in (b"Z", b"X") else 0
-
-
-def oom_kills(spec: dict[str, Any]) -> int:
-    """How often the kernel killed for memory: in the task's own cgroup when it has one, else on this machine."""
-    path = os.path.join(spec["cgroup"], "memory.events") if spec.get("cgroup") else "/proc/vmstat"
-    try:
-        with open(path) as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
-    except OSError:
-        return 0
 
 
 if __name__ == "__main__":

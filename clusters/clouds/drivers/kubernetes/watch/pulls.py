@@ -1,0 +1,48 @@
+"""Which pods have waited for an image for too long. No network in here.
+
+A registry that is away for some minutes is nothing to end a run for, and a pull may take long before it fails, so time counts
+from the first failure that was seen. The kubelet does not keep that time: a new process counts anew.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+
+from clusters.clouds.drivers.base import TaskSeen
+from clusters.clouds.drivers.kubernetes.watch.reasons import PULLING
+
+NOT_PULLED = "ImageNotPulled"
+
+
+class Pulls:
+    """`patience` is how long an image may fail to be pulled."""
+
+    def __init__(self, patience: dt.timedelta) -> None:
+        self._patience = patience
+        # Since when, by the uid of the pod.
+        self._since: dict[str, dt.datetime] = {}
+
+    def judged(self, seen: TaskSeen, now: dt.datetime) -> TaskSeen:
+        """With another reason once its image could not be pulled for so long."""
+        if seen.phase != "Pending" or seen.reason != PULLING:
+            self.forget(seen.uid)
+            return seen
+        since = self._since.setdefault(seen.uid, now)
+        if now - since < self._patience:
+            return seen
+        message = seen.message if seen.message.endswith((".", "!", "?")) else f"{seen.message}."
+        minutes = max(round(self._patience.total_seconds() / 60), 1)
+        tried = f"It was tried for {minutes} minute{'s'[: minutes != 1]}."
+        return replace(seen, reason=NOT_PULLED, message=f"{message} {tried}")
+
+    def overdue(self, now: dt.datetime) -> list[str]:
+        """Pods that have waited for too long by now."""
+        return [uid for uid, since in self._since.items() if now - since >= self._patience]
+
+    def forget(self, uid: str) -> None:
+        self._since.pop(uid, None)
+
+    def remember(self, other: Pulls) -> None:
+        """Since when the pods that wait now have waited, as `other` knows it."""
+        self._since |= {uid: other._since[uid] for uid in self._since.keys() & other._since.keys()}

@@ -1,0 +1,26 @@
+"""Where the portal's own object storage is, as people and tasks name it."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from django.conf import settings
+
+# For who names it where it listens on the portal's own machine alone.
+CLOSED_TO_PODS = (
+    "An administrator can open it to pods: PORTAL_STORAGE_ADDRESS names an address of that machine which they reach."
+)
+
+
+def is_own(server: str) -> bool:
+    """Whether an S3 server is that of the portal's own object storage: by scheme, name and port, however it is written."""
+    own: str = settings.STORAGE["url"]
+    return bool(own) and _door(server) == _door(own)
+
+
+def _door(server: str) -> tuple[str, str, int] | None:
+    try:
+        url = urlsplit(server)
+        return url.scheme, (url.hostname or "").rstrip("."), url.port or (443 if url.scheme == "https" else 80)
+    except ValueError:
+        return None

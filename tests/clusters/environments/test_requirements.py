@@ -1,0 +1,142 @@
+"""What a cluster requires: asked of an index with a password when it is submitted, and one environment for what is the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from clusters.actions import change_cluster, create_cluster
+from clusters.frameworks.install import REQUIREMENTS as MARK
+from clusters.manifest import ClusterManifest
+from clusters.models import Cluster, Image
+from clusters.runs.reconcile import plan_of
+from clusters.spec.locks import REQUIREMENTS
+from datastores.models import Datastore
+from portal.errors import Invalid
+from portal.manifests import parse
+from tests.index import PASSWORD, Index
+
+
+@pytest.fixture
+def index(settings: Any) -> Iterator[Index]:
+    with closing(Index()) as index:
+        settings.PACKAGE_INDEX = index.url
+        index.add("greeting", "1.0")
+        yield index
+
+
+def manifest(*requirements: str, name: str = "train", **spec: Any) -> ClusterManifest:
+    said = {"image": "python", "command": "true", "roles": {"master": {"flavor": "small"}}, **spec}
+    document = {"metadata": {"name": name, "appcode": "ops-demo"}, "spec": said | {"requirements": requirements}}
+    return parse(ClusterManifest, document)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "sentence"),
+    [
+        ("absent-thing", "absent-thing was not found in the package registry"),
+        ("greeting==9", "no version of greeting==9"),
+        ("greeting>=2", "only greeting==1.0 is available"),
+    ],
+)
+def test_what_no_index_has_is_refused_at_its_field(
+    catalogue: None, people: Any, index: Index, requirement: str, sentence: str
+) -> None:
+    """By the words of the real uv: other words after an upgrade of it would let everything through."""
+    with pytest.raises(Invalid, match=sentence) as refused:
+        create_cluster(manifest(requirement), acting_user=people.alice)
+    assert [error.path for error in refused.value.errors] == [("spec", "requirements")]
+    assert PASSWORD not in str(refused.value)
+    assert not Cluster.objects.exists()
+    cluster = create_cluster(manifest("greeting"), acting_user=people.alice)
+    with pytest.raises(Invalid, match=sentence):
+        change_cluster(cluster, manifest(requirement), acting_user=people.alice)
+
+
+def test_the_index_is_asked_for_nobody_who_may_not_run_and_once_for_the_same(
+    catalogue: None, people: Any, index: Index, node_agent: Any
+) -> None:
+    with pytest.raises(Invalid, match="no appcode"):
+        create_cluster(manifest("greeting"), acting_user=people.mallory)
+    assert index.asked == []
+    for name in ("one", "two"):
+        create_cluster(manifest("greeting", name=name), acting_user=people.alice)
+    assert index.asked.count("/simple/greeting/") == 1
+
+
+def test_an_index_that_is_away_refuses_nothing(catalogue: None, people: Any, index: Index) -> None:
+    """Where tasks run, there may be another that has them."""
+    index.close()
+    assert create_cluster(manifest("greeting", "unheard-of"), acting_user=people.alice)
+
+
+def test_the_same_over_the_same_image_is_one_environment(
+    catalogue: None, people: Any, index: Index, node_agent: Any
+) -> None:
+    index.add("leaf", "1.5")
+    Image.objects.create(name="other", title="Other", environment=Image.objects.get(name="python").environment)
+
+    def planned(name: str, *requirements: str, **spec: Any) -> Any:
+        run = create_cluster(manifest(*requirements, name=name, **spec), acting_user=people.alice).current_run
+        assert run is not None
+        return plan_of(run).environment
+
+    one = planned("one", "leaf", "greeting  # says hello")
+    assert one.lock == f"{REQUIREMENTS}greeting\nleaf\n"
+    assert REQUIREMENTS == MARK
+    code = {"files": {"requirements.txt": "greeting\n"}}
+    assert planned("two", "-r requirements.txt", "leaf", code=code) == one
+    assert planned("three", "leaf").digest != one.digest
+    assert planned("four", "leaf", "greeting", image="other").digest != one.digest
+
+
+def test_the_form_and_rest_have_it_at_its_field(client: Any, catalogue: None, people: Any, index: Index) -> None:
+    client.force_login(people.alice)
+    fields = {"appcode": "ops-demo", "name": "train", "image": "python", "command": "true", "master_flavor": "small"}
+    page = client.post("/clusters/new", fields | {"requirements": "greeting\nabsent-thing"})
+    assert "absent-thing was not found" in page.context["form"].errors["requirements"][0]
+    body = json.loads(manifest("absent-thing").model_dump_json(by_alias=True))
+    answer = client.post("/api/v1/appcodes/ops-demo/clusters", body, content_type="application/json")
+    assert answer.status_code == 422
+    assert [each["path"] for each in answer.json()["errors"]] == ["spec.requirements"]
+    client.post("/clusters/new", fields | {"requirements": "greeting\r\n\r\n# ours\r\n"})
+    assert Cluster.objects.get().spec["requirements"] == ["greeting", "# ours"]
+    assert "greeting&#10;# ours</pre>" in client.get("/clusters/ops-demo/train").content.decode()
+
+
+def test_a_web_program_and_a_sweep_have_it_at_their_fields(
+    client: Any, catalogue: None, people: Any, index: Index, node_agent: Any
+) -> None:
+    client.force_login(people.alice)
+    spec = {"image": "python", "command": "true", "requirements": ["absent-thing"]}
+    web = {"type": "web", "flavor": "small", "endpoints": [{"name": "web", "port": 8080}], "storage": {"size": "1Gi"}}
+    sweep = {
+        "template": {**spec, "command": "true $lr", "roles": {"master": {"flavor": "small"}}},
+        "parameters": {"lr": {"type": "float", "low": 0.1, "high": 1}},
+        "trials": 2,
+    }
+    asked = {
+        "applications": ({**spec, **web}, "spec.requirements"),
+        "sweeps": (sweep, "spec.template.requirements"),
+    }
+    for kind, (document, field) in asked.items():
+        body = {"kind": kind[:-1], "metadata": {"name": "board"}, "spec": document}
+        answer = client.post(f"/api/v1/appcodes/ops-demo/{kind}", body, content_type="application/json")
+        assert (answer.status_code, [each["path"] for each in answer.json()["errors"]]) == (422, [field]), answer.json()
+    # A volume that it was to have is not left behind.
+    assert not Datastore.objects.filter(name="board-home").exists()
+    body = {"kind": "application", "metadata": {"name": "board"}, "spec": {**spec, **web, "requirements": ["greeting"]}}
+    assert (
+        client.post("/api/v1/appcodes/ops-demo/applications", body, content_type="application/json").status_code == 201
+    )
+    cluster = Cluster.objects.select_related("current_run__cluster__appcode").get()
+    environment = plan_of(cluster.current_run).environment
+    assert environment is not None
+    assert environment.lock == MARK + "greeting\n"
+    body["spec"]["requirements"] = ["absent-thing"]
+    answer = client.put("/api/v1/appcodes/ops-demo/applications/board", body, content_type="application/json")
+    assert (answer.status_code, [each["path"] for each in answer.json()["errors"]]) == (422, ["spec.requirements"])
