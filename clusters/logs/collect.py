@@ -2,7 +2,7 @@
 
 A node throws a container's log away within a second after its pod was deleted and has ended. So before a run is ended, all
 its logs are opened: `prepare` marks them as due, `copy_due` opens and follows them to their end, and only then the cloud is
-told to end the run (or after PREPARE, should nobody open them). What ends by itself is marked by the watch (`note`) in the
+told to end the run (or after PREPARE, should nobody be able to open them). What ends by itself is marked by the watch (`note`) in the
 transaction of that news and can still be read then; `Holding` keeps the controller from letting such a pod go before that
 was done, for HOLD_SECONDS at most.
 
@@ -85,9 +85,11 @@ def prepare(run: Run) -> bool:
         return True
     if run.logs_asked_at is None or run.logs_asked_at < timezone.now() - LONGEST_PREPARE:
         return False
-    # More than can be opened at a time; whether somebody is at it.
-    waiting = run.tasks.filter(phase="Running", log_state=DUE)
-    at_work = run.tasks.filter(Q(log_state__in=[OPEN, KEPT]) | Q(log_claimed_until__gt=timezone.now()))
+    # More than can be opened at a time; whether somebody is at it. One that could not be opened says why, and is tried again
+    # without holding its run up: a node that nobody reaches would keep its GPUs for as long.
+    untried = Q(log_state=DUE, log_message="")
+    waiting = run.tasks.filter(untried, phase="Running")
+    at_work = run.tasks.filter(Q(log_state__in=[OPEN, KEPT]) | untried & Q(log_claimed_until__gt=timezone.now()))
     return waiting.exists() and at_work.exists()
 
 

@@ -7,8 +7,8 @@ A pod on such a node is started at once and then runs until somebody says how it
     plane/waiting: ImagePullBackOff    it does not start, with that reason, while the annotation is there
     plane/lingers: "yes"               deleted, its program takes the time to end that it has, while the annotation is there
 
-A task whose command is `true` ends by itself, as it would anywhere, and so does one whose command is so long that it is kept
-beside its pod (frameworks/parallel.py). Annotations may stand in a pod template from the start.
+A task whose command ends with a line of `true` ends by itself, as it would anywhere, and so does one whose command is so long
+that it is kept beside its pod (frameworks/parallel.py). Annotations may stand in a pod template from the start.
 Pods are taken not to restart (restartPolicy: Never). A deleted pod first shows how its containers ended (143, SIGTERM), then it
 goes, as with a real kubelet. Times are those of the simulation.
 """
@@ -85,7 +85,7 @@ _READY = '.status.conditions.[] | select( .type == "Ready" ) | .status'
 _PHASE = ".status.phase"
 _COMMAND = (
     '.spec.containers.[] | select( .name == "task" ) | .command // [""] | last '
-    '| if startswith("exec env -u TASK_COMMAND ") then "true" else ( split(" ") | first ) end'
+    '| if startswith("exec env -u TASK_COMMAND ") then "true" else ( split("\\n") | last | split(" ") | first ) end'
 )
 _GRACE = "( .metadata.deletionGracePeriodSeconds // 0 ) > 0"
 _ALIVE = (".metadata.deletionTimestamp", "DoesNotExist")

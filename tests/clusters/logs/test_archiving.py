@@ -241,6 +241,30 @@ def test_a_run_is_ended_when_nobody_opens_its_logs(loop, people, manifest, store
     loop.until_phase(cluster, "Stopped")
 
 
+def test_logs_that_nobody_can_open_do_not_hold_their_run_up(loop, people, manifest, store, monkeypatch):
+    # As where a firewall is between the API server and its nodes: a minute of GPUs went by at each Disable.
+    from clusters.clouds.drivers.local.client import LocalCloud
+
+    def away(*_args, **_more):
+        raise CloudError("The node does not answer.")
+
+    monkeypatch.setattr(LocalCloud, "follow", away)
+    monkeypatch.setattr(collect, "SHORTEST", dt.timedelta(minutes=5))
+    monkeypatch.setattr(collect, "LONGEST", dt.timedelta(minutes=5))
+    cluster = actions.create_cluster(manifest("demo", SCRIPT, workers=1), acting_user=people.bob)
+    run = loop.until_phase(cluster, "Running")
+    loop.until(lambda: run.tasks.filter(phase="Running").count() == 2)
+    actions.disable(cluster, acting_user=people.bob)
+    reconcile.reconcile(run.pk)
+    collect.copy_due()
+    assert set(run.tasks.values_list("log_state", "log_message")) == {("due", "The node does not answer.")}
+    Run.objects.filter(pk=run.pk).update(claimed_until=now() - dt.timedelta(seconds=1))
+    reconcile.reconcile(run.pk)
+    run.refresh_from_db()
+    assert run.release_asked_at is not None
+    loop.until_phase(cluster, "Stopped")
+
+
 def test_what_a_dead_worker_had_open_is_taken_by_the_next(loop, people, manifest, store):
     cluster = actions.create_cluster(manifest("demo", "echo here"), acting_user=people.bob)
     run = loop.until_phase(cluster, "Succeeded")
