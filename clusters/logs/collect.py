@@ -2,9 +2,9 @@
 
 A node throws a container's log away within a second after its pod was deleted and has ended. So before a run is ended, all
 its logs are opened: `prepare` marks them as due, `copy_due` opens and follows them to their end, and only then the cloud is
-told to end the run (or after PREPARE, should nobody be able to open them). What ends by itself is marked by the watch (`note`) in the
-transaction of that news and can still be read then; `Holding` keeps the controller from letting such a pod go before that
-was done, for HOLD_SECONDS at most.
+told to end the run (or after PREPARE, should nobody be able to open them). What ends by itself is marked by the watch
+(`note`) in the transaction of that news and can still be read then; `Holding` keeps the controller from letting such a pod
+go before that was done, for HOLD_SECONDS at most.
 
 `copy_due` works by claims that run out, outside of any transaction; it is woken on commit, and by the sweep as long as
 something is due, so it may die anywhere. Each log is copied by a thread (`copy`). Neither metering nor the controller
