@@ -19,9 +19,10 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from functools import lru_cache
 
 from django.db import transaction
 from django.db.models import F, Q
@@ -151,8 +152,10 @@ class Copying:
             while True:
                 if done or time.monotonic() - looked_at > TICK:
                     looked_at = time.monotonic()
+                    # A cloud is looked up once for all that were claimed together.
+                    clouds = lru_cache(registry.cloud)
                     for task in _claim(AT_ONCE - len(self._jobs)):
-                        self._begin(threads, task)
+                        self._begin(threads, task, clouds)
                 if not self._jobs:
                     return
                 done = wait(self._jobs, TICK if self._all_open() else 0.02, return_when=FIRST_COMPLETED).done
@@ -161,12 +164,12 @@ class Copying:
                     _finish(self._jobs.pop(each).task, each.result())
                 self._note_trouble()
 
-    def _begin(self, threads: ThreadPoolExecutor, task: Task) -> None:
+    def _begin(self, threads: ThreadPoolExecutor, task: Task, cloud_of: Callable[[str], Cloud]) -> None:
         if task.run.cluster.deleted_at is not None or self._store is None:
             _finish(task, Outcome(""))
             return
         try:
-            cloud = registry.cloud_of(task.run)
+            cloud = cloud_of(task.run.cloud)
         except CloudError as error:
             _finish(task, Outcome(DUE, message=str(error)))
             return

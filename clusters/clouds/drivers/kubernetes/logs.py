@@ -198,11 +198,7 @@ class Pods:
             while len(self._known) > RUNS:
                 self._known.popitem(last=False)
         pods = listing.read(self._client, run, names.selector(portal=self._portal, run_id=run.id), age)
-        mine = [
-            pod
-            for pod in pods
-            if pod["metadata"]["labels"].get(names.ROLE) == role and pod_status.index_of(pod) == index
-        ]
+        mine = pods.get((role, index), [])
         if attempt is not None:
             mine = [pod for pod in mine if pod_status.attempt_of(pod) == attempt]
         found = max(
@@ -233,9 +229,10 @@ class _Listing:
         self._breaker = breaker
         self._lock = threading.Lock()
         self._at = float("-inf")
-        self._pods: list[Pod] = []
+        self._pods: dict[tuple[str, int], list[Pod]] = {}
 
-    def read(self, client: Client, run: RunRef, selector: str, age: float) -> list[Pod]:
+    def read(self, client: Client, run: RunRef, selector: str, age: float) -> dict[tuple[str, int], list[Pod]]:
+        """By role and index: each of a hundred threads looks for its own."""
         if not self._lock.acquire(timeout=PATIENCE):
             raise Unavailable("The API server does not answer: somebody else waits for its answer already.")
         try:
@@ -243,7 +240,11 @@ class _Listing:
                 # From the API server's memory: nobody needs to know of a pod before its log is there.
                 with self._breaker.call():
                     pages = client.pages(path_of("Pod", run.namespace), labelSelector=selector, resourceVersion="0")
-                    self._pods = [pod for page in pages for pod in page["items"]]
+                    found: dict[tuple[str, int], list[Pod]] = {}
+                    for pod in (pod for page in pages for pod in page["items"]):
+                        role = pod["metadata"]["labels"].get(names.ROLE, "")
+                        found.setdefault((role, pod_status.index_of(pod)), []).append(pod)
+                self._pods = found
                 self._at = time.monotonic()
             return self._pods
         except NotCalled as refused:
