@@ -3,7 +3,8 @@ many plain pods, which have nothing but a name and an image.
 
 The same objects are rendered by the portal's own manifests from the plan of a real run; only references to the owner, which does
 not exist before, are left out. Whoever waits for the end lets go of each pod when it has ended, as somebody must: one call a pod,
-with nothing written down before; and reads each pod's log before it is deleted, as the portal keeps them. What deleting takes without any finalizer is measured, too.
+with nothing written down before; and reads each pod's log before it is deleted, as the portal keeps them. What deleting takes
+without any finalizer is measured, too.
 """
 
 from __future__ import annotations
