@@ -239,8 +239,9 @@ def test_removing_a_folder_asks_and_names_what_is_lost(as_: Any, store: Any, s3:
     assert "10 B" in page
     response = client.post(f"{ONE}/remove?folder=run/1")
     assert response["Location"] == f"{ONE}?folder=run"
+    said = [str(each) for each in get_messages(response.wsgi_request)]
     left = [item["Key"] for item in s3.client.list_objects_v2(Bucket=bucket)["Contents"]]
-    assert [key for key in left if not key.startswith(".portal-trash/")] == ["run/2"]
+    assert [key for key in left if not key.startswith(".portal-trash/")] == ["run/2"], said
     # The toast undoes it, and goes back to where one was.
     undo = re.search(r'formaction="([^"]+/restore[^"]+)">Undo', client.get(response["Location"]).content.decode())
     assert undo
