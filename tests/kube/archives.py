@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -75,7 +76,8 @@ def write(name: str, files: Files, command: Sequence[str]) -> Path:
     archive = _tar({"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index), **blobs})
     path = cache("archives") / f"{hashlib.sha256(archive).hexdigest()[:16]}.tar"
     if not path.exists():
-        partly = path.with_suffix(".new")
+        # Two nodes that start side by side write the same archive.
+        partly = path.with_suffix(f".{os.getpid()}")
         partly.write_bytes(archive)
         partly.replace(path)
     return path
