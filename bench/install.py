@@ -1,4 +1,4 @@
-"""`make run` for a newcomer: a fresh copy of the committed tree, a fresh virtual environment, a package cache that is warm."""
+"""`make run` for a new user: a fresh copy of the committed tree and a fresh virtual environment, with a warm package cache."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SECONDS = 1200
 
 
 def make_run(folder: Path) -> list[Result]:
-    """Seconds until the first page is served, the demonstration included; the floor is what installing alone took."""
+    """Measures the seconds until the first page is served, demonstration included. The floor is the time of the installation."""
     copy, port = folder / "copy", free_port()
     copy.mkdir()
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
     subprocess.run(["tar", "-x", "-C", str(copy)], input=archive.stdout, check=True)
-    # Outside of any virtual environment, as in a newcomer's shell.
+    # Without this virtual environment, as in a new user's shell.
     env = environment(copy / "var", port)
     here = str(Path(sys.executable).parent)
     env["PATH"] = os.pathsep.join(part for part in env.get("PATH", os.defpath).split(os.pathsep) if part != here)
@@ -35,7 +35,7 @@ def make_run(folder: Path) -> list[Result]:
 
 
 def _once(copy: Path, env: dict[str, str], port: int) -> tuple[float, float]:
-    """Seconds until everything is installed and until a page is served; stopped again afterwards."""
+    """Returns the seconds until everything is installed and until a page is served. Stops the portal afterwards."""
     ready, installed = http_ready(port), 0.0
     begin = time.perf_counter()
     with (copy / "make.out").open("wb") as out:

@@ -1,8 +1,8 @@
-"""What the portal promises on Kubernetes, on a real control plane with simulated nodes (tests/plane), beside `kubectl`.
+"""The portal on Kubernetes, compared with `kubectl`, on a real control plane with simulated nodes (tests/kube/plane.py).
 
-The path is the product's own: a request through the gateway, the database, the worker, the API server, its watch, the
-controller, the database. Calls are counted by the API server, in its audit log. Nodes and their containers are played by kwok,
-at the same cost for the portal and for `kubectl`.
+The path is the product's: a request passes gateway, database, worker and API server, whose watch leads back through the
+controller to the database. The API server counts calls in its audit log. kwok simulates nodes and containers, at the
+same cost for the portal and for `kubectl`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from django.core.management import call_command
 from django.db import connection
 
 from bench import logs, sweeping
-from bench.kubectl import Floor, pod_bytes
-from bench.measures import MB, api_of, until
+from bench.kubectl import MUTATING, Floor, pod_bytes
+from bench.measures import MB, api_of, manifest, until
 from bench.results import Result, quantile
 from bench.seed import LINES, Seeded
-from bench.sizes import size
+from bench.sizes import settling, size
 from bench.web import Client, steadily
 from clusters.clouds.drivers.base import Plan
 from clusters.clouds.drivers.kubernetes.api import client as kubernetes
 from clusters.clouds.drivers.kubernetes.api.client import path_of
 from clusters.clouds.drivers.kubernetes.render import names
-from clusters.models import CloudState, Run
+from clusters.clouds.models import CloudState
 from clusters.runs.follower import tune
+from clusters.runs.models import Run
 from clusters.runs.reconcile import plan_of
 from portal.models import Appcode
 from tests.kube.following import PORTAL_USER, portal_kubeconfig
@@ -46,35 +47,38 @@ from tests.kube.plane import Plane
 from tests.running import Portal
 
 CLOUD = "bench"
-# Of the seeded business lines, those that run on Kubernetes; the others stay on this machine.
+COMMAND = "python train.py --epochs 20"
+# The seeded business lines that run on Kubernetes. The others run on this machine.
 PLACED = range(LINES // 2, LINES)
-LAUNCHED = {"master": 1, "ps": 1, "worker": size(100, 3)}
-ROUNDS, TIMES_FLOOR, WRITES = size(7, 1), 1.15, 10
-# A pod says how it is confined and where it writes, which does not grow with the number of tasks.
+LAUNCHED = {"master": 1, "ps": 1, "worker": size(100, 1)}
+NODES = size(13, 1)
+ROUNDS, WARM_UP, TIMES_FLOOR, WRITES = size(7, 1), size(2, 0), 1.15, 10
+# A pod's manifest includes its confinement and its output paths. Its size does not depend on the number of tasks.
 POD_BYTES = 12_000
-MUTATING = {"create", "update", "patch", "delete", "deletecollection"}
 
-PODS, PODS_A_RUN, PODS_A_NODE = size(10_000, 40), size(100, 10), 110
+PODS, PODS_A_RUN, PODS_A_NODE = size(10_000, 4), size(100, 2), 110
 QUIET_SECONDS = size(60, 1)
-EVENTS, EVENTS_PER_SECOND = size(6000, 20), 200
+EVENTS, EVENTS_PER_SECOND = size(6000, 2), 200
 MARK = "bench-event-"
 
 
 @contextmanager
 def placed(folder: Path, portal: Portal) -> Iterator[Plane]:
-    """A plane that the portal knows, with enough nodes for LAUNCHED, on which some business lines are placed."""
-    # Floors watch and let go with the same interpreter as the controller.
+    """Yields a plane that is registered in the portal, with enough nodes for LAUNCHED and some business lines placed on it."""
+    # The floors watch and release pods in this process, so give its interpreter the controller's settings.
     tune()
     plane = Plane(folder, audited=PORTAL_USER)
     plane.start()
     try:
-        plane.add_nodes(13)
+        plane.add_nodes(NODES)
         lines = [f"--business-line=bench.line-{n}" for n in PLACED]
         config = f"--kubeconfig={portal_kubeconfig(plane)}"
         call_command("register_kubernetes", CLOUD, config, f"--set=portal={CLOUD}", *lines)
         Appcode.objects.filter(org_node__namespace__in=_namespaces()).update(gpu_quota=PODS)
-        until(lambda: CloudState.objects.filter(name=CLOUD, capacity__nodes__12__isnull=False).exists())
-        # The portal keeps the log of each task that ends: a short one, so that what is measured is the way and not the disk.
+        until(
+            lambda: CloudState.objects.filter(name=CLOUD, **{f"capacity__nodes__{NODES - 1}__isnull": False}).exists()
+        )
+        # The portal keeps the log of each task that ends. A short log keeps disk time out of the measurement.
         with played(plane, stamped(10, 100)):
             yield plane
     finally:
@@ -85,7 +89,7 @@ def launching(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
     """on Kubernetes: 1 master + 1 ps + 100 workers, beside kubectl"""
     code = _codes()[0]
     plan = _launch(api_of(portal, tenants), plane, code, "warm").plan
-    for number, is_plain in ((0, False), (1, True)):
+    for number, is_plain in ((0, False), (1, True))[:WARM_UP]:
         Floor(plane, plan, number, plain=is_plain).apply()
         Floor(plane, plan, number, plain=is_plain).delete()
     kinds: tuple[dict[str, bool], ...] = ({}, {"held": False}, {"plain": True})
@@ -99,7 +103,7 @@ def launching(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
             floors[str(kind)].append((applied, floor.delete()))
             plain_bytes = floor.pod_bytes
             _rest(plane)
-        # A connection that was kept over all floors may have been closed by the gateway.
+        # The gateway may have closed the kept connection while the floors ran.
         ours.append(_launch(api_of(portal, tenants), plane, code, f"launch-{n}"))
         _rest(plane)
     same, bare, plain = ([statistics.median(each[n] for each in floors[str(kind)]) for n in (0, 1)] for kind in kinds)
@@ -126,8 +130,7 @@ def launching(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
 
 @dataclass(frozen=True)
 class Launch:
-    """Seconds to all Running and from Disable to gone, as the database has it; calls that changed something; how large the
-    largest pod was."""
+    """Seconds until all pods run and from Disable to gone (as in the database), mutating calls, size of the largest pod."""
 
     running: float
     gone: float
@@ -140,7 +143,7 @@ def _launch(api: Client, plane: Plane, code: str, name: str) -> Launch:
     path, count = f"/appcodes/{code}/clusters", sum(LAUNCHED.values())
     calls = len(plane.calls_of_audited())
     begin = time.perf_counter()
-    api.send("POST", path, _manifest(name, LAUNCHED))
+    api.send("POST", path, manifest(name, LAUNCHED, COMMAND))
     run = Run.objects.select_related("cluster__appcode__org_node").get(cluster__name=name)
     until(lambda: _running(run.pk) == count, 120)
     running = time.perf_counter() - begin
@@ -199,22 +202,22 @@ PARTS = (launching, trials, tailing, following)
 
 
 def _fill(api: Client, plane: Plane) -> None:
-    """PODS pods by the portal, each run another appcode's."""
-    plane.add_nodes(-(-PODS // PODS_A_NODE) + 2, gpus=PODS_A_NODE)
+    """Starts PODS pods through the portal. Successive runs belong to different appcodes."""
+    plane.add_nodes(-(-PODS // PODS_A_NODE) + size(2, 0), gpus=PODS_A_NODE)
     codes, runs = _codes(), PODS // PODS_A_RUN
     for n in range(runs):
-        manifest = _manifest(f"fill-{n:03}", {"master": 1, "worker": PODS_A_RUN - 1})
-        api.send("POST", f"/appcodes/{codes[n % len(codes)]}/clusters", manifest)
+        body = manifest(f"fill-{n:03}", {"master": 1, "worker": PODS_A_RUN - 1}, COMMAND)
+        api.send("POST", f"/appcodes/{codes[n % len(codes)]}/clusters", body)
     until(lambda: _running() == PODS, 1200, every=1.0)
 
 
 def _quiet(portal: Portal, plane: Plane) -> tuple[int, float]:
-    """Lists within QUIET_SECONDS, and percent of a core that the controller took."""
+    """Returns the number of lists within QUIET_SECONDS, and the controller's processor time in percent of a core."""
     calls, process = len(plane.calls_of_audited()), _controller(portal)
     before = process.cpu_times()
     time.sleep(QUIET_SECONDS)
     after = process.cpu_times()
-    # One object is asked for where only the position of a list is wanted.
+    # Lists with limit=1 do not count: they only read the position (resourceVersion) of a list.
     asked = [call["requestURI"] for call in plane.calls_of_audited()[calls:] if call["verb"] == "list"]
     lists = [uri for uri in asked if not re.search(r"[?&]limit=1(&|$)", uri)]
     used = after.user + after.system - before.user - before.system
@@ -222,8 +225,8 @@ def _quiet(portal: Portal, plane: Plane) -> tuple[int, float]:
 
 
 def _lags(plane: Plane) -> tuple[list[float], list[float]]:
-    """Seconds from the moment in which a changed status of a pod was sent to the API server until its row said the same; and,
-    for the same changes, until they came by a watch that does nothing else."""
+    """Returns the seconds from sending a pod's changed status to the API server until its row has it; and, for the same
+    changes, until a watch that does nothing else receives them."""
     chance = random.Random(4)  # noqa: S311  the same pods every time
     api = kubernetes.Client.connect(str(plane.kubeconfig))
     pods = [
@@ -233,7 +236,7 @@ def _lags(plane: Plane) -> tuple[list[float], list[float]]:
     assert len(pods) == PODS, f"{len(pods)} pods"
     sent: dict[str, float] = {}
     with Rows() as rows, Watch(kubernetes.Client.connect(str(plane.kubeconfig))) as watch:
-        # Each pod once: of two changes of one that come together only the later is written down.
+        # Each pod changes only once: if two changes of a pod arrive together, only the later one is written to the database.
         def change(number: int, place: tuple[str, str]) -> Callable[[], object]:
             def send() -> None:
                 mark = f"{MARK}{number}"
@@ -250,7 +253,7 @@ def _lags(plane: Plane) -> tuple[list[float], list[float]]:
 
 
 class Heard:
-    """A thread that notes when it first heard of a mark."""
+    """A thread that notes when each mark first arrives."""
 
     def __init__(self) -> None:
         self.seen: dict[str, float] = {}
@@ -266,7 +269,7 @@ class Heard:
 
 
 class Rows(Heard):
-    """PostgreSQL itself tells of changed rows, at their commit."""
+    """PostgreSQL notifies about changed rows, at their commit."""
 
     def __enter__(self) -> Rows:
         self._connection = psycopg2.connect(os.environ["DATABASE_URL"])
@@ -295,7 +298,7 @@ class Rows(Heard):
 
 
 class Watch(Heard):
-    """The least that could hear of it: a watch that decodes and looks."""
+    """The floor: a watch that only decodes events and searches them for marks."""
 
     def __init__(self, api: kubernetes.Client) -> None:
         super().__init__()
@@ -321,8 +324,8 @@ class Watch(Heard):
 
 
 def _relist(portal: Portal, plane: Plane) -> tuple[float, int]:
-    """The controller dies; seconds from the first list of the next one until all is in the database, and the most memory that it
-    had until then."""
+    """Kills the controller. Returns the seconds from the first list of its successor until everything is in the
+    database, and the successor's peak memory until then."""
     calls = len(plane.calls_of_audited())
     old = _controller(portal)
     killed = datetime.now(UTC)
@@ -339,7 +342,7 @@ def _controller(portal: Portal) -> psutil.Process:
 
 
 def _running(run_id: int | None = None) -> int:
-    """Rows of tasks that run on Kubernetes."""
+    """Counts task rows that run on Kubernetes, of one run or of all."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM clusters_task t JOIN clusters_run r ON r.id = t.run_id"
@@ -350,13 +353,13 @@ def _running(run_id: int | None = None) -> int:
 
 
 def _rest(plane: Plane, seconds: float = 1.0) -> None:
-    """Lets what follows a change come to rest: events, endpoints, leases."""
-    time.sleep(seconds)
+    """Waits for the after-effects of a change: events, endpoints, leases."""
+    time.sleep(settling(seconds))
     plane.check()
 
 
 def _codes() -> list[str]:
-    """The appcodes on Kubernetes."""
+    """The appcodes that are placed on Kubernetes."""
     return list(
         Appcode.objects.filter(org_node__namespace__in=_namespaces()).values_list("code", flat=True).order_by("code")
     )
@@ -364,9 +367,3 @@ def _codes() -> list[str]:
 
 def _namespaces() -> list[str]:
     return [f"line-{n}" for n in PLACED]
-
-
-def _manifest(name: str, roles: dict[str, int]) -> dict[str, object]:
-    flavors = {role: {"flavor": "cpu" if role == "ps" else "gpu", "count": count} for role, count in roles.items()}
-    spec = {"image": "bench", "command": "python train.py --epochs 20", "retries": 0, "roles": flavors}
-    return {"kind": "cluster", "metadata": {"name": name}, "spec": spec}

@@ -1,10 +1,9 @@
-"""The floors of a launch on Kubernetes: `kubectl` applies and deletes the very same objects, without a portal; and Jobs of as
-many plain pods, which have nothing but a name and an image.
+"""Floors of a launch on Kubernetes: `kubectl` applies and deletes the same objects without a portal, or Jobs of as many
+plain pods, which have only a name and an image.
 
-The same objects are rendered by the portal's own manifests from the plan of a real run; only references to the owner, which does
-not exist before, are left out. Whoever waits for the end lets go of each pod when it has ended, as somebody must: one call a pod,
-with nothing written down before; and reads each pod's log before it is deleted, as the portal keeps them. What deleting takes
-without any finalizer is measured, too.
+The portal's manifests render the same objects from the plan of a real run. They lack only owner references, because the
+owner does not exist yet. Like the portal, `delete` reads every pod's log first; then it releases each ended pod with
+one call, but writes nothing to a database before. Deletion without any finalizer is measured, too.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from clusters.clouds.drivers.base import Plan, RolePlan, RunRef
@@ -28,15 +26,17 @@ from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.binary import binary
 from tests.kube.plane import Plane, phase
 
-# The portal does not look at objects of another installation.
+# The portal ignores objects of another installation.
 FLOOR = Settings(portal="floor")
 PLAIN = "plain"
+# Verbs of the audit log that change something.
+MUTATING = {"create", "update", "patch", "delete", "deletecollection"}
 
 
 class Floor:
-    """One launch by hand: `apply` and `delete` return the seconds until every pod runs, and until none is left. `held`: with
-    the finalizers of metering. `plain`: only as many pods, in a namespace without limits. `pod_bytes` is how large the largest
-    pod is as the API server tells it, once all run."""
+    """One launch by hand. `apply` and `delete` return the seconds until every pod runs, and until none is left. `held`:
+    with the metering finalizers. `plain`: only as many pods, in a namespace without limits. `pod_bytes`: size of the
+    largest pod as the API server returns it, once all run."""
 
     def __init__(self, plane: Plane, plan: Plan, number: int, *, held: bool = True, plain: bool = False) -> None:
         run = replace(plan.run, id=10**9 + number, cluster=f"floor-{number}", number=number)
@@ -70,7 +70,7 @@ class Floor:
     def delete(self) -> float:
         begin = time.perf_counter()
         if self._held:
-            # Whoever wants to keep their logs reads them before, for they go with the pods.
+            # Logs are deleted with their pods, so read them before.
             pods = self._api.get(self._pods, labelSelector=self._selector)["items"]
             self._api.all_at_once([partial(self._log_of, pod["metadata"]["name"]) for pod in pods])
         read = time.perf_counter() - begin
@@ -110,19 +110,19 @@ class Floor:
 
 
 def kubectl(plane: Plane, *arguments: str) -> None:
-    # What the server can do is looked up once and kept in that folder, as in anybody's home.
-    env = {**os.environ, "KUBECONFIG": str(plane.kubeconfig), "KUBECACHEDIR": str(_cache(plane))}
+    # kubectl discovers the server's API once and caches it in this folder, as in a user's home.
+    env = {**os.environ, "KUBECONFIG": str(plane.kubeconfig), "KUBECACHEDIR": str(plane.folder / "kubectl")}
     subprocess.run([str(binary()), "kubectl", *arguments], env=env, stdout=subprocess.DEVNULL, check=True)
 
 
 def pod_bytes(api: Client, path: str, selector: str) -> int:
-    """The size of the largest of these pods, as JSON."""
+    """The JSON size of the largest of these pods."""
     pods = api.get(path, labelSelector=selector)["items"]
     return max(len(json.dumps(pod, separators=(",", ":"))) for pod in pods)
 
 
 def _plain_namespace(plane: Plane) -> str:
-    """Without Pod Security, limits and policies."""
+    """A namespace without Pod Security, limits and policies. Created if absent."""
     if PLAIN not in {each["metadata"]["name"] for each in plane.request("GET", "/api/v1/namespaces")["items"]}:
         plane.make_namespace(PLAIN)
     return PLAIN
@@ -138,10 +138,6 @@ def _plain_job(plan: Plan, role: RolePlan, run: RunRef) -> dict[str, Any]:
         "metadata": {"name": f"{run.cluster}-{role.role}", "namespace": run.namespace},
         "spec": {"parallelism": role.count, "completions": role.count, "template": template},
     }
-
-
-def _cache(plane: Plane) -> Path:
-    return plane.folder / "kubectl"
 
 
 def _unbind(item: dict[str, Any], *, held: bool) -> None:

@@ -1,6 +1,6 @@
-"""What people wait for who read logs: a search in a long log of this machine, and the tab of 100 tasks on Kubernetes.
+"""What readers of logs wait for: a search in a long log on this machine, and the log tab of 100 tasks on Kubernetes.
 
-Kubelets are played by one server (tests/kube/kubelet.py), which counts what the API server reads of it and passes on.
+One server (tests/kube/kubelet.py) plays all kubelets and counts the bytes that the API server reads from it and passes on.
 """
 
 from __future__ import annotations
@@ -9,27 +9,30 @@ import json
 import statistics
 import time
 
-from bench.measures import MB, api_of, signed_in, until
+from bench.measures import MB, api_of, manifest, signed_in, until
 from bench.results import Result
 from bench.seed import Seeded
 from bench.sizes import size
-from clusters.models import Run
+from clusters.runs.models import Run
 from tests.kube.kubelet import played, stamped
 from tests.kube.plane import Plane
 from tests.running import Portal
 
-TASKS, LINES, LENGTH = size(100, 10), size(100_000, 2000), 100
-SEARCHED, TIMES = size(1_000_000, 5000), size(5, 1)
+TASKS, LINES, LENGTH = size(100, 2), size(100_000, 100), 100
+SEARCHED, TIMES = size(1_000_000, 1000), size(5, 1)
 
 
 def searching(portal: Portal, tenants: Seeded) -> list[Result]:
     """the search in a log of 1,000,000 lines"""
     name, command = "long-log", f"seq -f 'step %.0f: loss 0.123 accuracy 0.987' {SEARCHED}"
-    path = f"/clusters/{_made(portal, tenants, tenants.codes[0], name, command, 1)}/{name}"
+    code = tenants.codes[0]
+    body = manifest(name, {"master": 1}, command, gpus=False)
+    api_of(portal, tenants).send("POST", f"/appcodes/{code}/clusters", body)
+    path = f"/clusters/{code}/{name}"
     until(lambda: Run.objects.filter(cluster__name=name, phase="Succeeded").exists(), 300)
     browser, took = signed_in(tenants.root), []
     for n in range(TIMES):
-        # At the end, so that all lines are looked at.
+        # The match is near the end, so the search reads all lines.
         begin = time.perf_counter()
         [found] = browser.get(f"{path}/logs/search?q=step {SEARCHED - n}:").json()["tasks"]
         took.append(time.perf_counter() - begin)
@@ -38,9 +41,11 @@ def searching(portal: Portal, tenants: Seeded) -> list[Result]:
 
 
 def tailing(portal: Portal, tenants: Seeded, plane: Plane, code: str) -> list[Result]:
-    """The log tab of TASKS tasks on Kubernetes: its first lines, and a search in one of their logs."""
+    """Measures the log tab of TASKS tasks on Kubernetes: its last lines, and a search in one task's log."""
     name = "long-logs"
-    path = f"/clusters/{_made(portal, tenants, code, name, 'sleep 1000', TASKS)}/{name}"
+    path = f"/clusters/{code}/{name}"
+    body = manifest(name, {"master": 1, "worker": TASKS - 1}, "sleep 1000", gpus=False)
+    api_of(portal, tenants).send("POST", f"/appcodes/{code}/clusters", body)
     run = Run.objects.get(cluster__name=name)
     until(lambda: run.tasks.filter(phase="Running").count() == TASKS, 120)
     browser, opened, sent, looked = signed_in(tenants.root), [], [], []
@@ -56,10 +61,10 @@ def tailing(portal: Portal, tenants: Seeded, plane: Plane, code: str) -> list[Re
             assert all(f"line {LINES - 1} " in piece["text"] for piece in answer["pieces"])
         for _ in range(TIMES):
             begin = time.perf_counter()
-            [found] = browser.get(f"{path}/logs/search?task=worker-7&q=line {LINES - 1} ").json()["tasks"]
+            [found] = browser.get(f"{path}/logs/search?task=worker-0&q=line {LINES - 1} ").json()["tasks"]
             looked.append(time.perf_counter() - begin)
             assert (found["total"], found["lines"]) == (1, LINES), found
-        # Its pods make room for the next part; copies of all they wrote would take the disk for minutes.
+        # The pods make room for the next part. Shorten their logs first: copying the full ones would take the disk for minutes.
         kubelets.lines = stamped(10, LENGTH)
         api_of(portal, tenants).send("POST", f"/appcodes/{code}/clusters/{name}/disable", {})
         until(lambda: Run.objects.filter(pk=run.pk, gone=True).exists(), 120)
@@ -72,12 +77,3 @@ def tailing(portal: Portal, tenants: Seeded, plane: Plane, code: str) -> list[Re
             f"Kubernetes: a search in one log of {size:.0f} MB, median of {TIMES}", statistics.median(looked), "s", 2
         ),
     ]
-
-
-def _made(portal: Portal, tenants: Seeded, code: str, name: str, command: str, tasks: int) -> str:
-    """Makes a cluster of so many tasks; the appcode, for its address."""
-    roles = {"master": {"flavor": "cpu"}} | ({"worker": {"flavor": "cpu", "count": tasks - 1}} if tasks > 1 else {})
-    spec = {"image": "bench", "command": command, "retries": 0, "roles": roles}
-    manifest = {"kind": "cluster", "metadata": {"name": name}, "spec": spec}
-    api_of(portal, tenants).send("POST", f"/appcodes/{code}/clusters", manifest)
-    return code

@@ -1,4 +1,4 @@
-"""The measurements. Each takes the running portal and its tenants, and gives results; the order is from quiet to loud."""
+"""The measurements, quiet ones first. Each takes the running portal and its tenants, and returns results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from unittest.mock import patch
 from urllib.parse import urlsplit
@@ -22,29 +22,34 @@ from django.utils import timezone
 from bench import floors
 from bench import idle as idling
 from bench.results import Result, quantile
-from bench.seed import ROLES, Seeded
-from bench.sizes import size
+from bench.seed import MEMBER_OF, ROLES, Seeded
+from bench.sizes import is_smallest, settling, size
 from bench.web import Client, one_by_one, steadily
-from clusters.actions import delete_cluster, disable
-from clusters.models import CloudState, Cluster, Flavor, Image, Run
+from clusters.catalog.models import Flavor, Image
+from clusters.clouds.models import CloudState
+from clusters.cluster.actions import delete_cluster, disable
+from clusters.runs.models import Cluster, Run
 from clusters.runs.reconcile import reconcile, unsettled
 from portal.models import User
 from tests.running import Portal
 
 MB = 10**6
-REST_SECONDS, IDLE_SECONDS = size(15, 1), size(60, 1)
-# No ratio: what an idle portal asks of the servers is most of what they do, so asking less would make the ratio worse.
+IDLE_SECONDS = size(60, 1)
+# No ratio here: most of the servers' work is for the idle portal's requests, so fewer requests would make the ratio worse.
 IDLE_PERCENT = 2.0
-PAGES, STARTS, ROUNDS = size(300, 3), size(10, 1), size(7, 1)
-POSTS, POSTS_PER_SECOND = size(400, 10), 20
+# Requests that are not measured, before those that are.
+WARM_UP = size(50, 1)
+PAGES, STARTS, ROUNDS = size(300, 2), size(10, 1), size(7, 1)
+POSTS, WARM_POSTS, POSTS_PER_SECOND = size(400, 2), size(20, 1), 20
 GPUS = 8
+POLL_SECONDS = 0.2 if is_smallest() else 0.0
 
 
 def idle(portal: Portal, tenants: Seeded) -> list[Result]:
-    """memory and processor time while nobody does anything"""
+    """memory and processor time of the idle portal"""
     assert portal.process is not None
-    # Let what the start has set off come to rest.
-    time.sleep(REST_SECONDS)
+    # Wait until the work that the start caused has settled.
+    time.sleep(settling(15))
     whole, servers = idling.watch(portal.process.pid, IDLE_SECONDS)
     return [
         Result("Idle: memory of all processes, shared pages counted once", whole.pss / MB, "MB", 1200, servers.pss / MB),
@@ -60,16 +65,16 @@ def listing(portal: Portal, tenants: Seeded) -> list[Result]:
     """the list page, with 10,000 clusters of 500 appcodes"""
     found = []
     with floors.bare_server() as bare:
-        one_by_one(50, lambda: bare.send("GET", "/"))
+        one_by_one(WARM_UP, lambda: bare.send("GET", "/"))
         floor = quantile(one_by_one(PAGES, lambda: bare.send("GET", "/")), 0.99) * 1000
-    for user, who in ((tenants.root, "all of them"), (tenants.member, "25 appcodes of them")):
+    for user, who in ((tenants.root, "all of them"), (tenants.member, f"{MEMBER_OF} appcodes of them")):
         browser = signed_in(user)
-        page = Client(portal.url, {"Cookie": f"sessionid={browser.cookies['sessionid'].value}"})
+        page = pages(portal, browser)
         text = page.send("GET", "/").decode()
         assert "train-" in text, "the page lists no clusters"
-        one_by_one(50, lambda page=page: page.send("GET", "/"))  # type: ignore[misc]
+        one_by_one(WARM_UP, lambda page=page: page.send("GET", "/"))  # type: ignore[misc]
         times = one_by_one(PAGES, lambda page=page: page.send("GET", "/"))  # type: ignore[misc]
-        browser.get("/")  # a process reads the titles of flavors once
+        browser.get("/")  # a process reads the flavors' titles once
         with CaptureQueriesContext(connection) as queries:
             assert browser.get("/").status_code == 200
         found += [
@@ -77,9 +82,7 @@ def listing(portal: Portal, tenants: Seeded) -> list[Result]:
             Result(f"List page for one who sees {who}: median", quantile(times, 0.5) * 1000, "ms"),
             Result(f"List page for one who sees {who}: queries", len(queries), "", 5),
         ]
-        packed = Client(
-            portal.url, {"Cookie": f"sessionid={browser.cookies['sessionid'].value}", "Accept-Encoding": "gzip"}
-        )
+        packed = pages(portal, browser, {"Accept-Encoding": "gzip"})
         found.append(
             Result(
                 f"Poll of a full list, for one who sees {who}",
@@ -92,15 +95,15 @@ def listing(portal: Portal, tenants: Seeded) -> list[Result]:
 
 
 def newcomer(portal: Portal, tenants: Seeded) -> list[Result]:
-    """the form of a new cluster, and its first card until it has a chart"""
+    """the form of a new cluster, and the first card until it has a chart"""
     browser = signed_in(tenants.member)
-    page = Client(portal.url, {"Cookie": f"sessionid={browser.cookies['sessionid'].value}"})
-    one_by_one(20, lambda: page.send("GET", "/clusters/new"))
+    page = pages(portal, browser)
+    one_by_one(WARM_UP, lambda: page.send("GET", "/clusters/new"))
     times = one_by_one(PAGES, lambda: page.send("GET", "/clusters/new"))
     Image.objects.create(
         name="tensorflow-bench", title="TensorFlow", environment=sys.prefix, program=str(settings.BASE_DIR / "examples")
     )
-    # Those of the other measurements are too small for TensorFlow.
+    # The flavors of the other measurements are too small for TensorFlow.
     Flavor.objects.update(enabled=False)
     Flavor.objects.create(name="first", title="First", cpu_milli=1000, memory_mb=1536, gpus=1)
     begin = time.perf_counter()
@@ -145,31 +148,31 @@ def starting(portal: Portal, tenants: Seeded) -> list[Result]:
 
 
 def posting(portal: Portal, tenants: Seeded) -> list[Result]:
-    """clusters that are posted at a steady rate, until long after all GPUs are taken"""
+    """clusters posted at a steady rate, until long after all GPUs are taken"""
     api = api_of(portal, tenants)
-    codes, names = itertools.cycle(tenants.codes), [f"post-{n}" for n in range(20 + POSTS)]
+    codes, names = itertools.cycle(tenants.codes), [f"post-{n}" for n in range(WARM_POSTS + POSTS)]
     places = {name: f"/appcodes/{next(codes)}/clusters" for name in names}
 
     def job(name: str) -> Callable[[], object]:
-        return lambda: api.send("POST", places[name], _manifest(name, {"master": 1}, "exec sleep 600"))
+        return lambda: api.send("POST", places[name], manifest(name, {"master": 1}, "exec sleep 600"))
 
     def end(name: str) -> Callable[[], object]:
         return lambda: api.send("POST", f"{places[name]}/{name}/disable", {})
 
     with floors.bare_server() as bare:
-        steadily(POSTS_PER_SECOND, [lambda: bare.send("GET", "/")] * 40)
+        steadily(POSTS_PER_SECOND, [lambda: bare.send("GET", "/")] * WARM_UP)
         before = idling.cpu(os.getpid(), "bench.floors:app")
         floor = steadily(POSTS_PER_SECOND, [lambda: bare.send("GET", "/")] * POSTS)
         bare_cpu = idling.cpu(os.getpid(), "bench.floors:app") - before
-    steadily(POSTS_PER_SECOND, [job(name) for name in names[:20]])
+    steadily(POSTS_PER_SECOND, [job(name) for name in names[:WARM_POSTS]])
     until(_all_told, 300, every=0.5)
     used, opened = _used(portal), _sessions()
-    times = steadily(POSTS_PER_SECOND, [job(name) for name in names[20:]])
+    times = steadily(POSTS_PER_SECOND, [job(name) for name in names[WARM_POSTS:]])
     until(_all_told, 300, every=0.5)
-    # The processors of this machine may be busy with others; what was used of them stays the same.
+    # Processor time does not depend on how busy the machine is with other programs.
     spent = {name: (after - used[name]) / POSTS * 1000 for name, after in _used(portal).items()}
     opened = _sessions() - opened
-    # So that nothing of it runs during what comes next.
+    # So that no cluster of this part runs during the next part.
     steadily(4 * POSTS_PER_SECOND, [end(name) for name in names])
     until(lambda: not Run.objects.filter(gone=False).exists(), 120, every=0.5)
     return [
@@ -190,7 +193,7 @@ def posting(portal: Portal, tenants: Seeded) -> list[Result]:
 
 
 def _all_told() -> bool:
-    """Whether the worker has done with everything that was posted: the cloud was told, or the quota holds it back."""
+    """Whether the worker has handled every posted cluster: its cloud knows it, or the quota holds it back."""
     return not Run.objects.filter(unsettled(timezone.now())).exists()
 
 
@@ -201,19 +204,19 @@ def _used(portal: Portal) -> dict[str, float]:
 
 
 def _sessions() -> int:
-    """How many were opened since the server began."""
+    """Sessions opened since the server started."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT sessions FROM pg_stat_database WHERE datname = current_database()")
         return int(cursor.fetchone()[0])
 
 
 def _statements(tenants: Seeded) -> list[Result]:
-    """Those of one cluster, counted in this process: the same code as in the portal's, on the same database."""
+    """Counts the statements of one cluster in this process: the same code and the same database as the portal's."""
     browser, path = _browser(), f"/api/v1/appcodes/{tenants.codes[0]}/clusters"
     headers = {"Authorization": f"Bearer {tenants.token}"}
 
     def post(name: str) -> None:
-        body = _manifest(name, {"master": 1}, "exec sleep 600")
+        body = manifest(name, {"master": 1}, "exec sleep 600")
         answer = browser.post(path, body, content_type="application/json", headers=headers)
         assert answer.status_code == 201, answer.content
 
@@ -222,10 +225,10 @@ def _statements(tenants: Seeded) -> list[Result]:
             delete_cluster(cluster, acting_user=tenants.root)
         until(lambda: not Run.objects.filter(gone=False).exists(), 120, every=0.5)
 
-    # What is done once in a process or in a minute. It ends first: beside it the next one is not admitted, which is another path.
+    # Once-per-process and once-per-minute work. This cluster ends first: beside it, the next one would not be admitted.
     post("count-0")
     clear()
-    with CaptureQueriesContext(connection) as posted, patch("clusters.actions.wakeups.wake"):
+    with CaptureQueriesContext(connection) as posted, patch("clusters.cluster.actions.wakeups.wake"):
         post("count-1")
     run = Run.objects.get(current_of__name="count-1")
     with CaptureQueriesContext(connection) as told:
@@ -241,7 +244,7 @@ def _statements(tenants: Seeded) -> list[Result]:
 
 
 def _count(queries: CaptureQueriesContext) -> int:
-    """Without the ends of transactions."""
+    """Counts statements without BEGIN and COMMIT."""
     return sum(query["sql"] not in ("BEGIN", "COMMIT") for query in queries)
 
 
@@ -262,23 +265,32 @@ def signed_in(user: User) -> Browser:
     return browser
 
 
-def _manifest(name: str, roles: dict[str, int], command: str) -> dict[str, object]:
-    flavors = {role: {"flavor": "cpu" if role == "ps" else "gpu", "count": count} for role, count in roles.items()}
-    spec = {"image": "bench", "command": command, "retries": 0, "roles": flavors}
+def pages(portal: Portal, browser: Browser, headers: Mapping[str, str] | None = None) -> Client:
+    """Requests pages of the portal itself, with the session of `browser`."""
+    return Client(portal.url, {"Cookie": f"sessionid={browser.cookies['sessionid'].value}", **(headers or {})})
+
+
+def manifest(
+    name: str, roles: Mapping[str, int], command: str, *, gpus: bool = True, **more: object
+) -> dict[str, object]:
+    """A cluster of small tasks, with a GPU each if `gpus`, but none for parameter servers."""
+    flavors = {
+        role: {"flavor": "gpu" if gpus and role != "ps" else "cpu", "count": count} for role, count in roles.items()
+    }
+    spec = {"image": "bench", "command": command, "retries": 0, "roles": flavors, **more}
     return {"kind": "cluster", "metadata": {"name": name}, "spec": spec}
 
 
 def _round(
     portal: Portal, api: Client, tenants: Seeded, name: str, roles: dict[str, int]
 ) -> tuple[float, float, float]:
-    """One cluster from its POST to its end: seconds to its first process, to Running, and from Disable to free GPUs.
-
-    Every task's first command writes into its log, which is a file of this machine: its network does not reach us.
-    """
+    """Runs one cluster from its POST to its end. Returns the seconds to its first process, to Running, and from Disable
+    to free GPUs. Every task's first command writes into its log, a file of this machine, because the task's network
+    does not reach this process."""
     path = f"/appcodes/{tenants.codes[0]}/clusters"
     with ExitStack() as handles:
         begin = time.perf_counter()
-        api.send("POST", path, _manifest(name, roles, "echo; exec sleep 600"))
+        api.send("POST", path, manifest(name, roles, "echo; exec sleep 600"))
         run = Run.objects.get(cluster__name=name)
         tasks = portal.data / "cloud" / "runs" / str(run.pk) / "tasks"
         until(lambda: any(log.stat().st_size for log in tasks.glob("*/log")), every=0.002)
@@ -300,7 +312,7 @@ def _round(
 
 
 def _tasks_of(run: Run) -> list[int]:
-    """The processes on this machine that carry the mark of the run in their environment, `sleep` by now."""
+    """The run's processes on this machine, found by the cluster's name in their environment. All are `sleep` by now."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -312,7 +324,9 @@ def _tasks_of(run: Run) -> list[int]:
 
 
 def until(condition: Callable[[], bool], seconds: float = 30, every: float = 0.02) -> None:
-    """Returns when it is true; asked every 20 ms, which is the error of what is measured by it."""
+    """Returns when `condition` is true. Polls every 20 ms by default, which is the error of measurements that use it. In the
+    smallest size it polls five times a second, because polls take more processor time than the rest."""
+    every = max(every, POLL_SECONDS)
     end = time.perf_counter() + seconds
     while not condition():
         if time.perf_counter() > end:

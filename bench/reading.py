@@ -1,30 +1,29 @@
-"""An input in S3 that many tasks read: what is fetched from the store, and what finding it on this machine adds to a start.
+"""An input in S3 that many tasks read: the bytes fetched from the store, and the time that a cached input adds to a start.
 
-The store is rclone's server behind a socket that counts what goes through it. The floor of a start is the same start of the same
-tasks without an input, in turns with those that have one.
+The store is the S3 server of the tests, behind a socket that counts the bytes. The floor of a start is the start of the same
+tasks without an input. Both alternate.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bench.measures import api_of, until
+from bench.measures import api_of, manifest, until
 from bench.results import Result, quantile
 from bench.sizes import size
-from clusters.models import Run
+from clusters.runs.models import Run
 from datastores.models import Datastore
 from portal.models import Appcode
-from portal.up.services import free_port
+from portal.up import services
+from portal.up.services import private_folder
+from tests import ports, s3server
 from tests.counted import Counted
 
 if TYPE_CHECKING:
@@ -38,12 +37,11 @@ KEYS = ("bench" * 4, "secret" * 6)
 
 
 def reading(portal: Portal, tenants: Seeded) -> list[Result]:
-    """an input of 1 GB for 16 tasks: what is read of the store, and their start when it lies here already"""
+    """an input of 1 GB for 16 tasks: bytes read from the store, and the tasks' start when it is cached on this machine"""
     api, numbers = api_of(portal, tenants), itertools.count()
-    with _store() as store:
-        appcode = Appcode.objects.get(code=tenants.codes[0])
-        spec = {"server": store.url, "bucket": "data", "prefix": "", "access_key": KEYS[0], "region": "us-east-1"}
-        Datastore.objects.create(appcode=appcode, name="bench-data", kind="s3", spec=spec, secret=KEYS[1])
+    with bucket(tenants.codes[0], "bench-data") as (files, store):
+        for number in range(FILES):
+            (files / f"{number}.bin").write_bytes(os.urandom(1 << 16) * (FILE_MB * 1_000_000 >> 16))
         cached = {"datastore": "bench-data", "mode": "cache"}
         first = _start(api, tenants, f"read-{next(numbers)}", cached, 300)
         read = store.sent / 1e6
@@ -64,12 +62,11 @@ def reading(portal: Portal, tenants: Seeded) -> list[Result]:
 
 
 def _start(api: Client, tenants: Seeded, name: str, reads: dict[str, str] | None, seconds: float) -> float:
-    """Seconds from the POST of a cluster until all its tasks run; nothing of it is left afterwards."""
+    """Returns the seconds from the POST of a cluster until all its tasks run. Removes the cluster afterwards."""
     path = f"/appcodes/{tenants.codes[0]}/clusters"
-    roles = {"master": {"flavor": "cpu", "count": 1}, "worker": {"flavor": "cpu", "count": TASKS - 1}}
-    spec: dict[str, Any] = {"image": "bench", "command": "exec sleep 600", "retries": 0, "roles": roles, "input": reads}
+    body = manifest(name, {"master": 1, "worker": TASKS - 1}, "exec sleep 600", gpus=False, input=reads)
     begin = time.perf_counter()
-    api.send("POST", path, {"kind": "cluster", "metadata": {"name": name}, "spec": spec})
+    api.send("POST", path, body)
     until(lambda: api.json("GET", f"{path}/{name}")["status"]["phase"] == "Running", seconds)
     running = time.perf_counter() - begin
     api.send("POST", f"{path}/{name}/disable", {})
@@ -79,35 +76,13 @@ def _start(api: Client, tenants: Seeded, name: str, reads: dict[str, str] | None
 
 
 @contextmanager
-def _store() -> Iterator[Counted]:
+def bucket(code: str, name: str) -> Iterator[tuple[Path, Counted]]:
+    """Creates a datastore of this appcode. Yields the folder of its files, and the server that it reads them from."""
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "data"
-        data.mkdir()
-        for number in range(FILES):
-            (data / f"{number}.bin").write_bytes(os.urandom(1 << 16) * (FILE_MB * 1_000_000 >> 16))
-        port = free_port()
-        argv = [
-            str(Path(sys.executable).with_name("rclone")),
-            "serve",
-            "s3",
-            "--config=",
-            f"--addr=127.0.0.1:{port}",
-            folder,
-        ]
-        env = {"RCLONE_AUTH_KEY": f'"{KEYS[0]},{KEYS[1]}"', "HOME": folder}
-        process = subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL)
-        try:
-            until(lambda: _answers(port))
-            with Counted(f"http://127.0.0.1:{port}") as store:
-                yield store
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
+        server = s3server.s3(Path(folder) / "s3", ports.free(), *KEYS)
+        files = private_folder(Path(folder) / "s3" / "data")
+        with services.running([server], private_folder(Path(folder) / "log"), os.environ), Counted(server.url) as store:
+            spec = {"server": store.url, "bucket": "data", "prefix": "", "access_key": KEYS[0], "region": "us-east-1"}
+            appcode = Appcode.objects.get(code=code)
+            Datastore.objects.create(appcode=appcode, name=name, kind="s3", spec=spec, secret=KEYS[1])
+            yield files, store

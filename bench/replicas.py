@@ -1,8 +1,7 @@
-"""Services: whether anybody is left without an answer while versions change, a replica dies or the portal stands still, and what
-the way to a replica costs.
+"""Services: lost requests while versions change, a replica dies or the portal stands still; and the cost of the way.
 
-Requests come at a steady rate, timed from when each was due. The model answers in the time that adding some numbers takes, so
-that nothing of the way is hidden behind it. The floors are the same model server, started by hand and asked directly.
+Requests come at a steady rate, timed from when each was due. The model only adds some numbers, so that its own time
+does not hide the cost of the way. The floors are the same model server, started by hand and called directly.
 """
 
 from __future__ import annotations
@@ -22,36 +21,33 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import psutil
 from django.conf import settings
 from django.db.models import Sum
 
+from bench.floors import running
 from bench.measures import api_of, until
+from bench.reading import bucket
 from bench.results import Result, quantile
-from bench.serving import _running
 from bench.sizes import size
 from bench.web import Client, at_once, one_by_one
 from billing.documents import money
 from clusters.frameworks.serving import SERVE
-from clusters.models import Replica, Rollout, Run
-from datastores.models import Datastore
-from portal.models import Appcode
-from portal.up import services
-from portal.up.services import free_port
-from tests import ports, s3server
+from clusters.runs.models import Run
+from clusters.services.models import Replica, Rollout
+from portal.up.services import free_port, private_folder
 from tests.load import Load
 
 if TYPE_CHECKING:
     from bench.seed import Seeded
     from tests.running import Portal
 
-# Requests a second, and for how long while versions change, in seconds.
-RATE, LASTS = size(200, 20), size(120, 6)
+# Requests per second, and the seconds of load while versions change.
+RATE, LASTS = size(200, 20), size(120, 3)
 STILL, CALM = size(60, 1), size(5, 1)
-ASKED, THREADS, ROUNDS = size(2000, 40), 8, size(5, 1)
-WAITING = size(100, 4)
-KEYS = ("bench" * 4, "secret" * 6)
+ASKED, WARM_UP, THREADS, ROUNDS = size(2000, 4), size(100, 0), 8, size(5, 1)
+WAITING = size(100, 2)
+REPLICAS = size(2, 1)
 MODEL = """
 class Model:
     inputs = [("x", "FP32", (-1, 4))]
@@ -61,7 +57,7 @@ class Model:
     def predict(self, inputs):
         return {"sum": inputs["x"].sum(axis=1) + VERSION}
 """
-# The same by TensorFlow, which takes seconds to be loaded.
+# The same model in TensorFlow, which takes seconds to load.
 SAVED = """
 import sys
 import tensorflow as tf
@@ -72,6 +68,8 @@ class Adds(tf.Module):
 adds = Adds()
 tf.saved_model.save(adds, sys.argv[1], signatures=adds.serve)
 """
+# In the smallest size version 3 is one more of the others: each process of TensorFlow loads it for seconds.
+FORMAT = ("saved-model", "python")[size(0, 1)]
 BODY = {"instances": [[1, 2, 3, 4]]}
 PATH = "/v1/models/adds:predict"
 
@@ -81,8 +79,8 @@ class World:
     portal: Portal
     api: Client
     code: str
-    # Where version 3 lies on this machine, too.
-    saved: Path
+    # The files of the versions: v1, v2, v3.
+    files: Path
 
     @property
     def path(self) -> str:
@@ -96,7 +94,7 @@ class World:
         return self.api.json("POST", f"{self.path}/{verb}", body or {})
 
     def over(self, seconds: float = 120) -> Rollout:
-        """The last rollout, once it has ended."""
+        """Waits until the last rollout has ended and returns it."""
         until(
             lambda: not Rollout.objects.filter(service__name="adds", phase__in=Rollout.LIVING).exists(),
             seconds,
@@ -118,9 +116,8 @@ class World:
 
 
 def replicas(portal: Portal, tenants: Seeded) -> list[Result]:
-    """services: rollouts, deaths and stillness under load, the price of the way, from zero, cost by version"""
-    with tempfile.TemporaryDirectory() as folder, _versions(Path(folder), tenants) as world_of:
-        world = world_of(portal)
+    """services: rollouts, killed replicas and paused programs under load, the cost of the way, from zero, cost by version"""
+    with _versions(portal, tenants) as world:
         token = _created(world)
         headers = {
             "Host": world.status()["address"].removeprefix("http://").rstrip("/"),
@@ -128,7 +125,8 @@ def replicas(portal: Portal, tenants: Seeded) -> list[Result]:
         }  # fmt: skip
         way = Client(f"http://127.0.0.1:{portal.port}", headers)
         until(lambda: _answers(way), 30)
-        found = [*_little(world, way), *_changes(world, headers), *_deaths(world, headers)]
+        measured = _way(world, way, "python")
+        found = [*_little(measured), *_changes(world, headers, measured.by_hand), *_deaths(world, headers)]
         found += _from_zero(world, way)
         found += _tensorflow(world, way)
         found += _cost(world)
@@ -138,45 +136,25 @@ def replicas(portal: Portal, tenants: Seeded) -> list[Result]:
 
 
 @contextmanager
-def _versions(folder: Path, tenants: Seeded) -> Iterator[Any]:
-    """A model of the first appcode with two versions, in a store of its own."""
+def _versions(portal: Portal, tenants: Seeded) -> Iterator[World]:
+    """Registers a model of the first appcode with its three versions, which are in a store of its own."""
     code = tenants.codes[0]
-    store = s3server.s3(folder / "s3", ports.free(), *KEYS)
-    (folder / "log").mkdir()
-    with services.running([store], folder / "log", os.environ):
-        client = boto3.client(
-            "s3",
-            endpoint_url=store.url,
-            aws_access_key_id=KEYS[0],
-            aws_secret_access_key=KEYS[1],
-            region_name="us-east-1",
-        )
-        client.create_bucket(Bucket="models")
-        for number in (1, 2):
-            client.put_object(
-                Bucket="models", Key=f"v{number}/model.py", Body=MODEL.replace("VERSION", str(number)).encode()
-            )
-        saved = folder / "saved"
-        subprocess.run([sys.executable, "-c", SAVED, str(saved)], check=True, capture_output=True)
-        for file in (each for each in saved.rglob("*") if each.is_file()):
-            client.put_object(Bucket="models", Key=f"v3/{file.relative_to(saved)}", Body=file.read_bytes())
-        spec = {"server": store.url, "bucket": "models", "prefix": "", "access_key": KEYS[0], "region": "us-east-1"}
-        appcode = Appcode.objects.get(code=code)
-        Datastore.objects.create(appcode=appcode, name="bench-models", kind="s3", spec=spec, secret=KEYS[1])
-
-        def world_of(portal: Portal) -> World:
-            world = World(portal, api_of(portal, tenants), code, saved)
-            models = f"/appcodes/{code}/models"
-            world.api.send("POST", models, {"metadata": {"name": "adds"}})
-            for number, format_ in ((1, "python"), (2, "python"), (3, "saved-model")):
-                said = {"datastore": "bench-models", "path": f"v{number}", "format": format_, "sample": BODY}
-                world.api.send("POST", f"{models}/adds/versions", {"spec": said})
-                version = f"{models}/adds/versions/{number}"
-                until(partial(_is_ready, world, version), 60, every=0.1)
-            world.api.send("PUT", f"{models}/adds/aliases/champion", {"version": 1})
-            return world
-
-        yield world_of
+    with bucket(code, "bench-models") as (files, _):
+        for number in (1, 2) if FORMAT == "saved-model" else (1, 2, 3):
+            folder = private_folder(files / f"v{number}")
+            (folder / "model.py").write_text(MODEL.replace("VERSION", str(number)))
+        if FORMAT == "saved-model":
+            subprocess.run([sys.executable, "-c", SAVED, str(files / "v3")], check=True, capture_output=True)
+        world = World(portal, api_of(portal, tenants), code, files)
+        models = f"/appcodes/{code}/models"
+        world.api.send("POST", models, {"metadata": {"name": "adds"}})
+        for number, format_ in ((1, "python"), (2, "python"), (3, FORMAT)):
+            said = {"datastore": "bench-models", "path": f"v{number}", "format": format_, "sample": BODY}
+            world.api.send("POST", f"{models}/adds/versions", {"spec": said})
+            version = f"{models}/adds/versions/{number}"
+            until(partial(_is_ready, world, version), 60, every=0.1)
+        world.api.send("PUT", f"{models}/adds/aliases/champion", {"version": 1})
+        yield world
 
 
 def _is_ready(world: World, version: str) -> bool:
@@ -184,13 +162,13 @@ def _is_ready(world: World, version: str) -> bool:
 
 
 def _created(world: World) -> str:
-    """The service with two replicas of version 1, and a token of it."""
+    """Creates the service with REPLICAS replicas of version 1. Returns a token for it."""
     spec = {
-        "model": "adds@champion", "image": "bench", "flavor": "serving", "replicas": {"least": 2, "most": 2},
+        "model": "adds@champion", "image": "bench", "flavor": "serving", "replicas": {"least": REPLICAS, "most": REPLICAS},
         "rollout": {"follow": "never", "keepWarm": 60},
     }  # fmt: skip
     world.api.send("POST", f"/appcodes/{world.code}/services", {"metadata": {"name": "adds"}, "spec": spec})
-    world.serving(2)
+    world.serving(REPLICAS)
     world.over()
     return str(world.post("tokens", {"name": "bench"})["token"])
 
@@ -205,8 +183,10 @@ def _answers(way: Client) -> bool:
 
 @dataclass(frozen=True)
 class _Way:
-    """Seconds of one request after the other, and of one of THREADS callers' at once: medians, beside the same server by hand."""
+    """Median seconds per request: one by one, and of THREADS callers at once. `…_direct`: to the server started by hand,
+    which took `by_hand` seconds to start."""
 
+    by_hand: float
     alone: float
     alone_direct: float
     many: float
@@ -214,12 +194,12 @@ class _Way:
 
 
 def _way(world: World, way: Client, format_: str) -> _Way:
-    """In turns with the same server by hand."""
-    with _by_hand(world, format_) as (direct, _):
+    """Measures the service and a server started by hand in turns."""
+    with _by_hand(world, format_) as (direct, by_hand):
         alone: dict[Client, list[float]] = {direct: [], way: []}
         many: dict[Client, list[float]] = {direct: [], way: []}
         for each in alone:
-            one_by_one(100, partial(each.send, "POST", PATH, BODY))
+            one_by_one(WARM_UP, partial(each.send, "POST", PATH, BODY))
         for _ in range(ROUNDS):
             for each in alone:
                 ask = partial(each.send, "POST", PATH, BODY)
@@ -227,25 +207,25 @@ def _way(world: World, way: Client, format_: str) -> _Way:
                 begin = time.perf_counter()
                 at_once(THREADS, [ask] * ASKED)
                 many[each].append((time.perf_counter() - begin) / ASKED)
-    return _Way(*(quantile(times[each], 0.5) for times in (alone, many) for each in (way, direct)))
+    medians = (quantile(times[each], 0.5) for times in (alone, many) for each in (way, direct))
+    return _Way(by_hand, *medians)
 
 
-def _little(world: World, way: Client) -> list[Result]:
-    """What the way itself costs. Of many callers it is said without a target: four programs share the cores with a model that
-    does nothing, so on two cores this is how busy they are, not what the way lets through."""
-    found = _way(world, way, "python")
+def _little(found: _Way) -> list[Result]:
+    """The cost of the way itself. The number for many callers has no target: four programs share the cores
+    with a model that does nothing, so on two cores it shows how busy they are, not the capacity of the way."""
     added = (found.alone - found.alone_direct) * 1000
     return [
         Result("The way to a replica, with its token, adds: median", added, "ms", 2, found.alone_direct * 1000),
         Result(
-            f"A request of {THREADS} callers at once, to next to no model in 2 replicas", found.many * 1000, "ms", None,
+            f"A request of {THREADS} callers at once, to next to no model in {REPLICAS} replicas", found.many * 1000, "ms", None,
             found.many_direct * 1000,
         ),
     ]  # fmt: skip
 
 
-def _changes(world: World, headers: dict[str, str]) -> list[Result]:
-    """A rollout, a rollback while the old replicas are warm, and a rollout by canary, all in LASTS seconds of requests."""
+def _changes(world: World, headers: dict[str, str], by_hand: float) -> list[Result]:
+    """Rolls out, rolls back while the old replicas are warm, and rolls out by canary, all within LASTS seconds of requests."""
     with _load(world, headers) as load:
         began = time.perf_counter()
         time.sleep(LASTS / 6)
@@ -253,7 +233,7 @@ def _changes(world: World, headers: dict[str, str]) -> list[Result]:
         world.post("deploy", {"version": 2, "reason": "Measured"})
         world.over()
         rolled = time.perf_counter()
-        # The new version has answered before the old replicas were asked to leave.
+        # The new version answered before the old replicas were asked to leave.
         time.sleep(CALM)
         back = time.perf_counter()
         world.post("rollback", {"reason": "Measured"})
@@ -272,8 +252,6 @@ def _changes(world: World, headers: dict[str, str]) -> list[Result]:
     lost = Counter({came: count for came, count in load.came().items() if came != "200"})
     asked = len(load.asked)
     started = _started()
-    with _by_hand(world, "python") as (_, by_hand):
-        pass
     return [
         Result(f"Requests at {RATE} a second while versions change", asked, ""),
         Result(
@@ -290,56 +268,56 @@ def _changes(world: World, headers: dict[str, str]) -> list[Result]:
             quantile(before, 0.99) * 1000,
             times=2,
         ),
-        Result("deploy → both replicas are of the new version", rolled - steady, "s"),
+        Result("deploy → all replicas are of the new version", rolled - steady, "s"),
         Result("A new replica of next to no model, until it answers: median", started, "s", None, by_hand),
         Result("rollback → the version before answers, its replicas warm", back, "s", 2),
     ]
 
 
 def _tensorflow(world: World, way: Client) -> list[Result]:
-    """One more rollout, to replicas of what takes as long to load and to answer as people's models do."""
-    world.post("scale", {"least": 2, "most": 2})
-    world.serving(2)
+    """Rolls out once more, to replicas whose model takes as long to load and answer as users' models do."""
+    world.post("scale", {"least": REPLICAS, "most": REPLICAS})
+    world.serving(REPLICAS)
     world.post("deploy", {"version": 3})
     rollout = world.over()
     assert (rollout.to_revision.model, rollout.phase) == ("adds/3", "Promoted"), rollout.message
-    started, by_hand = _started(), []
-    for _ in range(size(3, 1)):
-        with _by_hand(world, "saved-model") as (_, seconds):
-            by_hand.append(seconds)
-    # A gateway closes a connection that was idle for minutes, and the first to ask finds that out.
+    started = _started()
+    # A gateway closes a connection that was idle for minutes, and the first request on it fails.
     until(lambda: _answers(way), 30)
-    found = _way(world, way, "saved-model")
+    found = _way(world, way, FORMAT)
+    by_hand = [found.by_hand]
+    for _ in range(size(2, 0)):
+        with _by_hand(world, FORMAT) as (_, seconds):
+            by_hand.append(seconds)
     return [
         Result(
             "A new replica with a SavedModel, until it answers: median", started, "s", None, quantile(by_hand, 0.5), times=1.3
         ),
         Result(
-            f"A request of {THREADS} callers at once, to a SavedModel in 2 replicas", found.many * 1000, "ms", None,
+            f"A request of {THREADS} callers at once, to a SavedModel in {REPLICAS} replicas", found.many * 1000, "ms", None,
             found.many_direct * 1000, times=1.25,
         ),
     ]  # fmt: skip
 
 
 def _started() -> float:
-    """Seconds that the two newest replicas took."""
-    newest = Replica.objects.filter(service__name="adds", served_at__isnull=False).order_by("-pk")[:2]
+    """Median start time of the REPLICAS newest replicas, in seconds."""
+    newest = Replica.objects.filter(service__name="adds", served_at__isnull=False).order_by("-pk")[:REPLICAS]
     return quantile([(each.served_at - each.created_at).total_seconds() for each in newest if each.served_at], 0.5)
 
 
 @contextmanager
 def _by_hand(world: World, format_: str) -> Iterator[tuple[Client, float]]:
-    """The same server, started in a shell, and the seconds until it answered; a rollout starts one after the other, too."""
+    """Runs the same server by hand; yields a client and the seconds until it answered. A rollout starts one by one, too."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "model.py").write_text(MODEL.replace("VERSION", "1"))
-        files, port = folder if format_ == "python" else str(world.saved), free_port()
+        files, port = str(world.files / ("v1" if format_ == "python" else "v3")), free_port()
         env = {
             "PATH": os.environ["PATH"], "HOME": folder, "HOST": "127.0.0.1", "PORT": str(port), "PORTAL_MODEL": files,
             "PORTAL_MODEL_NAME": "adds", "PORTAL_MODEL_VERSION": "1", "PORTAL_MODEL_FORMAT": format_,
             "PORTAL_MODEL_SAMPLE": json.dumps(BODY),
         }  # fmt: skip
         begin = time.perf_counter()
-        with _running([sys.executable, "-c", SERVE], env):
+        with running([sys.executable, "-c", SERVE], env):
             direct = Client(f"http://127.0.0.1:{port}", {"Content-Type": "application/json"})
             until(lambda: _answers(direct), 60)
             yield direct, time.perf_counter() - begin
@@ -350,7 +328,7 @@ def _load(world: World, headers: dict[str, str]) -> Load:
 
 
 def _deaths(world: World, headers: dict[str, str]) -> list[Result]:
-    """A replica is killed; then web server, worker and controller stand still."""
+    """Kills a replica; then pauses web server, worker and controller for STILL seconds."""
     with _load(world, headers) as load:
         time.sleep(CALM)
         at = time.perf_counter()
@@ -358,7 +336,7 @@ def _deaths(world: World, headers: dict[str, str]) -> list[Result]:
             os.kill(pid, signal.SIGKILL)
         time.sleep(2 * CALM)
     killed = sum(count for came, count in load.came(since=at - 1).items() if came != "200")
-    world.serving(2)
+    world.serving(REPLICAS)
     still = world.programs("gunicorn", "celery", "manage.py controller")
     with _load(world, headers) as load:
         for pid in still:
@@ -390,14 +368,14 @@ def _of_replica(world: World) -> list[int]:
 
 
 def _from_zero(world: World, way: Client) -> list[Result]:
-    """WAITING callers at once wake a service that sleeps."""
+    """Wakes a sleeping service by WAITING callers at once."""
     world.post("scale", {"replicas": 0})
     until(
         lambda: not Replica.objects.filter(service__name="adds").exclude(state=Replica.State.GONE).exists(),
         180,
         every=0.1,
     )
-    world.post("scale", {"least": 0, "most": 2})
+    world.post("scale", {"least": 0, "most": REPLICAS})
     lost: list[str] = []
 
     def ask() -> None:
@@ -420,7 +398,7 @@ def _from_zero(world: World, way: Client) -> list[Result]:
 
 
 def _cost(world: World) -> list[Result]:
-    """GPU-seconds of versions and those that the ledger's segments have of their clusters; here of CPUs, so it is cores."""
+    """Compares the cost by version with the cost of the runs, from their segments. The flavor has CPU cores, no GPU."""
     world.post("disable")
     until(lambda: not Run.objects.filter(gone=False, cluster__part_of="services/adds").exists(), 60, every=0.1)
     runs = Run.objects.filter(cluster__part_of="services/adds", cluster__appcode__code=world.code)
@@ -429,7 +407,7 @@ def _cost(world: World) -> list[Result]:
         float(each["cost"]["amount"] if isinstance(each["cost"], dict) else each["cost"])
         for each in world.status()["revisions"]
     )
-    # Rounded as each version's is.
+    # Rounded per version, as the status rounds it.
     summed = sum(float(money(each).amount) for each in by_version)
     return [
         Result("Cost of all versions, beside that of their runs", said, settings.CURRENCY, None, summed, times=1.000001)

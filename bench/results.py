@@ -1,4 +1,4 @@
-"""One measured number, and how people and programs read it."""
+"""One measured number, and its output for people and programs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """`target` None: told for comparison only. `floor` is in the same unit; None where nothing is comparable. `times`: the
-    target is so many times the floor."""
+    """A `target` of None means for comparison only. `floor` has the same unit, or is None if nothing is comparable.
+    `times`: the target as a multiple of the floor."""
 
     name: str
     value: float
@@ -29,7 +29,7 @@ class Result:
 
     @property
     def passed(self) -> bool | None:
-        """Whether the target is kept; `below` when it may not even be reached."""
+        """Whether the value meets the target. With `below`, it must be less than the target."""
         if self.times is not None and self.ratio is not None:
             return self.ratio <= self.times
         if self.target is None:

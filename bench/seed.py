@@ -1,6 +1,6 @@
-"""The tenants of the benchmark: 500 appcodes with 10,000 clusters that have run, and a month of their usage.
+"""The benchmark's tenants: 500 appcodes with 10,000 clusters that have run, and a month of usage.
 
-Rows are written directly and in bulk: what is measured is how the portal reads them. Needs a Django that is set up for the
+Rows are inserted directly and in bulk, because only reading them is measured. Needs a Django that is set up for the
 portal under test.
 """
 
@@ -20,14 +20,15 @@ from billing.efficiency import waste
 from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Price, UsageSegment
-from clusters.manifest import ClusterSpec
-from clusters.models import Cluster, Flavor, Image, Run
-from clusters.runs.status import consumer
+from clusters.catalog.models import Flavor, Image
+from clusters.manifest.cluster import ClusterSpec
+from clusters.runs.models import Cluster, Run
+from clusters.runs.phase_update import consumer
 from portal.actions.tokens import make_token
 from portal.models import Appcode, Membership, OrgNode, User
 
-APPCODES, CLUSTERS, LINES = size(500, 50), size(10_000, 500), 10
-MEMBER_OF = 25
+APPCODES, CLUSTERS, LINES = size(500, 4), size(10_000, 20), size(10, 2)
+MEMBER_OF = size(25, 2)
 ROLES = {"master": 1, "ps": 1, "worker": 4}
 SPEC = ClusterSpec.model_validate({
     "framework": "tensorflow", "image": "bench", "command": "python train.py --epochs 20", "env": {"DATA_DIR": "/elearn/input"},
@@ -37,7 +38,7 @@ SPEC = ClusterSpec.model_validate({
 
 @dataclass(frozen=True)
 class Seeded:
-    """The administrator, who sees everything, somebody who is in MEMBER_OF appcodes, and the administrator's token."""
+    """The administrator, who sees everything, a user who is a member of MEMBER_OF appcodes, and the administrator's token."""
 
     root: User
     member: User
@@ -65,13 +66,13 @@ def seed() -> Seeded:
 
 
 def settle() -> None:
-    """What the portal's clock and autovacuum would do within minutes, so that nothing of it runs in what is measured."""
+    """Does what the portal's clock and autovacuum would do within minutes, so that they do not run during a measurement."""
     posting.post()
     closing.close_due()
     waste.look()
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE")
-    # What its server process holds by now would be measured as the portal's.
+    # Otherwise the memory of this connection's server process would count as the portal's.
     connection.close()
 
 

@@ -1,4 +1,7 @@
-"""How much of everything is measured: the usual size, or the smallest one, in which each part shows only that it works."""
+"""How much each part measures: the usual amount, or the smallest one, which only shows that the part works.
+
+Import modules that ask here after the arguments are parsed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,15 @@ import os
 VARIABLE = "BENCH_SMALLEST"
 
 
+def is_smallest() -> bool:
+    """True if `--smallest` was given."""
+    return VARIABLE in os.environ
+
+
 def size(usual: int, smallest: int) -> int:
-    """`smallest` where `--smallest` was given, for which a module has to be imported after the arguments were read."""
-    return smallest if VARIABLE in os.environ else usual
+    return smallest if is_smallest() else usual
+
+
+def settling(seconds: float) -> float:
+    """Seconds to wait until earlier work has settled, so that it does not distort a measurement. 0 in the smallest size."""
+    return 0.0 if is_smallest() else seconds

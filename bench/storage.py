@@ -1,13 +1,13 @@
-"""The portal's own object storage beside the server that is behind it, asked directly: what gateway and door cost.
+"""The portal's own object storage, compared with direct access to the server behind it: the cost of gateway and door.
 
-The floor is the same program with the same options, without gateway, door and a network of its own; rounds alternate. All clients
-are boto3. How large the file is and how many keys the long folder has say BENCH_GB and BENCH_KEYS.
+The floor is the same program with the same options, without gateway, door and its own network. Rounds alternate, and
+all clients are boto3. BENCH_GB and BENCH_KEYS set the size of the file and the number of keys in the long folder.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sysconfig
 import tempfile
 import threading
@@ -22,6 +22,7 @@ import boto3
 import psutil
 from botocore.config import Config
 
+from bench.floors import running
 from bench.measures import api_of, until
 from bench.results import Result, quantile
 from bench.sizes import size
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from bench.seed import Seeded
     from tests.running import Portal
 
-MBS = round(float(os.environ.get("BENCH_GB", "1")) * size(1000, 10))
-KEYS = int(os.environ.get("BENCH_KEYS", size(100_000, 40)))
-ROUNDS, FILES, FILE_BYTES, SENDERS = size(3, 1), size(1_000, 10), 10_000, 8
-PAGE, PAGES = size(200, 20), size(50, 2)
+MBS = round(float(os.environ.get("BENCH_GB", "1")) * size(1000, 1))
+KEYS = int(os.environ.get("BENCH_KEYS", size(100_000, 4)))
+ROUNDS, FILES, FILE_BYTES, SENDERS = size(3, 1), size(1_000, 2), 10_000, 8
+PAGE, PAGES = size(200, 2), size(50, 1)
 MB = 10**6
 NAMES = ("AKBENCH" * 2, "secret" * 6)
 
@@ -60,7 +61,7 @@ def storage(portal: Portal, tenants: Seeded) -> list[Result]:
         assert target.stat().st_size == source.stat().st_size
         small = _turns(both, lambda s3: _put(s3, bucket, "small", FILES))
     _put(own, bucket, "long", KEYS)
-    api = api_of(portal, tenants)  # the connection of before has rested for longer than the portal keeps one
+    api = api_of(portal, tenants)  # the old connection was idle for longer than the portal keeps one
     store = f"/appcodes/{code}/datastores/{made['datastore']}"
     page = f"{store}/files?path=long&limit={PAGE}"
     assert len(api.json("GET", page)["items"]) == PAGE
@@ -80,7 +81,7 @@ def storage(portal: Portal, tenants: Seeded) -> list[Result]:
 
 
 def _turns(clients: tuple[Any, Any], job: Callable[[Any], object]) -> tuple[float, float]:
-    """Median seconds of a job by each of two clients, in turns."""
+    """Runs a job with each of two clients in turns. Returns the median seconds of each."""
     times = [[one_by_one(1, partial(job, client))[0] for client in clients] for _ in range(ROUNDS)]
     first, second = (quantile(each, 0.5) for each in zip(*times, strict=True))
     return first, second
@@ -97,7 +98,7 @@ def _put(s3: Any, bucket: str, folder: str, count: int) -> None:
 
 @contextmanager
 def _peak(portal: Portal) -> Iterator[list[int]]:
-    """Bytes of memory that the storage's processes had at most (shared pages counted once), looked at five times a second."""
+    """Yields the peak memory of the storage's processes in bytes (shared pages counted once), sampled 5 times a second."""
     [pid] = [pid for pid, line in portal.programs().items() if "datastores.storage.server" in line]
     peak, over = [0], threading.Event()
 
@@ -123,7 +124,7 @@ def _peak(portal: Portal) -> Iterator[list[int]]:
 
 @contextmanager
 def _bare(folder: Path) -> Iterator[str]:
-    """The address of a SeaweedFS with data in `folder`, as datastores/storage/inside.py starts it, on ports of this machine."""
+    """Yields the address of a SeaweedFS on this machine's ports, started as datastores/storage/inside.py starts it."""
     at, ports = "127.0.0.1", {name: free_port() for name in ("master", "volume", "filer", "s3")}
     argv = [
         str(Path(sysconfig.get_path("scripts")) / "weed"),
@@ -142,15 +143,11 @@ def _bare(folder: Path) -> Iterator[str]:
         "AWS_SECRET_ACCESS_KEY": NAMES[1],
         **MEMORY,
     }
-    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    with running(argv, env, signal.SIGKILL):
         until(http_ready(ports["s3"]), 60)
         url = f"http://{at}:{ports['s3']}"
         until(lambda: _answers(url), 60)
         yield url
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _answers(url: str) -> bool:

@@ -1,7 +1,7 @@
-"""Many runs: how fast trials of a sweep follow each other on Kubernetes, its page among ten thousand, the pause between stages.
+"""Many runs: the pace of a sweep's trials on Kubernetes, the page of a sweep of 10,000, the pause between stages.
 
-A trial of `true` is over as soon as its pod runs: kwok ends it (tests/kube/stages.py). The floor is one Job whose pods do the
-same, by kubectl: no owner, no network, nothing written down, no record of any of them.
+A trial of `true` is over as soon as its pod runs: kwok ends it (tests/kube/stages.py). The floor is one Job whose pods
+do the same, started by kubectl: without owner, network objects, database rows and metering.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from bench import idle as idling
-from bench.kubectl import kubectl
-from bench.measures import api_of, signed_in, until
+from bench.kubectl import MUTATING, kubectl
+from bench.measures import api_of, pages, signed_in, until
 from bench.results import Result, quantile
 from bench.seed import SPEC
 from bench.sizes import size
 from bench.web import Client, one_by_one
-from clusters.models import Cluster, Run, Sweep, Trial
+from clusters.runs.models import Cluster, Run
 from clusters.sweeps.manifest import SweepSpec, trial_name
+from clusters.sweeps.models import Sweep, Trial
 from portal.models import Appcode
 
 if TYPE_CHECKING:
@@ -33,11 +34,10 @@ if TYPE_CHECKING:
     from tests.kube.plane import Plane
     from tests.running import Portal
 
-TRIALS, AT_ONCE, TIMES_FLOOR = size(1000, 10), size(100, 5), 1.5
-ASKED, PAGE_MS = size(200, 2), 150
+TRIALS, AT_ONCE, TIMES_FLOOR = size(1000, 2), size(100, 2), 1.5
+ASKED, WARM_UP, PAGE_MS = size(200, 1), size(10, 0), 150
 PER_SECOND, CALLS = 60, 6
-MUTATING = {"create", "update", "patch", "delete", "deletecollection"}
-SHOWN = size(10_000, 300)
+SHOWN = size(10_000, 10)
 STAGES = size(7, 2)
 
 
@@ -46,7 +46,7 @@ def sweeping(portal: Portal, tenants: Seeded) -> list[Result]:
     code = tenants.codes[0]
     _fill(code, tenants)
     browser, api = signed_in(tenants.root), api_of(portal, tenants)
-    page = Client(portal.url, {"Cookie": f"sessionid={browser.cookies['sessionid'].value}"})
+    page = pages(portal, browser)
     path, rest = f"/sweeps/{code}/shown", f"/appcodes/{code}/sweeps/shown/trials"
     asked = (
         ("Page of a sweep", page, path),
@@ -57,14 +57,14 @@ def sweeping(portal: Portal, tenants: Seeded) -> list[Result]:
     )
     found = []
     for name, client, address in asked:
-        one_by_one(10, lambda client=client, address=address: client.send("GET", address))  # type: ignore[misc]
+        one_by_one(WARM_UP, lambda client=client, address=address: client.send("GET", address))  # type: ignore[misc]
         took = one_by_one(ASKED, lambda client=client, address=address: client.send("GET", address))  # type: ignore[misc]
         found.append(Result(f"{name} of {SHOWN:,}: p99", quantile(took, 0.99) * 1000, "ms", PAGE_MS))
     return found
 
 
 def _fill(code: str, tenants: Seeded) -> None:
-    """A sweep of SHOWN trials, written directly: they have come to a value each, but for a hundred that live."""
+    """Writes a sweep of SHOWN trials into the database. All but the last AT_ONCE, which still live, have a value."""
     now, root = timezone.now(), tenants.root
     spec = SweepSpec.model_validate(_manifest("shown", SHOWN)["spec"] | {"goal": {"metric": "loss"}})
     with transaction.atomic():
@@ -109,7 +109,7 @@ def _came_to(number: int) -> dict[str, Any]:
 def staging(portal: Portal, tenants: Seeded) -> list[Result]:
     """on this machine: from the end of a stage to the first process of the next one"""
     api, code = api_of(portal, tenants), tenants.codes[0]
-    # Each says in its log, which is a file of this machine, when its process began.
+    # Each stage writes the start time of its process into its log, a file of this machine.
     spec = {"image": "bench", "command": "date +%s.%N", "retries": 0, "roles": {"master": {"flavor": "cpu"}}}
     stages = [{"name": f"s{n}", "spec": spec, **({"after": [f"s{n - 1}"]} if n else {})} for n in range(STAGES)]
     body = {"kind": "pipeline", "metadata": {"name": "gaps"}, "spec": {"stages": stages}}
@@ -130,10 +130,11 @@ def _said(portal: Portal, run: Run) -> float:
 
 
 def trials(portal: Portal, tenants: Seeded, plane: Plane, code: str) -> list[Result]:
-    """TRIALS trials of `true`, AT_ONCE at once, from the POST to the end of the sweep: in one run, and each as a cluster of its
-    own. Beside one Job of as many pods."""
-    _sweep(api_of(portal, tenants), code, "warm", AT_ONCE)
-    _job(plane, "warm", AT_ONCE)
+    """Measures TRIALS trials of `true`, AT_ONCE at once, from the POST to the end of the sweep: in one run, and each as
+    its own cluster. The floor is one Job of as many pods."""
+    if WARM_UP:
+        _sweep(api_of(portal, tenants), code, "warm", AT_ONCE)
+        _job(plane, "warm", AT_ONCE)
     alone = _seconds(plane)
     floor = _job(plane, "floor", TRIALS)
     alone = (_seconds(plane) - alone) / TRIALS * 1000
@@ -152,7 +153,7 @@ def trials(portal: Portal, tenants: Seeded, plane: Plane, code: str) -> list[Res
         *(Result(f"A trial in one run: processor time of {name}", spent[name], "ms") for name in spent),
     ]
     calls, done, used = len(plane.calls_of_audited()), _transactions(), _used(portal, plane)
-    # A connection that was kept meanwhile may have been closed by the gateway.
+    # The gateway may have closed the kept connection meanwhile.
     took = _sweep(api_of(portal, tenants), code, "many", TRIALS)
     _until_gone("sweeps/many")
     done = (_transactions() - done) // TRIALS
@@ -203,7 +204,7 @@ def _manifest(name: str, count: int, *, one_run: bool = False) -> dict[str, Any]
 
 
 def _job(plane: Plane, name: str, count: int) -> float:
-    """One Indexed Job of plain pods of the same program, AT_ONCE at a time; seconds from `kubectl apply` until it is Complete."""
+    """Seconds from `kubectl apply` of an Indexed Job of plain pods (same program, AT_ONCE at a time) until all succeeded."""
     namespace = "trials"
     if not plane.request("GET", "/api/v1/namespaces", fieldSelector=f"metadata.name={namespace}")["items"]:
         plane.make_namespace(namespace)
@@ -225,7 +226,7 @@ def _job(plane: Plane, name: str, count: int) -> float:
 
 
 def _used(portal: Portal, plane: Plane) -> dict[str, float]:
-    """Seconds of processor time that each program has taken."""
+    """Seconds of processor time of each program so far."""
     assert portal.process is not None
     words = {"the worker": "celery", "the controller": "controller", "PostgreSQL": "postgres"}
     found = {name: idling.cpu(portal.process.pid, word) for name, word in words.items()}
@@ -233,12 +234,12 @@ def _used(portal: Portal, plane: Plane) -> dict[str, float]:
 
 
 def _spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Milliseconds of each of TRIALS."""
+    """Milliseconds per trial, from two results of `_used`."""
     return {name: (seconds - before[name]) / TRIALS * 1000 for name, seconds in after.items()}
 
 
 def _seconds(plane: Plane) -> float:
-    """Processor time of all of its programs until now."""
+    """Processor seconds of all of the control plane's programs so far."""
     times = [psutil.Process(pid).cpu_times() for pid in plane.pids()]
     return sum(each.user + each.system for each in times)
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 
 class Client:
-    """A kept connection for each thread to one server. Not 2xx or 3xx raises RuntimeError with what the server said."""
+    """Keeps one connection per thread to a server. Raises RuntimeError with the response text for a status of 400 or more."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         parts = urlsplit(url)
@@ -44,7 +44,7 @@ class Client:
 
 
 def steadily(per_second: float, jobs: Sequence[Callable[[], object]]) -> list[float]:
-    """Starts a job every 1/`per_second` s, however long they take; seconds from when each was due to when it was done."""
+    """Starts a job every 1/`per_second` s, however long jobs take. Returns the seconds from each job's due time to its end."""
     begin = time.perf_counter() + 0.1
 
     def do(n: int, job: Callable[[], object]) -> float:
@@ -63,14 +63,14 @@ def steadily(per_second: float, jobs: Sequence[Callable[[], object]]) -> list[fl
 
 
 def at_once(threads: int, jobs: Sequence[Callable[[], object]]) -> None:
-    """All of them, by so many threads, each as soon as it can."""
+    """Runs all jobs on `threads` threads, each as soon as a thread is free."""
     with ThreadPoolExecutor(threads) as pool:
         for each in [pool.submit(job) for job in jobs]:
             each.result()
 
 
 def one_by_one(times: int, job: Callable[[], object]) -> list[float]:
-    """Seconds of each of `times` jobs, one after the other."""
+    """Runs `job` `times` times, one after the other. Returns the seconds of each."""
     found = []
     for _ in range(times):
         begin = time.perf_counter()

@@ -4,7 +4,7 @@ from billing.accounts import api as accounts_api
 from billing.budgets import api as budgets_api
 from billing.dashboards import api as dashboards_api
 
-# The routes of pages know what a month in an address is.
+# The converter `month` is registered by the routes of pages.
 from billing.dashboards import usage_api
 from billing.exports import api as exports_api
 from billing.invoices import api as invoices_api

@@ -7,14 +7,14 @@ class BillingConfig(AppConfig):
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
         from billing import mails
-        from billing.budgets import access, turn
+        from billing.budgets import access, actions
         from billing.prices import book
         from billing.sums import metrics
-        from portal import hooks
+        from portal import extension_points
 
-        hooks.steps.add(book.steps)
-        hooks.gpu_prices.add(book.gpu_prices)
-        hooks.metrics.add(metrics.metrics)
-        hooks.mail.add(mails.tell)
-        hooks.budgets.add(access.amounts)
-        hooks.grant_budget.add(turn.grant)
+        extension_points.steps.add(book.steps)
+        extension_points.gpu_prices.add(book.gpu_prices)
+        extension_points.metrics.add(metrics.metrics)
+        extension_points.mail.add(mails.tell)
+        extension_points.budgets.add(access.amounts)
+        extension_points.grant_budget.add(actions.grant)

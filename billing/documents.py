@@ -1,5 +1,4 @@
-"""Fields that the documents of several rooms share: money, and whom it is about. Money is text, because JSON's numbers are not
-exact."""
+"""Fields that documents of several rooms share. Money is text, because JSON numbers are not exact."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ Code = Annotated[str, Field(max_length=63)]
 Line = Annotated[str, Field(max_length=200, examples=["qunarcorp.ops"])]
 
 
-# Money is rounded for reading only; a millionth is exact enough for a sum that still grows.
+# Money is rounded for display only; a millionth is exact enough for a sum that still grows.
 DIGITS = 6
 
 

@@ -1,7 +1,7 @@
-"""Mail that is told about exactly what was committed: written into an outbox with the change itself, sent by a task afterwards.
+"""A transactional outbox for mail: written together with the change it is about, sent by a task afterwards.
 
-A mail is held by whoever sends it, so that two do not send the same; what a mail server refuses is tried again, ever more
-rarely, for some days. One that a process died over is sent again with the same Message-ID, by which mail programs know it.
+A sender leases a mail, so that two do not send the same. Refused mail is retried with growing delays for seven days. If a
+process dies while sending, the mail is sent again with the same Message-ID, by which mail programs detect the duplicate.
 """
 
 from __future__ import annotations
@@ -34,12 +34,9 @@ FIRST_WAIT, LONGEST_WAIT = dt.timedelta(minutes=1), dt.timedelta(hours=6)
 
 
 class Mail(models.Model):
-    """A mail to those in `to`, or else to the notification addresses of an appcode, written down with what it tells about and
-    sent afterwards, once.
-
-    `key` names what it tells ("invoice INV-202610-ops-demo"), so that nothing is told twice. It is tried at `due_at`, which
-    whoever sends it moves on first, and not again after `give_up_at`.
-    """
+    """A mail to `to`, or else to the notification addresses of an appcode, written with the change it is about and sent
+    afterwards. `key` names the occasion ("invoice INV-202610-ops-demo") and is unique, so each is mailed once. It is
+    sent at `due_at`, which the sender first moves ahead as its lease, and not after `give_up_at`."""
 
     key = models.CharField(max_length=120, unique=True)
     appcode = models.ForeignKey(
@@ -67,7 +64,7 @@ class Mail(models.Model):
 
 @dataclass(frozen=True)
 class Letter:
-    """`key` says what it is about, once for ever. Without `to` it goes to the notification addresses."""
+    """`key` identifies the occasion for ever. Without `to` it goes to the appcode's notification addresses."""
 
     key: str
     appcode_id: int | None
@@ -77,12 +74,12 @@ class Letter:
 
 
 def configured() -> bool:
-    """Whether there is a mail server: by default mail would only be written to the log."""
+    """True if there is a mail server. By default mail is only written to the log."""
     return "console" not in settings.EMAIL_BACKEND
 
 
 def queue(letters: Sequence[Letter], now: dt.datetime) -> None:
-    """To be called in the transaction that makes what they tell about."""
+    """Writes mail to the outbox. Call it in the transaction that makes the change."""
     Mail.objects.bulk_create(
         (
             Mail(
@@ -97,19 +94,19 @@ def queue(letters: Sequence[Letter], now: dt.datetime) -> None:
 
 
 def tell(key: str, appcode_id: int | None, subject: str, text: str, to: Sequence[str]) -> None:
-    """For `portal.hooks`, which knows no outbox."""
+    """The outbox for `portal.extension_points`."""
     queue([Letter(key, appcode_id, subject[:200], text, tuple(to))], timezone.now())
 
 
 def again(mail: Mail) -> None:
-    """Lets one that was given up be tried again."""
+    """Retries a mail that was given up."""
     now = timezone.now()
     Mail.objects.filter(pk=mail.pk, sent_at=None).update(due_at=now, give_up_at=now + TRY_FOR, error="")
     transaction.on_commit(wakeups.wake_mail)
 
 
 def send_due(now: dt.datetime | None = None) -> int:
-    """Sends what is due, and says how many were sent. Without a mail server everything waits."""
+    """Sends due mail; returns how many. Without a mail server everything stays queued."""
     if not configured():
         return 0
     sent = 0
@@ -120,7 +117,7 @@ def send_due(now: dt.datetime | None = None) -> int:
 
 @transaction.atomic
 def _hold(now: dt.datetime) -> Mail | None:
-    """Takes the next one; whoever dies with it loses it after a while."""
+    """Leases the next mail for HOLD; if the sender dies, it is due again afterwards."""
     due = Mail.objects.filter(sent_at=None, due_at__lte=now, give_up_at__gt=now).select_related("appcode")
     mail = due.select_for_update(skip_locked=True, of=("self",)).order_by("due_at", "pk").first()
     if mail is not None:

@@ -1,7 +1,7 @@
-"""All rows of billing, for Django and for whoever stands outside of it. Each room has its own `models.py`; rooms import that one.
+"""All models of billing, for Django and for other apps; rooms import their own `models.py`.
 
-Billing knows appcodes and nothing of clusters: what used a GPU is described by copied labels and by `consumer`, an opaque key
-chosen by the caller ("run 17"), so that names survive the deletion of what they name.
+Billing knows appcodes but no clusters: what used a GPU is described by copied labels and by `consumer`, an opaque key
+of the caller ("run 17"), so that names survive the deletion of what they name.
 """
 
 from __future__ import annotations

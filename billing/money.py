@@ -1,7 +1,7 @@
-"""Exact money and metered amounts, and how they are rounded for reading. Pure.
+"""Exact money and metered amounts, and their rounding. Pure.
 
-A charge is a whole number of UNITs, so that a month adds up to its days whatever the prices; it is rounded once, half to even,
-where a person or an invoice line reads it.
+A charge is a whole number of UNITs, so that a month equals the sum of its days whatever the prices. It is rounded once,
+half to even, for display or for an invoice line.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from fractions import Fraction
 SECONDS_PER_HOUR = 3600
 PRECISION = 28
 EXACTLY = Context(prec=PRECISION, rounding=ROUND_HALF_EVEN)
-# Wide enough for every product of a quantity, a price and a percentage.
+# Precise enough for every product of a quantity, a price and a percentage.
 WIDE = Context(prec=100)
-# Charges are whole multiples of 1/UNIT of the currency (times the decimals of prices): a second of a GPU, of a thousandth of
-# a core and of a MiB at a price per hour all have exact values in it, where a division by 3600 has none.
+# Charges are whole multiples of 1/UNIT of the currency (times the decimals of prices). In it a second of a GPU, of a
+# thousandth of a core or of a MiB at an hourly price is exact; a division by 3600 would not be.
 UNIT = SECONDS_PER_HOUR * 128_000
-# What one unit-second at a price of 1 per hour is worth in UNITs: per GPU, per thousandth of a core, per MiB.
+# UNITs for one unit-second at a price of 1 per hour: per GPU, per thousandth of a core, per MiB.
 WORTH = {
     "gpu": UNIT // 3600,
     "cpu": UNIT // 3600 // 1000,
     "memory": UNIT // 3600 // 1024,
     "storage": UNIT // 3600 // 1024,
 }
-# How many of the metered units are one priced unit: cores and GiB.
+# Metered units per priced unit: cores and GiB.
 SIZE = {"gpu": 1, "cpu": 1000, "memory": 1024, "storage": 1024}
-# In the order in which they are shown.
+# Order of display.
 ORDER = {"gpu": 0, "cpu": 1, "memory": 2, "storage": 3}
 UNITS = {"gpu": "GPU-hours", "cpu": "core-hours", "memory": "GiB-hours", "storage": "GiB-hours"}
 
 
 @dataclass(frozen=True)
 class Used:
-    """GPU-seconds, and money in `money.UNIT`s: both exact, so that parts add up to the whole."""
+    """GPU-seconds, and a charge in UNITs. Both are exact, so parts add up to the whole."""
 
     gpu_seconds: int = 0
     charge: Decimal = Decimal(0)
@@ -51,7 +51,7 @@ class Used:
         return Decimal(self.gpu_seconds) / SECONDS_PER_HOUR
 
     def of(self, measure: str) -> Decimal:
-        """Its size in a chart of "hours" or of "cost"."""
+        """Its value in a chart of "hours" or "cost"."""
         return self.gpu_hours if measure == "hours" else self.cost
 
 
@@ -61,7 +61,7 @@ def family(sku: str) -> str:
 
 
 def money(charge: Decimal) -> Decimal:
-    """A charge in UNITs as an amount of money."""
+    """Converts a charge in UNITs to money."""
     return decimal(Fraction(charge) / UNIT)
 
 
@@ -70,12 +70,12 @@ def decimal(value: Fraction) -> Decimal:
 
 
 def display(amount: Decimal, digits: int = 2) -> Decimal:
-    """Rounded for reading, half to even: the only place where money is rounded."""
+    """Rounds an amount for display, half to even."""
     return amount.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_EVEN)
 
 
 def cents(charge: Decimal) -> Decimal:
-    """A charge as money: rounded half to even from the exact fraction, so never twice."""
+    """Converts a charge to cents, rounded once (half to even) from the exact fraction."""
     return Decimal(round(Fraction(charge) * 100 / UNIT)).scaleb(-2)
 
 
@@ -85,6 +85,6 @@ def hours(sku: str, quantity: int) -> Decimal:
 
 
 def price_text(per_hour: Decimal) -> str:
-    """To its last digit, with two decimals at least: "1.20", "0.000137"."""
+    """All its digits, at least two decimals: "1.20", "0.000137"."""
     whole, _, decimals = f"{per_hour.normalize():,f}".partition(".")
     return f"{whole}.{decimals:0<2}"

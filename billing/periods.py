@@ -1,6 +1,6 @@
-"""A stretch of time that people ask usage for, and how a chart divides it. Pure: the clock comes in as an argument.
+"""Periods of usage, and their division into chart columns. Pure: the clock is an argument.
 
-All days and months are UTC's, so no day has 23 or 25 hours and nothing is billed twice or never when clocks change.
+All days and months are UTC, so no day has 23 or 25 hours and daylight saving never bills anything twice or never.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from urllib.parse import urlencode
 from portal.errors import FieldError, Invalid
 
 DAY = dt.timedelta(days=1)
-# How people and addresses write a month, for descriptions of them.
+# The format of a month in URLs and parameters, for the REST schema.
 MONTH_PATTERN = r"^20[0-9]{2}-(0[1-9]|1[0-2])$"
-# Beyond this many days a chart has a column for each month.
+# Periods longer than this many days have a column per month.
 MAX_DAILY = 62
 Step = Literal["day", "month"]
 STEPS: tuple[Step, ...] = get_args(Step)
-# More columns than this are no chart any more; a year of days is a table for a program.
+# More columns are no chart; a program can read a table.
 MAX_COLUMNS = 400
 EARLIEST, LATEST = dt.datetime(2000, 1, 1, tzinfo=dt.UTC), dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 
@@ -38,17 +38,17 @@ class Period:
 
     @property
     def query(self) -> str:
-        """As the address of a page says it."""
+        """As the query string of a page."""
         return urlencode({"from": f"{self.since:%Y-%m-%d}", "to": f"{self.last_day:%Y-%m-%d}"})
 
     @property
     def last_day(self) -> dt.date:
-        """The last day that has a part in it; people name a period by its first and last day."""
+        """The last day that it touches; people name a period by its first and last day."""
         return (self.until - dt.timedelta(microseconds=1)).date()
 
     @property
     def columns(self) -> list[tuple[dt.datetime, dt.datetime]]:
-        """Days, or months when there are many days; they adjoin, and the first and last are cut to the period."""
+        """Adjoining days, or months for a long period; the first and last are cut to the period."""
         daily = self.until - self.since <= MAX_DAILY * DAY
         edges, edge = [self.since], self.since
         while edge < self.until:
@@ -62,18 +62,16 @@ class Period:
 
 
 def month(moment: dt.datetime) -> Period:
-    """The calendar month that `moment` lies in."""
     first = _midnight(moment).replace(day=1)
     return Period(first, (first + 31 * DAY).replace(day=1))
 
 
 def month_of(day: dt.date) -> Period:
-    """The calendar month of a day."""
     return month(dt.datetime(day.year, day.month, 1, tzinfo=dt.UTC))
 
 
 def following(day: dt.date) -> dt.date:
-    """The first day of the month after that of `day`."""
+    """The first day of the next month."""
     return (day.replace(day=1) + 31 * DAY).replace(day=1)
 
 
@@ -86,12 +84,9 @@ def month_after(period: Period) -> Period:
 
 
 def parse(since: str, until: str, now: dt.datetime) -> Period:
-    """The period from `since` to `until`, each a date (2026-01-31: the whole day, the last one included) or an exact
-    time.
-
-    Empty means the beginning of this month, and the end of the month of `since` or of today, whichever is later. Raises
-    Invalid at "from" or "to".
-    """
+    """The period from `since` to `until`, each a date (2026-01-31; as the end it includes that day) or an exact time.
+    Empty values mean the start of this month, and the later of the ends of `since`'s month and this month. Raises
+    Invalid at "from" or "to"."""
     errors: list[FieldError] = []
     start = _moment(since, "from", errors) if since else month(now).since
     end = _moment(until, "to", errors, end=True) if until else max(month(start).until, month(now).until)
@@ -103,8 +98,8 @@ def parse(since: str, until: str, now: dt.datetime) -> Period:
 
 
 def _moment(text: str, name: str, errors: list[FieldError], *, end: bool = False, day: bool = False) -> dt.datetime:
-    """The time that `text` means, of a date its midnight in UTC, or the next one where it is an `end`. Notes an error for what
-    is no time (no date, where a `day` is wanted) or lies outside of all reason."""
+    """Parses a time, or a date as its midnight in UTC (the next midnight if it is an `end`). Appends an error if it is
+    invalid, not a date although `day` is set, or out of bounds."""
     unlike, beyond = (
         "Give a date like 2026-01-31 or a time like 2026-01-31T18:00:00Z.",
         "Give a time between the years 2000 and 2100.",
@@ -147,13 +142,13 @@ class Range:
 
     @property
     def window(self) -> tuple[dt.datetime, dt.datetime]:
-        """Its first second and the one after its last, in UTC."""
+        """Its bounds [first second, end) in UTC."""
         first, end = (dt.datetime.combine(day, dt.time(), dt.UTC) for day in (self.since, self.until))
         return first, end
 
     @property
     def columns(self) -> list[tuple[dt.date, dt.date]]:
-        """They adjoin; the first and the last month may be cut."""
+        """Adjoining columns; the first and last month may be cut."""
         edges, edge = [self.since], self.since
         while edge < self.until:
             edge = edge + DAY if self.step == "day" else following(edge)
@@ -162,7 +157,7 @@ class Range:
 
     @property
     def before(self) -> Range:
-        """As many days, or whole months, right before."""
+        """The range before it, of as many days or whole months."""
         first = self.since.replace(day=1)
         if self.since == first and self.until == following(self.last_day):
             months = (self.until.year - self.since.year) * 12 + self.until.month - self.since.month
@@ -172,13 +167,12 @@ class Range:
         return Range(self.since - (self.until - self.since), self.since, self.step)
 
     def place(self, day: dt.date) -> dt.date:
-        """The first day of the column that `day` lies in."""
         return day if self.step == "day" else max(day.replace(day=1), self.since)
 
 
 def parse_days(since: str, until: str, step: str, today: dt.date) -> Range:
-    """The range that was asked for. Without a beginning it is the last 30 days; without a step days, or months when there are
-    many. Raises Invalid at "from", "to" or "columns"."""
+    """Parses a range. Defaults: the last 30 days; daily columns, or monthly ones for many days. Raises Invalid at
+    "from", "to" or "columns"."""
     errors: list[FieldError] = []
     end = _moment(until, "to", errors, end=True, day=True).date() if until else today + DAY
     first = _moment(since, "from", errors, day=True).date() if since else end - 30 * DAY

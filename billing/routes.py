@@ -13,7 +13,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("billing/<slug:code>", usage.appcode, name="billing_appcode"),
     path("billing/<slug:code>/<slug:name>", usage.cluster, name="billing_cluster"),
     path("billing/<slug:code>/<slug:name>/<slug:number>", usage.run, name="billing_run"),
-    # Where it was before it became the dashboard.
+    # The dashboard's former address.
     path("admin/usage", RedirectView.as_view(pattern_name="dashboard")),
     *dashboards_routes.urlpatterns,
     *prices_routes.urlpatterns,

@@ -1,11 +1,11 @@
-"""Celery tasks: woken by the clock; all of them may run twice or at once."""
+"""Celery tasks, run by beat. All of them may run twice or at once."""
 
 from __future__ import annotations
 
 from celery import shared_task
 
 from billing import mails
-from billing.budgets import turn
+from billing.budgets import loop
 from billing.efficiency import measured, waste
 from billing.invoices import closing
 from billing.ledger import posting
@@ -38,4 +38,4 @@ def forget_measured() -> None:
 
 @shared_task(name="billing.tasks.watch_budgets")
 def watch_budgets() -> None:
-    turn.turn()
+    loop.turn()

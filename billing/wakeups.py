@@ -1,4 +1,4 @@
-"""Wake-ups of the loops of billing: hints that there may be work."""
+"""Wake-ups for billing's loops: hints that there may be work."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from portal.wakeups import send
 
 
 def wake_mail() -> None:
-    """Asks for mail to be sent soon. Called after a commit."""
+    """Schedules sending mail soon. Call it after the commit."""
     send("billing.tasks.send_mail")
 
 
 def wake_closing() -> None:
-    """Asks for months that are due to be closed soon."""
+    """Schedules closing due months soon."""
     send("billing.tasks.close_months")

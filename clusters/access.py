@@ -1,4 +1,4 @@
-"""Reading clusters: the only way from a person to rows. What is not theirs raises the same Http404 as what does not exist."""
+"""Read access to clusters: every query for a user starts here. Raises the same Http404 for absent and forbidden rows."""
 
 from __future__ import annotations
 
@@ -7,32 +7,21 @@ from collections.abc import Iterable
 from django.db.models import QuerySet
 from django.http import Http404
 
-from clusters.models import Cluster, Run
-from portal.access import VIEW, Capability, appcodes_for, require
+from clusters.frameworks import APPLICATIONS
+from clusters.runs.models import Cluster, Run
+from portal.access import VIEW, Capability
 from portal.models import Event, User
+from portal.objects import Objects
 
-
-def clusters_for(user: User, capability: Capability = VIEW) -> QuerySet[Cluster]:
-    """Living clusters in the appcodes where `user` has `capability`, newest first, with appcode, creator and run joined."""
-    clusters = clusters_in(None)
-    if user.is_administrator:
-        return clusters
-    return clusters.filter(appcode__in=appcodes_for(user, capability).values("pk"))
+CLUSTERS = Objects(
+    "cluster", Cluster.objects.filter(deleted_at=None).select_related("appcode", "created_by", "current_run")
+)
+clusters_for, cluster_for = CLUSTERS.visible, CLUSTERS.find
 
 
 def clusters_in(appcodes: Iterable[int] | None) -> QuerySet[Cluster]:
-    """The same of these appcodes, of which somebody has been found to be a member; None: of all."""
-    clusters = Cluster.objects.filter(deleted_at=None).select_related("appcode", "created_by", "current_run")
-    return clusters if appcodes is None else clusters.filter(appcode__in=list(appcodes))
-
-
-def cluster_for(user: User, appcode: str, name: str, capability: Capability = VIEW) -> Cluster:
-    """Raises Http404 (absent or not theirs) or PermissionDenied (visible, but they may not do that)."""
-    cluster = clusters_for(user).filter(appcode__code=appcode, name=name).first()
-    if cluster is None:
-        raise Http404(f"There is no cluster “{name}” in {appcode} that you can see.")
-    require(user, cluster.appcode, capability)
-    return cluster
+    """The live clusters of these appcodes (None: all appcodes). The caller has checked the user's membership."""
+    return CLUSTERS.rows.all() if appcodes is None else CLUSTERS.rows.filter(appcode__in=list(appcodes))
 
 
 def run_for(user: User, appcode: str, name: str, number: int) -> Run:
@@ -45,6 +34,23 @@ def run_for(user: User, appcode: str, name: str, number: int) -> Run:
 
 
 def events_of(cluster: Cluster) -> QuerySet[Event]:
-    """What people did to `cluster` and what the cloud said, newest first; not what an earlier one of that name went through."""
+    """User actions and cloud events on `cluster`, newest first. Excludes events of an earlier cluster with the same name."""
     appcode = cluster.appcode.code
     return Event.objects.filter(appcode=appcode, object=f"cluster {cluster}", at__gte=cluster.created_at)
+
+
+def applications_in(clusters: QuerySet[Cluster]) -> QuerySet[Cluster]:
+    return clusters.filter(framework__in=list(APPLICATIONS))
+
+
+def applications_for(user: User) -> QuerySet[Cluster]:
+    """The applications among `clusters_for`."""
+    return applications_in(clusters_for(user))
+
+
+def application_for(user: User, appcode: str, name: str, capability: Capability = VIEW) -> Cluster:
+    """Raises Http404 (missing, not theirs, or no application) or PermissionDenied (visible, but not allowed)."""
+    cluster = cluster_for(user, appcode, name, capability)
+    if cluster.spec["framework"] not in APPLICATIONS:
+        raise Http404(f"There is no application “{name}” in {appcode} that you can see.")
+    return cluster

@@ -7,36 +7,41 @@ class ClustersConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
-        from billing import hooks as billing_hooks
-        from clusters import hooks, metrics, wakeups
-        from clusters.applications import inside
+        from billing import extension_points as billing_points
+        from clusters import contributions, metrics, wakeups
+        from clusters.applications import notices
+        from clusters.catalog import actions as offers
         from clusters.clouds import health, registry
+        from clusters.cluster.pages.sources import sources
+        from clusters.cluster_templates import source as templates
         from clusters.gateway import middleware
         from clusters.model_registry import access as model_registry
-        from clusters.runs import folders, telling
-        from clusters.spec import offers
+        from clusters.runs import folders, notifications
+        from clusters.sweeps import source as sweeps
         from clusters.volumes import lifecycle, metering
-        from datastores import hooks as datastore_hooks
-        from portal import hooks as portal_hooks
+        from datastores import extension_points as datastore_points
+        from portal import extension_points as portal_points
 
-        middleware.inside.add(inside.say)
+        middleware.inside.add(notices.say)
         post_migrate.connect(registry.keep_own, sender=self)
         post_migrate.connect(offers.keep_runtimes, sender=self)
-        datastore_hooks.finders.add(hooks.clusters_using)
-        datastore_hooks.finders.add(model_registry.models_using)
-        datastore_hooks.outputs.add(folders.outputs)
-        datastore_hooks.in_use.add(folders.in_use)
-        datastore_hooks.judges.add(lifecycle.judge)
-        datastore_hooks.volume_prices.add(metering.per_hour)
-        billing_hooks.without_end.add(hooks.without_end)
-        portal_hooks.metrics.add(metrics.metrics)
-        portal_hooks.closed_networks.add(hooks.closed_networks)
-        portal_hooks.gpu_use.add(hooks.gpus_held)
-        portal_hooks.gpu_pool.add(hooks.gpu_pool)
-        portal_hooks.steps.add(hooks.steps)
-        portal_hooks.notes.add(health.notes)
-        portal_hooks.searches.add(("Clusters", hooks.find_clusters))
-        portal_hooks.searches.add(("Templates", hooks.find_templates))
-        portal_hooks.searches.add(("Models", hooks.find_models))
-        portal_hooks.given.add(wakeups.wake_waiting)
-        portal_hooks.news.add(telling.news)
+        datastore_points.finders.add(contributions.clusters_using)
+        datastore_points.finders.add(model_registry.models_using)
+        datastore_points.outputs.add(folders.outputs)
+        datastore_points.in_use.add(folders.in_use)
+        datastore_points.judges.add(lifecycle.judge)
+        datastore_points.volume_prices.add(metering.per_hour)
+        billing_points.without_end.add(contributions.without_end)
+        portal_points.metrics.add(metrics.metrics)
+        portal_points.closed_networks.add(contributions.closed_networks)
+        portal_points.gpu_use.add(contributions.gpus_held)
+        portal_points.gpu_pool.add(contributions.gpu_pool)
+        portal_points.steps.add(contributions.steps)
+        portal_points.notes.add(health.notes)
+        portal_points.searches.add(("Clusters", contributions.find_clusters))
+        portal_points.searches.add(("Templates", contributions.find_templates))
+        portal_points.searches.add(("Models", contributions.find_models))
+        portal_points.given.add(wakeups.wake_waiting)
+        portal_points.news.add(notifications.news)
+        sources.add(sweeps.SOURCE)
+        sources.add(templates.SOURCE)

@@ -1,4 +1,4 @@
-"""What clusters tell Prometheus: runs by phase and cause, GPUs by cloud and model, and how old the news of each cloud are."""
+"""Prometheus metrics of clusters: runs by phase and cause, GPUs by cloud and model, and the age of each cloud's news."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from django.db.models import Count
 from django.utils import timezone
 from prometheus_client.core import Metric
 
-from clusters.models import Cloud, CloudState, Run
-from clusters.phase import TERMINAL
-from portal.metrics import gauge
+from clusters.clouds.models import Cloud, CloudState
+from clusters.runs.models import Run
+from clusters.runs.phase import TERMINAL
+from portal.monitoring.metrics import gauge
 
 
 def metrics() -> Iterator[Metric]:
-    """Two queries."""
+    """The current aliases. Two queries."""
     now = timezone.now()
     living = Run.objects.filter(gone=False).exclude(phase__in=TERMINAL).order_by()
     runs = living.values_list("phase", "reason").annotate(count=Count("pk")).order_by("phase", "reason")
@@ -25,7 +26,7 @@ def metrics() -> Iterator[Metric]:
     )  # fmt: skip
     there: Counter[tuple[str, str, str]] = Counter()
     free: Counter[tuple[str, str, str]] = Counter()
-    # Nobody waits for news of a cloud that was given up.
+    # A cloud that was given up has no news to expect.
     lost = Cloud.objects.filter(given_up_at__isnull=False).values("name")
     states = list(CloudState.objects.exclude(name__in=lost).order_by("name"))
     for state in states:

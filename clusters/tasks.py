@@ -1,4 +1,4 @@
-"""Celery tasks: each is told by a wake-up which row to look at, and looks. All of them may run twice or at once."""
+"""Celery tasks. Each gets a row's id from a wake-up, reads the row and decides. All of them may run twice or concurrently."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable
 from celery import shared_task
 from django.utils import timezone
 
-from clusters import actions
 from clusters.benchmarks import loop as benchmarks
 from clusters.clouds import credentials, gpu_usage
+from clusters.cluster import actions
 from clusters.gateway import visits
+from clusters.hooks import loop as run_hooks
 from clusters.logs import collect
 from clusters.model_registry import loop as model_registry
 from clusters.model_registry import rules as model_rules
-from clusters.pipelines import advance as pipelines
-from clusters.run_hooks import loop as run_hooks
-from clusters.runs import budgets, listed, quota, reconcile, resync
+from clusters.pipelines import loop as pipelines
+from clusters.runs import budgets, input_listing, quota, reconcile, resync
 from clusters.scalars import counted
-from clusters.schedules import turn as schedules
-from clusters.serving import loop as serving
-from clusters.serving import minutes
+from clusters.schedules import loop as schedules
+from clusters.services import loop as serving
+from clusters.services import minutes
 from clusters.sweeps import loop as sweeps
 from clusters.volumes import buckets, lifecycle
 from clusters.wakeups import waiting_key, wake, whole_key
@@ -28,12 +28,12 @@ from portal.wakeups import heard
 
 
 def _advance_hooks(appcode_id: int, cluster: str) -> None:
-    """Where one that has just succeeded told of a version of a model, that is registered."""
+    """Also registers the model version that a hook's run has just written."""
     run_hooks.advance(appcode_id, cluster)
     model_registry.advance(appcode_id)
 
 
-# What makes clusters for itself, by the first word of their `part_of`; each goes on by the appcode and its name.
+# Owners of clusters, by the first word of `part_of`. Each function takes the appcode and the rest of `part_of`.
 WHOLES: dict[str, Callable[[int, str], None]] = {
     "benchmarks": benchmarks.advance,
     "hooks": _advance_hooks,
@@ -81,7 +81,7 @@ def copy_logs() -> None:
 
 @shared_task(name="clusters.tasks.note_output")
 def note_output(run_id: int) -> None:
-    listed.note_output(run_id)
+    input_listing.note_output(run_id)
 
 
 @shared_task(name="clusters.tasks.note_crashes")
@@ -101,7 +101,7 @@ def meter_buckets() -> None:
 
 @shared_task(name="clusters.tasks.measure")
 def measure() -> None:
-    """A task for each cloud, so that one that does not answer holds up no other."""
+    """Starts one task per cloud, so that a cloud that does not answer delays no other."""
     for name in gpu_usage.clouds():
         measure_cloud.apply_async((name,), expires=60)
 

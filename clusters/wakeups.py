@@ -1,4 +1,4 @@
-"""Wake-ups of the loops that look after clusters (`tasks.py`): hints that a row may need work."""
+"""Wake-ups of the cluster loops (`tasks.py`): hints that a row may need work."""
 
 from __future__ import annotations
 
@@ -14,46 +14,44 @@ def whole_key(appcode_id: int, part_of: str) -> str:
 
 
 def wake(run_id: int) -> None:
-    """Asks for `run_id` to be reconciled soon. Called after a commit; without a broker the sweep does it later."""
+    """Requests a reconcile of the run. Call it after the commit. Without a broker the sweep does the work later."""
     send("clusters.tasks.reconcile_run", run_id)
 
 
 def wake_waiting(appcode_id: int) -> None:
-    """Asks for the runs of an appcode that wait for quota to be looked at again. Of many that end at once the first does."""
+    """Requests another check of the appcode's runs that wait for quota. Many requests at once are merged into one."""
     send("clusters.tasks.admit_waiting", appcode_id, once=waiting_key(appcode_id))
 
 
 def wake_next(cluster_id: int) -> None:
-    """Asks for the run that somebody wants as soon as the one before it is over."""
+    """Requests the run that a user wants as soon as the current one has ended."""
     send("clusters.tasks.deploy_next", cluster_id)
 
 
 def wake_whole(appcode_id: int, part_of: str) -> None:
-    """Asks for what made a part (`Cluster.part_of`), whose run has come to its end, to go on. Of many parts that end at once the
-    first does."""
+    """Requests that a part's owner (`Cluster.part_of`) continues after the part's run. Merges concurrent requests."""
     send("clusters.tasks.advance", appcode_id, part_of, once=whole_key(appcode_id, part_of))
 
 
 def wake_purge(cluster_id: int) -> None:
-    """Asks for the logs of a deleted cluster to be removed once its runs are over."""
+    """Requests the deletion of a deleted cluster's logs once its runs have ended."""
     send("clusters.tasks.purge_cluster", cluster_id)
 
 
 def wake_logs() -> None:
-    """Asks for logs of tasks that have ended to be copied."""
     send("clusters.tasks.copy_logs")
 
 
 def wake_output(run_id: int) -> None:
-    """Asks for what a run has written to be listed, now that it is gone."""
+    """Requests a listing of the output of a run that is gone."""
     send("clusters.tasks.note_output", run_id)
 
 
 def wake_crashes(run_id: int) -> None:
-    """Asks for what crashes have cost a run to be counted, now that it is gone."""
+    """Requests the cost of the crashes of a run that is gone."""
     send("clusters.tasks.note_crashes", run_id)
 
 
 def wake_volume(volume_id: int) -> None:
-    """Asks for a cloud to be told what is wanted of a volume."""
+    """Requests that the desired state of a volume is applied to its cloud."""
     send("clusters.tasks.settle_volume", volume_id)

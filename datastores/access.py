@@ -1,4 +1,4 @@
-"""Reading datastores: the only way from a person to rows. What is not theirs raises the same Http404 as what does not exist."""
+"""Reading datastores. Views get rows only here; what a user may not see raises the same Http404 as what does not exist."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from portal.access import OPERATE, VIEW, Capability, appcodes_for, require
 from portal.models import Appcode, User
 
 
-def datastores_for(user: User, capability: Capability = VIEW) -> QuerySet[Datastore]:
-    """Datastores of the appcodes in which `user` has `capability`, with appcode, creator and volume joined; to VIEW also those
-    that are shared with one of their appcodes."""
+def datastores_for(user: User) -> QuerySet[Datastore]:
+    """Datastores that `user` may see, with appcode, creator and volume joined: those of their appcodes, and those
+    shared with one."""
     stores = Datastore.objects.select_related("appcode", "created_by", "volume")
     if user.is_administrator:
         return stores
-    own = Q(appcode__in=appcodes_for(user, capability).values("pk"))
-    if capability is VIEW and user.is_active:
+    own = Q(appcode__in=appcodes_for(user).values("pk"))
+    if user.is_active:
         own |= Q(pk__in=shared_with(appcodes_for(user).select_related("org_node")).values("datastore"))
     return stores.filter(own)
 
 
 def shared_with(appcodes: Iterable[Appcode]) -> QuerySet[Share]:
-    """What others share with one of these appcodes (with their nodes joined), with everybody included. An appcode that was only
-    asked for, of whatever business line, opens nothing."""
+    """Shares with one of these appcodes (with their nodes joined), including shares with everybody. An appcode that is
+    only requested gets none, whatever its business line."""
     found = [appcode for appcode in appcodes if appcode.state == Appcode.State.ACTIVE]
     lines = {path for appcode in found for path in appcode.org_node.ancestors_and_self}
     everybody = Q(appcode=None, line=None)
@@ -35,13 +35,13 @@ def shared_with(appcodes: Iterable[Appcode]) -> QuerySet[Share]:
 
 
 def readable_by(appcode: Appcode) -> QuerySet[Datastore]:
-    """What runs of an appcode may read: its own datastores, and those that others share with it."""
+    """What runs of an appcode may read: its own datastores, and those shared with it."""
     shared = Q(pk__in=shared_with([appcode]).values("datastore"))
     return Datastore.objects.select_related("appcode", "volume").filter(Q(appcode=appcode) | shared)
 
 
 def datastore_for(user: User, appcode: str, name: str, capability: Capability = VIEW) -> Datastore:
-    """Raises Http404 (absent or not theirs) or PermissionDenied (visible, but they may not do that)."""
+    """Raises Http404 (missing or not theirs) or PermissionDenied (visible, but not allowed)."""
     store = datastores_for(user).filter(appcode__code=appcode, name=name).first()
     if store is None:
         raise Http404(f"There is no datastore “{name}” in {appcode} that you can see.")
@@ -51,7 +51,7 @@ def datastore_for(user: User, appcode: str, name: str, capability: Capability = 
 
 
 def upload_for(user: User, appcode: str, name: str, pk: int) -> Upload:
-    """An unfinished upload to a datastore that they may write to. Raises as `datastore_for`."""
+    """An unfinished upload to a datastore that the user may write to. Raises as `datastore_for`."""
     store = datastore_for(user, appcode, name, OPERATE)
     upload = Upload.objects.filter(datastore=store, pk=pk).first()
     if upload is None:
@@ -61,7 +61,7 @@ def upload_for(user: User, appcode: str, name: str, pk: int) -> Upload:
 
 
 def removal_for(user: User, appcode: str, name: str, pk: int) -> Removal:
-    """What was removed from a datastore that they may write to. Raises as `datastore_for`."""
+    """A removal from a datastore that the user may write to. Raises as `datastore_for`."""
     store = datastore_for(user, appcode, name, OPERATE)
     removal = Removal.objects.select_related("removed_by").filter(datastore=store, pk=pk).first()
     if removal is None:
@@ -71,7 +71,7 @@ def removal_for(user: User, appcode: str, name: str, pk: int) -> Removal:
 
 
 def rule_for(user: User, appcode: str, name: str, pk: int) -> Rule:
-    """A rule of a datastore that they may write to. Raises as `datastore_for`."""
+    """A rule of a datastore that the user may write to. Raises as `datastore_for`."""
     store = datastore_for(user, appcode, name, OPERATE)
     rule = Rule.objects.select_related("created_by").filter(datastore=store, pk=pk).first()
     if rule is None:
@@ -92,11 +92,11 @@ def version_for(user: User, appcode: str, name: str, version: str, capability: C
 
 
 def allowed_folders(appcode: Appcode) -> QuerySet[AllowedFolder]:
-    """The folders of this machine that datastores of `appcode` may lie in."""
+    """The folders of this machine in which datastores of `appcode` may lie."""
     return AllowedFolder.objects.filter(Q(appcodes=None) | Q(appcodes=appcode)).distinct()
 
 
 def allowed_folder(appcode: Appcode, path: str) -> AllowedFolder | None:
-    """The allowed folder that `path` lies in, the innermost one if there are several."""
+    """The innermost allowed folder that contains `path`, or None."""
     inside = [folder for folder in allowed_folders(appcode) if folder.contains(path)]
     return max(inside, key=lambda folder: len(folder.path), default=None)

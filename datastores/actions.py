@@ -1,10 +1,9 @@
-"""Everything that a person does to a datastore. Each change is one transaction with its Event; a test talks to the server
-first, outside of any transaction, and writes down afterwards what came of it.
+"""Changes of datastores by people. Each is one transaction with its Event; a test first talks to the server, outside of
+any transaction, and records the result afterwards.
 
-The secret key goes in and never comes out: a change without one keeps the one that is stored, as long as it is for the same
-server and access key and, unless an owner makes it, opens nothing outside the folder that it was given for. Deleting a
-datastore leaves every file where it is, but for a volume: that was made for the datastore and goes with it, so its name has to
-be said again.
+The secret key is write-only. A change without one keeps the stored key, if server and access key stay the same and, unless an
+owner makes the change, if it opens nothing outside the folder for which the key was given. Deleting a datastore leaves all
+files in place, except for a volume: that was made for the datastore and is deleted with it, so its name has to be confirmed.
 """
 
 from __future__ import annotations
@@ -31,13 +30,14 @@ from datastores.access import allowed_folder
 from datastores.drivers import driver_for, nfs
 from datastores.drivers.base import Driver, DriverError, NotThere
 from datastores.drivers.patience import within
-from datastores.hooks import uses_of, wrongs
+from datastores.extension_points import uses_of, wrongs
 from datastores.models import Datastore, Removal, Volume
 from datastores.specs import DatastoreManifest, Kind, S3Spec, size_bytes
 from portal import outgoing
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require
 from portal.errors import Conflict, Invalid
 from portal.events import record
+from portal.kept import refuse_changes
 from portal.models import Appcode, User
 
 log = logging.getLogger(__name__)
@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 TEST_SECONDS = 5
 SHOWN_USES = 5
 
-# A test that looks a name up may go on a little after its answer was given; never more than these.
+# A test that resolves a name may outlive its response, so their number is limited.
 _testers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="datastore-test")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a test: a sentence, and where it failed the field to mend by its path in the manifest."""
+    """The result of a test: a sentence, and after a failure the path of the invalid manifest field."""
 
     ok: bool
     message: str
@@ -60,7 +60,7 @@ class Outcome:
 
 @transaction.atomic
 def create_datastore(manifest: DatastoreManifest, *, acting_user: User) -> Datastore:
-    """Raises Invalid (also for an appcode that they cannot see, exactly as for one that does not exist) or PermissionDenied."""
+    """Raises Invalid (for an invisible appcode exactly as for one that does not exist) or PermissionDenied."""
     appcode = _usable_appcode(manifest, acting_user)
     _lock_storage(manifest, appcode)
     _check(manifest, appcode, manifest.spec.secret)
@@ -90,14 +90,10 @@ def create_datastore(manifest: DatastoreManifest, *, acting_user: User) -> Datas
 
 @transaction.atomic
 def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_user: User) -> Datastore:
-    """Replaces what the datastore points to; runs that have begun keep what they mounted. A volume that has been made only
-    grows."""
+    """Changes what the datastore points to; runs that have begun keep their mounts. An existing volume can only grow."""
     store = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").get(pk=store.pk)
     require(acting_user, store.appcode, OPERATE)
-    if manifest.metadata.appcode != store.appcode.code:
-        raise Invalid.at("metadata", "appcode", message="A datastore stays in its appcode; make another one there.")
-    if manifest.metadata.name != store.name:
-        raise Invalid.at("metadata", "name", message="A datastore keeps its name: clusters mount it by that.")
+    refuse_changes(manifest, name=store.name, appcode=store.appcode.code)
     secret = manifest.spec.secret or _kept_secret(store, manifest, acting_user)
     _lock_storage(manifest, store.appcode)
     _check(manifest, store.appcode, secret, store)
@@ -128,7 +124,7 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
                 sentence = "Its rules are about the files where it lies now; remove them first."
                 raise Invalid.at("spec", manifest.spec.kind, message=sentence)
             _drop_uploads(before)
-        # Its cloud is told by whoever runs tasks there.
+        # clusters/ passes the new size to the cloud.
         Volume.objects.filter(datastore=store).update(size=store.size, refused_size="", trouble="", tried_at=None)
         _record("datastore.changed", store, acting_user, f"Changed: {_described(store)}.")
     return store
@@ -136,8 +132,8 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
 
 @transaction.atomic
 def delete_datastore(store: Datastore, *, acting_user: User, named: str = "") -> None:
-    """Forgets the datastore; its files stay where they are, but for a volume. Raises Conflict naming what uses it, and Invalid
-    at ("name",) when data would go and `named` is not its name."""
+    """Deletes the datastore; its files stay, except for a volume. Raises Conflict naming its users, and Invalid at
+    ("name",) if data would be lost and `named` is not its name."""
     found = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").filter(pk=store.pk).first()
     if found is None:
         return
@@ -164,7 +160,7 @@ def delete_datastore(store: Datastore, *, acting_user: User, named: str = "") ->
 
 
 def _drop_trash(store: Datastore) -> None:
-    """What was to go for good and is still there."""
+    """Deletes what was being emptied from the trash and is still there."""
     if folders := [row.folder for row in store.removals.all()]:
         transaction.on_commit(partial(_remove_folders, store, folders))
 
@@ -181,14 +177,14 @@ def _remove_folders(store: Datastore, folders: Sequence[str]) -> None:
 
 
 def _drop_uploads(store: Datastore) -> None:
-    """What is on its way to where a datastore lies, or lay."""
+    """Drops unfinished uploads to where a datastore is, or was."""
     if unfinished := list(store.uploads.values_list("path", "remote")):
         transaction.on_commit(partial(_forget_parts, store, unfinished))
         store.uploads.all().delete()
 
 
 def _forget_parts(store: Datastore, unfinished: Sequence[tuple[str, str]]) -> None:
-    """Of uploads that nobody can finish any more. What its server does not forget now, a rule of its own removes."""
+    """Aborts uploads that can no longer be finished. Parts left after a failure are removed by the bucket's own rule."""
     try:
         with within(TEST_SECONDS):
             driver = open_store(store)
@@ -199,12 +195,12 @@ def _forget_parts(store: Datastore, unfinished: Sequence[tuple[str, str]]) -> No
 
 
 def try_datastore(store: Datastore, *, acting_user: User) -> Outcome:
-    """Tries the connection and remembers how it went. Takes at most TEST_SECONDS. Raises Conflict where nothing can be tried."""
+    """Tests the connection and stores the result, within TEST_SECONDS. Raises Conflict if this kind cannot be tested."""
     require(acting_user, store.appcode, OPERATE)
     if store.kind == Datastore.Kind.VOLUME:
         raise Conflict("There is nothing to try from here: Kubernetes makes the volume when a run first mounts it.")
     outcome = _try(store)
-    # Only if it still is what was tried.
+    # Only if it has not changed since.
     Datastore.objects.filter(pk=store.pk, changed_at=store.changed_at).update(
         tested_at=timezone.now(), test_ok=outcome.ok, test_message=outcome.message
     )
@@ -212,10 +208,7 @@ def try_datastore(store: Datastore, *, acting_user: User) -> Outcome:
 
 
 def try_manifest(manifest: DatastoreManifest, *, acting_user: User, store: Datastore | None = None) -> Outcome:
-    """Tries what a form or a body says, without saving it; `store` is the one that it would change.
-
-    Raises Invalid where saving would.
-    """
+    """Tests a manifest without saving it; `store` is the datastore that it would change. Raises Invalid where saving would."""
     appcode = _usable_appcode(manifest, acting_user)
     secret = manifest.spec.secret or (_kept_secret(store, manifest, acting_user) if store else "")
     _check(manifest, appcode, secret, store)
@@ -251,8 +244,8 @@ def _tested(driver: Driver) -> str:
 
 
 def _kept_secret(store: Datastore, manifest: DatastoreManifest, user: User) -> str:
-    """The stored secret, if it may be used for what the manifest says: nobody sends it to another server than who gave it, and
-    only an owner opens with it what it was not given for. Raises Invalid."""
+    """The stored secret, if it may be used for the manifest: it is never sent to another server than it was given for,
+    and only an owner may use it for another bucket or folder. Raises Invalid."""
     spec = manifest.spec.s3
     if spec is None or not store.secret:
         return ""
@@ -266,13 +259,13 @@ def _kept_secret(store: Datastore, manifest: DatastoreManifest, user: User) -> s
 
 
 def _lies_in(spec: S3Spec, before: Mapping[str, str]) -> bool:
-    """Whether all that `spec` names was part of the bucket's folder `before`."""
+    """True if everything that `spec` names was part of the bucket and folder `before`."""
     folder = before.get("prefix", "")
     return before.get("bucket") == spec.bucket and f"{spec.prefix}/".startswith(f"{folder}/" if folder else "")
 
 
 def _check_made(volume: Volume, manifest: DatastoreManifest) -> None:
-    """What a volume that has been made cannot become. Raises Invalid."""
+    """Raises Invalid for changes that an existing volume does not allow."""
     spec = manifest.spec.volume
     if spec is None:
         sentence = "Its volume has been made; make another datastore, and delete this one when its data is not needed."
@@ -282,7 +275,7 @@ def _check_made(volume: Volume, manifest: DatastoreManifest) -> None:
             stays = getattr(volume, field) or "the default class"
             sentence = f"Its volume has been made with {stays} and stays like that; make another datastore."
             raise Invalid.at("spec", "volume", field, message=sentence)
-    # What was refused was never given, so it may be taken back.
+    # A size that the cloud refused was never applied, so it may be reduced again.
     least = volume.told_size if volume.refused_size else volume.size
     if size_bytes(spec.size) < size_bytes(least):
         raise Invalid.at("spec", "volume", "size", message=f"A volume only grows; it has {least} by now.")
@@ -293,14 +286,14 @@ def _described(store: Datastore) -> str:
 
 
 def _lock_storage(manifest: DatastoreManifest, appcode: Appcode) -> None:
-    """One volume at a time, so that two cannot both take the rest of a quota, which is read as it is now."""
+    """Locks the appcode, so that two volumes cannot both take the rest of a quota, and reads the current quota."""
     if manifest.spec.volume:
         row = Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode.pk)
         appcode.storage_quota_gib = row.storage_quota_gib
 
 
 def volumes_gib(codes: Collection[str]) -> dict[str, int]:
-    """GiB of the volumes of each of these appcodes that has some, rounded up. Two queries."""
+    """GiB of the volumes by appcode code, rounded up; appcodes without volumes are left out. Two queries."""
     used: Counter[str] = Counter()
     for code, size in _volumes(codes):
         used[code] += size_bytes(size)
@@ -308,7 +301,7 @@ def volumes_gib(codes: Collection[str]) -> dict[str, int]:
 
 
 def _volumes(codes: Collection[str], but: Datastore | None = None) -> list[tuple[str, str]]:
-    """Appcode and size of each volume that there is, those of deleted datastores included that are still there."""
+    """(appcode, size) of each volume, including volumes of deleted datastores that still exist."""
     stores = Datastore.objects.filter(appcode__code__in=codes, kind=Datastore.Kind.VOLUME)
     stores = stores.exclude(pk=but.pk) if but else stores
     going = Volume.objects.filter(datastore=None, appcode__in=codes)
@@ -316,7 +309,8 @@ def _volumes(codes: Collection[str], but: Datastore | None = None) -> list[tuple
 
 
 def _check_quota(appcode: Appcode, size: str, store: Datastore | None) -> None:
-    """Whether the appcode may have this much. What is not grown is left alone, also when a quota was lowered. Raises Invalid."""
+    """Raises Invalid if the size exceeds the appcode's quota. A volume that does not grow is accepted even if the quota
+    was lowered."""
     used = sum(size_bytes(each) for _, each in _volumes([appcode.code], but=store))
     quota = appcode.storage_quota_gib * 2**30
     before = size_bytes(store.size) if store and store.size else 0
@@ -333,7 +327,7 @@ def _check_quota(appcode: Appcode, size: str, store: Datastore | None) -> None:
 
 
 def _check(manifest: DatastoreManifest, appcode: Appcode, secret: str, store: Datastore | None = None) -> None:
-    """What cannot be judged from the manifest alone; `store` is the one that it changes. Raises Invalid."""
+    """Checks that need more than the manifest; `store` is the datastore that it changes. Raises Invalid."""
     spec = manifest.spec
     if spec.s3 and not secret:
         raise Invalid.at("spec", "s3", "secret_key", message="Give the secret key that belongs to the access key.")

@@ -11,9 +11,9 @@ class DatastoresConfig(AppConfig):
 
         from datastores import actions, exports, views
         from datastores.storage.actions import follow_server
-        from portal import hooks
+        from portal import extension_points
 
         post_migrate.connect(follow_server, sender=self)
         exports.parse(tuple(settings.NFS_SERVERS))
-        hooks.volumes_gib.add(actions.volumes_gib)
-        hooks.searches.add(("Datastores", views.find_datastores))
+        extension_points.volumes_gib.add(actions.volumes_gib)
+        extension_points.searches.add(("Datastores", views.find_datastores))

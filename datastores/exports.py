@@ -1,11 +1,11 @@
-"""Which folders of which NFS servers datastores may name: the list in `PORTAL_NFS_SERVERS`, nobody's while it is empty.
+"""Which folders of which NFS servers datastores may name: the list in `PORTAL_NFS_SERVERS`; none while it is empty.
 
-A node mounts NFS as itself, and every task is the same user there. So a server trusts whoever may name it, and that is for an
-administrator to decide:
+A node mounts NFS as itself, and every task is the same user there, so a server trusts every user who may name it. That
+is an administrator's decision:
 
-    nas.example.com:/export/ml          a folder of it, and what lies below
-    10.20.0.0/16:/tenants/{appcode}     on each of these addresses a folder for every appcode
-    *.nas.example.com                   all that servers of these names export
+    nas.example.com:/export/ml          one of its folders, and what lies below
+    10.20.0.0/16:/tenants/{appcode}     on each of these addresses one folder per appcode
+    *.nas.example.com                   everything that servers of these names export
     *                                   everything that nodes reach
 """
 
@@ -26,7 +26,7 @@ _ENTRY = re.compile(r"(?P<server>\[[0-9A-Fa-f:./]+\]|[^\[\]:/\s]+(?:/\d+)?)(?::(
 
 @dataclass(frozen=True)
 class Export:
-    """`path` has no slash at its end; "" is all of a server."""
+    """`path` has no trailing slash; "" is the whole server."""
 
     server: str
     path: str = ""
@@ -43,13 +43,13 @@ class Export:
         try:
             return ipaddress.ip_address(server) in ipaddress.ip_network(wanted)
         except ValueError:
-            # One of them is a name, which is what it says and not what it resolves to.
+            # One of them is a name: compare names, without resolving them.
             return fnmatchcase(server, wanted)
 
 
 @lru_cache(maxsize=8)
 def parse(entries: tuple[str, ...]) -> tuple[Export, ...]:
-    """Raises ImproperlyConfigured for what is not understood."""
+    """Raises ImproperlyConfigured for an invalid entry."""
     found = []
     for entry in filter(None, map(str.strip, entries)):
         match = _ENTRY.fullmatch(entry)
@@ -61,7 +61,7 @@ def parse(entries: tuple[str, ...]) -> tuple[Export, ...]:
 
 
 def allowed(appcode: str) -> Sequence[str]:
-    """For people of an appcode, the list as it is for them."""
+    """The list for users of an appcode, with its code filled in."""
     return [str(each).replace("{appcode}", appcode) for each in parse(tuple(settings.NFS_SERVERS))]
 
 

@@ -1,4 +1,4 @@
-"""Which folders of this machine datastores may lie in: an administrator's list, its form and its two actions."""
+"""The folders of this machine in which datastores may lie: an administrator's list, its form and its two actions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from portal.pages.admin import for_administrators
 from portal.pages.appcodes import attempt, get_or_post, person
 from portal.pages.forms import show_errors
 
-# Nobody keeps data in these; what lies there are the machine's own affairs.
+# The machine's own folders, which are no place for data.
 _SYSTEM = (
     "/",
     "/bin",
@@ -47,7 +47,7 @@ _SYSTEM = (
 def save_folder(
     folder: AllowedFolder, path: str, *, read_only: bool, codes: list[str], acting_user: User
 ) -> AllowedFolder:
-    """Allows a folder or changes how. Raises Invalid at ("path",) or ("appcodes",)."""
+    """Allows a folder or changes its settings. Raises Invalid at ("path",) or ("appcodes",)."""
     require_administrator(acting_user)
     errors = _wrong_path(folder, path)
     appcodes = list(Appcode.objects.filter(code__in=codes))
@@ -66,7 +66,7 @@ def save_folder(
 
 @transaction.atomic
 def close_folder(folder: AllowedFolder, *, acting_user: User) -> None:
-    """Its files stay; datastores in it work no more."""
+    """Removes the permission. The files stay; datastores in the folder stop working."""
     require_administrator(acting_user)
     record("folder.closed", actor=acting_user, object=f"folder {folder}", message="Not allowed any more.")
     folder.delete()

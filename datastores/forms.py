@@ -1,4 +1,4 @@
-"""The forms of a datastore, one a kind. A form only reads what was typed into a manifest; manifest and action judge it."""
+"""The forms of a datastore, one per kind. A form only parses the input into a manifest; manifest and action validate it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PLAIN = {"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"
 
 
 class DatastoreForm(forms.Form):
-    """What every kind has. A kind adds its fields, named as in the manifest."""
+    """The fields of every kind. Each kind adds its own, named as in the manifest."""
 
     kind: ClassVar[Kind]
-    # Fields that the manifest calls by another name.
+    # Fields with another name in the manifest.
     renamed: ClassVar[dict[str, str]] = {}
 
     name = Words(
@@ -47,18 +47,18 @@ class DatastoreForm(forms.Form):
 
     @classmethod
     def paths(cls) -> dict[str, str]:
-        """Paths of the manifest → fields, for `portal.pages.forms.show_errors`."""
+        """Manifest paths → fields, for `portal.pages.forms.show_errors`."""
         own = [name for name in cls.base_fields if name not in ("name", "appcode")]
         paths = {f"spec.{cls.kind}.{cls.renamed.get(name, name)}": name for name in own}
         return {"metadata.name": "name", "metadata.appcode": "appcode", **paths}
 
     def manifest(self) -> DatastoreManifest:
-        """Raises Invalid. To be called on a bound form."""
+        """Raises Invalid. Call it on a bound form."""
         if not self.is_valid():
             raise Invalid([])
         typed = {name: value.strip() for name, value in self.cleaned_data.items()}
         metadata = {name: typed.pop(name) for name in ("name", "appcode")}
-        # What is left empty takes the manifest's own default.
+        # Empty fields get the manifest's default.
         given = {name: value for name, value in typed.items() if value or self.fields[name].required}
         fields = {self.renamed.get(name, name): value for name, value in given.items()}
         return parse(DatastoreManifest, {"metadata": metadata, "spec": {self.kind: fields}})
@@ -195,7 +195,7 @@ class FolderForm(forms.Form):
 
 
 class RenameForm(forms.Form):
-    """Another name for a file, or a copy of that name."""
+    """The new path of a file, or of a copy."""
 
     to = Words(
         label="New name, with its folder",
@@ -221,7 +221,7 @@ class SharingForm(forms.Form):
 
 
 class RuleForm(forms.Form):
-    """What goes from a datastore by itself. Of the two numbers that one counts which the kind has."""
+    """A rule. Only the number field of the chosen kind counts."""
 
     kind = Words(label="What goes", widget=forms.Select(choices=[*KINDS.items()]))
     path = Words(
@@ -242,7 +242,7 @@ class RuleForm(forms.Form):
     )
 
     def spec(self) -> RuleSpec:
-        """Raises Invalid. To be called on a bound form."""
+        """Raises Invalid. Call it on a bound form."""
         if not self.is_valid():
             raise Invalid([])
         typed = {name: value.strip() for name, value in self.cleaned_data.items()}

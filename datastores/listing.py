@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What lay in a folder at one moment, in short: how many files and bytes, and a digest of their names, sizes and times.
+"""The contents of a folder in short: number of files, bytes, and a digest of their names, sizes and times.
 
-Two listings with one digest are of the same files; nobody has read them for that. The time is when the store says that a file
-was last written, to the second: unlike an ETag every store tells it with the names, a thousand files in one answer. The
-digest is a sum, so files may come in any order and none is kept; it finds changes, and is no proof against somebody who makes
-files to fit it.
+Two listings with the same digest are of the same files, without reading them. The time is the store's modification time
+in seconds: unlike ETags, every store lists it with the names, a thousand files per response. The digest is a sum, so
+files may come in any order and none is kept in memory; it detects changes, but does not protect against somebody who
+forges files to match it.
 
-A program of docker/rclone, too: `listing NAMES` reads what `rclone lsjson` writes, writes the names into the file NAMES, one
-a line, and says digest, files and bytes. For rclone a line break in a name
-is another character, so no name is two lines. Only the standard library is imported here.
+It is also a program of docker/rclone: `listing NAMES` reads the output of `rclone lsjson`, writes the names into the
+file NAMES, one per line, and prints digest, files and bytes. rclone encodes a line break in a name as another
+character, so each name is one line. Only the standard library is imported here.
 """
 
 import datetime as dt
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     # Path, bytes, seconds since 1970.
     Row = tuple[str, int, int]
 
-# The folder of a datastore in which what people removed waits (files/trash.py); no run is to read it.
+# The folder of a datastore's trash (files/trash.py); runs must not read it.
 TRASH = ".portal-trash"
-# What every copy and listing by rclone says, but those of a list of names.
+# Options of every copy and listing by rclone, except copies by a list of names.
 WITHOUT_TRASH = ("--exclude", f"{TRASH}/**")
-# As rclone writes them (https://rclone.org/overview/#encoding).
+# As rclone encodes them (https://rclone.org/overview/#encoding).
 _CONTROL = {chr(0x2400 + number): chr(number) for number in range(32)} | {"\u2421": "\x7f"}
 _PICTURE = re.compile(f"(\u201b?)([{''.join(_CONTROL)}])")
-# How rclone writes what `rows` reads.
+# The rclone options for the input of `rows`.
 LSJSON = ("--recursive", "--files-only", "--no-mimetype", "--use-server-modtime", *WITHOUT_TRASH)
 
 
 class Listing:
-    """Of the files that were added."""
+    """The sums over the added files."""
 
     def __init__(self) -> None:
         self.files = self.size = self._sum = 0
@@ -54,7 +54,7 @@ class Listing:
 
     @property
     def words(self) -> str:
-        """Digest, files and bytes, divided by spaces."""
+        """Digest, files and bytes, separated by spaces."""
         return f"{self.digest} {self.files} {self.size}"
 
 
@@ -66,12 +66,12 @@ def listing_of(rows: "Iterable[Row]") -> Listing:
 
 
 def plain(name: str) -> str:
-    """The name that rclone calls so: it shows control characters by their pictures in Unicode, and marks such a picture."""
+    """Decodes rclone's form of a name, which replaces control characters by their Unicode pictures and quotes real pictures."""
     return _PICTURE.sub(lambda found: found[2] if found[1] else _CONTROL[found[2]], name)
 
 
 def rows(lines: "Iterable[bytes]") -> "Iterator[Row]":
-    """Of the lines of `rclone lsjson`, one file in each, with the name that rclone has for it."""
+    """Parses lines of `rclone lsjson`, one file per line, with rclone's form of the name."""
     for line in lines:
         if line[:1] == b"{":
             entry = json.loads(line.rstrip(b",\r\n"))

@@ -1,4 +1,4 @@
-"""Datastores: an abstraction of data, decoupled from compute. A row says where data lives; a cluster mounts it by name."""
+"""Datastores: where data lives, independent of compute. A cluster mounts a datastore by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from datastores.retention import KINDS, RuleSpec
 from datastores.retention import Kind as RuleKind
 from portal.models import Appcode, OrgNode, User
 
-# How long what was removed may be had back.
+# How long removed files can be restored.
 TRASH_KEPT = dt.timedelta(days=7)
 
 
@@ -38,15 +38,13 @@ class AllowedFolder(models.Model):
         return self.path
 
     def contains(self, path: str) -> bool:
-        """Whether `path`, without '..', lies in it by its name. Links are the driver's business."""
+        """True if `path`, without '..', lies in it by name. Links are checked by the driver."""
         return path == self.path or path.startswith(self.path.rstrip("/") + "/")
 
 
 class Datastore(models.Model):
-    """Where data lives. `spec` holds the fields of its kind without secrets, e.g. {"server": …, "bucket": …};
-
-    `secret` is encrypted at rest and never shown again.
-    """
+    """Where data lives. `spec` holds the fields of its kind without secrets, e.g. {"server": …, "bucket": …}; `secret`
+    is encrypted at rest and never shown again."""
 
     class Kind(models.TextChoices):
         S3 = "s3", "S3"
@@ -78,7 +76,7 @@ class Datastore(models.Model):
 
     @property
     def where(self) -> str:
-        """In one line, as people would say it: "minio.example.com:9000/tmp/photos", "10.0.0.7:/data", "/data"."""
+        """In one line for people: "minio.example.com:9000/tmp/photos", "10.0.0.7:/data", "/data"."""
         match self.kind:
             case self.Kind.S3:
                 server = str(self.spec["server"]).split("://", 1)[1]
@@ -92,12 +90,12 @@ class Datastore(models.Model):
 
     @property
     def size(self) -> str:
-        """How large it is made, e.g. "20Gi"; "" where only its server knows."""
+        """The size of a volume, e.g. "20Gi"; "" for other kinds."""
         return str(self.spec.get("size", ""))
 
     @property
     def made(self) -> Volume | None:
-        """Its volume, once a run has needed it. No query where `volume` is joined."""
+        """Its volume, once a run has needed it. No query if `volume` is joined."""
         try:
             return self.volume
         except Volume.DoesNotExist:
@@ -105,12 +103,12 @@ class Datastore(models.Model):
 
 
 class Storage(models.Model):
-    """The bucket of an appcode in the portal's own object storage, from the moment that it is switched on.
+    """An appcode's bucket in the portal's own object storage, from the moment it is switched on.
 
-    This row is the truth of which keys live: the door lets in `access_key`, which people have, and `own_key`, by which the portal
-    and its runs come, and nobody else, whatever the store still knows. Secrets are not here: that of `access_key` is shown once,
-    that of `own_key` is the datastore's. What the store has was `used_bytes` at `measured_at`; `metered_mb` MiB are paid for
-    since `metered_since`, and people were told last when `told_percent` of the limit was reached.
+    This row is the source of truth for valid keys: the door accepts `access_key`, which users have, and `own_key`,
+    which the portal and its runs use, and no other, whatever the store still knows. Secrets are not stored here: that
+    of `access_key` is shown once, that of `own_key` is in the datastore. The store held `used_bytes` at `measured_at`;
+    `metered_mb` MiB are billed since `metered_since`; the last notice was sent at `told_percent` of the limit.
     """
 
     appcode = models.OneToOneField(Appcode, on_delete=models.PROTECT, related_name="storage")
@@ -132,13 +130,13 @@ class Storage(models.Model):
 
 
 class Volume(models.Model):
-    """The volume of a datastore, from the moment a run first needs it until its cloud has been told to delete it.
+    """The volume of a datastore, from a run's first use until its cloud has received the order to delete it.
 
-    `cloud` and `namespace` are where it lies, by names that whoever runs tasks gave; it never moves. `appcode`, `name` and the
-    primary key are what it is called there, whatever becomes of the datastore: with `datastore` None the volume is to go.
-    `size` is wanted, `told_size` what the cloud has taken; `refused_size` it would not take, for the reason in `trouble`.
-    `holder` is the run that a ReadWriteOnce volume was last given to; `metered_mb` is what is paid for now, in MiB. Until
-    `told_at` no cloud has taken a run that mounts it, and it costs nothing.
+    `cloud` and `namespace` are where it lies, by the names of the app that runs tasks; it never moves. `appcode`,
+    `name` and the primary key form its name there, whatever happens to the datastore: a volume with `datastore` None
+    has to be deleted. `size` is desired, `told_size` was accepted by the cloud; `refused_size` was refused, for the
+    reason in `trouble`. `holder` is the run that last got a ReadWriteOnce volume; `metered_mb` MiB are billed now.
+    Until `told_at` no cloud has accepted a run that mounts it, and it costs nothing.
     """
 
     datastore = models.OneToOneField(Datastore, on_delete=models.SET_NULL, null=True, related_name="volume")
@@ -173,7 +171,7 @@ class Volume(models.Model):
 
 
 class Share(models.Model):
-    """Who else may read a datastore: an appcode, all of a business line (and below it), or, with neither, everybody."""
+    """Who else may read a datastore: an appcode, a business line with everything below it, or, with neither, everybody."""
 
     datastore = models.ForeignKey(Datastore, on_delete=models.CASCADE, related_name="shares")
     appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, null=True, related_name="+")
@@ -190,11 +188,9 @@ class Share(models.Model):
 
 
 class Upload(models.Model):
-    """A large file on its way, in parts; the store keeps them until all have come (S3: a multipart upload, whose id is `remote`).
-
-    Who sends the same file to the same place again goes on where it broke: `fingerprint` is what the sender knows a file by. It
-    is given up when nothing came for a day.
-    """
+    """An unfinished large file in parts, which the store keeps (S3: a multipart upload with the id `remote`). A client
+    that sends the same file to the same place again resumes it; `fingerprint` is how the client identifies the file. An
+    upload that is idle for a day is dropped."""
 
     datastore = models.ForeignKey(Datastore, on_delete=models.CASCADE, related_name="uploads")
     path = models.CharField(max_length=2000)
@@ -211,8 +207,8 @@ class Upload(models.Model):
 
 
 class Version(models.Model):
-    """What lay in `folder` of a datastore ("" for all of it), by the digest of a listing (listing.py). While it is there, nothing
-    in the folder is changed through the portal."""
+    """The contents of `folder` of a datastore ("" for all of it), by the digest of a listing (listing.py). While it
+    exists, the portal changes nothing in the folder."""
 
     datastore = models.ForeignKey(Datastore, on_delete=models.CASCADE, related_name="versions")
     name = models.CharField(max_length=40)
@@ -231,19 +227,19 @@ class Version(models.Model):
 
     @property
     def disk_bytes(self) -> int:
-        """What a copy takes of a disk, about: files of file systems end with a block of 4 KiB that is half empty, or so."""
+        """Estimated disk space of a copy: each file wastes up to a block of 4 KiB."""
         return self.bytes + 4096 * self.files
 
     def holds(self, path: str) -> bool:
-        """Whether a change of what lies at `path`, a file or a folder, would change it."""
+        """True if changing the file or folder at `path` would change the version."""
         here, there = f"{self.folder}/" if self.folder else "", f"{path}/" if path else ""
         return there.startswith(here) or here.startswith(there)
 
 
 class Removal(models.Model):
-    """What somebody removed from a datastore and may have back, until it is gone for good (files/trash.py). `remote` names its
-    folder in the trash of the store; `state` says what is to become of it, and `settled` that it has. `trouble` says why it has
-    not, or what stays in the trash because something else lies in its place. `cause` is the rule that removed it, if one did."""
+    """A removal from a datastore that can be restored until it is deleted for good (files/trash.py). `remote` names its folder
+    in the store's trash. `state` is the desired state, and `settled` is true once it is reached. `trouble` says why it is not,
+    or what stays in the trash because another file is in its place. `cause` is the rule that removed it, if any."""
 
     class State(models.TextChoices):
         REMOVED = "removed", "In the trash"
@@ -275,7 +271,7 @@ class Removal(models.Model):
 
     @property
     def place(self) -> str:
-        """Where it lies in the store: under its last name alone, since a whole path may be as long as any can be."""
+        """Its path in the store: only the last part of its name, since a whole path may already have the maximum length."""
         return f"{self.folder}/{self.path.rpartition('/')[2]}"
 
     @property
@@ -284,13 +280,13 @@ class Removal(models.Model):
 
     @property
     def until(self) -> dt.datetime:
-        """When it goes for good."""
+        """When it is deleted for good."""
         return self.removed_at + TRASH_KEPT
 
 
 class Rule(models.Model):
-    """What goes from a datastore by itself, into the trash (retention.py says what, files/rules.py when). It is looked at when
-    `due_at` has come; `files` and `bytes` are what it moved at `applied_at`, and `trouble` says why it could not."""
+    """An automatic removal into the trash (retention.py decides what, files/rules.py when). It is applied at `due_at`;
+    `files` and `bytes` are what it moved at `applied_at`, and `trouble` is the last error."""
 
     datastore = models.ForeignKey(Datastore, on_delete=models.CASCADE, related_name="rules")
     kind = models.CharField(max_length=20, choices=[*KINDS.items()])
@@ -324,7 +320,7 @@ class Rule(models.Model):
 
 
 class UploadPart(models.Model):
-    """A part that the store has, by its number from 1, and what the store calls its bytes."""
+    """A part that the store has, with its number from 1 and the store's ETag."""
 
     upload = models.ForeignKey(Upload, on_delete=models.CASCADE, related_name="parts")
     number = models.PositiveIntegerField()

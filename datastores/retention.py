@@ -1,14 +1,13 @@
-"""Rules of a datastore: what may go by itself, and what of it stays all the same. Pure.
+"""Rules of a datastore: what may be removed automatically, and what is held back. Pure.
 
-A rule finds candidates among the files of a folder by their names and times alone, and by what runs say of their own outputs;
-whatever somebody else has an interest in, holds them back. So a preview and what is done by the rule are one decision, made
-twice.
+A rule finds candidates among a folder's files by names and times alone, and by what runs report of their outputs; files
+that anything else uses are held back. So a preview and the rule itself make the same decision.
 
-Checkpoints are files whose names differ in one number: those of TensorFlow (`ckpt-12.index` with its `.data-…`), of Keras
-(`…-05.keras`, `epoch05-0.32.weights.h5`), and `.pt`, `.pth`, `.ckpt`, `.h5`, `.hdf5` where a word says what is counted
-(`epoch`, `step`, `iter`, `ckpt`, `checkpoint`), or parts of a data set would look the same. The last ones are those with the
-highest numbers and those that were written last, since a training that began anew counts from 1 again, and what was copied has
-the times of copying.
+Checkpoints are files whose names differ in one number: TensorFlow's (`ckpt-12.index` with its `.data-…`), Keras's
+(`…-05.keras`, `epoch05-0.32.weights.h5`), and `.pt`, `.pth`, `.ckpt`, `.h5`, `.hdf5` with a word for what is counted
+(`epoch`, `step`, `iter`, `ckpt`, `checkpoint`), because shards of a data set would otherwise look the same. The last
+checkpoints are those with the highest numbers and those written last: a restarted training counts from 1 again, and
+copied files have the time of the copy.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ KINDS: dict[Kind, str] = {
 }
 _COUNTED = r"(?:epoch|step|iter|ckpt|checkpoint)"
 _NUMBER = r"(?P<number>\d{1,18})"
-# What stands behind the number: a metric (-0.32, -val_loss=0.5), or the step beside an epoch.
+# What may follow the number: a metric (-0.32, -val_loss=0.5), or the step after an epoch.
 _MORE = r"(?:[-_.](?:step=?\d+|[a-z_=]*\d+\.\d+))*"
-# No number that is the end of another one, as in model-0.95.keras.
+# Excludes the end of another number, as in model-0.95.keras.
 _BEGINS = r"(?<!\d\.)"
 _TENSORFLOW = re.compile(
     rf"(?P<series>(?:.*[-_.=])?){_BEGINS}{_NUMBER}(?P<kind>(?:\.ckpt)?)\.(?:index|meta|data-\d{{5}}-of-(?P<parts>\d{{5}}))"
@@ -49,13 +48,13 @@ _OTHERS = (
         rf"(?P<series>.*?{_COUNTED}[-_.=]?){_BEGINS}{_NUMBER}{_MORE}(?P<kind>\.(?:h5|hdf5|ckpt|pth?))", re.IGNORECASE
     ),
 )
-# Longer names are looked at by nobody: patterns take their time.
+# Longer names are not matched, because the patterns would take too long.
 MOST_LETTERS = 255
 _NEVER = dt.datetime.max.replace(tzinfo=dt.UTC)
 
 
 class RuleSpec(Strict):
-    """What goes by itself: of `kind`, below the folder `path`, after so many days, or beyond so many."""
+    """A rule of a `kind` for everything below the folder `path`: removes after `days`, or keeps the last `keep`."""
 
     kind: Kind = Field(
         description="Outputs of runs that failed (failed-runs), of each series of checkpoints all but the last (checkpoints), "
@@ -81,7 +80,7 @@ class RuleSpec(Strict):
 
     @property
     def words(self) -> str:
-        """As people would say it: "Keep the last 3 checkpoints in train"."""
+        """For people: "Keep the last 3 checkpoints in train"."""
         where = f" in {self.path}" if self.path else ""
         days = f"{self.days} day{'s'[: self.days != 1]}"
         if self.kind == "checkpoints":
@@ -94,7 +93,7 @@ class RuleSpec(Strict):
 
 @dataclass(frozen=True)
 class Output:
-    """A folder that a run wrote to, or was to. `failed_at` says when it ended where it failed and nothing of it is left."""
+    """A folder that a run wrote to, or was to write to. `failed_at` is set if the run failed and all of it has ended."""
 
     folder: str
     run: str
@@ -103,7 +102,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Held:
-    """A folder ("": all), or a file, in which nothing goes; `why` is said to people: "run show1/3 reads it"."""
+    """A file or folder ("": all) in which nothing may be removed; `why` is shown to people: "run show1/3 reads it"."""
 
     folder: str
     why: str
@@ -111,7 +110,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Item:
-    """A file, with its `etag`, or a folder with all that is in it; `why` names the run that failed."""
+    """A file with its `etag`, or a folder with its contents; `why` names the run that failed."""
 
     path: str
     is_folder: bool
@@ -123,7 +122,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Kept:
-    """What would go, but for `why`."""
+    """The total of candidates held back for one reason."""
 
     why: str
     files: int
@@ -132,7 +131,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Decision:
-    """In the order of paths."""
+    """Ordered by path."""
 
     going: tuple[Item, ...]
     kept: tuple[Kept, ...] = ()
@@ -165,8 +164,8 @@ class _Checkpoint:
 
 
 def candidates(spec: RuleSpec, files: Iterable[Entry], outputs: Iterable[Output], now: dt.datetime) -> list[Item]:
-    """What the rule would let go of `files`, which are all that lie below its folder. `outputs` are those of all runs that ever
-    wrote to the datastore; only of failed ones anything is asked."""
+    """The candidates among `files`, which are all files below the rule's folder. `outputs` are those of all runs that
+    ever wrote to the datastore; only failed runs' outputs are candidates."""
     if spec.kind == "checkpoints":
         return _checkpoints(files, spec.keep or 1)
     before = now - dt.timedelta(days=spec.days or 1)
@@ -176,7 +175,7 @@ def candidates(spec: RuleSpec, files: Iterable[Entry], outputs: Iterable[Output]
 
 
 def decide(found: Iterable[Item], held: Sequence[Held]) -> Decision:
-    """What goes of `found`: nothing that lies in what is held, and no folder with something in it that is."""
+    """Removes from `found` what is held: items inside held folders, and folders that contain something held."""
     whys = {each.folder: each.why for each in reversed(held)}
     above = {folder: each.why for each in reversed(held) for folder in _up(each.folder)}
     going, kept = [], dict[str, tuple[int, int]]()
@@ -193,7 +192,7 @@ def decide(found: Iterable[Item], held: Sequence[Held]) -> Decision:
 
 
 def seen_from(top: str, other: str, held: Held) -> Held | None:
-    """What is held in a datastore that lies at `other`, as one that lies at `top` sees it; None where that is somewhere else."""
+    """A hold of a datastore at `other`, translated for a datastore at `top`; None if they do not overlap."""
     folder = f"{other}/{held.folder}" if held.folder else other
     if f"{top}/".startswith(f"{folder}/"):
         return Held("", held.why)
@@ -201,8 +200,8 @@ def seen_from(top: str, other: str, held: Held) -> Held | None:
 
 
 def _failed(top: str, files: Iterable[Entry], outputs: Iterable[Output], before: dt.datetime) -> list[Item]:
-    """Folders of runs that all failed before then, in which nobody has written since. Of several runs that wrote to one folder,
-    or into it, each must have."""
+    """Output folders whose runs all failed before `before` and in which nothing was written since. If several runs
+    wrote to one folder or below it, all of them must have failed."""
     failed, others = dict[str, str](), set[str]()
     for output in outputs:
         if output.failed_at and output.failed_at < before:
@@ -246,8 +245,8 @@ def _checkpoints(files: Iterable[Entry], keep: int) -> list[Item]:
 
 
 def _old(found: Iterable[_Checkpoint], keep: int) -> Iterator[_Checkpoint]:
-    """Those that come before the last `keep` whole ones, in both orders. One that is not whole counts for none, and goes in its
-    turn."""
+    """Checkpoints before the last `keep` complete ones, by number and by time. Incomplete ones do not count towards
+    `keep`, but are removed in turn."""
     found = list(found)
     whole = [one for one in found if one.is_whole]
     if len(whole) <= keep:
@@ -258,8 +257,8 @@ def _old(found: Iterable[_Checkpoint], keep: int) -> Iterator[_Checkpoint]:
 
 
 def _read(name: str) -> tuple[int, str, str, int | None] | None:
-    """Of a file of a checkpoint its number, its series by name and kind, and of how many parts with data this is one: 0 for one
-    without, None where it is a file of its own."""
+    """Parses a checkpoint's file name: (number, series, kind, parts), with the number of data parts: 0 for a file
+    without data, None for a single-file checkpoint."""
     if len(name) > MOST_LETTERS:
         return None
     if match := _TENSORFLOW.fullmatch(name):
@@ -275,12 +274,12 @@ def _item(entry: Entry) -> Item:
 
 
 def _written(entry: Entry) -> dt.datetime:
-    """What is unpacked has the times of who packed it, and did not lie here then."""
+    """The later of both times: unpacked files have old modification times, but were not here then."""
     return max(entry.modified or _NEVER, entry.since or entry.modified or _NEVER)
 
 
 def _up(path: str) -> Iterator[str]:
-    """All folders that a path lies in, from the top, which is "", and itself."""
+    """All folders above a path, from the top (""), and the path itself."""
     yield ""
     end = path.find("/")
     while end > 0:

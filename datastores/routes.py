@@ -1,4 +1,4 @@
-"""Addresses of datastores, their files, and the folders that an administrator allows."""
+"""Routes of datastores, their files, and the allowed folders."""
 
 from django.urls import URLPattern, URLResolver, path
 
@@ -20,7 +20,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{ONE}/sharing", views.share_datastore, name="share_datastore"),
     path(f"{ONE}/delete", views.delete_datastore, name="delete_datastore"),
     path(f"{ONE}/file", files.file, name="datastore_file"),
-    # What is sent here the gateway does not keep until it is whole: see portal/up/programs.py.
+    # The gateway streams bodies to this path: see portal/up/programs.py.
     path("uploads/<slug:appcode>/<slug:name>", files.upload, name="datastore_upload"),
     path(f"{ONE}/uploads/<int:upload>/drop", files.drop_upload, name="datastore_upload_drop"),
     path(f"{ONE}/freeze", files.freeze, name="datastore_freeze"),

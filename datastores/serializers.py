@@ -1,29 +1,29 @@
-"""Datastores as the API says them: `{kind, metadata, spec, status}`, with every field of the spec but the secret.
+"""Documents of datastores: `{kind, metadata, spec, status}`, with every field of the spec except the secret.
 
-What was read can be sent back unchanged: a change without a secret keeps the one that is stored.
+A document can be sent back unchanged: a change without a secret keeps the stored one.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints
 
 from datastores.actions import Outcome
-from datastores.hooks import uses_of
+from datastores.extension_points import uses_of
 from datastores.models import Datastore
-from datastores.sharing import MOST, Readers
+from datastores.sharing import MOST
 from datastores.specs import DatastoreManifest, DatastoreMetadata, LocalSpec, NfsSpec, VolumeSpec
 from portal.access import VIEW, may
-from portal.api.documents import Answer
+from portal.api.documents import Answer, page_of
 from portal.manifests import Strict, parse
 from portal.models import User
 
 
 class S3Shown(BaseModel):
-    """Everything but the secret key."""
+    """Everything except the secret key."""
 
     server: str
     access_key: str
@@ -42,7 +42,7 @@ class SpecShown(BaseModel):
 
 
 class VolumeStatus(Answer):
-    """Where a volume was made, and how large it is by now; `message` says why it does not become as large as wanted."""
+    """Where a volume was made, and its current size; `message` says why it did not get the desired size."""
 
     cloud: str
     namespace: str
@@ -52,7 +52,7 @@ class VolumeStatus(Answer):
 
 
 class DatastoreStatus(Answer):
-    """How the last test went (null before there was one), the clusters that use it, and its volume once it was made."""
+    """The last test (null before the first), the clusters that use the datastore, and its volume once it was made."""
 
     tested: dt.datetime | None
     ok: bool | None
@@ -68,9 +68,7 @@ class DatastoreDocument(Answer):
     status: DatastoreStatus
 
 
-class DatastorePage(Answer):
-    items: list[DatastoreDocument]
-    next: str | None
+DatastorePage = page_of("DatastorePage", DatastoreDocument)
 
 
 Codes = Annotated[list[Annotated[str, StringConstraints(max_length=200)]], Field(max_length=MOST)]
@@ -91,13 +89,9 @@ class ReadersDocument(Answer):
     lines: list[str]
     everybody: bool
 
-    @classmethod
-    def of(cls, readers: Readers) -> Self:
-        return cls(appcodes=list(readers.appcodes), lines=list(readers.lines), everybody=readers.everybody)
-
 
 class TestAnswer(Answer):
-    """`path` names the field to mend, "" where there is none."""
+    """`path` names the invalid field, "" if there is none."""
 
     ok: bool
     message: str = Field(examples=["There is no such bucket on this server."])
@@ -105,16 +99,14 @@ class TestAnswer(Answer):
 
 
 def read_manifest(body: Any, *, appcode: str, name: str | None = None) -> DatastoreManifest:
-    """The manifest in a body that was sent to …/appcodes/`appcode`/datastores[/`name`].
-
-    What the address says may be left out of the metadata, but not contradicted. Raises Invalid.
-    """
+    """Parses a manifest sent to …/appcodes/`appcode`/datastores[/`name`]. Metadata may leave out what the URL contains,
+    but not contradict it. Raises Invalid."""
     address = {"appcode": appcode} if name is None else {"appcode": appcode, "name": name}
     return parse(DatastoreManifest, body, **address)
 
 
 def to_manifest(store: Datastore, *, reader: User | None = None) -> dict[str, Any]:
-    """Without the access key and without its users where it is only shared with `reader`."""
+    """Without access key and users if it is only shared with `reader`."""
     document = to_manifests([store])[0]
     if reader and not may(reader, store.appcode, VIEW):
         document["status"]["usedBy"] = []
@@ -124,7 +116,7 @@ def to_manifest(store: Datastore, *, reader: User | None = None) -> dict[str, An
 
 
 def to_manifests(stores: Sequence[Datastore]) -> list[dict[str, Any]]:
-    """All of them with the one query that asks who uses them. Appcodes and volumes have to be joined."""
+    """The documents, with one query for all users. Appcodes and volumes have to be joined."""
     uses = uses_of(stores)
     return [_document(store, [use.name for use in uses[store.pk]]) for store in stores]
 
@@ -135,9 +127,7 @@ def test_answer(outcome: Outcome) -> dict[str, Any]:
 
 def _document(store: Datastore, used_by: list[str]) -> dict[str, Any]:
     made = store.made
-    volume = made and VolumeStatus(
-        cloud=made.cloud, namespace=made.namespace, size=made.told_size, made=made.made_at, message=made.trouble
-    )
+    volume = made and VolumeStatus.of(made, size=made.told_size, made=made.made_at, message=made.trouble)
     status = DatastoreStatus(
         tested=store.tested_at, ok=store.test_ok, message=store.test_message, used_by=used_by, volume=volume
     )

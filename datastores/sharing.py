@@ -1,8 +1,8 @@
-"""Who else may read a datastore: its owners say so, and nobody else is asked.
+"""Sharing: the owners of a datastore decide who else may read it.
 
-Others see its files and take them out, and their runs may have it as input, always to read: `ops-demo/digits` is what they call
-it. Whoever may read takes a copy, so who stops sharing keeps others only from what comes later. Only what lies in S3 is
-shared: a volume lies in the namespace of one business line, and which appcodes a folder or an export is for, administrators say.
+Readers see and download its files, and their runs may mount it as input, read-only, under the name `ops-demo/digits`.
+Readers may have copies, so ending a share only protects later files. Only S3 is shared: a volume lies in the namespace
+of one business line, and administrators decide which appcodes may use a folder or an export.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ONLY_S3 = (
 
 @dataclass(frozen=True)
 class Readers:
-    """Appcodes by code, business lines by path, or everybody; those of the datastore's own appcode are never among them."""
+    """Appcodes by code, business lines by path, or everybody; never the datastore's own appcode."""
 
     appcodes: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ def readers_of(store: Datastore) -> Readers:
 
 @transaction.atomic
 def share(store: Datastore, readers: Readers, *, acting_user: User) -> Readers:
-    """Lets these read it, and nobody else any more. Raises Invalid at `appcodes`, `lines` or `everybody`."""
+    """Replaces all readers. Raises Invalid at `appcodes`, `lines` or `everybody`."""
     store = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").get(pk=store.pk)
     require(acting_user, store.appcode, MANAGE)
     before = readers_of(store)
@@ -80,5 +80,5 @@ def share(store: Datastore, readers: Readers, *, acting_user: User) -> Readers:
 
 
 def named(text: str) -> Sequence[str]:
-    """What stands in a field, divided by spaces, commas or lines."""
+    """The words of a field, separated by spaces, commas or line breaks."""
     return text.replace(",", " ").split()

@@ -1,4 +1,4 @@
-"""Where a datastore lies, for whoever mounts it: plain values, with the secret in a field that no repr shows."""
+"""What a mount needs of a datastore, as plain values; repr hides the secret."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from datastores.specs import Kind
 
 
 class SourceError(Exception):
-    """It cannot be mounted any more. The text is a sentence for people."""
+    """It can no longer be mounted. The text is a sentence for people."""
 
 
 @dataclass(frozen=True)
 class StoreSource:
-    """One folder of a datastore. `fields` by kind, paths with the folder joined:
-
-    s3: endpoint, bucket, prefix, access_key, region (`secret` is the secret key) · nfs: server, path, root (what is exported;
-    the path lies in it) · volume: storage_class, size, access_mode, folder · local: root (the allowed folder), path (inside it).
-    """
+    """One folder of a datastore. `fields` by kind, paths with the folder joined:     s3: endpoint, bucket, prefix,
+    access_key, region (`secret` is the secret key) · nfs: server, path, root (the export, which     contains the path)
+    · volume: storage_class, size, access_mode, folder · local: root (the allowed folder), path (inside it)."""
 
     kind: Kind
     fields: Mapping[str, str]
@@ -30,10 +28,8 @@ class StoreSource:
 
 
 def source_for(store: Datastore, folder: str = "") -> StoreSource:
-    """`folder` is relative to the datastore, "" for all of it. One query for `local`, none otherwise.
-
-    Raises SourceError when an administrator has closed the folder or the NFS export that it lies in.
-    """
+    """`folder` is relative to the datastore, "" for all of it. One query for `local`, none otherwise. Raises
+    SourceError if an administrator has closed the folder or NFS export that contains it."""
     spec: dict[str, str] = store.spec
     if store.kind == Datastore.Kind.S3:
         fields = {

@@ -1,11 +1,11 @@
-"""What people say about a datastore: its manifest, as one typed and validated value.
+"""The manifest of a datastore, as one typed and validated value.
 
     {"kind": "datastore", "metadata": {"name": "demo-nfs-output", "appcode": "ops-demo"},
      "spec": {"nfs": {"server": "10.0.0.7", "path": "/data/output"}}}
 
-The form, a REST body and a seed all become a `DatastoreManifest`. Exactly one kind stands in `spec`, under the kind's own name.
-Everything that can be judged from the value alone is judged here; whether a name is taken, a folder allowed or a server
-reachable is not. The secret key is a `SecretStr`: it never shows in a repr, a log or an answer.
+The form, a REST body and a seed all become a `DatastoreManifest`. `spec` has exactly one kind, under the kind's name.
+The value is validated on its own; whether a name is taken, a folder allowed or a server reachable is checked elsewhere.
+The secret key is a `SecretStr`: it never appears in a repr, a log or a response.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from datastores.listing import TRASH
+from portal.kept import Kept
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict
 
 MAX_PATH = 1000
@@ -34,7 +35,7 @@ Kind = Literal["s3", "nfs", "volume", "local"]
 KINDS: tuple[Kind, ...] = ("s3", "nfs", "volume", "local")
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
 
-# What a Kubernetes cluster allows may be less; this is where a size is surely a slip of the finger.
+# A Kubernetes cluster may allow less; a larger size is certainly a typing error.
 MAX_SIZE = 100 * 2**40
 
 # The name of a version of a datastore.
@@ -49,7 +50,7 @@ _CLASS = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 def _server(value: str) -> str:
-    """An origin like https://minio.example.com:9000, without a slash at its end."""
+    """An origin like https://minio.example.com:9000, without a trailing slash."""
     try:
         parts = urlsplit(value)
         host, port = parts.hostname or "", parts.port
@@ -94,7 +95,7 @@ def _secret(value: SecretStr) -> SecretStr:
 
 
 def relative_path(value: str) -> str:
-    """A folder or file inside a datastore, without slashes at its ends. Raises ValueError for what could leave it."""
+    """A folder or file inside a datastore, without slashes at its ends. Raises ValueError for paths that could leave it."""
     words = value.strip("/").split("/") if value.strip("/") else []
     if any(word in ("", ".", "..") for word in words):
         raise ValueError("Give a path inside the datastore, without empty parts, '.' and '..'.")
@@ -106,7 +107,7 @@ def relative_path(value: str) -> str:
 
 
 def absolute_path(value: str) -> str:
-    """A path from the root, without a slash at its end. Raises ValueError."""
+    """A path from the root, without a trailing slash. Raises ValueError."""
     if not value.startswith("/") or value.startswith("//"):
         raise ValueError("Give an absolute path, like /data/training.")
     return "/" + relative_path(value)
@@ -141,13 +142,13 @@ Secret = Annotated[SecretStr, Field(min_length=1, max_length=500), AfterValidato
 
 
 class Spec(Strict):
-    """Keys as the sources write them (access_key), and no value that was refused in an error: it may be a secret."""
+    """Snake-case keys (access_key). Errors never contain the refused value, because it may be a secret."""
 
     model_config = ConfigDict(alias_generator=None, hide_input_in_errors=True)
 
 
 class S3Spec(Spec):
-    """A bucket, or a folder (`prefix`) of it. Without `secret_key` a change keeps the one that is stored."""
+    """A bucket, or a folder (`prefix`) of it. Without `secret_key` a change keeps the stored one."""
 
     server: Annotated[str, StringConstraints(max_length=300), AfterValidator(_server)]
     access_key: Key
@@ -165,8 +166,8 @@ class NfsSpec(Spec):
 
 
 class VolumeSpec(Spec):
-    """A volume with a size that Kubernetes makes, by any StorageClass ("" for the default one): Ceph RBD, CephFS, another CSI
-    driver. ReadWriteOnce, which is all that most block storage can do, is mounted by one task at a time."""
+    """A volume that Kubernetes makes by a StorageClass ("" for the default): Ceph RBD, CephFS or another CSI driver.
+    ReadWriteOnce, which is all that most block storage supports, is mounted by one task at a time."""
 
     storage_class: Annotated[str, AfterValidator(_storage_class)] = ""
     size: Annotated[str, AfterValidator(_size)]
@@ -174,7 +175,7 @@ class VolumeSpec(Spec):
 
 
 class LocalSpec(Spec):
-    """A folder of the portal's own machine; it has to lie in one that an administrator allowed."""
+    """A folder of the portal's own machine, inside one that an administrator allowed."""
 
     path: Annotated[str, AfterValidator(absolute_path)]
 
@@ -200,24 +201,24 @@ class DatastoreSpec(Spec):
 
     @property
     def public(self) -> dict[str, str]:
-        """The fields of the one kind, without secrets: what is stored, shown and sent."""
+        """The fields of the given kind without secrets, for storing, display and responses."""
         only: BaseModel = getattr(self, self.kind)
         fields: dict[str, str] = only.model_dump(mode="json", exclude={"secret_key"})
         return fields
 
     @property
     def secret(self) -> str:
-        """The secret key, or "" where none was given."""
+        """The secret key, or "" if none was given."""
         return self.s3.secret_key.get_secret_value() if self.s3 and self.s3.secret_key else ""
 
 
 class DatastoreMetadata(Strict):
-    name: DnsLabel
-    appcode: AppcodeName
+    name: Annotated[DnsLabel, Kept("A datastore keeps its name: clusters mount it by that.")]
+    appcode: Annotated[AppcodeName, Kept("A datastore stays in its appcode; make another one there.")]
 
 
 class DatastoreManifest(Manifest):
-    """One datastore, as `kind`, `metadata` and `spec`."""
+    """A datastore: `kind`, `metadata` and `spec`."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 

@@ -1,8 +1,8 @@
-"""Files of records, as TensorFlow writes event files and data sets, read without TensorFlow.
+"""TFRecord files (TensorFlow's event files and data sets), read without TensorFlow.
 
-A file is a sequence of `uint64 length, uint32 crc(length), data, uint32 crc(data)`, little-endian. In data sets a record is most
-often an `Example`: names, each with a list of bytes, floats or whole numbers. Sources: tensorflow/core/lib/io/record_writer.h,
-core/example/feature.proto and example.proto.
+A file is a sequence of `uint64 length, uint32 crc(length), data, uint32 crc(data)`, little-endian. In data sets a
+record is usually an `Example`: names, each with a list of bytes, floats or integers. Sources:
+tensorflow/core/lib/io/record_writer.h, core/example/feature.proto and example.proto.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 
 def split_records(data: bytes, longest: int) -> tuple[list[bytes], int, bool]:
-    """The complete records at the start of `data`, how many bytes they take, and whether what follows is damaged.
-
-    Records of more than `longest` bytes are left out. The checksum of the length is checked, because all else hangs on it.
-    """
+    """The complete records at the start of `data`, their total bytes, and whether what follows is damaged. Records longer than
+    `longest` are left out. Only the checksum of the length is verified, because everything else depends on it."""
     found: list[bytes] = []
     position = 0
     while position + 12 <= len(data):
@@ -55,7 +53,7 @@ _CRC_TABLE = _crc_table()
 
 
 def _example() -> Any:
-    """The class of TensorFlow's Example. The tensorboard package, which has its other messages, lacks this one."""
+    """The class of TensorFlow's Example, which the tensorboard package lacks among its messages."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
 
@@ -80,7 +78,7 @@ def _example() -> Any:
     entry.field.add(name="key", number=1, label=one, type=field.TYPE_STRING)
     entry.field.add(name="value", number=2, label=one, type=part, type_name=".tensorflow.Feature")
     message("Example", features=(one, part, ".tensorflow.Features"))
-    # A pool of its own: TensorFlow, where it is imported, too, describes the same names.
+    # A separate pool: if TensorFlow is imported, it registers the same names.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))

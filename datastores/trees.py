@@ -1,10 +1,10 @@
-"""Folders of any depth, walked and removed without a link ever being followed.
+"""Walks and removes folders of any depth without ever following a link.
 
-Somebody else may have made them, and may change them at the same moment: a recursion would end at the interpreter's limit, a
-path at 4,096 bytes, and a row of open folders at the limit of descriptors. So one folder is open at a time, entered by its
-name and left by "..", which must lead to where we came from.
+Others may have made the folders and may change them concurrently. Recursion would fail at the interpreter's limit, a
+path at 4,096 bytes, and a stack of open folders at the limit of descriptors. So one folder is open at a time, entered
+by its name and left by "..", which must lead back to where we came from.
 
-Only the standard library's smallest modules are imported here, because processes beside tasks use it, too.
+Only small modules of the standard library are imported here, because processes beside tasks use it, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Level(NamedTuple):
-    """A folder on the way: who it is, its name in the one above and what that is, and its folders that are still to come."""
+    """A folder on the way: its identity, its name and stat result in the folder above, and its subfolders still to visit."""
 
     identity: tuple[int, int]
     name: str
@@ -27,7 +27,7 @@ class _Level(NamedTuple):
 
 
 class Found(NamedTuple):
-    """`name` in the open folder `folder`. All of it is good until the next step of the walk."""
+    """`name` in the open folder `folder`. It is valid until the next step of the walk."""
 
     folder: int
     name: str
@@ -40,16 +40,14 @@ class Found(NamedTuple):
 
     @property
     def path(self) -> str:
-        """From where the walk began. As long as the tree is deep, so it is made for those who ask."""
+        """The path from the start of the walk. It may be as long as the tree is deep, so it is only built on demand."""
         return "/".join([level.name for level in self.way[1:]] + [self.name])
 
 
 def walk(top: int, *, unlock: bool = False, closed: bool = True) -> Iterator[Found]:
-    """Everything below the open folder `top`; a folder comes after all that lies in it.
-
-    With `unlock` folders are made usable for their owner first; with `closed` those that cannot be opened are told without
-    what is in them. Ends early when a folder on the way was moved meanwhile.
-    """
+    """Yields everything below the open folder `top`; a folder comes after its contents. `unlock` first makes folders
+    usable for their owner; `closed` yields folders that cannot be opened without their contents. Ends early if a folder
+    on the way was moved meanwhile."""
     here = os.open(".", _FOLDER, dir_fd=top)
     try:
         way = [_Level(_identity(os.fstat(here)), "", os.fstat(here), [])]
@@ -80,7 +78,7 @@ def walk(top: int, *, unlock: bool = False, closed: bool = True) -> Iterator[Fou
 
 
 def remove(name: str, *, dir_fd: int | None = None, unlock: bool = False) -> int:
-    """Removes a folder with all that is in it and returns how many files that were. Raises OSError."""
+    """Removes a folder with its contents; returns the number of files removed. Raises OSError."""
     count = 0
     if unlock:
         _unlock(name, dir_fd)
@@ -111,7 +109,7 @@ def _entries(here: int, way: list[_Level]) -> Iterator[Found]:
 
 
 def _enter(folder: int, name: str, *, unlock: bool, closed: bool) -> int:
-    """-1 when there is nothing to be seen."""
+    """Returns -1 if there is nothing to be seen."""
     try:
         if unlock:
             _unlock(name, folder)

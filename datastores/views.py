@@ -1,4 +1,4 @@
-"""Pages of datastores: the list, the form of each kind with its test, and the buttons. Their files are in files/pages.py."""
+"""Pages of datastores: the list, the form of each kind with its test, and the buttons. Pages of files are in files/pages.py."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 from django_htmx.http import HttpResponseClientRedirect, trigger_client_event
 
-from datastores import actions, hooks, sharing
+from datastores import actions, extension_points, sharing
 from datastores.access import datastore_for, datastores_for
 from datastores.forms import FORMS, DatastoreForm, SharingForm
 from datastores.models import Datastore
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require_somewhere, roles_of
 from portal.errors import Conflict, FieldError, Invalid
-from portal.hooks import Hit
+from portal.extension_points import Hit
 from portal.models import Appcode, User
 from portal.pages import layout
 from portal.pages.appcodes import get_or_post, person, safe_next
@@ -29,10 +29,10 @@ KINDS = (("s3", "S3"), ("nfs", "NFS"), ("volume", "Volume"), ("local", "Folder o
 
 @require_GET
 def volume_cost(request: HttpRequest) -> HttpResponse:
-    """The part of a volume's form that says what it costs, while it is filled in."""
+    """The fragment of a volume's form with its price, updated while the user types."""
     code, size = (request.GET.get(name, "").strip() for name in ("appcode", "size"))
     appcode = appcodes_for(person(request), OPERATE).filter(code=code[:63].replace("\0", "")).first()
-    found = hooks.estimate(appcode, size) if appcode else None
+    found = extension_points.estimate(appcode, size) if appcode else None
     return render(request, "datastores/_cost.html", {"cost": found})
 
 
@@ -47,10 +47,10 @@ def datastores(request: HttpRequest) -> HttpResponse:
     found, following = layout.page_of(
         request, layout.matching(rows, layout.words(request), "name", "appcode__code"), "-id"
     )
-    uses, roles = hooks.uses_of(found), roles_of(user)
+    uses, roles = extension_points.uses_of(found), roles_of(user)
     mine = set(appcodes_for(user, OPERATE).values_list("pk", flat=True))
     page = {
-        # Of what is only shared with them, who else uses it is not their business.
+        # Readers of a shared datastore must not see who else uses it.
         "rows": [
             (store, uses[store.pk], store.appcode_id in mine, None)
             if roles is None or store.appcode_id in roles
@@ -114,7 +114,7 @@ def test_datastore(request: HttpRequest, appcode: str, name: str) -> HttpRespons
 
 @get_or_post
 def delete_datastore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """At once where no data goes; otherwise a page that asks for the name."""
+    """Deletes at once if no data is lost; otherwise shows a page that asks for the name."""
     user = person(request)
     store = datastore_for(user, appcode, name, OPERATE)
     named = request.POST.get("name", "").strip()
@@ -168,7 +168,7 @@ def share_datastore(request: HttpRequest, appcode: str, name: str) -> HttpRespon
 
 
 def find_datastores(user: User, words: str, limit: int) -> list[Hit]:
-    """For the search over everything."""
+    """For the global search."""
     found = layout.matching(datastores_for(user), words, "name", "appcode__code")[:limit]
     return [Hit(store.name, f"{store.appcode.code} · {store.where}", address(store)) for store in found]
 
@@ -180,7 +180,7 @@ def _edit(
     save: Callable[[], Datastore],
     test: Callable[[], actions.Outcome],
 ) -> HttpResponse:
-    """Shows the form, tests what it says, or saves it. By htmx only what is new is sent: a secret never comes back."""
+    """Shows the form, tests the input, or saves it. For htmx it only returns what changed: a secret is never sent back."""
     said = ""
     if request.method == "POST":
         try:

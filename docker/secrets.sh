@@ -1,10 +1,10 @@
 #!/bin/sh
-# Makes the secrets of compose.yaml, once; those that are there stay. Keep a copy: without portal-secret-key, what the
-# database holds encrypted (keys of datastores, kubeconfigs) is lost.
+# Generates missing secrets of compose.yaml; existing ones stay. Keep a copy: without portal-secret-key, encrypted values in the
+# database (keys of datastores, kubeconfigs) are lost.
 set -eu
 cd "${0%/*}"
 mkdir -p secrets
-# The folder is closed to everybody else; the files in it must be readable for the users that containers run as.
+# The folder is private, and its files are readable, because containers run as other users.
 chmod 700 secrets
 cd secrets
 umask 022
@@ -23,6 +23,6 @@ password=$(random)
 [ -s redis-url ] || rm -f redis-conf
 printf 'requirepass %s\n' "$password" | new redis-conf
 printf 'redis://:%s@redis:6379/0' "$(sed 's/requirepass //' redis-conf)" | new redis-url
-# What the gateway adds to every request, so that the web server knows that it comes from there: for the one, and for the other.
+# The gateway adds this secret to every request, so that the web server trusts it: one file for each of them.
 random | new gateway-secret
 printf 'http: {middlewares: {proof: {headers: {customRequestHeaders: {X-Portal-Gateway: "%s"}}}}}\n' "$(cat gateway-secret)" | new gateway-proof

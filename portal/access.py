@@ -1,8 +1,9 @@
-"""Who may see and do what. The only way from a person to rows of other tables; views and APIs never query by themselves.
+"""Access control: who may see and do what. Views and APIs read rows of people and appcodes only through this module.
 
-Three capabilities follow from a membership: VIEW (viewer and up), OPERATE (developer and up: clusters, datastores), MANAGE
-(owner: members, addresses, money). Platform administrators may do everything, who was deactivated nothing. What a person
-may not see raises the same `Http404` as what does not exist; what they may see but not do raises `PermissionDenied`.
+A membership gives up to three capabilities: VIEW (viewer and up), OPERATE (developer and up: clusters, datastores),
+MANAGE (owner: members, addresses, money). Platform administrators may do everything, deactivated users nothing.
+Something that a user may not see raises the same `Http404` as something that does not exist; something that they may
+see but not do raises `PermissionDenied`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ VIEW, OPERATE, MANAGE = Capability.VIEW, Capability.OPERATE, Capability.MANAGE
 
 
 def appcodes_for(user: User, capability: Capability = VIEW) -> QuerySet[Appcode]:
-    """The appcodes in which `user` has `capability`, requested and disabled ones included."""
+    """The appcodes in which `user` has `capability`, including requested and disabled ones."""
     appcodes = Appcode.objects.select_related("org_node")
     if user.is_administrator:
         return appcodes
@@ -35,7 +36,7 @@ def appcodes_for(user: User, capability: Capability = VIEW) -> QuerySet[Appcode]
 
 
 def roles_of(user: User) -> dict[int, str] | None:
-    """The role of `user` in each of their appcodes, by its number; None for an administrator, who needs none. One query."""
+    """The role of `user` by appcode id; None for an administrator, who needs none. One query."""
     if user.is_administrator:
         return None
     mine = Membership.objects.filter(user_id=user.pk, user__is_active=True)
@@ -43,7 +44,7 @@ def roles_of(user: User) -> dict[int, str] | None:
 
 
 def appcode_for(user: User, code: str, capability: Capability = VIEW) -> Appcode:
-    """The appcode called `code`. Raises Http404 (absent or not theirs) or PermissionDenied (theirs, but not
+    """The appcode called `code`. Raises Http404 (absent or not theirs) or PermissionDenied (theirs, but without
     `capability`). One query."""
     if user.is_administrator:
         appcode = appcodes_for(user).filter(code=code).first()
@@ -60,19 +61,19 @@ def appcode_for(user: User, code: str, capability: Capability = VIEW) -> Appcode
 
 
 def require(user: User, appcode: Appcode, capability: Capability) -> None:
-    """Raises PermissionDenied with a sentence unless `user` has `capability` in `appcode` (which they may already see)."""
+    """Raises PermissionDenied unless `user`, who may see `appcode`, has `capability` in it."""
     if not may(user, appcode, capability):
         needed = "owner" if capability is MANAGE else "developer or owner"
         raise PermissionDenied(f"You need to be {needed} of {appcode.code} to do this.")
 
 
 def may_somewhere(user: User, capability: Capability) -> bool:
-    """Whether there is an appcode in which `user` has `capability`: pages offer no button to others. One query."""
+    """True if `user` has `capability` in any appcode; otherwise pages hide the button. One query."""
     return appcodes_for(user, capability).exists()
 
 
 def require_somewhere(user: User, capability: Capability) -> None:
-    """Raises PermissionDenied unless `may_somewhere`: a form for it would have nothing to choose from."""
+    """Raises PermissionDenied unless `may_somewhere`: the form would have nothing to choose from."""
     if not may_somewhere(user, capability):
         needed = "owner" if capability is MANAGE else "developer or owner"
         raise PermissionDenied(f"You need to be {needed} of an appcode to do this; its owners can change your role.")
@@ -88,13 +89,13 @@ def may(user: User, appcode: Appcode, capability: Capability) -> bool:
 
 
 def require_administrator(user: User) -> None:
-    """Raises Http404: whether an administrator's page exists is nobody else's business."""
+    """Raises Http404, so that others cannot tell whether an administrator's page exists."""
     if not user.is_administrator:
         raise Http404("There is no such page.")
 
 
 def people_for(user: User) -> QuerySet[User]:
-    """Whom one may know of: an administrator everybody, others themselves and who shares an appcode with them."""
+    """The people that `user` may know of: everybody for an administrator; otherwise themselves and members of their appcodes."""
     if user.is_administrator:
         return User.objects.order_by("username")
     mine = Membership.objects.filter(user_id=user.pk).values("appcode")
@@ -103,14 +104,14 @@ def people_for(user: User) -> QuerySet[User]:
 
 
 def events_for(user: User) -> QuerySet[Event]:
-    """What one may read of the log: an administrator everything, others what happened in their appcodes and by themselves."""
+    """The events that `user` may read: all for an administrator; otherwise those of their appcodes and their own."""
     if user.is_administrator:
         return Event.objects.all()
     return Event.objects.filter(Q(appcode__in=appcodes_for(user).values("code")) | Q(actor_id=user.pk))
 
 
 def token_for(user: User, token_key: str) -> ApiToken:
-    """A token of one's own by its first characters. Raises Http404."""
+    """The user's own token by its first characters. Raises Http404."""
     token: ApiToken | None = ApiToken.objects.filter(user=user, token_key=token_key).first()
     if token is None:
         raise Http404("You have no such token.")

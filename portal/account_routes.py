@@ -1,7 +1,7 @@
-"""The addresses of allauth that there are: sign-in, sign-out, and passwords.
+"""The allauth URLs that exist here: sign-in, sign-out and passwords.
 
-Its others (e-mail addresses, connected accounts, codes) would let people do what an administrator or the identity provider
-decides, so they do not exist.
+The others (e-mail addresses, connected accounts, codes) would let users change what an administrator or the identity
+provider decides.
 """
 
 from allauth.account import views

@@ -4,6 +4,7 @@ from portal.api import org, views
 from portal.profile.api import MeNotifications
 
 urlpatterns: list[URLPattern | URLResolver] = [
+    path("version", views.VersionView.as_view()),
     path("me", views.MeView.as_view()),
     path("me/notifications", MeNotifications.as_view()),
     path("appcodes", views.Appcodes.as_view()),

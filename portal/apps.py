@@ -1,7 +1,7 @@
 from django.apps import AppConfig
 
-# Tasks bind to it, so it is there wherever Django is; and not where Django is not, as in `manage.py up` and the node agent,
-# which would hold twice the memory by it.
+# Celery tasks bind to it, so it must exist wherever Django runs. `manage.py up` and the node agent run without Django,
+# which would double their memory.
 from portal.celery import app as celery_app
 
 __all__ = ["PortalConfig", "celery_app"]
@@ -11,13 +11,13 @@ class PortalConfig(AppConfig):
     name = "portal"
 
     def ready(self) -> None:
-        from portal import hooks
+        from portal import extension_points
         from portal.pages import accounts, appcodes, help_page
         from portal.webhooks import metrics
 
         accounts.connect()
-        hooks.metrics.add(metrics.metrics)
-        hooks.steps.add(help_page.steps)
-        hooks.searches.add(("Go to", appcodes.find_pages))
-        hooks.searches.add(("Appcodes", appcodes.find_appcodes))
-        hooks.searches.add(("People", appcodes.find_people))
+        extension_points.metrics.add(metrics.metrics)
+        extension_points.steps.add(help_page.steps)
+        extension_points.searches.add(("Go to", appcodes.find_pages))
+        extension_points.searches.add(("Appcodes", appcodes.find_appcodes))
+        extension_points.searches.add(("People", appcodes.find_people))

@@ -1,8 +1,8 @@
-"""What browsers run and no Python package brings: files of npm packages, by their hashes, beside the packages of Python.
+"""Browser code from npm packages, pinned by hash and installed beside the Python packages.
 
-`python -m portal.assets` fetches them; `make run` and docker/portal/Dockerfile call it once. They come from the registry
-that npm uses on this machine, or that NPM_CONFIG_REGISTRY names. Without these files everything works but terminals and the
-preview of Parquet files, and their pages say so.
+`python -m portal.assets` fetches it; `make run` and docker/portal/Dockerfile call that once. It uses the registry that
+npm is configured for, or NPM_CONFIG_REGISTRY. Without these files only terminals and previews of Parquet files do not
+work, and their pages say so.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ import certifi
 
 FOLDER = Path(sys.prefix) / "share" / "gpu-cloud" / "static"
 SECONDS = 30
-# Of the system, which may believe more than others do (a proxy that looks into connections).
+# The system's certificates may include more authorities, for example of a TLS-intercepting proxy.
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
-# They are for who changes xterm.js, and would be looked for when static files are collected.
+# Source maps help only those who change xterm.js, and collectstatic would look for them.
 SOURCE_MAP = re.compile(rb"\n//# sourceMappingURL=.*\s*\Z")
 
 
 @dataclass(frozen=True)
 class Package:
-    """`sha512` as npm writes it, in base64; `files`: where in the archive → where below FOLDER."""
+    """`sha512` as npm writes it, in base64; `files` maps paths in the archive to paths below FOLDER."""
 
     name: str
     version: str
@@ -69,7 +69,7 @@ PACKAGES = (
         "jYcgT6xtVYhnhgxh3QgYDnnNMYTcf8ElbxxFzX0IZo+vabQqSPAjC3c1wJrKB5E19VwQei89QCiZZP86DCPF7g==",
         {"lib/addon-fit.js": "xterm/addon-fit.js"},
     ),
-    # Reads Parquet in the browser, where a hostile file meets a sandbox that is there anyway; no C++ in a web process.
+    # Parses Parquet in the browser's sandbox, where a hostile file does least harm; no C++ parser in a web process.
     Package(
         "hyparquet", "1.31.5",
         "KPVfaxW8xOiO2/4fjeiBfFNEXhGVw9tfcb9ha2iNZdJ3J/yBjEwIeAnTyyuhllFFTb9YO9wg0DfRAOnm6KCvBg==",
@@ -103,7 +103,7 @@ def _has(folder: str) -> bool:
 
 
 def unpack(package: Package, archive: bytes) -> dict[str, bytes]:
-    """The files by their places below FOLDER. Raises ValueError when the archive is not the one that is meant."""
+    """The files by their paths below FOLDER. Raises ValueError if the archive has another hash."""
     if base64.b64encode(hashlib.sha512(archive).digest()).decode() != package.sha512:
         raise ValueError(f"what came as {package.path} is something else")
     found = {}
@@ -116,14 +116,14 @@ def unpack(package: Package, archive: bytes) -> dict[str, bytes]:
 
 
 def fetch(registry: str) -> None:
-    """Fetches all of them anew. Raises OSError, HTTPException or ValueError, and then has written nothing."""
+    """Fetches all packages again. Raises OSError, HTTPException or ValueError, and then has written nothing."""
     context = ssl.create_default_context(cafile=certifi.where())
     if AUTHORITIES.exists():
         context.load_verify_locations(AUTHORITIES)
     found = dict[str, bytes]()
     for package in PACKAGES:
         url = f"{registry.rstrip('/')}/{package.path}"
-        # What comes is compared with a hash.
+        # The hash of the download is verified.
         with urllib.request.urlopen(url, timeout=SECONDS, context=context) as answer:  # noqa: S310  # nosec B310
             found |= unpack(package, answer.read())
     for place, data in found.items():
@@ -134,7 +134,7 @@ def fetch(registry: str) -> None:
 
 
 def registry() -> str:
-    """The address of the registry, "" where nobody says one."""
+    """The address of the npm registry, "" if none is configured."""
     if named := os.environ.get("NPM_CONFIG_REGISTRY"):
         return named
     npm = shutil.which("npm")

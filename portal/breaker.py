@@ -1,10 +1,10 @@
-"""A circuit breaker: what does not answer is not waited for by everybody, and holds few threads.
+"""A circuit breaker: a silent server does not make every caller wait and holds few threads.
 
-    closed      calls go through, `most` at a time; who finds these taken waits while the youngest of them is not slow
+    closed      calls go through, `most` at a time; further callers wait while the youngest call is not slow
     open        for `rest` seconds after a failure no call is made
     half-open   then one call at a time tries, until one is answered
 
-The libraries for it (pybreaker, circuitbreaker, purgatory) limit no calls that are on their way; pybreaker makes one at a time.
+The libraries pybreaker, circuitbreaker and purgatory do not limit calls in progress; pybreaker makes one at a time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 
 class NotCalled(Exception):
-    """No call was made, because of the failure that is the cause of this, if there was one."""
+    """No call was made. Its cause is the failure that opened the breaker, if there was one."""
 
 
 class Busy(NotCalled):
-    """As many calls as may be are on their way, and slow."""
+    """The maximum number of calls is in progress, and they are slow."""
 
 
 @dataclass(eq=False)
@@ -32,11 +32,9 @@ class _Call:
 
 
 class Breaker:
-    """Around the calls of one process to one server. Safe in many threads.
-
-    `answered(error, seconds)` says of a call that failed whether the server answered it all the same; None: that says nothing.
-    `tries` are shared by breakers of which only so many may be half-open at a time. Times are seconds.
-    """
+    """Guards the calls of one process to one server. Thread-safe. `answered(error, seconds)` tells whether the server
+    answered a failed call; None if that is unclear. Breakers may share `tries`, which limits how many of them are
+    half-open at a time. Times are in seconds."""
 
     def __init__(
         self,
@@ -56,7 +54,7 @@ class Breaker:
 
     @contextmanager
     def call(self, *, doubtful: bool = False) -> Iterator[None]:
-        """Around one call; `doubtful` is whether it is to be half-open without a failure, too. Raises NotCalled."""
+        """Context of one call. `doubtful` makes it a half-open try even without a failure. Raises NotCalled."""
         call = self._enter(doubtful)
         failure: BaseException | None = None
         answered: bool | None = True
@@ -78,7 +76,7 @@ class Breaker:
                     break
                 if len(self._calls) < self.most:
                     break
-                # A slow one among them says nothing: of a server that is silent, all get old.
+                # Only the youngest call counts: with a silent server every call gets old, while one slow call proves nothing.
                 left = max(call.began for call in self._calls) + self.slow - now
                 if left <= 0:
                     raise Busy

@@ -1,4 +1,4 @@
-"""Celery: wakes the loops up. Nothing here is a source of truth; a lost message is found again by the sweep."""
+"""Celery: wake-ups for the loops. Nothing here is a source of truth; the sweep finds the work of lost messages."""
 
 import os
 import signal
@@ -8,20 +8,21 @@ from typing import Any
 
 from celery import Celery
 from celery.beat import Service
-from celery.signals import after_task_publish, setup_logging, task_postrun, task_prerun, worker_ready
+from celery.signals import after_task_publish, setup_logging, task_postrun, task_prerun, worker_init, worker_ready
 from django.db import close_old_connections
 
-from portal.health import alive
+from portal import upgrades
+from portal.monitoring.health import alive
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
-# The checks load all pages, which a worker has no use for; `migrate` makes the same ones before.
+# The checks look for mistakes in our code and load all pages, which a worker does not need; `make lint` runs them.
 os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 
 app = Celery("portal")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
-# Celery would close the database's connection before and after each task, and PostgreSQL spends more on a new one than on most
-# tasks. They are kept as Django keeps those of requests: for CONN_MAX_AGE, and not when they are broken.
+# By default Celery closes the database connection around each task, and a new connection costs PostgreSQL more than
+# most tasks. Keep connections as Django does between requests: for CONN_MAX_AGE, unless they are broken.
 app.conf["CELERY_DB_REUSE_MAX"] = sys.maxsize
 
 
@@ -33,20 +34,25 @@ def keep_connections(**_: Any) -> None:
 
 @setup_logging.connect
 def keep_our_logging(**_: Any) -> None:
-    """Django has set it up by portal/logs.py; Celery leaves it alone where somebody listens to this."""
+    """Django has configured logging by portal/monitoring/logs.py; connecting this signal stops Celery from doing it again."""
 
 
 @task_postrun.connect
 @after_task_publish.connect
 def something_was_done(**_: Any) -> None:
-    """The sweep gives beat and workers something to do every few seconds."""
+    """Marks the process as alive. The sweep keeps beat and workers busy every few seconds."""
     alive()
+
+
+@worker_init.connect
+def wait_for_migrations(**_: Any) -> None:
+    upgrades.admit()
 
 
 @worker_ready.connect
 def keep_time(**_: Any) -> None:
-    """On one machine the only worker keeps the time, too: a process of its own would hold all of the portal in memory to send a
-    message now and then. Where there are several workers, one `celery beat` does it."""
+    """Runs beat inside the only worker of one machine: its own process would hold the whole portal in memory to send a
+    message now and then. With several workers, one `celery beat` does it."""
     if schedule := os.environ.get("PORTAL_BEAT_SCHEDULE"):
         threading.Thread(target=_tick, args=(schedule,), name="beat", daemon=True).start()
 
@@ -55,5 +61,5 @@ def _tick(schedule: str) -> None:
     try:
         Service(app, schedule_filename=schedule).start()
     finally:
-        # Without a clock nobody finds what was lost. Whoever looks after the worker starts it again, and with it the clock.
+        # Without beat lost work is never found. The supervisor restarts the worker, and beat with it.
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,17 +1,15 @@
-"""Charts as data, for SVG that stretches with its page and is drawn by templates without JavaScript: lines, stacked columns, and
-parallel coordinates.
+"""Charts as data for SVG templates without JavaScript: lines, stacked columns, and parallel coordinates.
 
-The idea: the drawing knows no pixels. Lines and bars live in a square of 1000 by 1000 that the browser stretches to whatever
-width there is (with strokes that do not stretch), while ticks are words of the page, placed by percent. So letters have their
-ordinary size on a telephone, and colours are those of the theme, light or dark. Libraries that draw on the server (pygal,
-matplotlib, pysvgchart) write the words into the picture, where they shrink with it, and fix the colours there.
-
-Pure: numbers in, numbers and strings out.
+The drawing knows no pixels. Lines and bars live in a 1000 × 1000 square that the browser stretches to the available
+width (with strokes that do not stretch), while labels are text of the page, placed by percent. So text keeps its size
+on a phone, and colours follow the theme, light or dark. Server-side libraries (pygal, matplotlib, pysvgchart) draw text
+into the picture, where it shrinks, and fix the colours. Pure: numbers in, numbers and strings out.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -20,16 +18,16 @@ from statistics import quantiles
 SIDE = 1000.0
 # Beyond these, differences and quotients of floats overflow or vanish; such a value leaves a gap, such a span is flat.
 LARGEST, SMALLEST = 1e300, 1e-280
-# As many parts of columns as the theme has colours; the last one is everything else.
+# The theme's number of colours; the last part sums up all others.
 MAX_PARTS = 6
-# Of the height of an axis, what lies between its foot, for things without a value, and its values.
+# Share of an axis's height between its foot, for things without a value, and its values.
 FOOT = 0.12
 OTHERS = "all others"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line: (x, y) in the order of x. `y` may be NaN, infinite or beyond `LARGEST`, which leaves a gap. Of a `scattered` one
+    """A line of (x, y) in the order of x. A `y` that is NaN, infinite or beyond `LARGEST` leaves a gap. If `scattered`,
     each point is a dot."""
 
     label: str
@@ -39,20 +37,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Tick:
-    """A word at an axis; `percent` counts from the left or from the top."""
+    """A label at an axis; `percent` counts from the left or from the top."""
 
     text: str
     percent: float
 
     @property
     def y(self) -> str:
-        """The same place in the drawing."""
+        """Its y coordinate in the drawing."""
         return f"{self.percent * SIDE / 100:.1f}"
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One line ready to draw: `path` for <path d>, lone points (a gap on both sides, which a path does not show) for dots."""
+    """A line ready to draw: `path` for <path d>, and `dots` for points between two gaps, which a path does not show."""
 
     label: str
     path: str
@@ -73,7 +71,7 @@ class Chart:
 
     @property
     def summary(self) -> str:
-        """What the picture shows, in a sentence, for those who do not see it."""
+        """The chart in a sentence, for screen readers."""
         parts = [
             f"{line.label or self.title}: {line.latest} at the end, between {line.smallest} and {line.largest}"
             for line in self.lines
@@ -86,7 +84,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a column as a rectangle of the drawing; `series` counts from 1, for the colour, and `text` is its value."""
+    """A part of a column as a rectangle of the drawing; `series` counts from 1 and selects the colour, `text` is its value."""
 
     series: int
     name: str
@@ -99,7 +97,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Column:
-    """`left` and `width` are its share of the drawing, which a pointer may hit; its bar is narrower. `url` leads further."""
+    """`left` and `width` are its share of the drawing, the clickable area; its bar is narrower."""
 
     label: str
     text: str
@@ -111,7 +109,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Columns:
-    """`legend` are the parts, as (series, name), the largest first."""
+    """`legend` are the parts as (series, name), largest first."""
 
     title: str
     legend: tuple[tuple[int, str], ...]
@@ -122,14 +120,14 @@ class Columns:
 
     @property
     def role(self) -> str:
-        """What the plot is to a screen reader: a picture hides the links that stand in it."""
+        """The ARIA role: "img" would hide the links of columns."""
         return "group" if any(column.url for column in self.columns) else "img"
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """An axis of parallel coordinates with the value of each thing: numbers between `low` and `high`, or, where there are
-    `choices`, texts among them. None for a thing that has none: those meet at the foot of the axis, below all values."""
+    """An axis of parallel coordinates with each thing's value: a number between `low` and `high`, or one of `choices`
+    if given. Things with None meet at the foot of the axis, below all values."""
 
     label: str
     values: Sequence[float | str | None]
@@ -164,14 +162,14 @@ class Strand:
 
 @dataclass(frozen=True)
 class Strands:
-    """Parallel coordinates, the best thing drawn last and so above all others."""
+    """Parallel coordinates; the best thing is drawn last, on top."""
 
     axes: tuple[Axis, ...]
     strands: tuple[Strand, ...]
 
 
 def draw_strands(dimensions: Sequence[Dimension], things: Sequence[tuple[str, str]]) -> Strands:
-    """Parallel coordinates of `things`, as (text, address) from the best to the last. Source: Inselberg, "The plane with parallel
+    """Parallel coordinates of `things`, as (text, address), best first. Source: Inselberg, "The plane with parallel
     coordinates", The Visual Computer 1 (1985)."""
     width = 100 / max(1, len(dimensions) - 1)
     axes = tuple(Axis(each.label, n * width, _marks(each)) for n, each in enumerate(dimensions))
@@ -188,8 +186,8 @@ def draw_strands(dimensions: Sequence[Dimension], things: Sequence[tuple[str, st
 
 
 def without_outliers(values: Sequence[float]) -> tuple[float, float]:
-    """From where to where an axis of `values` goes: all of them, but for ends that lie more than three times as far out as the
-    middle half is wide, which would press everything else together. Source: Tukey's outer fences, "Exploratory Data Analysis"."""
+    """The bounds of an axis of `values` without outliers, which would squeeze the rest: values more than three
+    interquartile ranges outside the middle half. Source: Tukey's outer fences, "Exploratory Data Analysis"."""
     if len(values) < 4:
         return min(values), max(values)
     first, _, third = quantiles(values, n=4, method="inclusive")
@@ -199,7 +197,7 @@ def without_outliers(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _height(dimension: Dimension, value: float | str | None) -> float:
-    """Of a value on its axis, from 0 at the bottom to 1; what lies beyond its ends is drawn at them."""
+    """The position of a value on its axis, from 0 (bottom) to 1; values beyond its ends are drawn at the ends."""
     if value is None:
         return 0.0
     if dimension.choices:
@@ -214,7 +212,7 @@ def _height(dimension: Dimension, value: float | str | None) -> float:
 
 
 def _marks(dimension: Dimension) -> tuple[Tick, ...]:
-    """The words at an axis: its choices, its powers of ten, or round numbers; with its two ends where there are fewer."""
+    """The labels of an axis: its choices, powers of ten or round numbers; the ends if there are fewer than two."""
     low, high = dimension.low, dimension.high
     none = [Tick("none", 100.0)] if None in dimension.values else []
     if dimension.choices:
@@ -239,8 +237,8 @@ def draw(
     across: tuple[float, float] | None = None,
     from_zero: bool = False,
 ) -> Chart:
-    """The chart of `lines` over a common pair of axes that just contain them; `across` is from where to where the lower one goes
-    instead, and `from_zero` begins the other one at zero, for values that are never less."""
+    """The chart of `lines` over common axes that just contain them. `across` sets the bounds of the x axis; `from_zero`
+    starts the y axis at zero, for values that are never negative."""
     lines = list(lines)
     good = [point for line in lines for point in line.points if _finite(*point)]
     x_low, x_high = across or _bounds([x for x, _ in good], widen=False)
@@ -274,11 +272,9 @@ def draw_columns(
     order: Sequence[str] = (),
     quiet: str = "",
 ) -> Columns:
-    """Stacked columns of (label, value by name) pairs over an axis from zero; `most` is the least height of that axis.
-
-    The largest names get a colour each and the rest share one; those in `order` come first, and `quiet` is what is left over,
-    without a colour (series 0). A negative part, which only a correction can leave, is drawn as nothing; its text says it.
-    """
+    """Stacked columns of (label, value by name) over an axis from zero; `most` is that axis's minimum height. The
+    largest names get a colour each and the rest share one. Names in `order` come first, and `quiet` is the remainder,
+    drawn without a colour (series 0). Negative parts, which only corrections cause, are not drawn but keep their text."""
     sums: dict[str, Decimal] = {}
     for _, values in columns:
         for name, value in values.items():
@@ -319,18 +315,18 @@ def draw_columns(
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that reach from `low` or below to `high` or above.
-
-    Source: Heckbert, "Nice numbers for graph labels", Graphics Gems (1990). `low` < `high`, both finite.
-    """
-    span = high - low
-    step = _nice(span / about)
+    """Round numbers (1, 2 or 5 times a power of ten apart) that enclose `low` and `high`. `low` < `high`, both finite.
+    Source: Heckbert, "Nice numbers for graph labels", Graphics Gems (1990)."""
+    rough = (high - low) / about
+    if rough < sys.float_info.min:  # below, powers of ten lose their digits
+        return [low, high]
+    step = _nice(rough)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [index * step for index in range(first, last + 1)]
 
 
 def number(value: float) -> str:
-    """A number for reading: 0.0312, 1.5, 12,300, 4.2e-07; NaN and infinity by name."""
+    """A number for display: 0.0312, 1.5, 12,300, 4.2e-07; NaN and infinity by name."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     size = abs(value)
@@ -365,7 +361,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _merged(values: Mapping[str, Decimal], shown: Sequence[str]) -> dict[str, Decimal]:
-    """The values in the order of `shown`; names that are not among them are added up as its last."""
+    """The values in the order of `shown`; other names are summed up as the last one."""
     merged: dict[str, Decimal] = {}
     for name, value in values.items():
         key = name if name in shown else OTHERS
@@ -381,7 +377,7 @@ def _blocks(
     width: float,
     text: Callable[[Decimal], str],
 ) -> tuple[Block, ...]:
-    # A chart of few columns does not get doors.
+    # Limits the width of bars in charts with few columns.
     bar = min(width * 0.7, SIDE * 0.08)
     x, blocks, top = left + (width - bar) / 2, [], SIDE
     for name, value in values.items():
@@ -393,7 +389,7 @@ def _blocks(
 
 
 def _labels(columns: Sequence[Column]) -> tuple[Tick, ...]:
-    """Those labels of the columns that fit below a narrow chart."""
+    """As many column labels as fit below a narrow chart."""
     step = -(-len(columns) // 6) or 1
     return tuple(Tick(each.label, (each.left + each.width / 2) * 100 / SIDE) for each in columns[::step])
 
@@ -403,7 +399,7 @@ def _finite(x: float, y: float) -> bool:
 
 
 def _bounds(values: Sequence[float], *, widen: bool) -> tuple[float, float]:
-    """The smallest and the largest value, apart from each other. `widen` leaves room around a flat line."""
+    """The smallest and the largest value, never equal. `widen` leaves room around a flat line."""
     if not values:
         return 0.0, 1.0
     low, high = min(values), max(values)
@@ -414,8 +410,9 @@ def _bounds(values: Sequence[float], *, widen: bool) -> tuple[float, float]:
 
 
 def _share(value: float, low: float, high: float) -> float:
-    # Halves first: the span of two floats may be infinite.
-    return (value / 2 - low / 2) / (high / 2 - low / 2)
+    # Halves first: the difference of two floats may overflow. The half of the smallest float is 0.
+    half = high / 2 - low / 2
+    return (value / 2 - low / 2) / half if half else 0.0
 
 
 def _nice(rough: float) -> float:

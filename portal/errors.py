@@ -1,7 +1,8 @@
-"""The two ways in which an action says no, whoever asked: a form, the REST API or a command.
+"""The two errors of an action, for forms, the REST API and commands alike.
 
-`Invalid` carries one sentence for each field to mend, by its path in the manifest; a form maps paths to its fields, the API
-sends them as problem details. `Conflict` means that the request is fine but not now (wrong state, name taken meanwhile).
+`Invalid` carries one sentence for each invalid field, by its path in the manifest; a form maps paths to its fields, the
+API sends them as problem details. `Conflict` means that the request is valid but not possible now (wrong state, name
+taken meanwhile).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FieldError:
-    """`see` is the page, as a path, on which one asks for what is missing; "" where there is none."""
+    """`see` is the path of the page on which to request what is missing; "" if there is none."""
 
     path: tuple[str, ...]
     message: str
@@ -29,4 +30,9 @@ class Invalid(Exception):
 
 
 class Conflict(Exception):
-    """The text is a sentence that says what is in the way and what to do."""
+    """Its text is a sentence about what is in the way and what to do."""
+
+
+def sentence(error: Exception) -> str:
+    """The text of a refusal for users; the messages of several fields become one text."""
+    return " ".join(each.message for each in error.errors) if isinstance(error, Invalid) else str(error)

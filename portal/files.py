@@ -1,4 +1,4 @@
-"""Files that pages and the API hand out: comma-separated values as RFC 4180 writes them, and everything else by its type."""
+"""Downloads of pages and the API: CSV (RFC 4180) and other files."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from django.conf import settings
 from django.http import FileResponse, HttpResponse, HttpResponseBase
 
 CSV = "text/csv; charset=utf-8"
-# Files up to this many bytes need no disk.
+# Files up to this many bytes stay in memory.
 IN_MEMORY = 1 << 20
-# What spreadsheets read as the beginning of a formula (OWASP, CSV injection), unless it is nothing but a number.
+# Characters that start a formula in spreadsheets (OWASP, CSV injection); plain numbers are exempt.
 FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 Cell = TypeVar("Cell")
 
 
 def inert(cell: Cell) -> Cell | str:
-    """A cell that no spreadsheet reckons with: text that would begin a formula gets an apostrophe. Numbers stay."""
+    """Prefixes text that would start a formula with an apostrophe, so that no spreadsheet evaluates it. Numbers stay."""
     if isinstance(cell, str) and FORMULA.match(cell) and not NUMBER.fullmatch(cell):
         return f"'{cell}"
     return cell
 
 
 def csv_file(name: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> HttpResponse:
-    """For few rows. `name` is of our own making and has no ending."""
+    """For few rows. `name` must be our own and has no extension."""
     out = io.StringIO()
     write(out, head, rows)
     return download(out.getvalue().encode(), CSV, f"{name}.csv")
 
 
 def csv_stream(name: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> HttpResponseBase:
-    """For however many rows, in the memory of a few: what is large goes by way of a file without a name, so that whoever reads
-    slowly holds nothing of the database. What would be larger than settings.EXPORT_MAX_BYTES is refused, never cut."""
+    """For any number of rows in constant memory: large files go through an unnamed temporary file, so that a slow
+    reader holds no database resources. A file above settings.EXPORT_MAX_BYTES is refused, never truncated."""
     file = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115  the response closes it
     try:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
@@ -65,7 +65,7 @@ def write(out: TextIO, head: Sequence[str], rows: Iterable[Sequence[object]]) ->
 
 
 class TooLarge(Exception):
-    """There is no room for so large a file."""
+    """The file exceeds settings.EXPORT_MAX_BYTES."""
 
 
 def _within(rows: Iterable[Sequence[object]], file: IO[bytes]) -> Iterator[Sequence[object]]:

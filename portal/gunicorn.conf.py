@@ -1,17 +1,18 @@
-"""The web server: two processes that share what is loaded before they fork, with threads for requests that wait."""
+"""The web server: two processes that share what was loaded before they forked, with threads for requests that wait."""
 
 import os
 from pathlib import Path
 from typing import Any
 
-from portal import logs
+from portal.monitoring import logs
 
 bind = os.environ.get("PORTAL_WEB_BIND") or f"127.0.0.1:{os.environ['PORTAL_WEB_PORT']}"
 workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
 worker_class = "gthread"
-# A live log or a terminal holds a thread while it is open: three are left for pages when all of portal/limits.py are taken.
+# A live log or a terminal holds a thread while it is open. Three remain for pages when all places of portal/limits.py
+# are taken.
 threads = 20
-# `make dev`: a change of code or of a template starts the processes anew, which have to load the code themselves for that.
+# `make dev`: changes of code or templates restart the processes, which therefore have to load the code themselves.
 reload = os.environ.get("PORTAL_DEBUG", "").lower() in ("1", "true", "yes", "on")
 reload_extra_files = [str(path) for path in Path("templates").rglob("*.*")] if reload else []
 preload_app = not reload
@@ -19,9 +20,9 @@ timeout = 60
 graceful_timeout = int(os.environ.get("PORTAL_WEB_GRACE", "3"))
 keepalive = 75
 worker_tmp_dir = "/dev/shm"  # noqa: S108  a heartbeat on a slow disk would look like a hang
-# Its place would be in the home folder, where a second portal of the same user wants it too.
+# Its default place is in the home folder, where two portals of the same user would conflict.
 control_socket_disable = True
-# Neither scheme nor path is told by headers (portal/gateway.py).
+# Headers must not set the scheme or the path (portal/web/gateway.py).
 forwarded_allow_ips = ""
 accesslog = "-"
 access_log_format = "%(s)s %(m)s %(U)s %(M)sms"
@@ -29,7 +30,7 @@ logconfig_dict = logs.config(os.environ.get("PORTAL_LOG_FORMAT", "line"), os.env
 
 
 def post_worker_init(worker: Any) -> None:
-    """Terminals say goodbye before their process ends."""
-    from portal import websocket  # needs the settings, which this file is read before
+    """Lets terminals close properly before their process ends."""
+    from portal.web import websocket  # needs the settings, which are not loaded yet when this file is read
 
     websocket.is_stopping = lambda: not worker.alive

@@ -1,6 +1,6 @@
-"""What one person may ask: how large a body, how many requests, how many streams (logs, commands, terminals) at one time.
+"""Limits for one person: size of a body, number of requests, number of concurrent streams (logs, commands, terminals).
 
-Requests are counted in the cache; without it they are let through, because that limit is a courtesy to the others.
+Requests are counted in the cache; without it they are not limited, since that limit only protects the other users' speed.
 """
 
 from __future__ import annotations
@@ -30,22 +30,20 @@ from portal.errors import FieldError, Invalid
 from portal.pages.error_pages import too_many
 
 if TYPE_CHECKING:
-    from rest_framework.views import APIView  # which itself imports this module, by the settings
+    from rest_framework.views import APIView  # imports this module itself, through the settings
 
 log = logging.getLogger(__name__)
 
 WINDOW = 60
 REQUESTS_PER_WINDOW = 3000
-# Who neither sends nor takes a byte for so long is gone; gunicorn itself would wait for ever.
+# A connection without a byte in either direction for this long is closed; gunicorn would wait for ever.
 STALLED_SECONDS = 60
 
 
 class JsonBody(BaseParser):
-    """A JSON body of at most settings.DATA_UPLOAD_MAX_MEMORY_SIZE bytes, in UTF-8 and without NUL characters.
-
-    orjson refuses what Python's own parser lets through and PostgreSQL cannot store (half surrogate pairs, NaN), and answers
-    endless nesting with an error instead of a RecursionError.
-    """
+    """A JSON body of at most settings.DATA_UPLOAD_MAX_MEMORY_SIZE bytes, in UTF-8 and without NUL characters. orjson
+    refuses what Python's parser accepts but PostgreSQL cannot store (half surrogate pairs, NaN), and reports endless
+    nesting as an error instead of a RecursionError."""
 
     media_type = "application/json"
 
@@ -71,11 +69,8 @@ class JsonBody(BaseParser):
 
 
 def refuse_nul(body: Any) -> None:
-    """Raises Invalid with the paths of all texts and keys in `body` that contain a NUL character, which no column and no program
-    can take.
-
-    A loop, because a body may be nested deeper than Python's stack.
-    """
+    """Raises Invalid with the paths of all texts and keys in `body` that contain NUL, which no column and no program
+    accepts. A loop, because a body may be nested deeper than Python's stack."""
     found: list[tuple[str, ...]] = []
     left: list[tuple[tuple[str, ...], Any]] = [((), body)] if isinstance(body, str | list | dict) else []
     while left:
@@ -92,7 +87,7 @@ def refuse_nul(body: Any) -> None:
 
 
 class PerPerson(BaseThrottle):
-    """At most REQUESTS_PER_WINDOW requests a minute (50 a second) for each person: against loops that ran away."""
+    """At most REQUESTS_PER_WINDOW requests a minute (50 a second) per person, against runaway loops."""
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         return not request.user.is_authenticated or _counted(request.user.pk)
@@ -102,21 +97,20 @@ class PerPerson(BaseThrottle):
 
 
 class RequestLimits:
-    """The middleware: nobody is waited for without end, a body says how long it is, and whoever sends forms is counted as
-    whoever uses the API is."""
+    """Middleware: times out stalled connections, requires Content-Length, and counts submitted forms like API requests."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         if connection := request.META.get("gunicorn.socket"):
-            # It is set anew for each request.
+            # gunicorn resets the timeout for each request.
             connection.settimeout(STALLED_SECONDS)
         return self.get_response(request)
 
     def process_view(self, request: HttpRequest, *_: Any) -> HttpResponse | None:
         if "Transfer-Encoding" in request.headers:
-            # WSGI does not say where such a body ends, so Django would take it for an empty one.
+            # WSGI does not mark the end of a chunked body, so Django would read an empty one.
             sentence = "Say how long the body is: send Content-Length, and not Transfer-Encoding."
             return problem(request.path, HTTPStatus.LENGTH_REQUIRED, "length-required", sentence)
         is_form = request.method == "POST" and not request.path.startswith("/api/")
@@ -129,7 +123,7 @@ class RequestLimits:
 
 
 def _counted(person: int) -> bool:
-    """Counts a request. Whether it is one of those that the person may make in this minute."""
+    """Counts a request; True if it is within the person's limit for this minute."""
     key = f"requests:{person}:{int(time.time()) // WINDOW}"
     try:
         cache.add(key, 0, timeout=2 * WINDOW)
@@ -144,7 +138,8 @@ def _until_next_window() -> float:
 
 
 def is_gone(request: HttpRequest) -> bool:
-    """Whether whoever asked has hung up, for answers that have nothing to send, which would tell. The gateway passes it on."""
+    """True if the client has hung up; for responses that send nothing for a while and would not notice. The gateway
+    passes it on."""
     connection = request.META.get("gunicorn.socket")
     if connection is None:
         return False
@@ -154,7 +149,7 @@ def is_gone(request: HttpRequest) -> bool:
 
 
 class Place:
-    """One that was taken in a room, until `release` (which may be repeated) or the end of a `with`."""
+    """A taken place in a room, until `release` (which may be repeated) or the end of a `with`."""
 
     def __init__(self, room: Room, person: int) -> None:
         self._leave: Callable[[], None] | None = partial(room.leave, person)
@@ -172,11 +167,9 @@ class Place:
 
 
 class Room:
-    """Places for requests that may hold a thread of this process for long: so many in all (`size`), so many for one person.
-
-    They are counted where the threads are, in the process: nobody has to be asked, and nothing outlives a process that dies. All
-    rooms together have fewer places than the process has threads (gunicorn.conf.py), so that pages are always served.
-    """
+    """Places for requests that may hold a thread for long: `size` in all, `each` for one person. They are counted in
+    the process, where the threads are: that needs no other server, and nothing is left over when a process dies. All
+    rooms together have fewer places than the process has threads (gunicorn.conf.py), so that pages are always served."""
 
     def __init__(self, size: Callable[[], int], each: int, *, yours: str, full: str) -> None:
         self.size, self.each = size, each
@@ -185,7 +178,7 @@ class Room:
         self._taken: Counter[int] = Counter()
 
     def enter(self, person: int) -> Place:
-        """Raises Unavailable when none is free."""
+        """Raises Unavailable if no place is free."""
         with self._lock:
             if self._taken[person] >= self.each:
                 raise Unavailable(self._yours)
@@ -214,7 +207,7 @@ TRANSFERS = Room(
     yours="Two files of yours are on their way already; try again when one of them has come.",
     full="Too many files are on their way at this moment; try again in a minute.",
 )
-# Pages that ask a server which may be slow: a datastore for its files, a model for an answer.
+# Pages that wait for another, possibly slow server: a datastore for its files, a model for an answer.
 LOOKS = Room(
     lambda: 3,
     2,
@@ -224,7 +217,7 @@ LOOKS = Room(
 
 
 class Sending:
-    """Bytes on their way out, and `release` afterwards: a response calls `close` whatever becomes of them."""
+    """A streamed body that calls `release` when the response is closed, however it ends."""
 
     def __init__(self, chunks: Iterator[bytes], release: Callable[[], None]) -> None:
         self._chunks, self._release = chunks, release

@@ -1,33 +1,44 @@
-"""What all manifests have in common: strict frozen values, and errors that say which field to mend.
+"""The base of all manifests: strict frozen values, and errors that name the invalid field.
 
-A form, a REST body and a manifest file all become the same value; nothing else reaches an action, so they accept and refuse
-the same things. Whether a name in it exists is the database's business; what can be judged from the value is judged there.
+A form, a REST body and a manifest file all become the same value, and actions accept nothing else, so all three accept
+and refuse the same things. The value is validated on its own; whether names exist is checked against the database.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from portal.errors import FieldError, Invalid
 
-# Of an object that was wanted, so many are named.
+# Keys named in the message for a missing object.
 MOST_KEYS = 4
 DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
 
 class Strict(BaseModel):
-    """A frozen value whose JSON keys are camelCase (the Kubernetes convention) and which refuses keys it does not know."""
+    """A frozen value with camelCase JSON keys (the Kubernetes convention) that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
+    @classmethod
+    def stored(cls, value: Any) -> Self:
+        """Reads what the database keeps, and ignores unknown keys: during a rolling upgrade, the next release writes some."""
+        return cls.model_validate(value, extra="ignore")
+
+    @classmethod
+    def known(cls, value: Any) -> dict[str, Any]:
+        """What `stored` reads, in JSON."""
+        return cls.stored(value).model_dump(mode="json", by_alias=True)
+
 
 class Manifest(Strict):
-    """`{"kind", "metadata", "spec"}`; `status` is ours and is ignored when it comes back."""
+    """`{"kind", "metadata", "spec"}`; `status` is ours, and is ignored in requests."""
 
     @model_validator(mode="before")
     @classmethod
@@ -36,7 +47,7 @@ class Manifest(Strict):
 
 
 def dns_label(value: str) -> str:
-    """`value` when it may stand in a host name and starts with a letter; for a field's AfterValidator."""
+    """An AfterValidator: returns `value` if it is valid in a host name and starts with a letter."""
     if not DNS_LABEL.fullmatch(value):
         raise ValueError("Use lower-case letters, digits and '-'; start with a letter and end with a letter or digit.")
     return value
@@ -47,7 +58,7 @@ DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63), AfterV
 
 
 def field_error(message: str, *path: str) -> ValueError:
-    """A ValueError for a rule over several fields that carries the path of the field to mend (see `mistakes`)."""
+    """A ValueError for a rule over several fields, with the path of the invalid field (see `mistakes`)."""
     error = ValueError(message)
     error.field_path = path  # type: ignore[attr-defined]
     return error
@@ -57,10 +68,8 @@ Value = TypeVar("Value", bound=BaseModel)
 
 
 def parse(model: type[Value], body: Any, /, **address: str) -> Value:
-    """`body` as a `model`. What the address of a request says may be left out of the metadata, and not contradicted.
-
-    Raises Invalid; what was sent stays out of its sentences.
-    """
+    """Parses `body` as a `model`. Metadata may leave out what the URL contains, but not contradict it. Raises Invalid,
+    whose messages never contain the input."""
     if address and isinstance(body, dict) and isinstance(body.get("metadata", {}), dict):
         body = {**body, "metadata": {**address, **body.get("metadata", {})}}
     try:
@@ -73,8 +82,36 @@ def parse(model: type[Value], body: Any, /, **address: str) -> Value:
     return value
 
 
+def public_path(model: Any, path: Sequence[str]) -> tuple[str, ...]:
+    """The path by JSON keys, as users know them: names of fields become their aliases, keys of dictionaries stay."""
+    said = []
+    for part in path:
+        key, model = _below(model, part)
+        said.append(key)
+    return tuple(said)
+
+
+def _below(kind: Any, part: str) -> tuple[str, Any]:
+    """The JSON key that `part` means in a value of type `kind`, and the type of what is there; None if it is unknown."""
+    kinds = (
+        [each for each in get_args(kind) if each is not type(None)]
+        if get_origin(kind) in (Union, UnionType)
+        else [kind]
+    )
+    for each in kinds:
+        if get_origin(each) is Annotated:
+            return _below(get_args(each)[0], part)
+        if get_origin(each) in (dict, list, tuple):
+            return part, get_args(each)[get_origin(each) is dict]
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            for name, field in each.model_fields.items():
+                if part in (name, field.alias):
+                    return field.alias or name, field.annotation
+    return part, None
+
+
 def mistakes(error: ValidationError) -> list[FieldError]:
-    """What pydantic found, by paths of JSON keys, e.g. ("spec", "orgNode")."""
+    """The errors of pydantic, by paths of JSON keys, e.g. ("spec", "orgNode")."""
     out = []
     for item in error.errors(include_url=False, include_input=False):
         cause = (item.get("ctx") or {}).get("error")
@@ -86,7 +123,7 @@ def mistakes(error: ValidationError) -> list[FieldError]:
 
 
 def _object(facts: Mapping[str, Any]) -> str:
-    """The keys of the object that is wanted, required ones first: {"size": …, "storageClass": …}."""
+    """The keys of the expected object, required ones first: {"size": …, "storageClass": …}."""
     name = facts.get("class_name")
     found = next((each for each in _all_below(Strict) if each.__name__ == name), None)
     if found is None:
@@ -103,7 +140,7 @@ def _all_below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def sentence(kind: str, message: str, facts: Mapping[str, Any]) -> str:
-    """Pydantic's words as one would say them beside a field."""
+    """Pydantic's message as a sentence beside a field."""
     plain = {
         "missing": "Fill this in.",
         "extra_forbidden": "There is no such field.",

@@ -1,9 +1,9 @@
-"""Who is there and who pays: people, the tree of the organisation, appcodes and what is asked for them, memberships, API
-tokens, the Event log, and what is sent of it to webhooks.
+"""People, the organisation's tree, appcodes and requests for them, memberships, API tokens, the Event log, webhooks and
+deliveries.
 
-The limits that the pages and the API state (one to four owners, one to ten addresses, a remark of at most 100 characters)
-are kept by the database too, so that no code path can leave an appcode without an owner. The rule about owners spans two
-tables and is a deferred constraint trigger (sql/rules.sql).
+The database also enforces the limits of pages and API (one to four owners, one to ten addresses, a remark of at most
+100 characters), so that no code path can leave an appcode without an owner. The rule about owners spans two tables and
+is a deferred constraint trigger (sql/rules.sql).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class User(AbstractUser):  # type: ignore[django-manager-missing]
     )
 
     def _get_session_auth_hash(self, secret: str | None = None) -> str:
-        """As Django's, and with the epoch: who was deactivated and is let in again has to sign in again."""
+        """Django's hash plus the epoch, so that a deactivated user who is activated again has to sign in again."""
         hashed: str = super()._get_session_auth_hash(secret)  # type: ignore[misc]  # not in the stubs
         return f"{hashed}.{self.session_epoch}" if self.session_epoch else hashed
 
@@ -79,10 +79,8 @@ class User(AbstractUser):  # type: ignore[django-manager-missing]
 
 
 class OrgNode(models.Model):
-    """A node of the organisation by its dotted path, e.g. qunarcorp.ops.dev.
-
-    A node with a `namespace` is a business line: it and everything below it run in that Kubernetes namespace.
-    """
+    """A node of the organisation by its dotted path, e.g. qunarcorp.ops.dev. A node with a `namespace` is a business
+    line: it and everything below it run in that Kubernetes namespace."""
 
     path = models.CharField(max_length=200, unique=True, validators=[org_path])
     title = models.CharField(max_length=100, blank=True)
@@ -96,17 +94,15 @@ class OrgNode(models.Model):
 
     @property
     def ancestors_and_self(self) -> list[str]:
-        """Paths from the root down, ending with this node's own."""
+        """Paths from the root to this node."""
         words = self.path.split(".")
         return [".".join(words[: n + 1]) for n in range(len(words))]
 
 
 class Appcode(models.Model):
-    """Who pays: the owner of clusters, datastores and bills.
-
-    Requested by anybody, active once a platform administrator has approved it (at once when an administrator asks). How its
-    request stands is in `request`, as is what its owners ask for later. Whether it has expired follows from the clock alone.
-    """
+    """A tenant's project: the owner of clusters, datastores and bills. Any user may request one; it is active once a
+    platform administrator has approved it (at once if an administrator requests it). `request` holds its latest request
+    and that one's state. Whether it has expired depends only on the clock."""
 
     class State(models.TextChoices):
         REQUESTED = "requested"
@@ -142,7 +138,7 @@ class Appcode(models.Model):
     requested_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     members = models.ManyToManyField(User, through="Membership", related_name="appcodes")
-    # Who has read this row as theirs (by `access.appcode_for`), and what their role in it was then.
+    # The user for whom `access.appcode_for` read this row, and their role then.
     reader: int | None = None
     reader_role: str = ""
 
@@ -167,7 +163,7 @@ class Appcode(models.Model):
 
     @property
     def asked(self) -> QuotaRequest | None:
-        """What was last asked for it; a query where it was not fetched."""
+        """Its latest request; a query unless it was fetched."""
         found: QuotaRequest | None = getattr(self, "request", None)
         return found
 
@@ -177,7 +173,7 @@ class Appcode(models.Model):
 
     @property
     def expires_soon(self) -> bool:
-        """Whether its end was announced, or has come."""
+        """True if its expiry was announced or has come."""
         return self.state == Appcode.State.ACTIVE and is_soon(self.expires_on, timezone.now())
 
     @property
@@ -190,7 +186,7 @@ class Appcode(models.Model):
 
     @property
     def standing(self) -> str:
-        """Its state in the word that people read: one of STANDINGS."""
+        """Its state as users read it: one of STANDINGS."""
         if self.state == Appcode.State.REQUESTED:
             asked = self.asked
             return asked.state if asked and asked.state != QuotaRequest.State.WAITING else self.state
@@ -211,11 +207,8 @@ class Appcode(models.Model):
 
 
 class QuotaRequest(models.Model):
-    """What was last asked for an appcode, and what became of it: with the appcode itself at first, beside what it has later.
-
-    There is one for each appcode at most, so two are never open at a time; what came before is in the Event log. Nothing of
-    the appcode changes until it is approved.
-    """
+    """The latest request for an appcode, for the appcode itself or later for other terms, and its decision. An appcode has at
+    most one, so two are never open at a time; the Event log has earlier ones. The appcode does not change before approval."""
 
     class State(models.TextChoices):
         WAITING = "waiting"
@@ -270,7 +263,7 @@ class QuotaRequest(models.Model):
 
     @property
     def is_decidable(self) -> bool:
-        """Whether an administrator may decide: it is open, or a new appcode that was refused, which can still be approved."""
+        """True if an administrator may decide it: it is open, or it is a refused request for a new appcode."""
         again = self.state == self.State.REFUSED and self.appcode.state == Appcode.State.REQUESTED
         return (self.is_open or again) and self.appcode.state != Appcode.State.DISABLED
 
@@ -279,12 +272,12 @@ class QuotaRequest(models.Model):
         return Terms(self.gpus, self.storage_gib, self.budget, self.expires_on)
 
 
-# The words of `Appcode.standing`.
+# The values of `Appcode.standing`.
 STANDINGS = ("requested", "changes-requested", "refused", "withdrawn", "active", "expired", "disabled")
 
 
 class Membership(models.Model):
-    """What a person may do in an appcode: an owner also manages people and money, a developer runs things, a viewer reads."""
+    """A person's role in an appcode: owners also manage people and money, developers run things, viewers read."""
 
     class Role(models.TextChoices):
         OWNER = "owner"
@@ -306,14 +299,14 @@ class Membership(models.Model):
 
 
 class ApiToken(AbstractAuthToken):  # type: ignore[misc]
-    """A bearer token: only its hash is stored; it has a name for its owner and always an end, at most a year away."""
+    """A bearer token: only its hash is stored. It has a name for its owner and always an expiry, at most a year away."""
 
     name = models.CharField(max_length=60)
     last_used_at = models.DateTimeField(null=True)
 
     class Meta:
         constraints: ClassVar = [
-            # `created` is set a moment after `expiry` has been reckoned; the day more is for clocks, not for people.
+            # `created` is set a moment after `expiry` was computed; the extra day absorbs clock differences.
             models.CheckConstraint(
                 condition=Q(expiry__isnull=False) & Q(expiry__lte=F("created") + dt.timedelta(days=MAX_TOKEN_DAYS + 1)),
                 name="api_token_expires",
@@ -329,11 +322,9 @@ class ApiToken(AbstractAuthToken):  # type: ignore[misc]
 
 
 class Event(models.Model):
-    """Who did what, and what the cloud said: append-only (a trigger refuses UPDATE and DELETE), the source of audit and activity.
-
-    `object` is a dotted kind and key, e.g. "cluster ops-demo/show1" or "datastore ops-demo/demo-input"; names are copied
-    because the objects they name may be deleted. `actor` is None for the portal itself.
-    """
+    """An action of a person or a report of a cloud: append-only (a trigger refuses UPDATE and DELETE), for audit and
+    activity lists. `object` is a kind and a key, e.g. "cluster ops-demo/show1" or "datastore ops-demo/demo-input".
+    Names are copied, because the named objects may be deleted. `actor` is None for the portal itself."""
 
     at = models.DateTimeField(auto_now_add=True)
     actor = models.ForeignKey(User, on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="+")
@@ -352,16 +343,16 @@ class Event(models.Model):
         return f"{self.at:%F %T} {self.actor_name} {self.verb} {self.object}"
 
 
-# The name of the only webhook that a person has.
+# The name of a person's only webhook.
 OWN_WEBHOOK = "me"
 
 
 class Webhook(models.Model):
-    """Where events go: those of one appcode, those of runs that one person started, or with neither all of them. `kinds` are
-    `run.failed`, `run.*` or `*`.
+    """Sends events to a URL: those of one appcode, those of runs that one person started, or, with neither, all of
+    them. `kinds` are `run.failed`, `run.*` or `*`.
 
-    The URL is kept like the secrets, because many receivers put a token into it. A deleted one stays without them until its
-    last deliveries are forgotten: events that happen at that very moment still name it.
+    The URL is stored like a secret, because many receivers put a token into it. A deleted row stays without URL and
+    secrets until its last deliveries are purged, because concurrent events may still reference it.
     """
 
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, null=True, related_name="webhooks")
@@ -405,20 +396,18 @@ class Webhook(models.Model):
 
     @property
     def title(self) -> str:
-        """As who may see it reads it: nobody sees somebody else's own."""
+        """Its name for users who may see it; a personal webhook is visible only to its owner."""
         return "My webhook" if self.person_id else self.name
 
     def secrets_at(self, now: dt.datetime) -> list[str]:
-        """Those that sign at `now`, the newest first."""
+        """The signing secrets at `now`, newest first."""
         old = [self.old_secret] if self.old_secret and self.old_secret_until and now < self.old_secret_until else []
         return [self.secret, *old]
 
 
 class Delivery(models.Model):
-    """One event on its way to one webhook, and how the last attempt went. A trigger makes them with the event itself.
-
-    Whoever sends one holds it by `claim` until `next_at`, and whoever dies with it loses it then. Events are never deleted.
-    """
+    """One event's delivery to one webhook, with the result of the last attempt. A trigger creates it with the event. A
+    sender leases it by `claim` until `next_at`; if it dies, the lease expires. Events are never deleted."""
 
     class State(models.TextChoices):
         WAITING = "waiting"
@@ -458,5 +447,5 @@ class Delivery(models.Model):
 
     @property
     def message_id(self) -> str:
-        """The same at every attempt, by which a receiver knows what it has already."""
+        """The same at every attempt, so that receivers can detect duplicates."""
         return f"msg_{self.uid.hex}"

@@ -1,15 +1,15 @@
-"""Where the portal may connect on behalf of a person: the one place that decides, by address and port, and that connects.
+"""Where the portal may connect on behalf of a user: the only place that decides this, by address and port, and that connects.
 
-Whoever names a server for a datastore, a repository or a webhook could name something that only the portal's machine reaches: the
-program of another tenant on loopback, a database, the metadata service of a cloud. So `connect` looks a name up once, judges each
-address before it asks any of them, and goes to an address that was judged. A refusal says the same whether somebody listens
-there or not, and a name that changes between two look-ups gains nothing.
+A user who names a server for a datastore, a repository or a webhook could name one that only the portal's machine
+reaches: another tenant's program on loopback, a database, a cloud's metadata service. So `connect` resolves a name
+once, judges every address before connecting to any, and connects to a judged address. A refusal is the same whether the
+port is open or not, and DNS rebinding gains nothing.
 
 - Public addresses are open.
-- The portal's own machine, by whatever address, is closed but for single ports that an administrator (or `manage.py up`, for the
-  portal's object storage) names as HOST:PORT.
+- The portal's own machine is closed by all its addresses, except for single ports that an administrator (or
+  `manage.py up`, for the portal's object storage) names as HOST:PORT.
 - Private networks are closed until an administrator names them.
-- Link-local, metadata, multicast and unspecified addresses, and those that stand for another one, are closed for good.
+- Link-local, metadata, multicast and unspecified addresses, and IPv6 addresses that embed another one, are always closed.
 
 Only the standard library is imported: this also runs beside rclone and Git, where nothing else is installed.
 """
@@ -30,7 +30,7 @@ SETTING = "PORTAL_OPEN_NETWORKS"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Never reached: link-local addresses and the metadata services of clouds, multicast, and what is no machine's address.
+# Never reached: link-local addresses, metadata services of clouds, multicast, and addresses of no machine.
 NEVER = tuple(
     ipaddress.ip_network(each)
     for each in (
@@ -38,14 +38,14 @@ NEVER = tuple(
         "::/128", "fe80::/10", "fd00:ec2::254/128", "fd20:ce::254/128", "ff00::/8",
     )
 )  # fmt: skip
-# IPv6 addresses that stand for an IPv4 one: mapped, translated, compatible, NAT64, 6to4, Teredo.
+# IPv6 addresses that embed an IPv4 one: mapped, translated, compatible, NAT64, 6to4, Teredo.
 _HIDING = tuple(
     ipaddress.IPv6Network(each)
     for each in (
         "::ffff:0:0/96", "::ffff:0:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32",
     )
 )  # fmt: skip
-# For servers that an administrator has named by another setting (NFS): private networks are open, all else is judged as ever.
+# For servers that an administrator named by another setting (NFS): private networks are open, all other rules apply.
 ANYWHERE = ("0.0.0.0/0", "::/0")
 
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:/\s]+):(?P<port>[0-9]{1,5})")
@@ -57,8 +57,8 @@ class Closed(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """What is open besides public addresses. `servers` are hosts, as people write them, with a port; `networks` and `closed` are
-    networks, of which the smallest one around an address counts. A network never opens the portal's own machine."""
+    """What is open besides public addresses. `servers` are hosts with a port; of `networks` and `closed` the smallest
+    network around an address applies. A network never opens the portal's own machine."""
 
     networks: tuple[str, ...] = ()
     servers: frozenset[tuple[str, int]] = frozenset()
@@ -66,8 +66,8 @@ class Rules:
 
     @classmethod
     def read(cls, entries: Iterable[str]) -> Rules:
-        """Of entries like 10.20.0.0/16, 10.20.0.7:9000, minio.example.com:9000, [fd00::7]:9000 and !130.60.0.0/16, which closes.
-        Raises ValueError."""
+        """Parses entries like 10.20.0.0/16, 10.20.0.7:9000, minio.example.com:9000, [fd00::7]:9000 and !130.60.0.0/16,
+        which closes. Raises ValueError."""
         networks, servers, closed = list[str](), set[tuple[str, int]](), list[str]()
         for entry in filter(None, map(str.strip, entries)):
             if (server := _SERVER.fullmatch(entry)) and 0 < int(server["port"]) < 65536:
@@ -94,14 +94,15 @@ class Rules:
 
 
 def server_of(url: str) -> str:
-    """The entry that opens the server of a URL, "" for no URL."""
+    """The entry that opens the server of a URL, "" without a URL."""
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}" if host else ""
 
 
 def why_closed(host: str, address: str, port: int, rules: Rules, *, is_own: bool) -> str:
-    """Why nobody gets to `port` of `address`, which `host` has, as a sentence, or "". `is_own`: this machine has the address."""
+    """Why `port` of `address`, which `host` resolves to, is closed, as a sentence; "" if it is open. `is_own`: this
+    machine has the address."""
     ip = ipaddress.ip_address(address.split("%", 1)[0])
     if any(ip in network for network in NEVER):
         return (
@@ -123,14 +124,13 @@ def why_closed(host: str, address: str, port: int, rules: Rules, *, is_own: bool
 
 
 def check_literal(host: str, port: int, rules: Rules) -> None:
-    """Raises Closed when `host` is itself an address, or a name of loopback, that is not open. Looks no name up."""
+    """Raises Closed if `host` is an address or a loopback name that is closed. Resolves nothing."""
     if (address := literal(host)) and (why := why_closed(host, address, port, rules, is_own=is_own(address))):
         raise Closed(why)
 
 
 def open_addresses(host: str, port: int, rules: Rules) -> list[str]:
-    """The addresses of `host` that are open, in the order of the system. Raises Closed when there is none, OSError when the name
-    is not found."""
+    """The open addresses of `host`, in the resolver's order. Raises Closed if there is none, OSError if the name is not found."""
     try:
         found = socket.getaddrinfo(literal(host) or host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
@@ -147,7 +147,7 @@ def open_addresses(host: str, port: int, rules: Rules) -> list[str]:
 
 
 def connect(host: str, port: int, rules: Rules, seconds: float) -> socket.socket:
-    """A connection to the first open address of `host` that takes one within `seconds`. Raises Closed and OSError."""
+    """A connection to the first open address of `host` that accepts one within `seconds`. Raises Closed and OSError."""
     end, failure = time.monotonic() + seconds, OSError("no address answers")
     for address in open_addresses(host, port, rules):
         try:
@@ -163,12 +163,12 @@ def connect(host: str, port: int, rules: Rules, seconds: float) -> socket.socket
 
 
 def literal(host: str) -> str:
-    """The address that `host` itself says, "" for a name that has to be resolved."""
+    """The address that `host` denotes without resolving, "" for other names."""
     host = _host(host)
     if host == "localhost" or host.endswith(".localhost"):
         return "127.0.0.1"
     try:
-        # Also in the old spellings that the system's resolver takes, such as 2130706433 and 0x7f.1.
+        # Accepts the legacy forms that the system's resolver accepts, such as 2130706433 and 0x7f.1.
         return socket.inet_ntoa(socket.inet_aton(host))
     except OSError:
         pass
@@ -180,7 +180,7 @@ def literal(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is loopback by its address or name. Looks no name up."""
+    """True if `host` is a loopback address or name. Resolves nothing."""
     return bool(address := literal(host)) and ipaddress.ip_address(address.split("%", 1)[0]).is_loopback
 
 
@@ -188,7 +188,7 @@ _GET_ROUTE, _NEW_ROUTE, _REQUEST, _DESTINATION, _LOCAL = 26, 24, 1, 1, 2
 
 
 def is_own(address: str) -> bool:
-    """Whether this machine itself has the address, as the kernel's routes say (rtnetlink(7)). Nothing is sent to it."""
+    """True if this machine has the address, according to the kernel's routes (rtnetlink(7)). Sends nothing to it."""
     ip = ipaddress.ip_address(address.split("%", 1)[0])
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     body = struct.pack("=8BI", family, ip.max_prefixlen, 0, 0, 0, 0, 0, 0, 0)
@@ -196,7 +196,7 @@ def is_own(address: str) -> bool:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asked:
         asked.send(struct.pack("=IHHII", 16 + len(body), _GET_ROUTE, _REQUEST, 1, 0) + body)
         answer = asked.recv(4096)
-    # A header of 16 bytes, then the route: its type is the eighth.
+    # A header of 16 bytes, then the route; its eighth byte is the type.
     return struct.unpack_from("=H", answer, 4)[0] == _NEW_ROUTE and answer[23] == _LOCAL
 
 

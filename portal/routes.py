@@ -1,4 +1,4 @@
-"""Addresses of the frame, of appcodes, of one's profile, and of administration."""
+"""Routes of the frame, appcodes, the profile and administration."""
 
 from django.urls import URLPattern, URLResolver, include, path, register_converter
 from django.urls.converters import StringConverter

@@ -1,8 +1,8 @@
-"""Settings: one file, everything that differs between machines comes from the environment.
+"""Django settings. Everything that differs between machines comes from the environment.
 
-`manage.py up` sets these variables for a single machine; a deployment sets them itself (docs/deployment.md). Secrets are
-only ever read from the environment, or from the file that NAME_FILE names there. Defaults are safe ones: without PORTAL_DEBUG
-nothing is shown to the outside that helps an attacker.
+`manage.py up` sets these variables on a single machine; other deployments set them themselves (docs/deployment.md). Secrets come
+only from the environment, or from the file that NAME_FILE names there. The defaults are safe: without PORTAL_DEBUG, no error page
+shows internals.
 """
 
 import logging
@@ -15,7 +15,8 @@ import environ
 from django.core.exceptions import ImproperlyConfigured
 from django.http.request import split_domain_port
 
-from portal import assets, logs, outgoing
+from portal import assets, outgoing
+from portal.monitoring import logs
 from portal.terms import MAX_DAYS
 
 django_stubs_ext.monkeypatch()
@@ -24,7 +25,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 
 
 class _OneLine(environ.fileaware_mapping.FileAwareMapping):  # type: ignore[misc]
-    """Files of secrets mostly end with a newline that is no part of them."""
+    """Strips the newline that most secret files end with."""
 
     def __getitem__(self, name: str) -> str:
         return str(super().__getitem__(name)).rstrip("\n")
@@ -35,28 +36,31 @@ env.ENVIRON = _OneLine()
 
 DATA_DIR = Path(env.str("PORTAL_DATA", default=str(BASE_DIR / "var"))).resolve()
 SECRET_KEY = env.str("PORTAL_SECRET_KEY")
-# Datastore secrets are encrypted with a key derived from both; listing an older value behind the first allows rotation.
-SALT_KEY = env.list("PORTAL_SALT_KEYS", default=[SECRET_KEY])
+# Older keys, which still open what they signed or encrypted (portal/rotation.py).
+SECRET_KEY_FALLBACKS = [*filter(None, env.list("PORTAL_SECRET_KEY_FALLBACKS", default=[]))]
+# Stored secrets are encrypted with a key derived from the secret key and the first of these. Each of these together with each
+# secret key opens what is stored.
+SALT_KEY = env.list("PORTAL_SALT_KEYS", default=[SECRET_KEY, *SECRET_KEY_FALLBACKS])
 DEBUG = env.bool("PORTAL_DEBUG", default=False)
 PORTAL_ORIGIN = env.str("PORTAL_ORIGIN", default="http://portal.localhost:8000")
 _origin = urlsplit(PORTAL_ORIGIN)
 _port = f":{_origin.port}" if _origin.port else ""
 SECURE = _origin.scheme == "https"
-# Under these names the portal answers, at the ports of PORTAL_ORIGIN and of those that are listed with one (portal/gateway.py).
+# The portal answers to these names, at the port of PORTAL_ORIGIN and the ports listed here (portal/web/gateway.py).
 _listed = [(*split_domain_port(name), name) for name in env.list("PORTAL_ALLOWED_HOSTS", default=[])]
 ALLOWED_HOSTS = [_origin.hostname, "localhost", "127.0.0.1", *(host or name for host, _, name in _listed)]
 HOST_PORTS = {str(_origin.port or (443 if SECURE else 80)), *(port for _, port, _ in _listed if port)}
 CSRF_TRUSTED_ORIGINS = [PORTAL_ORIGIN, f"http://localhost{_port}", f"http://127.0.0.1{_port}"]
 USE_X_FORWARDED_HOST = False
-# What the gateway proves itself with; without it nothing is refused for want of a proof. By default only a gateway that does is
-# believed when it says by X-Forwarded-For who asks.
+# The gateway sends this with each request; empty disables the check. By default, the client address in X-Forwarded-For is only
+# trusted if the check is enabled (ALLAUTH_TRUSTED_PROXY_COUNT).
 GATEWAY_SECRET = env.str("PORTAL_GATEWAY_SECRET", default="")
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE
 SECURE_HSTS_SECONDS = 31536000 if SECURE else 0
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 CSRF_FAILURE_VIEW = "portal.pages.error_pages.form_too_old"
-# Nothing is loaded from elsewhere and no script stands in a page; style attributes (widths of bars) may.
+# Pages load nothing from other servers and contain no inline scripts. Style attributes are allowed for the widths of bars.
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": ["'self'"],
@@ -68,17 +72,17 @@ CONTENT_SECURITY_POLICY = {
         "connect-src": ["'self'"],
         "object-src": ["'none'"],
         "base-uri": ["'none'"],
-        # The button of the identity provider sends a form that answers with a redirect to it.
+        # The identity provider's button submits a form whose answer redirects there.
         "form-action": ["'self'", *filter(None, [env.str("OIDC_SERVER_URL", default="")])],
         "frame-ancestors": ["'none'"],
     }
 }
-# Under HTTPS no page of another host of the domain can set these: applications are such hosts.
+# __Host- cookies cannot be set by pages of other hosts in the domain, and applications are such hosts.
 BROWSER_COOKIE_NAME = "browser"  # which one has signed in before (portal/pages/accounts.py)
 if SECURE:
     SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "__Host-sessionid", "__Host-csrftoken"
     BROWSER_COOKIE_NAME = "__Host-browser"
-# Host-only cookies: content of users lives on other origins (<name>.apps.<domain>) and never receives them.
+# Host-only cookies: users' content is served from other origins (<name>.apps.<domain>) and never receives them.
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 SESSION_ENGINE = "django.contrib.sessions.backends.cached_db"
@@ -107,18 +111,19 @@ INSTALLED_APPS = [
     "clusters",
 ]
 MIDDLEWARE = [
-    "portal.health.HealthMiddleware",
-    "portal.metrics.MetricsMiddleware",
+    "portal.monitoring.health.HealthMiddleware",
+    "portal.monitoring.metrics.MetricsMiddleware",
     "portal.pages.layout.RequestIdMiddleware",
-    "portal.headers.HeadersMiddleware",
-    "portal.headers.CompressionMiddleware",
+    "portal.web.headers.HeadersMiddleware",
+    "portal.web.headers.CompressionMiddleware",
     "clusters.gateway.middleware.ApplicationsMiddleware",
-    "portal.gateway.GatewayMiddleware",
+    "portal.web.gateway.GatewayMiddleware",
     "portal.limits.RequestLimits",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
+    "portal.rotation.SessionsMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -148,7 +153,7 @@ TEMPLATES = [
 FORM_RENDERER = "django.forms.renderers.TemplatesSetting"
 
 _database = env.db_url("DATABASE_URL")
-# A server whose machine is gone says no goodbye; it is noticed within half a minute all the same.
+# Detects the loss of the database server's machine within 30 s.
 _KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
 DATABASES = {
     "default": {
@@ -170,57 +175,57 @@ CACHES = {
     }
 }
 
-# Celery: Redis only wakes the loop up; results are rows in PostgreSQL, so no result backend.
+# Celery messages are only wake-ups. Results are rows in PostgreSQL, so there is no result backend.
 CELERY_BROKER_URL = REDIS_URL
 if REDIS_URL.startswith("unix://"):
-    # redis-py and Celery write the address of a Unix socket in two ways.
+    # redis-py and Celery spell the URL of a Unix socket differently.
     CELERY_BROKER_URL = "redis+socket" + REDIS_URL.removeprefix("unix").replace("?db=", "?virtual_host=")
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-# Nobody who clicks waits for a broker that is away: the first failure is the answer (kombu would try again for 6 s).
+# Requests must not wait for a broker that is down: the first failure is final (kombu would retry for 6 s).
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "visibility_timeout": 120,
     "socket_timeout": 5,
     "socket_connect_timeout": 2,
     "max_retries": 0,
     "interval_start": 0,
-    # A worker asks Redis anew so often while there is nothing to do (kombu: each second), and a message ends its wait at once. It
-    # stops only between two of them.
+    # Seconds that an idle worker waits per poll of Redis (kombu's default is 1). A message ends the wait at once, but a
+    # worker can stop only between two polls.
     "polling_interval": 4,
 }
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BEAT_SCHEDULE = {
-    # A wake-up that was lost (Redis restarted, a worker died) costs at most this long; that of a new run as long again.
+    # A lost wake-up (Redis restarted, a worker died) delays work by at most this long, and that of a new run by twice as long.
     "sweep": {"task": "clusters.tasks.sweep", "schedule": 5.0, "options": {"expires": 5}},
-    # What has ended, and every month that is over, goes to the ledger.
+    # Posts ended usage and past months to the ledger.
     "post": {"task": "billing.tasks.post", "schedule": 15.0, "options": {"expires": 15}},
     "waste": {"task": "billing.tasks.find_waste", "schedule": 60.0, "options": {"expires": 60}},
     "measure": {"task": "clusters.tasks.measure", "schedule": 60.0, "options": {"expires": 60}},
-    # Months that are over become invoices when their grace time is over, too.
+    # Turns a past month into invoices after its grace period.
     "close": {"task": "billing.tasks.close_months", "schedule": 60.0, "options": {"expires": 60}},
-    # Events that wait for their webhooks; a commit asks for it, too.
+    # Sends pending webhooks; a commit also triggers it.
     "webhooks": {"task": "portal.tasks.send_webhooks", "schedule": 5.0, "options": {"expires": 5}},
     "forget-visits": {"task": "clusters.tasks.forget_visits", "schedule": 3600.0, "options": {"expires": 3600}},
     "uploads": {"task": "datastores.tasks.give_up_uploads", "schedule": 3600.0, "options": {"expires": 3600}},
     "leftovers": {"task": "datastores.tasks.drop_leftovers", "schedule": 3600.0, "options": {"expires": 3600}},
-    # What is in buckets is counted once a minute.
+    # Measures the content of buckets once a minute.
     "buckets": {"task": "clusters.tasks.meter_buckets", "schedule": 60.0, "options": {"expires": 60}},
     "limits": {"task": "datastores.tasks.watch_limits", "schedule": 60.0, "options": {"expires": 60}},
-    # What people removed goes on into the trash, out of it, and after seven days for good.
+    # Finishes moves into and out of the trash, and deletes files for good after seven days.
     "trash": {"task": "datastores.tasks.sweep_trash", "schedule": 15.0, "options": {"expires": 15}},
-    # Rules of datastores that a day has passed for, or that are new.
+    # Applies rules of datastores that are new or a day old.
     "rules": {"task": "datastores.tasks.apply_rules", "schedule": 60.0, "options": {"expires": 60}},
-    # And those of models.
+    # The same for rules of models.
     "model-rules": {"task": "clusters.tasks.apply_model_rules", "schedule": 60.0, "options": {"expires": 60}},
     "forget": {"task": "portal.tasks.forget_deliveries", "schedule": 3600.0, "options": {"expires": 3600}},
     "forget-measured": {"task": "billing.tasks.forget_measured", "schedule": 3600.0, "options": {"expires": 3600}},
-    # Appcodes that expire: days are announced, so minutes do not matter.
+    # Notices of expiring appcodes; they count in days, so a delay of minutes is fine.
     "expiry": {"task": "portal.tasks.tell_expiry", "schedule": 600.0, "options": {"expires": 600}},
-    # And credentials of clouds.
+    # Notices of expiring credentials of clouds.
     "credentials": {"task": "clusters.tasks.tell_credentials_end", "schedule": 3600.0, "options": {"expires": 3600}},
     "mail": {"task": "billing.tasks.send_mail", "schedule": 60.0, "options": {"expires": 60}},
-    # Budgets tell and announce once a minute; what they have ordered to stop is looked for more often.
+    # Evaluates budgets once a minute. Runs that a budget has ordered to stop are looked for more often.
     "budgets": {"task": "billing.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
     "stop": {"task": "clusters.tasks.stop_over_budget", "schedule": 15.0, "options": {"expires": 15}},
 }
@@ -255,9 +260,9 @@ ACCOUNT_EMAIL_SUBJECT_PREFIX = ""
 ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False
 ACCOUNT_LOGOUT_REDIRECT_URL = "/"
 ACCOUNT_SESSION_REMEMBER = True
-# How many proxies stand before us that say by X-Forwarded-For who asks; the gateway is one.
+# Number of proxies in front of us that add to X-Forwarded-For; the gateway is one.
 ALLAUTH_TRUSTED_PROXY_COUNT = env.int("PORTAL_PROXY_COUNT", default=1 if GATEWAY_SECRET else 0)
-# People register themselves only where that is wished for; otherwise an administrator or the identity provider does.
+# Whether anyone may sign up. Otherwise only an administrator or the identity provider creates accounts.
 PORTAL_OPEN_SIGNUP = env.bool("PORTAL_OPEN_SIGNUP", default=False)
 SOCIALACCOUNT_ADAPTER = "portal.pages.accounts.ProviderAdapter"
 SOCIALACCOUNT_ONLY = False
@@ -301,7 +306,7 @@ REST_FRAMEWORK = {
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
 KNOX_TOKEN_MODEL = "portal.ApiToken"  # noqa: S105  a model, no secret
-# ApiToken stands in for knox's own table, which its migrations would make all the same and nothing would ever empty.
+# ApiToken replaces knox's own table, which its migrations would still create and nothing would ever empty.
 MIGRATION_MODULES = {"knox": None}
 REST_KNOX = {
     "AUTH_HEADER_PREFIX": "Bearer",
@@ -332,7 +337,7 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 
 STATIC_URL = "/static/"
-# No other origin uses them (portal/headers.py).
+# No other origin uses static files (portal/web/headers.py).
 WHITENOISE_ALLOW_ALL_ORIGINS = False
 STATIC_ROOT = Path(env.str("PORTAL_STATIC", default=str(DATA_DIR / "static")))
 STATICFILES_DIRS = [BASE_DIR / "static", *filter(Path.is_dir, [assets.FOLDER])]
@@ -344,41 +349,41 @@ STORAGES = {
         else "whitenoise.storage.CompressedManifestStaticFilesStorage"
     },
 }
-# A manifest file or a form; data goes to datastores, never through here.
+# Large enough for manifests and forms; data goes to datastores.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 
-# Logs, commands and exports that a web process may stream at one time; each holds one of its threads (portal/limits.py).
+# Concurrent log, command and export streams per web process; each occupies a thread (portal/limits.py).
 MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=10)
 
-# One file sent through the portal; larger ones go by an S3 client.
+# Maximum size of a file uploaded through the portal; larger ones need an S3 client.
 UPLOAD_MAX_BYTES = env.int("PORTAL_UPLOAD_MAX_MB", default=50 * 1024) * 2**20
-# One export (FOCUS) is made in a temporary file before it is sent; at most MAX_LOG_STREAMS of them for each web process.
+# Maximum size of an export (FOCUS), built in a temporary file. A web process builds at most MAX_LOG_STREAMS at a time.
 EXPORT_MAX_BYTES = env.int("PORTAL_EXPORT_MAX_MB", default=1024) * 2**20
-# From where the packages of plugins come, a name and a password in it for a private one; "off" for from nowhere.
+# Package index for plugins; a private one may contain name and password, "off" disables it.
 PACKAGE_INDEX = env.str("PORTAL_PACKAGE_INDEX", default="https://pypi.org/simple/")
-# NFS exports that datastores may name (datastores/exports.py); none by default, because a server trusts whoever mounts it.
+# NFS exports that datastores may name (datastores/exports.py). None by default: NFS servers trust clients.
 NFS_SERVERS = env.list("PORTAL_NFS_SERVERS", default=[])
-# Webhooks over http, without TLS. A file of certificates says which authorities of one's own are trusted besides the usual ones.
+# Whether webhooks may use http without TLS, and a file of additional certificate authorities to trust.
 WEBHOOK_HTTP = env.bool("PORTAL_WEBHOOK_HTTP", default=False)
 WEBHOOK_AUTHORITIES = env.str("PORTAL_WEBHOOK_CA_FILE", default="")
 WEBHOOKS_PER_APPCODE = env.int("PORTAL_WEBHOOKS_PER_APPCODE", default=10)
-# How long an appcode is asked for and made for when nobody says another last day; 0: without end.
+# Default lifetime of a new appcode in days; 0: unlimited.
 APPCODE_DAYS = env.int("PORTAL_APPCODE_DAYS", default=365)
 if not 0 <= APPCODE_DAYS <= MAX_DAYS:
     raise ImproperlyConfigured(f"PORTAL_APPCODE_DAYS is a number from 0 to {MAX_DAYS}, not {APPCODE_DAYS}.")
-# Against programs that ran away and people who fill the lists of others. A cluster has one run at a time.
+# Limits against runaway programs, and against users who flood the lists of others. A cluster has one run at a time.
 REQUESTS_PER_PERSON = env.int("PORTAL_REQUESTS_PER_PERSON", default=10)
 DATASTORES_PER_APPCODE = env.int("PORTAL_DATASTORES_PER_APPCODE", default=200)
 ENVIRONMENTS_PER_APPCODE = env.int("PORTAL_ENVIRONMENTS_PER_APPCODE", default=200)
 CLUSTERS_PER_APPCODE = env.int("PORTAL_CLUSTERS_PER_APPCODE", default=5000)
-# How long one can look up what was delivered.
+# How long deliveries of webhooks are kept.
 WEBHOOK_MEMORY = timedelta(days=env.int("PORTAL_WEBHOOK_DAYS", default=30))
-# How long it is known hour by hour how busy the GPUs of each task were; sums by day stay.
+# How long hourly GPU utilisation per task is kept; daily sums stay.
 MEASURED_MEMORY = timedelta(days=env.int("PORTAL_MEASURED_DAYS", default=396))
 SINGLE_MACHINE = env.bool("PORTAL_SINGLE_MACHINE", default="KUBERNETES_SERVICE_HOST" not in env.ENVIRON)
 
-# What tasks serve by HTTP is opened at <label>.<domain>, each an origin of its own, never under the portal's own name. On this
-# machine the gateway reads its routes from a folder.
+# HTTP endpoints of tasks are served at <label>.<domain>: each has its own origin, never the portal's. On a single machine the
+# gateway reads its routes from GATEWAY_FOLDER.
 APPS_ORIGIN = env.str(
     "PORTAL_APPS_ORIGIN",
     default=f"{_origin.scheme}://apps.{(_origin.hostname or '').partition('.')[2] or 'localhost'}{_port}",
@@ -387,7 +392,7 @@ _apps = urlsplit(APPS_ORIGIN)
 APPS_SCHEME, APPS_DOMAIN = _apps.scheme, _apps.hostname or ""
 APPS_USUAL_PORT = "443" if _apps.scheme == "https" else "80"
 APPS_PORT = str(_apps.port or APPS_USUAL_PORT)
-# Services answer at <label>.<domain> beside them; fronts (clusters/front/) take the requests, not the portal.
+# Services answer at <label>.<domain>. The routers (clusters/router/) take these requests, not the portal.
 SERVE_ORIGIN = env.str(
     "PORTAL_SERVE_ORIGIN",
     default=f"{_origin.scheme}://serve.{(_origin.hostname or '').partition('.')[2] or 'localhost'}{_port}",
@@ -398,16 +403,16 @@ SERVE_USUAL_PORT = "443" if _serve.scheme == "https" else "80"
 SERVE_PORT = str(_serve.port or SERVE_USUAL_PORT)
 GATEWAY_FOLDER = env.str("PORTAL_GATEWAY_FOLDER", default="")
 GATEWAY_PORT = env.int("PORTAL_GATEWAY_PORT", default=8000)
-# Between two questions whether what people opened on another cloud works.
+# Seconds between two activity polls of endpoints on other clouds.
 ACTIVITY_SECONDS = env.float("PORTAL_ACTIVITY_SECONDS", default=60.0)
 
-# The cloud "local": the node agent behind this socket, "" when tasks never run on this machine. Kubernetes clusters are
-# registered by administrators.
+# Socket of the node agent, which is the cloud "local"; "" if no tasks run on this machine. Administrators register Kubernetes
+# clusters.
 LOCAL_CLOUD_SOCKET = env.str(
     "LOCAL_CLOUD_SOCKET", default=str(DATA_DIR / "cloud" / "agent.sock") if SINGLE_MACHINE else ""
 )
-# The portal's own object storage: a bucket and keys for each appcode, on a server of S3 whose IAM answers at the same address.
-# The portal reaches it at `inner_url`, proving itself by `proof`; whoever connects to the socket `start` has it started.
+# The portal's own object storage: a bucket and keys per appcode, on an S3 server that answers IAM requests at the same URL. The
+# portal uses `inner_url` and identifies itself with `proof`. A connection to the socket `start` starts the server.
 STORAGE = {
     "url": env.str("PORTAL_STORAGE_URL", default=""),
     "inner_url": env.str("PORTAL_STORAGE_INNER_URL", default="") or env.str("PORTAL_STORAGE_URL", default=""),
@@ -418,9 +423,9 @@ STORAGE = {
     "proof": env.str("PORTAL_STORAGE_PROOF", default=""),
     "start": env.str("PORTAL_STORAGE_START", default=""),
 }
-# GiB of a bucket until an administrator says otherwise.
+# Default limit of a bucket in GiB; an administrator may change it per bucket.
 STORAGE_LIMIT_GIB = env.int("PORTAL_STORAGE_LIMIT_GIB", default=100)
-# Logs of clouds that lose them with their pods are copied there when a task ends; without a server they last as long as the pods.
+# Archive for logs of ended tasks on clouds that delete logs with the pods; without a server, logs last as long as the pods.
 LOGS_S3 = {
     "server": env.str("PORTAL_LOGS_S3_URL", default=""),
     "bucket": env.str("PORTAL_LOGS_S3_BUCKET", default="gpu-cloud-logs"),
@@ -431,25 +436,26 @@ LOGS_S3 = {
 }
 if LOGS_S3["server"] and not LOGS_S3["server"].startswith(("http://", "https://")):
     raise ImproperlyConfigured("PORTAL_LOGS_S3_URL starts with http:// or https://.")
-# Where datastores, repositories and webhooks may lie besides public addresses: networks and servers (portal/outgoing.py). The
-# servers that an administrator names by settings of their own are open, too.
+# Networks and servers, besides public addresses, that datastores, repositories and webhooks may use (portal/outgoing.py). The
+# servers that other settings name are allowed too.
 try:
     OUTGOING = outgoing.Rules.read(
         [*env.list("PORTAL_OPEN_NETWORKS", default=[]), *map(outgoing.server_of, (STORAGE["url"], LOGS_S3["server"]))]
     )
 except ValueError as error:
     raise ImproperlyConfigured(str(error)) from error
+# Maximum size of an archived log; the rest is cut.
 LOGS_MAX_BYTES = env.int("PORTAL_LOGS_MAX_MB", default=1024) * 2**20
-# What logs on their way there may take of /tmp in one process.
+# Maximum space in /tmp per process for logs on their way to the archive.
 LOGS_SPOOL_BYTES = env.int("PORTAL_LOGS_SPOOL_MB", default=4096) * 2**20
 CURRENCY = env.str("PORTAL_CURRENCY", default="USD")
-# How long the invoices of a month wait for usage that is told late; what comes later is a correction on the next ones.
+# Grace period for late usage before a month's invoices are made. Later usage becomes a correction on the next ones.
 INVOICE_GRACE = timedelta(hours=env.int("PORTAL_INVOICE_GRACE_HOURS", default=72))
 
-# What a scraper of /metrics shows; without one only administrators see them.
+# Token for scraping /metrics; without one, only administrators can read it.
 METRICS_TOKEN = env.str("PORTAL_METRICS_TOKEN", default="")
 
-# For people on one machine; "json" on stdout is for what collects the logs of containers.
+# "line" for people on one machine; "json" on stdout for log collectors of containers.
 LOG_FORMAT = env.str("PORTAL_LOG_FORMAT", default="line")
 logging.captureWarnings(LOG_FORMAT == "json")
 LOGGING = logs.config(LOG_FORMAT, env.str("PORTAL_LOG_LEVEL", default="INFO"))

@@ -1,4 +1,4 @@
-"""The manifest of an appcode: what may be said of who pays, judged from the value alone."""
+"""The manifest of an appcode, validated on its own."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MAX_BUDGET = Decimal("999999999999.99")
 MAX_REASON = 300
 MAX_TOKEN_DAYS = 365
 
-# Also as keyboards of East Asia have them.
+# Includes the full-width forms of East Asian keyboards.
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 CODE = re.compile(r"[a-z][a-z0-9_-]{1,61}[a-z0-9]")
 ORG_PATH = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*")
-# What both PostgreSQL and mail servers take without surprises: one @, a dotted domain, no spaces or quotes.
+# A subset that PostgreSQL and mail servers both accept: one @, a dotted domain, no spaces or quotes.
 EMAIL = re.compile(
     r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)+"
 )
@@ -58,7 +58,7 @@ def one_line(value: str) -> str:
 
 
 def no_formula(value: str) -> str:
-    """Names stand in files that people open in spreadsheets."""
+    """Names appear in files that people open in spreadsheets."""
     if value.startswith(FORMULA):
         raise ValueError(f"It cannot begin with {value[0]}, because spreadsheets take that for a formula.")
     return value
@@ -91,7 +91,7 @@ def _emails(value: list[str]) -> list[str]:
 
 
 def decimal_text(value: Any) -> Any:
-    """A number of JSON has been read as binary already, and is not what was written."""
+    """A JSON number was already parsed as a binary float, which is not the written value."""
     if isinstance(value, float):
         raise ValueError('Give a decimal number as text, for example "1.25".')
     return value
@@ -127,7 +127,7 @@ class AppcodeMetadata(Strict):
 
 
 class Quota(Strict):
-    """What an appcode may have, or is to have: what is left out stays as it is, and is the portal's default in a new one."""
+    """Current or requested quota. Fields left out stay unchanged; in a new appcode they get the portal's defaults."""
 
     gpus: int | None = Field(
         default=None, ge=0, le=MAX_GPU_QUOTA, description="GPUs that its runs may hold at one time."
@@ -143,7 +143,7 @@ class TermsSpec(Strict):
     expires: Expires = None
 
     def over(self, terms: Terms) -> Terms:
-        """`terms`, but for what is said here. An `expires` that is null is said, one that is left out is not."""
+        """`terms` with the given fields replaced. An explicit null `expires` counts as given."""
         quota = self.quota
         return Terms(
             terms.gpus if quota.gpus is None else quota.gpus,
@@ -154,7 +154,7 @@ class TermsSpec(Strict):
 
 
 class AppcodeSpec(TermsSpec):
-    """Who pays, who decides and who is told. `org_node` is a dotted path; `name` defaults to the code."""
+    """Owners, addresses and terms of an appcode. `org_node` is a dotted path; `name` defaults to the code."""
 
     org_node: OrgPath
     name: Annotated[Line, AfterValidator(no_formula), AfterValidator(_at_most_100)] = ""
@@ -165,7 +165,7 @@ class AppcodeSpec(TermsSpec):
 
 
 class AppcodeManifest(Manifest):
-    """`{"kind":"appcode","metadata":{"name"},"spec":{…}}`; `status` is ours and is ignored when it comes back."""
+    """`{"kind":"appcode","metadata":{"name"},"spec":{…}}`; `status` is ours and is ignored in requests."""
 
     kind: Literal["appcode"] = "appcode"
     metadata: AppcodeMetadata
@@ -173,26 +173,26 @@ class AppcodeManifest(Manifest):
 
 
 class Wanted(TermsSpec):
-    """What an owner asks for beside what the appcode has."""
+    """An owner's request for other terms."""
 
     reason: Annotated[Line, StringConstraints(max_length=MAX_REASON)] = ""
 
 
 class Granted(TermsSpec):
-    """What an administrator approves: the request as it was sent, but for what is said here."""
+    """An administrator's approval: the request as sent, with the given fields replaced."""
 
     revision: Annotated[int, Field(description="Of the request that was read; another one meanwhile is a conflict.")]
 
 
 class Answered(Strict):
-    """Why a request is refused, or what is to be changed."""
+    """Why a request is refused, or what to change."""
 
     revision: Annotated[int, Field(description="Of the request that was read; another one meanwhile is a conflict.")]
     note: Annotated[Line, Field(description=f"1 to {MAX_REASON} characters; the owners read it.")]
 
 
 class MeChange(Strict):
-    """What one may change of oneself."""
+    """What users may change of themselves."""
 
     time_zone: str = Field(
         max_length=64, description="IANA name; empty: that of the browser.", examples=["Asia/Shanghai"]

@@ -1,4 +1,4 @@
-"""Celery tasks: woken by the clock or after a commit; all of them may run twice or at once."""
+"""Celery tasks, run by beat or woken after a commit. All of them may run twice or at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What an appcode may have and until when, in numbers and in words: pure. A day is a day of UTC, and the last one counts whole.
+"""The terms of an appcode, in numbers and words: pure. Days are UTC; the last day is included.
 
-An end is announced some days before it. Each notice is a *mark*, the number of days before the end, 0 when it has come; who was
-told of one is not told of a larger one, so that a portal that was off for a week sends one mail and not three.
+An expiry is announced some days before. Each notice is a *mark*, the number of days before the end, 0 once it is over.
+After a notice larger marks are skipped, so that a portal that was off for a week sends one mail instead of three.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, replace
 from decimal import Decimal
 
 MARKS = (14, 3, 1)
-# A renewal is asked for from the first notice on.
+# Owners are offered a renewal from the first notice on.
 SOON = MARKS[0]
 MAX_DAYS = 3653
 
@@ -26,7 +26,7 @@ class Terms:
     expires: dt.date | None = None
 
     def words(self, currency: str, without: str = "no budget") -> str:
-        """ "16 GPUs, 2,048 GiB of volumes, 500.00 USD a month, until 2027-03-31"; `without` is said of a budget of None."""
+        """ "16 GPUs, 2,048 GiB of volumes, 500.00 USD a month, until 2027-03-31"; `without` replaces a budget of None."""
         return ", ".join([
             f"{self.gpus:,} {'GPU' if self.gpus == 1 else 'GPUs'}",
             f"{self.storage:,} GiB of volumes",
@@ -36,8 +36,8 @@ class Terms:
 
 
 def followed(asked: Terms, before: Terms, now: Terms) -> Terms:
-    """What is still asked for of somebody who has `now` instead of `before`: what was to change, and in the rest what they have.
-    The budget that is asked for says so by itself."""
+    """The open request `asked` after the terms changed from `before` to `now`: fields that it would have changed stay,
+    the others become those of `now`. Its budget always stays, because None means no change."""
     fields = zip(astuple(asked), astuple(before), astuple(now), strict=True)
     return replace(Terms(*(new if wanted == old else wanted for wanted, old, new in fields)), budget=asked.budget)
 
@@ -47,7 +47,7 @@ def day(now: dt.datetime) -> dt.date:
 
 
 def days_left(expires: dt.date, now: dt.datetime) -> int:
-    """0 on the last day, less when it is over."""
+    """0 on the last day, negative afterwards."""
     return (expires - day(now)).days
 
 
@@ -56,12 +56,12 @@ def is_over(expires: dt.date | None, now: dt.datetime) -> bool:
 
 
 def is_soon(expires: dt.date | None, now: dt.datetime) -> bool:
-    """Whether the end was announced, or has come."""
+    """True if the end was announced or has come."""
     return expires is not None and days_left(expires, now) <= SOON
 
 
 def mark(expires: dt.date | None, now: dt.datetime) -> int | None:
-    """The notice that holds now: the nearest of MARKS, 0 after the end, None while it is far away or there is none."""
+    """The current notice: the nearest of MARKS, 0 after the end, None if the end is far away or there is none."""
     if expires is None:
         return None
     left = days_left(expires, now)
@@ -69,7 +69,7 @@ def mark(expires: dt.date | None, now: dt.datetime) -> int | None:
 
 
 def due(expires: dt.date | None, told: int | None, now: dt.datetime) -> int | None:
-    """The notice to be sent now, when `told` is the last one that was."""
+    """The notice to send now, if `told` was the last one."""
     holds = mark(expires, now)
     return holds if holds is not None and (told is None or holds < told) else None
 

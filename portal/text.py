@@ -1,8 +1,13 @@
-"""Text from outside, as the database takes it."""
+"""Text from outside, as the database takes it, and counts as people say them."""
 
 from __future__ import annotations
 
 
 def readable(text: str, most: int = 4096) -> str:
-    """`text` from outside as a column takes it: its end, without NUL characters and halves of surrogate pairs."""
+    """The last `most` characters of `text`, without NUL and half surrogate pairs, which PostgreSQL cannot store."""
     return text[-most:].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def often(times: int) -> str:
+    """ "twice", "5 times"."""
+    return {1: "once", 2: "twice"}.get(times, f"{times} times")

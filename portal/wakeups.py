@@ -1,7 +1,7 @@
-"""Wake-ups: hints by Celery that a loop may have work. Losing one costs time until the loop's next round, nothing else.
+"""Wake-ups: hints by Celery that a loop may have work. A lost one only costs the time until the loop's next round.
 
-Sent by name, so that whoever changes a row need not know the loops that look at it. All wake-ups of a process go through
-`send`, whoever they are of: when the broker does not answer, only the first waits for it.
+They are sent by name, so that code that changes a row need not import the loops that read it. All wake-ups of a process
+go through `send`, so only the first waits for a broker that does not answer.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from portal.breaker import Breaker, NotCalled
 
 log = logging.getLogger(__name__)
 
-# Seconds; as long as it takes until the sweep comes by itself.
+# Seconds without wake-ups after a broker failure; the sweep comes as often.
 QUIET = 5.0
-# Seconds for which one wake-up stands for all at most. Who is woken looks for everything that is due, and first takes the key
-# in the cache away.
+# Seconds for which one wake-up at most stands for all later ones of its key. The woken task first deletes the key from
+# the cache, then looks for everything that is due.
 ONE_FOR_ALL = 5
 WEBHOOKS = "webhooks:woken"
-# Behind what the clock asks for, and what looks for everything that is due: those are few, and hundreds of rows may wait.
+# A lower priority than tasks of the clock and tasks that find all due work: those are few, while hundreds of rows may wait.
 BEHIND = 6
 UNANSWERED = (OperationalError, RedisError)
 _broker = Breaker(lambda error, _: False if isinstance(error, UNANSWERED) else None, rest=QUIET)
 
 
 def wake_webhooks() -> None:
-    """Asks for deliveries to be sent soon. Called after a commit."""
+    """Schedules sending deliveries soon. Call it after the commit."""
     send("portal.tasks.send_webhooks", once=WEBHOOKS)
 
 
 def waiting() -> int:
-    """How many wake-ups wait for a worker; 0 where the broker does not say."""
+    """The number of wake-ups that wait for a worker; 0 if the broker does not answer."""
     try:
         with _broker.call(), current_app.connection_or_acquire() as broker:
             queue = current_app.conf.task_default_queue
@@ -48,17 +48,13 @@ def waiting() -> int:
 
 
 def heard(once: str) -> None:
-    """From here on another wake-up of that key is sent."""
+    """Lets the next wake-up of that key be sent again."""
     cache.delete(once)
 
 
 def send(task: str, *keys: int | str, once: str = "") -> None:
-    """Asks for `task` to be run soon; where `once` is given, only if no wake-up of that key waits to be run.
-
-    What is woken under a key says that it `heard` it before it looks.
-
-    Never waits twice for a broker that does not answer: after a failure the sweeps alone are trusted for a while.
-    """
+    """Schedules `task` soon; with `once`, only if no wake-up of that key is waiting. A task woken with a key calls `heard`
+    before it looks for work. After a broker failure nothing is sent for QUIET seconds: the sweeps find the work."""
     try:
         with _broker.call():
             if not once or cache.add(once, 1, timeout=ONE_FOR_ALL):

@@ -1,4 +1,4 @@
-"""The web application. It has loaded all pages before gunicorn forks: what is loaded later, each process has for itself."""
+"""The web application. It loads all pages before gunicorn forks, so that the processes share their memory."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Time zones by their IANA names: what people may choose, and the zone of a name. Everything is stored and reckoned in UTC."""
+"""Time zones by IANA name: those that users may choose, and lookup by name. Everything is stored and computed in UTC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UTC = "UTC"
 
 @cache
 def zones() -> list[str]:
-    """UTC, and every zone of a place ("Asia/Shanghai"); not the old names that stand beside them."""
+    """UTC and every zone of a place ("Asia/Shanghai"), without the legacy aliases."""
     places = {
         name for name in available_timezones() if "/" in name and not name.startswith(("Etc/", "posix/", "right/"))
     }
@@ -23,5 +23,5 @@ def _known() -> frozenset[str]:
 
 
 def zone_of(name: str) -> ZoneInfo:
-    """The zone called `name`, which a browser says by any name there is; UTC for what is none."""
+    """The zone called `name` (browsers may send any alias); UTC if there is none."""
     return ZoneInfo(name if name in _known() else UTC)

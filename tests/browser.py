@@ -1,4 +1,4 @@
-"""Chromium for tests that look at pages as people see them."""
+"""Chromium for tests of pages in a real browser."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ARGUMENTS = [
     "--disable-sync",
 ]  # fmt: skip
 SOON = 30_000
-# The 5 s that it waits otherwise are few on a machine that others keep busy.
+# Playwright's default of 5 s is too short on a busy machine.
 expect.set_options(timeout=SOON)
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The distribution's own."""
+    """Starts the Chromium of the Linux distribution."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.fail("These tests need Chromium; `make test` installs it.")
@@ -35,7 +35,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def give_session(context: BrowserContext, url: str, person: str) -> None:
-    """Signs somebody in without a form, for whom the tests' own database knows; `url` is that of the live server."""
+    """Signs a user in without the login form. `url` is the address of the live server, which uses the tests' database."""
     from django.conf import settings
     from django.test import Client
 
@@ -51,9 +51,9 @@ CONTROLS = "[...document.querySelectorAll('input:not([type=hidden]), select, tex
 
 
 def assert_fits(page: Page, shot: str = "") -> None:
-    """The page is no wider than a desk's window and a phone's, and each of its controls has a label.
+    """Asserts that the page fits the width of a desktop and a phone, and that every control has a label.
 
-    With PORTAL_SHOTS a folder gets a picture of each, called `shot`.
+    If PORTAL_SHOTS names a folder, saves a screenshot of each width there, named after `shot`.
     """
     bare = page.evaluate(CONTROLS + ".filter(e => !e.labels.length && !e.ariaLabel).map(e => e.outerHTML)")
     assert bare == [], f"{page.url}: controls without a label"
@@ -73,9 +73,9 @@ def assert_fits(page: Page, shot: str = "") -> None:
 def signed_in(
     browser: Browser, portal: Any, person: str, *, expected: tuple[str, ...] = (), **options: Any
 ) -> Iterator[Page]:
-    """The first page of a running portal (tests/running.py) for one of the demonstration's people, who signs in by the form.
+    """Yields the first page of a running portal (tests/running.py) after a demonstration user has signed in by the form.
 
-    Whatever the console complains about meanwhile fails the test, but for what begins like one of `expected`.
+    Fails the test if the browser console shows an error or warning that starts with none of `expected`.
     """
     complaints: list[str] = []
     options = {"viewport": {"width": 1280, "height": 900}, **options}
@@ -91,6 +91,6 @@ def signed_in(
     page.get_by_role("heading", name="Clusters", exact=True).wait_for()
     yield page
     context.close()
-    # A live part that is asked for while one goes to another page is cut off, and htmx says so.
+    # Leaving a page aborts live updates that are still loading; htmx reports these as errors.
     if said := [said for said in complaints if not said.startswith(("htmx:afterRequest", "htmx:sendAbort", *expected))]:
         pytest.fail("The console complains:\n" + "\n".join(said))

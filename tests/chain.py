@@ -1,5 +1,5 @@
-"""Many runs as one piece of work, with real TensorFlow: data is prepared, a sweep trains it in folds, the best is trained again,
-and a hook writes down what became of it. The same chain on this machine's cloud and on Kubernetes.
+"""A whole pipeline with real TensorFlow: a stage prepares data, a sweep trains on it in folds, the best trial is trained again,
+and a hook saves a description of the model. The same pipeline runs on the local cloud and on Kubernetes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-from clusters.run_hooks.examples import SAVE
+from clusters.hooks.examples import SAVE
 from tests.running import Client, Portal, eventually
 
 PREPARE = """python - <<'END'
@@ -20,10 +20,12 @@ images, labels = load_digits(return_X_y=True)
 for part in range(6):
     np.savez(f"/elearn/output/part-{part}.npz", images=images[part::6] / 16, labels=labels[part::6])
 END"""
-# A fold has what it learns from beside what it is judged by; without folds all of it is both.
+# In a fold, train/ and validation/ are separate folders; without folds, all data serves as both. Without Keras, which
+# TensorFlow loads when it is imported, a task starts sooner by a third.
 TRAIN = """python - <<'END'
-import glob
+import glob, sys
 import numpy as np
+sys.modules["keras"] = None
 import tensorflow as tf
 
 def load(folder):
@@ -48,7 +50,7 @@ RATES = [0.001, 1]
 
 
 class Chain:
-    """The pipeline `all` of ops-demo: two learning rates × `folds`, `parallel` of these at once, each with flavor `gpu`."""
+    """The pipeline `all` of ops-demo: two learning rates × `folds`, at most `parallel` at a time; `gpu` and `cpu` are flavors."""
 
     def __init__(self, portal: Portal, *, folds: int, parallel: int, gpu: str, cpu: str) -> None:
         self.portal, self.alice, self.folds = portal, Client(portal, "alice"), folds
@@ -85,11 +87,11 @@ class Chain:
         return list(self.get("GET", "/clusters?partOf=sweeps/all-search-1")["items"])
 
     def until(self, stage: str, seconds: float) -> None:
-        """Returns when the stage runs."""
+        """Waits until the stage runs."""
         assert eventually(lambda: self.phases()[stage] == "Running", seconds), self.status()
 
     def kill_everything(self) -> None:
-        """Every program of the portal at once, its database too; the supervisor starts them again."""
+        """Kills every program of the portal at once, its database too; the supervisor restarts them."""
         for pid in self.portal.programs():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -109,7 +111,7 @@ class Chain:
         assert self.phases() == {"prepare": "Succeeded", "search": "Succeeded", "final": "Succeeded"}, self.status()
 
     def nothing_is_lost_or_double(self) -> None:
-        """Each trial was made once and ran once, the better rate has won, and the whole is the sum of its tasks."""
+        """Each trial was created once and ran once, the better rate won, and the sweep's GPU time is the sum of its trials'."""
         found = self.get("GET", "/sweeps/all-search-1")["status"]
         count = len(RATES) * self.folds
         assert (found["trials"], found["best"]["parameters"]) == ({"Succeeded": count}, {"lr": 1}), found
@@ -126,11 +128,11 @@ class Chain:
 
     @property
     def final(self) -> str:
-        """The cluster that was trained with the best rate."""
+        """Name of the cluster trained with the best rate."""
         return str(next(stage for stage in self.status()["stages"] if stage["name"] == "final")["cluster"])
 
     def the_hook_has_written(self) -> None:
-        """A file that says which run, input and metrics made this model."""
+        """The hook's file names the model's cluster, input and metrics."""
 
         def hooks() -> Any:
             return self.get("GET", f"/clusters/{self.final}")["status"]["hooks"]

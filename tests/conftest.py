@@ -1,8 +1,8 @@
 """Real servers for all tests, and the people in them.
 
-PostgreSQL, Valkey and S3 start once per test run, in a folder that is removed at its end, before Django reads its
-settings; the workers of `pytest -n` inherit their addresses. Nothing here is a mock. The node agent and the whole
-portal (`portal_up`) start only for tests that ask for them.
+PostgreSQL, Valkey and S3 start once per test run, before Django reads its settings, in a folder that is removed at the end.
+The workers of `pytest -n` inherit their addresses. Nothing here is a mock. The node agent and the whole portal (`portal_up`)
+start only for tests that request them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,14 @@ from tests.running import Portal
 
 _servers = contextlib.ExitStack()
 SLOW = ("e2e", "kube", "trains")
+# The groups that take longest: they begin first, so that none is left when other processes have ended. Those of kube mostly wait,
+# beside others that need processors.
+LONGEST = (
+    "portal", "kube-portal", "kube-cloud", "bench", "up", "examples",
+    "kube/test_applications_node.py", "kube/test_many_runs_node.py", "kube/test_services_node.py", "kube/test_main_job.py",
+)  # fmt: skip
 
-# No deadline: how long an example takes depends on who else is busy on this machine. The blob of a failure repeats it elsewhere.
+# No deadline: the duration of an example depends on the load of the machine. The printed blob reproduces a failure elsewhere.
 settings.register_profile(
     "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
@@ -44,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker is None:
         _start_servers()
     else:
-        # The queue is shared by database number: one test process must not eat another's messages.
+        # Each test process has its own database number: on a shared queue it would consume the others' messages.
         number = int(worker.removeprefix("gw")) + 1
         os.environ["REDIS_URL"] = os.environ["REDIS_URL"].replace("?db=0", f"?db={number}")
     base = Path(os.environ["PORTAL_TEST_FOLDER"]) / (worker or "main")
@@ -54,22 +60,22 @@ def pytest_configure(config: pytest.Config) -> None:
         "LOCAL_CLOUD_DIR": str(base / "cloud"),
         "LOCAL_CLOUD_SOCKET": str(base / "agent.sock"),
         "DJANGO_SETTINGS_MODULE": "portal.settings",
-        # Tests of the list itself have one of their own.
+        # Tests of this setting set their own list.
         "PORTAL_NFS_SERVERS": "*",
-        # What Django's test client asks for.
+        # The host name of Django's test client.
         "PORTAL_ALLOWED_HOSTS": "testserver:80",
     }
     from django.conf import settings
 
-    # Pages are tested without `collectstatic`, and people get in without 100 ms of key stretching.
+    # Pages are tested without `collectstatic`, and signing in skips 100 ms of key stretching.
     settings.STORAGES["staticfiles"]["BACKEND"] = "django.contrib.staticfiles.storage.StaticFilesStorage"
     settings.PASSWORD_HASHERS.insert(0, "django.contrib.auth.hashers.MD5PasswordHasher")
     flush.allow()
-    # A worker of `pytest -n` that inherited this name would read the settings before it comes here, and with them the
-    # addresses of this process: the node agent's socket, the queue.
+    # If a worker of `pytest -n` inherited DJANGO_SETTINGS_MODULE, it would read the settings before this function runs, and
+    # with them the main process's addresses of node agent and queue.
     assert str(base) in settings.LOCAL_CLOUD_SOCKET, "the settings were read too early"
     if worker is None:
-        # It names them where nobody has, so it has to come before.
+        # portal.celery sets DJANGO_SETTINGS_MODULE if it is missing, so import it before the deletion.
         importlib.import_module("portal.celery")
         del os.environ["DJANGO_SETTINGS_MODULE"]
 
@@ -80,11 +86,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests on the one running portal go to the same process of `pytest -n`, and have the time that training takes. So do all
-    tests of a file, unless it says else: what they share (a browser, a world of rows) is then made once.
+    """Assigns tests to the processes of `pytest -n`. All tests on the one running portal share a process and get a timeout that
+    allows for training. All tests of a file share a process unless marked otherwise, so that a shared browser or set of rows
+    is created once.
 
-    RERUNS never repeats a property test: it fails for an example, which the next run of it may not draw."""
+    RERUNS never repeats a property test: the rerun may not draw the example that failed."""
     for item in items:
+        assert item.path.parent.name == "kube" or not item.get_closest_marker("node"), (
+            f"make e2e only looks into tests/kube: {item}"
+        )
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.flaky(reruns=0))
         if "portal_up" in getattr(item, "fixturenames", ()):
@@ -103,23 +113,48 @@ def _group(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What starts programs and waits for them begins first, for nobody else has work at the end. And what is loaded by now stays:
-    garbage is not looked for in it again and again."""
+    """Runs the longest groups first, then tests that start programs and wait for them, so that they don't delay the end of a
+    parallel run. Exempts everything loaded by now from garbage collection."""
     first = {_group(item) for item in session.items if any(map(item.get_closest_marker, SLOW))}
-    session.items.sort(key=lambda item: _group(item) not in first)
+    place = {group: n for n, group in enumerate(LONGEST)}
+    session.items.sort(key=lambda item: (place.get(_group(item), len(place)), _group(item) not in first))
     gc.collect()
     gc.freeze()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What a test said that was run once more (`make test RERUNS=1`), for it hides nothing by passing then."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Prints the failures of repeated tests (`make test RERUNS=1`), and in the last lines one line per try: the second try may
+    only fail because of what the first one left behind."""
+    tries: dict[str, list[pytest.TestReport]] = {}
     for report in terminalreporter.getreports("rerun"):
         terminalreporter.write_sep("_", f"rerun: {report.nodeid}")
         terminalreporter.write_line(report.longreprtext)
+        tries.setdefault(report.nodeid, []).append(report)
+    yield
+    if not tries:
+        return
+    terminalreporter.write_sep("=", "repeated tests")
+    failed = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
+    for test, reports in tries.items():
+        last = [report for report in failed if report.nodeid == test]
+        terminalreporter.write_line(test)
+        for number, report in enumerate([*reports, *last], 1):
+            terminalreporter.write_line(f"  try {number}, {report.when}: {_reason(report)}")
+        if not last:
+            terminalreporter.write_line(f"  try {len(reports) + 1}: passed")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Where the test failed, and the first line of the error."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        return next(iter(report.longreprtext.strip().splitlines()[-1:]), "no reason")
+    return f"{crash.path}:{crash.lineno}: {next(iter(crash.message.splitlines()), '')}"
 
 
 def _remove(folder: Path) -> None:
-    """With the volumes of an agent that was killed."""
+    """Deletes the folder, and first detaches the volumes left by an agent that was killed."""
     for at in folder.glob("*/cloud/*/*"):
         disks.detach(at)
     shutil.rmtree(folder, ignore_errors=True)
@@ -133,7 +168,7 @@ def _start_servers() -> None:
     access_key, secret_key = "TESTS" + secrets.token_hex(8).upper(), secrets.token_hex(20)
     postgres = servers.postgres(folder / "postgres", folder / "run", log=logs / "initdb.log", durable=False)
     valkey = servers.valkey(folder / "valkey", folder / "run")
-    # Between the question for a free port and its use somebody else may take it.
+    # Another process may take the free port before the server binds it.
     for tries_left in (2, 1, 0):
         s3 = s3server.s3(folder / "s3", services.free_port(), access_key, secret_key)
         try:
@@ -156,7 +191,7 @@ def _start_servers() -> None:
 
 @dataclass(frozen=True)
 class S3Server:
-    """Where the tests' S3 server is. `client` makes buckets and objects; the portal uses the same address and keys."""
+    """Address and keys of the tests' S3 server; the portal uses the same. `client` creates buckets and objects."""
 
     url: str
     access_key: str
@@ -166,7 +201,7 @@ class S3Server:
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_test_environment: None, django_db_modify_db_settings: None, django_db_blocker: Any) -> None:
-    """In place of pytest-django's, which runs the migrations each time."""
+    """Replaces pytest-django's fixture, which runs all migrations each time."""
     from django.db import connection
 
     with django_db_blocker.unblock():
@@ -187,7 +222,6 @@ def s3() -> S3Server:
 
 @pytest.fixture
 def bucket(s3: S3Server) -> str:
-    """A new, empty bucket."""
     name = f"test-{secrets.token_hex(6)}"
     s3.client.create_bucket(Bucket=name)
     return name
@@ -203,8 +237,8 @@ def node_agent() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def portal_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
-    """The whole portal as a newcomer gets it, demonstration included, on a port of its own; see tests/running.py. It looks more
-    often whether applications work, and its tasks install packages from an index of the tests."""
+    """The whole portal as a newcomer starts it, with the demonstration, on its own port; see tests/running.py. Unlike by default,
+    it samples application activity every 2 s, and its tasks install packages from an index of the tests."""
     with contextlib.closing(Index()) as index:
         given = {"LOCAL_CLOUD_ACTIVITY_SECONDS": "2", "PORTAL_PACKAGE_INDEX": index.url}
         portal = Portal(tmp_path_factory.mktemp("portal") / "var", **given)
@@ -217,14 +251,14 @@ def portal_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
 
 @pytest.fixture
 def live_server(live_server: Any, settings: Any) -> Any:
-    """pytest-django's, at a port that is known only now."""
+    """pytest-django's live server, with its port added to the allowed hosts."""
     settings.HOST_PORTS = {*settings.HOST_PORTS, live_server.url.rpartition(":")[2]}
     return live_server
 
 
 @pytest.fixture(autouse=True)
 def real_portal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a server knows after its first page, which asks the database once."""
+    """Presets the answer that a server reads from the database once, for its first page: this is no demonstration."""
     from portal import demonstration
 
     monkeypatch.setattr(demonstration, "_known", False)
@@ -253,9 +287,9 @@ def make_appcode(db: None) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class People:
-    """Who is in the tests: alice owns, bob develops and victor only looks in `ops` (code ops-demo, business line OPS);
+    """The people in the tests. In appcode ops-demo (`ops`, business line OPS) alice is owner, bob developer and victor viewer.
 
-    mallory owns `flight` (code flight-demo, business line Flight) and may know nothing of `ops`; root administers.
+    mallory owns appcode flight-demo (`flight`, business line Flight) and has no access to `ops`. root is an administrator.
     """
 
     alice: Any

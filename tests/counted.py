@@ -1,4 +1,4 @@
-"""A server reached by way of us, who count what it sends."""
+"""A TCP proxy that counts the bytes a server sends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import ports
 
 
 class Counted:
-    """`url` leads to the server at `target`; `sent` are the bytes of its answers since it was set to 0."""
+    """`url` leads to the server at `target`; `sent` counts the bytes of its answers. Tests may reset it to 0."""
 
     def __init__(self, target: str, address: str = "127.0.0.1", port: int = 0) -> None:
         parts = urlsplit(target)
@@ -23,7 +23,7 @@ class Counted:
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                # Whoever goes away in the middle of an answer breaks off only that.
+                # A client or server that disconnects ends only its own connection.
                 with suppress(OSError), socket.create_connection(counted.target) as server:
                     back = threading.Thread(target=self.answer, args=(server,))
                     back.start()

@@ -1,8 +1,8 @@
-"""How tests that commit leave an empty database: rows are deleted where there are some.
+"""Empties the database after tests that commit, by deleting rows from the tables that have any.
 
-TRUNCATE, which Django asks for, makes a new file for every table and index, and all permissions are made anew afterwards: that
-was most of what such a test took. Triggers of the product refuse both without exception, so they rest for that one transaction,
-which only a superuser of PostgreSQL can ask for; the tests' own server knows no other.
+Django's TRUNCATE creates a new file for every table and index, and all permissions are created again afterwards; that was most
+of the duration of such a test. The product's triggers forbid both TRUNCATE and DELETE, so they are disabled for that
+one transaction. Only a PostgreSQL superuser can do that; the tests' own server has no other user.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.commands import flush
 from django.db.backends.postgresql.operations import DatabaseOperations
 
-# They follow from the code, and no test writes them.
+# Their rows follow from the code, and no test writes them.
 KEPT = {"auth_permission", "django_content_type"}
 DELETE = """
 SET LOCAL session_replication_role = replica;
@@ -43,9 +43,9 @@ def allow() -> None:
 
 
 def _keep_own(*_: object, **__: object) -> None:
-    """Of what each `migrate` makes, only this machine's row and the serving runtimes were deleted."""
+    """Of the rows that `migrate` creates, only this machine's cloud and the serving runtimes were deleted; restores them."""
+    from clusters.catalog.actions import keep_runtimes
     from clusters.clouds.registry import keep_own
-    from clusters.spec.offers import keep_runtimes
 
     keep_own()
     keep_runtimes()

@@ -1,4 +1,4 @@
-"""A Git server beside the tests: Git's own, behind a few lines of HTTP; with a name and a token for whoever wants them."""
+"""A Git server for tests: `git http-backend` behind a small HTTP server, optionally with a user name and token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHO = {"NAME": "tester", "EMAIL": "tester@example.com", "DATE": "2026-01-01T00:0
 
 
 class Repository:
-    """A bare one below the folder of a server."""
+    """A bare repository in the server's folder, with a work tree beside it."""
 
     def __init__(self, server: GitServer, name: str) -> None:
         self.folder, self.url = server.folder / name, f"{server.url}/{name}"
@@ -27,7 +27,7 @@ class Repository:
         self.git("init", "-q", "-b", "main", str(self.work), cwd=server.folder)
 
     def commit(self, files: Mapping[str, str], branch: str = "main", tag: str = "") -> str:
-        """Adds files, and answers the commit."""
+        """Adds files; returns the hash of the commit."""
         for name, text in files.items():
             path = self.work / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class Repository:
 
 
 class GitServer:
-    """`login` is "name:token" where it wants one; `asked` are the requests, as METHOD PATH."""
+    """`login` is "name:token" if the server requires one; `asked` lists the requests as METHOD PATH."""
 
     def __init__(self, folder: Path, login: str = "", address: str = "127.0.0.1") -> None:
         self.folder, self.login = folder, login
@@ -108,7 +108,7 @@ class GitServer:
                 self.wfile.write(content)
 
             def log_message(self, *_: object) -> None:
-                """The tests look at `asked`."""
+                """No log: the tests read `asked`."""
 
         return Handler
 

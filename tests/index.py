@@ -1,4 +1,4 @@
-"""A private package index (PEP 503) with wheels that are made on the way: who does not know its password gets nothing."""
+"""A private package index (PEP 503) with password, whose wheels are built in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from portal.up.services import dies_with_parent
 
 PASSWORD = "qwerty-of-the-index"
-# An extension of JupyterLab's server, in a module `labtree`.
+# A server extension for JupyterLab, in the module `labtree`.
 TREE = """import subprocess, sys
 from jupyter_server.base.handlers import APIHandler
 class Tree(APIHandler):
@@ -38,7 +38,6 @@ def _load_jupyter_server_extension(app):
 
 
 def wheel(name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()) -> bytes:
-    """A wheel of pure Python."""
     info = f"{name}-{version}.dist-info"
     texts = {
         **files,
@@ -59,7 +58,7 @@ def _digest(text: str) -> str:
 
 
 class Index:
-    """`url` has the name and the password in it. `asked` are the paths that were answered."""
+    """`url` includes user name and password. `asked` lists the paths of authorized GET requests."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.files: dict[str, bytes] = {}
@@ -94,17 +93,17 @@ class Index:
         self.url = f"http://reader:{PASSWORD}@{host}:{self._server.server_port}/simple/"
 
     def add(self, name: str, version: str, requires: Sequence[str] = (), **files: str) -> str:
-        """A wheel with these modules; the requirement that is it, with its hash."""
+        """Adds a wheel with these modules; returns its requirement with hash."""
         return self.put(name, version, {f"{module}.py": text for module, text in files.items()}, requires)
 
     def put(self, name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()) -> str:
-        """The same with any files."""
+        """Adds a wheel with any files; returns its requirement with hash."""
         made = wheel(name, version, files, requires)
         self.files[f"{name}-{version}-py3-none-any.whl"] = made
         return f"{name}=={version} --hash=sha256:{hashlib.sha256(made).hexdigest()}"
 
     def plugin(self, name: str, **modules: str) -> None:
-        """Version 1.0 of one of JupyterLab, with an extension of its page and one of its server, as wheels carry them."""
+        """Adds version 1.0 of a JupyterLab plugin: a page extension and a server extension, laid out as in a real wheel."""
         data = f"{name}-1.0.data/data"
         build = {"load": "static/entry.js", "extension": "./extension"}
         package = {"name": name, "version": "1.0", "jupyterlab": {"extension": True, "_build": build}}
@@ -136,7 +135,7 @@ class Index:
 
 @contextmanager
 def mirror(index: Index, port: int) -> Iterator[None]:
-    """What stands before an index in a Kubernetes cluster, at `port` of all addresses of this machine."""
+    """The package mirror in front of an index in a Kubernetes cluster, at `port` on all addresses of this machine."""
     argv = [sys.executable, "-m", "clusters.clouds.drivers.local.network.packages", str(port)]
     env = {**os.environ, "PORTAL_PACKAGE_INDEX": index.url}
     with subprocess.Popen(dies_with_parent(argv, "TERM"), env=env, cwd=Path(__file__).parents[1]) as process:

@@ -1,5 +1,5 @@
-"""Requests at a steady rate for as long as something happens, timed from when each was due, so that a server which stalls hides
-nothing. Used by tests and by the benchmark."""
+"""HTTP load at a steady rate. Latency counts from when a request was due, so that a stalled server can't hide it.
+Used by tests and by the benchmark."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Self
 
 import aiohttp
 
-# Before one counts as never answered.
+# Timeout of one request, in seconds.
 PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: when it was due, in seconds of `time.perf_counter`, how long its answer took, and what that was: a status,
-    or the name of the exception."""
+    """One request: `due` in seconds of `time.perf_counter`, `seconds` from then to the end of the answer, and `came`: the
+    HTTP status or the name of the exception."""
 
     due: float
     seconds: float
@@ -29,8 +29,8 @@ class Asked:
 
 
 class Load:
-    """with Load(url, headers, body, 200) as load: … POSTs `body` `per_second` times a second until the block is left, and then
-    `load.asked` has all of them."""
+    """with Load(url, headers, body, 200) as load: … POSTs `body` `per_second` times a second until the block ends; then
+    `load.asked` has all requests."""
 
     def __init__(self, url: str, headers: Mapping[str, str], body: bytes, per_second: float) -> None:
         self._url, self._headers, self._body, self._rate = url, dict(headers), body, per_second
@@ -50,11 +50,11 @@ class Load:
         assert not self._thread.is_alive()
 
     def came(self, since: float = 0.0, until: float = float("inf")) -> Counter[str]:
-        """How many of those that were due then came to what."""
+        """Counts the results of the requests due in that window."""
         return Counter(each.came for each in self.asked if since <= each.due < until)
 
     def seconds(self, since: float = 0.0, until: float = float("inf")) -> list[float]:
-        """How long the answers of those took that were answered with 200."""
+        """Latencies of the requests due in that window that were answered with 200."""
         return [each.seconds for each in self.asked if since <= each.due < until and each.came == "200"]
 
     async def _run(self) -> None:

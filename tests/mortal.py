@@ -1,4 +1,4 @@
-"""Processes that are killed (-9) between any two statements, with the rows of the test's own database."""
+"""Runs code in a process that is killed (-9) before any chosen database call, on the rows of the test's database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg2.extensions
 
 
 class _Mortal:
-    """How many more calls of the database a process may make before it is killed, without a chance to clean up."""
+    """Number of database calls before the process is killed without cleanup."""
 
     left = 0
 
@@ -38,7 +38,7 @@ class _Connection(psycopg2.extensions.connection):
 
 
 def child(allowed: int, work: Callable[[], object]) -> int:
-    """Runs `work` in a process of its own that is killed after `allowed` calls; returns how it ended."""
+    """Forks a process that runs `work` and is killed after `allowed` calls; returns its wait status."""
     from django.db import connection
 
     pid = os.fork()
@@ -46,7 +46,7 @@ def child(allowed: int, work: Callable[[], object]) -> int:
         return os.waitpid(pid, 0)[1]
     status = 1
     try:
-        # The parent's connection is the parent's: a new one, that counts.
+        # The child must not use the parent's connection; it opens a new one that counts calls.
         connection.connection = None
         connection.settings_dict["OPTIONS"] |= {"connection_factory": _Connection, "cursor_factory": _Cursor}
         _Mortal.left = 10**6

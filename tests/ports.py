@@ -1,6 +1,6 @@
-"""Loopback ports that PORTAL_OPEN_NETWORKS opens in a test run: for servers of tests that the portal is to reach.
+"""Loopback ports that PORTAL_OPEN_NETWORKS opens during tests, for test servers that the portal connects to.
 
-The list is made before Django reads its settings, and inherited by the processes of `pytest -n`, each of which has a part of it.
+The list is made before Django reads its settings. The processes of `pytest -n` inherit it, and each uses its own part.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from portal.outgoing import SETTING
 from portal.up.services import free_port
 
 COUNT = 64
-# Nobody listens there.
+# No server listens at these.
 AWAY = ("127.0.0.1:1", "127.0.0.1:9", "127.0.0.9:2049")
 _ports: Iterator[int] | None = None
 
 
 def setting(*more: int) -> str:
-    """What the setting says in a test run; `more` are ports that are in use already."""
+    """Value of the setting for a test run; `more` are ports already in use."""
     chosen = set[int]()
     while len(chosen) < COUNT:
         chosen.add(free_port())
@@ -28,7 +28,7 @@ def setting(*more: int) -> str:
 
 
 def free() -> int:
-    """An open port at which nobody listens now."""
+    """Returns an open port that is not in use."""
     global _ports
     if _ports is None:
         named = [int(each.rpartition(":")[2]) for each in os.environ[SETTING].split(",")]

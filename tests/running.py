@@ -1,4 +1,4 @@
-"""The real thing for tests: `manage.py up` with a data folder and a port of its own, as a newcomer starts it."""
+"""The whole portal for tests: `manage.py up` with its own data folder and port, as a newcomer starts it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from portal.up.services import dies_with_parent, free_port
 from tests.index import Index
 
 ROOT = Path(__file__).resolve().parent.parent
-# What this test run's own servers are called; the portal under test starts its own.
+# Settings of this test run's own servers; the portal under test starts its own servers.
 INNER = ("DATABASE_URL", "REDIS_URL", "LOCAL_CLOUD_", "PORTAL_", "DJANGO_")
 
 
 def environment(data: Path, port: int, **more: str) -> dict[str, str]:
-    """The environment of a newcomer's shell, with only these settings, and what is open for servers of tests."""
+    """A newcomer's environment: only these settings, and the ports opened for test servers."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(INNER)}
     return env | {"PORTAL_DATA": str(data), "PORTAL_PORT": str(port), SETTING: os.environ.get(SETTING, ""), **more}
 
 
 def up_once(data: Path, port: int, *prefix: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Runs `manage.py up` where it is expected to refuse."""
+    """Runs `manage.py up` where it should refuse to start."""
     argv = [*prefix, sys.executable, "manage.py", "up"]
     return subprocess.run(
         argv, cwd=ROOT, env=environment(data, port, **more), capture_output=True, text=True, timeout=120, check=False
@@ -40,7 +40,7 @@ def up_once(data: Path, port: int, *prefix: str, **more: str) -> subprocess.Comp
 
 
 def listening(process: int, number: signal.Signals, seconds: float = 30) -> None:
-    """Returns when the process has a handler for this signal; before, the signal would simply end it (`man 5 proc`, SigCgt)."""
+    """Waits until the process handles this signal; before that, the signal would end it (`man 5 proc`, SigCgt)."""
     end = time.monotonic() + seconds
     while True:
         status = Path(f"/proc/{process}/status").read_text()
@@ -52,12 +52,12 @@ def listening(process: int, number: signal.Signals, seconds: float = 30) -> None
 
 
 class Portal:
-    """One running portal. `url` ends without a slash; `start` and `stop` may be repeated and keep the data.
+    """One running portal. `url` has no trailing slash; `start` and `stop` may be repeated and keep the data.
 
-    It stops when the process that started it is gone, and what it runs with it.
+    The portal and all it runs end when the process that started it ends.
     """
 
-    # Where its tasks get packages from; that of `portal_up`.
+    # The package index of its tasks; only `portal_up` sets it.
     index: Index
 
     def __init__(self, data: Path, **more: str) -> None:
@@ -69,7 +69,7 @@ class Portal:
         self.process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> Path:
-        """Returns at once, with the file that it writes to."""
+        """Starts the portal; returns its output file at once."""
         out = self.data.parent / f"{self.data.name}.out"
         with out.open("wb") as file:
             self.process = subprocess.Popen(
@@ -82,7 +82,7 @@ class Portal:
         return out
 
     def start(self, seconds: float = 480) -> None:
-        """Returns when it has said that it is ready. One that is not, in time, is stopped: it would take the time of the next."""
+        """Waits until the portal reports that it is ready. Stops a portal that is late: it would slow down the next test."""
         out = self.launch()
         assert self.process is not None
         end = time.monotonic() + seconds
@@ -97,11 +97,11 @@ class Portal:
             raise
 
     def end_show1(self) -> None:
-        """The demonstration's own cluster trains on this machine, whose cores tests on a real node need for theirs."""
+        """Ends the demonstration's own cluster: tests on a real node need its cores for their tasks."""
         Client(self, "alice").call("POST", "/appcodes/ops-demo/clusters/show1/disable")
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
-        """Returns the exit status."""
+        """Stops the portal; returns the exit status."""
         assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(150)
@@ -128,7 +128,7 @@ class Portal:
         return {pid: line for pid, line in found.items() if line}
 
     def left(self) -> list[str]:
-        """Everything on this machine that belongs to this data folder."""
+        """All processes on this machine that belong to this data folder."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -137,12 +137,12 @@ class Portal:
         return found
 
     def owns(self, process: psutil.Process) -> bool:
-        """Whether it has to do with this data folder. Raises psutil.Error."""
+        """True if its command line, folder or environment names this data folder. Raises psutil.Error."""
         words = [*process.cmdline(), process.cwd(), *process.environ().values()]
         return any(str(self.data) in word for word in words)
 
     def get(self, path: str = "/", host: str | None = None) -> int:
-        """The status of a page, or 0 when nobody answers."""
+        """The status of a page, or 0 if there is no answer."""
         request = urllib.request.Request(self.url + path, headers={"Host": host} if host else {})
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
@@ -154,7 +154,7 @@ class Portal:
 
 
 class Client:
-    """REST as a person of the demonstration uses it. Raises HTTPError with the answer's body as a note."""
+    """REST client for a user of the demonstration. Raises HTTPError with the answer's body as a note."""
 
     def __init__(self, portal: Portal, person: str) -> None:
         self.url = f"{portal.url}/api/v1"
@@ -182,10 +182,17 @@ class Client:
 
 
 def eventually(condition: Any, seconds: float = 60) -> bool:
-    """Whether it becomes true in time."""
-    end = time.monotonic() + seconds
+    """True if the condition becomes true in time."""
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > end:
+        waited = time.monotonic() - began
+        if waited > seconds:
             return False
-        time.sleep(0.05)
+        time.sleep(pause(waited))
     return True
+
+
+def pause(waited: float) -> float:
+    """Seconds until the next look, after so many seconds of waiting. Most looks are requests to the portal: twenty a second
+    would keep half a core busy while a long wait goes on."""
+    return min(max(0.05, waited / 20), 0.5)

@@ -1,4 +1,4 @@
-"""A server that takes connections and says nothing, as behind a router that went away."""
+"""A server that accepts connections and never answers, like one behind a dead router."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def kubeconfig(server: str) -> dict[str, Any]:
-    """What the portal keeps of one."""
+    """A kubeconfig as the portal stores it."""
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -20,7 +20,7 @@ def kubeconfig(server: str) -> dict[str, Any]:
 
 
 class Silent:
-    """Takes connections and says nothing; `asked` of them by now."""
+    """Accepts connections and never answers; `asked` is the number of connections so far."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -41,7 +41,7 @@ class Silent:
                 return
 
     def close(self) -> None:
-        """Whoever waits for it is cut off. May be repeated."""
+        """Closes the server and all connections. May be repeated."""
         if self._socket.fileno() < 0:
             return
         self._socket.shutdown(socket.SHUT_RDWR)

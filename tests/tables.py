@@ -1,5 +1,5 @@
-"""The empty database of a test process. Migrations make it once for each state of what they are made of; afterwards it is read
-from a copy outside the tree, in a second."""
+"""The empty database of a test process. Migrations run once for each state of their sources; later runs load a copy from outside
+the tree, in a second."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from tests.kube.binary import cache
 from tests.running import ROOT
 
 # Tables and rules; models, whose names and permissions are rows; clouds and serving runtimes that are rows from the beginning;
-# and the packages that have tables of their own.
+# the packages that have tables of their own; and the version, which `migrate` notes.
 SOURCES = (
     "requirements.txt", "*/migrations/*.py", "*/sql/*.sql", "*/models.py", "*/models/*.py", "*/*/models.py", "portal/settings.py",
+    "portal/__init__.py", "portal/upgrades.py", "portal/management/commands/migrate.py",
     "clusters/clouds/registry.py", "clusters/clouds/kinds.py", "clusters/frameworks/runtimes.py",
 )  # fmt: skip
 
 
 def make(connection: Any) -> None:
-    """Makes the test database of this connection and goes over to it."""
+    """Creates the test database of this connection and connects to it."""
     folder, name = cache("tables"), connection.creation._get_test_db_name()
     copy = folder / f"{_state()}.sql"
     with (folder / "lock").open("w") as lock:

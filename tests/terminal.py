@@ -1,4 +1,4 @@
-"""`manage.py shell-into` as an operator starts it, at a real terminal or without one, on the database of the tests."""
+"""`manage.py shell-into` as an operator starts it, with or without a real terminal, on the tests' database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def shell_into(*argv: str) -> list[str]:
 
 
 def database_environment() -> dict[str, str]:
-    """For programs that are to use the same database as the tests of this process."""
+    """Environment for programs that use the database of this test process."""
     from django.db import connection
 
     base, _, query = os.environ["DATABASE_URL"].partition("?")
@@ -26,13 +26,13 @@ def database_environment() -> dict[str, str]:
 
 
 class Terminal:
-    """`shell-into` in a window of that size. `shown` is what has come since the last `until`."""
+    """`shell-into` in a window of that size. `shown` is the output since the last `until`."""
 
     def __init__(self, *argv: str, columns: int = 80, rows: int = 24) -> None:
         self.master, self.slave = pty.openpty()
         self.resize(columns, rows)
         self.before = termios.tcgetattr(self.slave)
-        # A session of its own with this as its terminal, as a terminal window starts it.
+        # A new session with this as its controlling terminal, as in a terminal window.
         self.process = subprocess.Popen(
             shell_into(*argv),
             stdin=self.slave,
@@ -52,7 +52,7 @@ class Terminal:
         os.write(self.master, text)
 
     def until(self, text: bytes, seconds: float = 60.0) -> bytes:
-        """What was shown before `text`."""
+        """Waits for `text`; returns the output before it."""
         end = time.monotonic() + seconds
         while text not in self.shown:
             assert time.monotonic() < end, self.shown

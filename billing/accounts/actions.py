@@ -1,4 +1,4 @@
-"""Credits: money for an appcode, used up by its invoices until it expires."""
+"""Credits: money for an appcode. Its invoices use it up until it expires."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def give_credit(
     *,
     acting_user: User,
 ) -> Credit:
-    """Money for an appcode, used up by its invoices of the months that it holds in. It may begin in the past: invoices that are
-    closed stay as they are. Raises Invalid with paths amount, reason, valid_from, expires_at."""
+    """Gives `appcode` a credit, which the invoices of every month in which it is valid may use. It may begin in the
+    past, but closed invoices do not change. Raises Invalid with paths amount, reason, valid_from, expires_at."""
     require_administrator(acting_user)
     now = floor(timezone.now())
     start, end = now if valid_from is None else floor(valid_from), expires_at and floor(expires_at)
@@ -60,11 +60,11 @@ def give_credit(
 
 
 def credits_of(rows: QuerySet[Credit]) -> QuerySet[Credit]:
-    """With the exact charges that invoices have used of each, for `left`."""
+    """Adds `spent`, the exact charges that invoices have used of each credit, for `left`."""
     return rows.select_related("appcode").annotate(spent=Sum("entries__charge")).order_by("-pk")
 
 
 def left(credit: Credit) -> Decimal:
-    """What is still there of one of `credits_of`."""
+    """What is left of a credit that `credits_of` returned."""
     spent: Decimal | None = getattr(credit, "spent", None)
     return credit.amount + cents(spent or Decimal(0))

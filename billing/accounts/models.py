@@ -1,5 +1,3 @@
-"""What an appcode has beside its invoices: credits."""
-
 from __future__ import annotations
 
 from typing import ClassVar
@@ -11,8 +9,8 @@ from portal.models import Appcode
 
 
 class Credit(models.Model):
-    """Money given to an appcode, used up by its invoices (ledger entries of kind credit that name it) until it expires; what a
-    correction takes back of what it paid for is given back to it."""
+    """Money given to an appcode. Its invoices use it up until it expires, by ledger entries of kind credit that name
+    it. When a correction takes back usage that the credit paid for, the credit gets that amount back."""
 
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="credits")
     amount = models.DecimalField(max_digits=16, decimal_places=2)

@@ -1,5 +1,3 @@
-"""Credits as the API says them."""
-
 from __future__ import annotations
 
 import datetime as dt
@@ -11,7 +9,7 @@ from pydantic import AwareDatetime, Field
 from billing.accounts import actions
 from billing.accounts.models import Credit
 from billing.documents import Amount, money
-from portal.api.documents import Answer
+from portal.api.documents import Answer, page_of
 from portal.manifests import Strict
 
 
@@ -33,13 +31,11 @@ class CreditDocument(Answer):
     expires_at: dt.datetime | None
 
 
-class CreditPage(Answer):
-    items: list[CreditDocument]
-    next: str | None
+CreditPage = page_of("CreditPage", CreditDocument)
 
 
 def credit_document(row: Credit) -> dict[str, Any]:
-    return CreditDocument(
-        id=row.pk, appcode=row.appcode.code, amount=f"{row.amount:.2f}", left=f"{actions.left(row):.2f}",
-        currency=money(Decimal(0)).currency, reason=row.reason, valid_from=row.valid_from, expires_at=row.expires_at,
+    return CreditDocument.of(
+        row, appcode=row.appcode.code, amount=f"{row.amount:.2f}", left=f"{actions.left(row):.2f}",
+        currency=money(Decimal(0)).currency,
     ).json_value()  # fmt: skip

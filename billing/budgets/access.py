@@ -1,6 +1,6 @@
-"""Reading budgets: what was spent of them, what they have announced and done, and what holds because of them.
+"""Reading budgets: what was spent, which steps they took, and which measures are in force.
 
-Everything takes a number of queries that does not depend on how much there is. Who may see what is decided by `portal.access`.
+The number of queries never depends on the number of rows. `portal.access` decides who may see what.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WHAT_TO_DO = "Raise the budget, or ask an administrator to lift it until the mon
 
 
 def budgets_for(user: User) -> QuerySet[Budget]:
-    """The budgets that `user` may see: those of their appcodes; an administrator's are all."""
+    """The budgets of appcodes that `user` may see; all budgets for an administrator."""
     rows = Budget.objects.select_related("appcode", "org_node", "set_by", "lifted_by", "paused_by")
     if user.is_administrator:
         return rows
@@ -38,7 +38,7 @@ def budgets_for(user: User) -> QuerySet[Budget]:
 
 
 def budget_for(user: User, pk: int) -> Budget:
-    """Raises Http404 (absent or not theirs)."""
+    """Raises Http404 if it does not exist or `user` may not see it."""
     found = budgets_for(user).filter(pk=pk).first()
     if found is None:
         raise Http404("There is no such budget that you can see.")
@@ -52,7 +52,7 @@ def may_change(user: User, budget: Budget) -> bool:
 
 
 def appcodes_of(lines: Collection[str]) -> dict[str, list[Appcode]]:
-    """The appcodes that belong to each of these business lines now; two queries."""
+    """The appcodes that belong to each of these business lines now. Two queries."""
     found: dict[str, list[Appcode]] = {line: [] for line in lines}
     if not lines:
         return found
@@ -75,31 +75,31 @@ def steps_of(rows: Sequence[Budget], month: dt.date) -> dict[int, list[Step]]:
 
 
 def amounts(appcodes: Collection[int]) -> dict[int, Decimal]:
-    """The monthly amount of each of these appcodes (by number) that has a budget of its own; one query."""
+    """The monthly amount by appcode id, for appcodes that have their own budget. One query."""
     rows = Budget.objects.filter(appcode__in=appcodes).values_list("appcode", "amount")
     return {appcode: amount for appcode, amount in rows if appcode is not None}
 
 
-# What holds now
+# What is in force now
 
 
 def _standing(now: dt.datetime) -> QuerySet[BudgetStep]:
-    """Measures of this month that are announced or taken and hold."""
+    """This month's measures, announced or taken, that are in force."""
     here = Q(budget__paused_at=None) & (Q(budget__lifted_until=None) | Q(budget__lifted_until__lte=now))
     rows = BudgetStep.objects.filter(here, month=month_of(now), kind__in=MEASURES, lifted_at=None)
     return rows.select_related("budget__appcode", "budget__org_node")
 
 
 def _of_appcode(appcode: Appcode) -> Q:
-    """Budgets that count for `appcode`: its own, and that of its business line."""
+    """Matches the budgets that apply to `appcode`: its own and its business line's."""
     line = OrgNode.objects.filter(path__in=appcode.org_node.ancestors_and_self).exclude(namespace=None)
     return Q(budget__appcode=appcode) | Q(budget__org_node__in=Subquery(line.order_by("-path").values("pk")[:1]))
 
 
 def why_blocked(appcode: Appcode, now: dt.datetime | None = None) -> str:
-    """Why a budget lets nothing new be started in `appcode`, or "". One query, and another while any budget blocks anybody."""
+    """Why a budget blocks new runs in `appcode`, or "". One query; a second only while any budget blocks anything."""
     now = now or timezone.now()
-    # Asked whenever something is created, and mostly there is none: a question that costs little to put together.
+    # Called for everything that is created, and mostly nothing is blocked: so check with a cheap query first.
     if not BudgetStep.objects.filter(month=month_of(now), kind="block", lifted_at=None, done_at__isnull=False).exists():
         return ""
     standing = _standing(now).filter(_of_appcode(appcode), kind="block", done_at__isnull=False)
@@ -114,7 +114,7 @@ def reason(budget: Budget, month: dt.date) -> str:
 
 @dataclass(frozen=True)
 class Order:
-    """A measure that has been taken and holds: what `kind` says is to be stopped in each of `appcodes` (by number)."""
+    """A measure in force: what `kind` names has to be stopped in each of `appcodes` (ids)."""
 
     step: int
     kind: Measure
@@ -123,7 +123,7 @@ class Order:
 
 
 def orders(now: dt.datetime | None = None) -> list[Order]:
-    """What is to be stopped now and as long as it is told here, everything before services. Three queries at most."""
+    """What has to be stopped now and as long as it is listed here, stop_all before stop_services. At most three queries."""
     now = now or timezone.now()
     rows = list(
         _standing(now).filter(kind__in=["stop_services", "stop_all"], done_at__isnull=False).order_by("kind", "pk")
@@ -139,14 +139,14 @@ def orders(now: dt.datetime | None = None) -> list[Order]:
 
 
 def hold(order: Order, now: dt.datetime | None = None) -> bool:
-    """Whether the order still stands; it does until the end of the transaction, because whoever would lift it waits."""
+    """True if the order is still in force. It locks the row, so the order cannot be lifted before the transaction ends."""
     row = BudgetStep.objects.select_for_update().filter(pk=order.step).first()
     return row is not None and _standing(now or timezone.now()).filter(pk=order.step).exists()
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What people of an appcode are told on its pages: what holds, and (`due_at` given) what comes next and when."""
+    """What the pages of an appcode show: the measure in force and, if `due_at` is set, the next one and when it is due."""
 
     budget: Budget
     holds: str
@@ -157,8 +157,7 @@ class Notice:
 
 
 def notices(user: User, code: str = "", now: dt.datetime | None = None) -> list[Notice]:
-    """What budgets have announced and done for the appcodes that `user` may see, or for one of them. One query when it is
-    nothing."""
+    """Announced and taken measures for the appcodes that `user` may see, or for one of them. One query if there are none."""
     now = now or timezone.now()
     standing: dict[int, list[BudgetStep]] = {}
     for row in _standing(now).order_by("budget", "announced_at"):
@@ -193,12 +192,12 @@ def _notice(budget: Budget, rows: Sequence[BudgetStep], may_see: bool) -> Notice
     )
 
 
-# As people see one
+# For display
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A budget with its figures and the steps of this month, in their order."""
+    """A budget with its figures and this month's steps in order."""
 
     budget: Budget
     figures: Figures
@@ -213,7 +212,7 @@ class Shown:
 
     @property
     def next_step(self) -> BudgetStep | None:
-        """What is announced and not done yet."""
+        """The step that is announced and not taken yet."""
         return next((row for row in self.steps if row.lifted_at is None and row.done_at is None), None)
 
     @property
@@ -230,7 +229,7 @@ class Shown:
 
     @property
     def parts(self) -> tuple[float, float, float]:
-        """Of the bar's width in per cent: what was spent, what is forecast, and where the amount is."""
+        """Spent, forecast and amount, as percentages of the bar's width."""
         amount, spent, expected = self.budget.amount, self.figures.spent, self.figures.forecast
         whole = max(amount, spent, expected)
         return tuple(round(float(each * 100 / whole), 1) for each in (spent, expected, amount))  # type: ignore[return-value]
@@ -241,7 +240,7 @@ class Shown:
 
 
 def shown(rows: Sequence[Budget], now: dt.datetime) -> list[Shown]:
-    """In the order given; eight queries at most."""
+    """Keeps the order of `rows`. At most eight queries."""
     now = floor(now)
     found, steps = figures(rows, now), defaultdict(list)
     of = BudgetStep.objects.filter(month=month_of(now), budget__in=[row.pk for row in rows]).select_related("lifted_by")
@@ -256,7 +255,7 @@ def budget_of(appcode: Appcode) -> Budget | None:
 
 @dataclass(frozen=True)
 class Tightest:
-    """Of some appcodes the one with the largest part of its budget spent; `of_all` when it is the only appcode."""
+    """The appcode that has spent the largest part of its budget; `of_all` if it is the only appcode."""
 
     code: str
     amount: Decimal
@@ -265,7 +264,7 @@ class Tightest:
 
 
 def tightest(appcodes: QuerySet[Appcode], used: Sequence[access.Usage]) -> Tightest | None:
-    """From what each has used this month; two queries."""
+    """Computed from this month's usage of each appcode. Two queries."""
     rows = Budget.objects.filter(appcode__in=appcodes.order_by().values("pk"), paused_at=None)
     amounts = dict(rows.values_list("appcode__code", "amount"))
     if not amounts:
@@ -277,7 +276,7 @@ def tightest(appcodes: QuerySet[Appcode], used: Sequence[access.Usage]) -> Tight
 
 
 def events_of(budget: Budget) -> QuerySet[Event]:
-    """What people did to it and what it did itself, the latest first; not those of one that was there before."""
+    """The budget's events, latest first; without those of an earlier, removed budget of the same name."""
     code = budget.appcode.code if budget.appcode else ""
     first = (
         Event.objects.filter(appcode=code, object=f"budget {budget}", verb="budget.set")

@@ -1,7 +1,7 @@
-"""What budgets are compared with: the money of the month so far, what it will be when the month is over, and what runs now costs.
+"""The figures that budgets are compared with: this month's cost, its forecast, and the hourly cost of what runs now.
 
-The sums are those of the dashboard, of any number of appcodes and business lines in a number of queries that does not depend on
-how many there are; `steps.forecast` decides what they mean for the rest of the month.
+The sums are the dashboard's. The number of queries does not depend on how many appcodes and business lines there are.
+`steps.forecast` computes the forecast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from billing import hooks, periods
+from billing import extension_points, periods
 from billing.budgets import steps
 from billing.budgets.models import Budget
 from billing.ledger.models import Group
@@ -30,7 +30,7 @@ SECOND = dt.timedelta(seconds=1)
 
 @dataclass(frozen=True)
 class Figures:
-    """What was spent in the month so far, what it will be at its end, and what runs now costs an hour; unrounded."""
+    """Cost of the month so far, forecast for the whole month, and hourly cost of what runs now; unrounded."""
 
     spent: Decimal = Decimal(0)
     forecast: Decimal = Decimal(0)
@@ -43,7 +43,7 @@ def month_of(now: dt.datetime) -> dt.date:
 
 @dataclass(frozen=True)
 class Rate:
-    """What runs now, an hour: what goes on until somebody ends it, and what ends by itself."""
+    """Hourly cost of what runs now: `lasting` runs until a person ends it, `passing` ends by itself."""
 
     lasting: Decimal = Decimal(0)
     passing: Decimal = Decimal(0)
@@ -53,7 +53,7 @@ class Rate:
 
 
 def figures(rows: Sequence[Budget], now: dt.datetime) -> dict[int, Figures]:
-    """By the number of the budget; nine queries, however many budgets there are."""
+    """Figures by budget id. Nine queries, however many budgets there are."""
     if not rows:
         return {}
     codes, paths = of_appcodes(
@@ -69,7 +69,7 @@ def of_appcodes(
 ) -> tuple[dict[int, Figures], dict[str, Figures]]:
     """The figures of each of these appcodes and business lines."""
     now = floor(now)
-    # Business lines are those of the moment of use, so for them everybody's usage is read.
+    # Usage belongs to the business line of its time, so a line's sum needs every appcode's usage.
     read = None if lines else list(appcodes)
     groups: list[Group] = ["appcode", "line"] if lines else ["appcode"]
     spent = over_time.read(_month(now), "appcode", now, appcodes=read, also=groups)
@@ -94,7 +94,7 @@ def of_appcodes(
 
 
 def together(appcodes: Sequence[int] | None, now: dt.datetime) -> Figures:
-    """The figures of all these appcodes together (None: of everybody); six queries."""
+    """The figures of these appcodes as one sum (None: all appcodes). Six queries."""
     now = floor(now)
     spent = over_time.read(_month(now), "appcode", now, appcodes=appcodes).total.cost
     lately = over_time.read(_mean(now), "appcode", now, appcodes=appcodes).totals
@@ -113,16 +113,16 @@ def _month(now: dt.datetime) -> Range:
 
 
 def _mean(now: dt.datetime) -> Range:
-    """The days that a forecast goes on with."""
+    """The days whose mean the forecast uses."""
     return Range(steps.first_mean_day(now), now.date() + DAY, "day")
 
 
 def _rates(appcodes: Sequence[int] | None, now: dt.datetime) -> dict[int, Rate]:
-    """What runs now, by the number of the appcode."""
+    """The hourly cost of what runs now, by appcode id."""
     running = split.usage(
         price_book(), by=["appcode", "consumer"], windows=[(now, now + SECOND)], now=now, appcodes=appcodes
     )
-    judge = hooks.without_end.only
+    judge = extension_points.without_end.only
     lasting = set(judge([row.key[1] or "" for row in running])) if judge and running else set()
     found: defaultdict[int, Rate] = defaultdict(Rate)
     for row in running:
@@ -132,7 +132,7 @@ def _rates(appcodes: Sequence[int] | None, now: dt.datetime) -> dict[int, Rate]:
 
 
 def lines_of(appcodes: Iterable[int]) -> dict[int, str]:
-    """The business line of each appcode as it is now, "" where it has none; two queries."""
+    """The current business line of each appcode, "" if it has none. Two queries."""
     titles = dict(OrgNode.objects.exclude(namespace=None).values_list("path", "title"))
     rows = Appcode.objects.filter(pk__in=list(appcodes)).select_related("org_node")
     return {row.pk: access.business_line(row.org_node, titles) for row in rows}

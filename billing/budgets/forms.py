@@ -1,4 +1,4 @@
-"""Forms of a budget. They read what was typed; the actions judge it."""
+"""Forms of a budget. They parse the input; the actions validate it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any, ClassVar
 
 from django import forms
 
+from billing.budgets.actions import Asked
 from billing.budgets.models import Budget
-from billing.budgets.turn import Asked
 from portal.access import MANAGE, appcodes_for
 from portal.models import OrgNode, User
 from portal.pages.forms import Words
 
 
 class BudgetForm(forms.Form):
-    """A new budget, or the change of `budget`. Limits are those of `turn.check`, which judges again."""
+    """Adds a budget or changes `budget`. `actions.check` validates the limits again."""
 
     UNITS: ClassVar = (("1", "minutes"), ("60", "hours"))
 
@@ -62,7 +62,7 @@ class BudgetForm(forms.Form):
             self.fields["appcode"].widget = forms.Select(choices=[("", "Choose…"), *((code, code) for code in free)])
 
     def asked(self) -> Asked:
-        """What was asked for, once the form is valid."""
+        """The submitted values; call it only on a valid form."""
         typed = self.cleaned_data
         return Asked(typed["amount"], typed["policy"], typed["countdown"] * int(typed["unit"]))
 

@@ -1,4 +1,4 @@
-"""Budgets and what they have told and done, a row for each step of a month."""
+"""Budgets and their steps: one row per step and month."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ MAX_REASON = 300
 
 
 class Budget(models.Model):
-    """An amount of settings.CURRENCY a month for one appcode or one business line, and what is done when it is used up.
-
-    One that an administrator set is the administrators' alone; others are their owners', too.
-    """
+    """A monthly amount in settings.CURRENCY for one appcode or one business line, and what happens when it is used up.
+    Only administrators change a budget that an administrator set; owners change the others, too."""
 
     class Policy(models.TextChoices):
         NOTIFY = "notify", "Notify only"
@@ -77,10 +75,8 @@ class Budget(models.Model):
 
 
 class BudgetStep(models.Model):
-    """One step of a budget in one month (`steps.Step`); one that was taken back and comes again begins anew in its row.
-
-    `lifted_by` None is the portal itself, because the reason was gone.
-    """
+    """One step of a budget in one month (`steps.Step`). A step that was taken back and comes again reuses its row.
+    `lifted_by` is None if the portal took the step back because its reason was gone."""
 
     class Kind(models.TextChoices):
         SPENT_50 = "spent_50", "50 % spent"

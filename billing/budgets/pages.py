@@ -1,4 +1,4 @@
-"""Pages of budgets: the list, one budget with what it did this month, and the notices that other pages fetch."""
+"""Pages of budgets: the list, one budget with this month's steps, and the notices that other pages fetch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_POST, require_safe
 
-from billing.budgets import access, figures, turn
+from billing.budgets import access, actions, figures
 from billing.budgets.forms import BudgetForm, BudgetReasonForm
 from billing.budgets.models import Budget
 from portal.access import MANAGE, appcodes_for, require_somewhere
@@ -31,7 +31,7 @@ EVENTS = 30
 
 @require_safe
 def budget_list(request: HttpRequest) -> HttpResponse:
-    """The budgets that one may see, each with what was spent of it and what is expected."""
+    """The budgets that the user may see, each with its cost so far and its forecast."""
     user, now, typed = person(request), timezone.now(), words(request)
     rows = _matching(access.budgets_for(user), typed)
     if code := selected_appcode(request):
@@ -62,8 +62,8 @@ def new_budget(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         typed = form.cleaned_data
         try:
-            scope = turn.scope_of(typed["appcode"], typed.get("business_line", ""), user)
-            made = turn.add(scope, form.asked(), acting_user=user)
+            scope = actions.scope_of(typed["appcode"], typed.get("business_line", ""), user)
+            made = actions.add(scope, form.asked(), acting_user=user)
         except Invalid as invalid:
             show_errors(form, invalid, PATHS)
         else:
@@ -74,14 +74,13 @@ def new_budget(request: HttpRequest) -> HttpResponse:
 
 @get_or_post
 def budget(request: HttpRequest, pk: int) -> HttpResponse:
-    """One budget; POST changes it."""
     user = person(request)
     row = access.budget_for(user, pk)
     changeable = access.may_change(user, row)
     form = BudgetForm(request.POST if request.method == "POST" else None, user=user, budget=row)
     if request.method == "POST" and form.is_valid():
         try:
-            turn.change(row, form.asked(), acting_user=user)
+            actions.change(row, form.asked(), acting_user=user)
         except Invalid as invalid:
             show_errors(form, invalid, PATHS)
         else:
@@ -109,7 +108,7 @@ def remove_budget(request: HttpRequest, pk: int) -> HttpResponse:
     user = person(request)
     row = access.budget_for(user, pk)
     name = str(row)
-    if attempt(request, lambda: turn.remove(row, acting_user=user), f"{name} has no budget any more."):
+    if attempt(request, lambda: actions.remove(row, acting_user=user), f"{name} has no budget any more."):
         return redirect("budgets")
     return redirect("budget", pk)
 
@@ -117,16 +116,16 @@ def remove_budget(request: HttpRequest, pk: int) -> HttpResponse:
 @require_POST
 def lift_budget(request: HttpRequest, pk: int) -> HttpResponse:
     said = "Lifted: nothing is blocked or stopped by it until the month is over."
-    return _with_reason(request, pk, turn.lift, said)
+    return _with_reason(request, pk, actions.lift, said)
 
 
 @require_POST
 def pause_budget(request: HttpRequest, pk: int) -> HttpResponse:
-    return _with_reason(request, pk, turn.pause, "Paused: it tells and does nothing.")
+    return _with_reason(request, pk, actions.pause, "Paused: it tells and does nothing.")
 
 
 def _with_reason(request: HttpRequest, pk: int, act: Callable[..., None], done: str) -> HttpResponse:
-    """What an administrator has to give a reason for."""
+    """Runs an administrator's action that requires a reason."""
     user = person(request)
     row = access.budget_for(user, pk)
     form = BudgetReasonForm(request.POST)
@@ -147,7 +146,7 @@ def _with_reason(request: HttpRequest, pk: int, act: Callable[..., None], done: 
 def enforce_budget(request: HttpRequest, pk: int) -> HttpResponse:
     user = person(request)
     row = access.budget_for(user, pk)
-    attempt(request, lambda: turn.enforce(row, acting_user=user), "It counts again.")
+    attempt(request, lambda: actions.enforce(row, acting_user=user), "It counts again.")
     return redirect("budget", pk)
 
 
@@ -155,13 +154,13 @@ def enforce_budget(request: HttpRequest, pk: int) -> HttpResponse:
 def resume_budget(request: HttpRequest, pk: int) -> HttpResponse:
     user = person(request)
     row = access.budget_for(user, pk)
-    attempt(request, lambda: turn.resume(row, acting_user=user), "It counts again.")
+    attempt(request, lambda: actions.resume(row, acting_user=user), "It counts again.")
     return redirect("budget", pk)
 
 
 @require_safe
 @conditional_page
 def notices(request: HttpRequest) -> HttpResponse:
-    """What budgets have announced and done for the appcodes that one looks at: a part of other pages."""
+    """A fragment for other pages: measures announced and taken for the selected appcodes."""
     found = access.notices(person(request), selected_appcode(request))
     return render(request, "billing/_budget_notices.html", {"notices": found})

@@ -1,5 +1,3 @@
-"""Addresses of budgets."""
-
 from __future__ import annotations
 
 from django.urls import URLPattern, URLResolver, path

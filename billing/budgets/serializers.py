@@ -1,19 +1,17 @@
-"""Budgets as the API says them."""
-
 from __future__ import annotations
 
 import datetime as dt
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from django.conf import settings
 from pydantic import Field
 
 from billing.budgets import steps as budgets_steps
 from billing.budgets.access import Shown
+from billing.budgets.actions import Asked
 from billing.budgets.models import BudgetStep
-from billing.budgets.turn import Asked
 from billing.documents import Amount, Code, Cost, Line, money
-from portal.api.documents import Answer
+from portal.api.documents import Answer, Who, page_of
 from portal.manifests import Strict
 
 
@@ -27,7 +25,7 @@ class BudgetChange(Strict):
 
 
 class BudgetRequest(BudgetChange):
-    """For an appcode, or a business line (its path)."""
+    """For an appcode, or for a business line (its path)."""
 
     appcode: Code = ""
     business_line: Line = ""
@@ -44,12 +42,10 @@ class StepDocument(Answer):
     due_at: dt.datetime
     done_at: dt.datetime | None
     taken_back_at: dt.datetime | None
-    taken_back_by: str | None = Field(description="Nobody when its reason was gone.")
+    taken_back_by: Who = Field(description="Nobody when its reason was gone.")
 
 
-class StepPage(Answer):
-    items: list[StepDocument]
-    next: str | None
+StepPage = page_of("StepPage", StepDocument)
 
 
 class Stand(Answer):
@@ -57,7 +53,7 @@ class Stand(Answer):
 
     since: dt.datetime
     until: dt.datetime | None
-    by: str | None
+    by: Who
     reason: str
 
 
@@ -71,7 +67,7 @@ class BudgetDocument(Answer):
     policy: budgets_steps.Policy
     countdown_minutes: int
     by_administrator: bool = Field(description="Set by an administrator: only they change it.")
-    set_by: str | None
+    set_by: Who
     set_at: dt.datetime
     state: budgets_steps.State
     month: str = Field(examples=["2026-11"])
@@ -82,9 +78,7 @@ class BudgetDocument(Answer):
     steps: list[StepDocument] = Field(description="Of this month, in their order.")
 
 
-class BudgetPage(Answer):
-    items: list[BudgetDocument]
-    next: str | None
+BudgetPage = page_of("BudgetPage", BudgetDocument)
 
 
 def step_document(row: BudgetStep) -> dict[str, Any]:
@@ -92,26 +86,21 @@ def step_document(row: BudgetStep) -> dict[str, Any]:
 
 
 def _step(row: BudgetStep) -> StepDocument:
-    return StepDocument(
-        kind=row.step.kind, month=f"{row.month:%Y-%m}", announced_at=row.announced_at, due_at=row.due_at,
-        done_at=row.done_at, taken_back_at=row.lifted_at, taken_back_by=row.lifted_by.username if row.lifted_by else None,
-    )  # fmt: skip
+    return StepDocument.of(
+        row, kind=row.step.kind, month=f"{row.month:%Y-%m}", taken_back_at=row.lifted_at, taken_back_by=row.lifted_by
+    )
 
 
 def budget_document(shown: Shown) -> dict[str, Any]:
     row = shown.budget
     lifted = paused = None
     if shown.is_lifted and row.lifted_at:
-        by = row.lifted_by.username if row.lifted_by else None
-        lifted = Stand(since=row.lifted_at, until=row.lifted_until, by=by, reason=row.lift_reason)
+        lifted = Stand.of(row, since=row.lifted_at, until=row.lifted_until, by=row.lifted_by, reason=row.lift_reason)
     if row.paused_at:
-        by = row.paused_by.username if row.paused_by else None
-        paused = Stand(since=row.paused_at, until=None, by=by, reason=row.pause_reason)
-    return BudgetDocument(
-        id=row.pk, appcode=row.appcode.code if row.appcode else "",
-        business_line=row.org_node.path if row.org_node else "", amount=f"{row.amount:.2f}", currency=settings.CURRENCY,
-        policy=cast("budgets_steps.Policy", row.policy), countdown_minutes=row.countdown_minutes,
-        by_administrator=row.by_administrator, set_by=row.set_by.username if row.set_by else None, set_at=row.set_at,
+        paused = Stand.of(row, since=row.paused_at, until=None, by=row.paused_by, reason=row.pause_reason)
+    return BudgetDocument.of(
+        row, appcode=row.appcode.code if row.appcode else "", business_line=row.org_node.path if row.org_node else "",
+        amount=f"{row.amount:.2f}", currency=settings.CURRENCY,
         state=shown.state, month=f"{shown.now:%Y-%m}", spent=money(shown.figures.spent),
         forecast=money(shown.figures.forecast), lifted=lifted, paused=paused, steps=[_step(each) for each in shown.steps],
     ).json_value()  # fmt: skip

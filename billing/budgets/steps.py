@@ -1,10 +1,10 @@
-"""What a budget does as money is spent: pure functions and frozen values. The clock and all sums come in as arguments.
+"""The rules of a budget, as pure functions and frozen values. The clock and all sums are arguments.
 
-At 50, 80 and 100 per cent of its amount a budget tells, each once a month, and again when a raised amount has put it off. When
-it is used up it goes on as far as its policy says: block new runs, then stop services, then stop everything. Each of these is
-announced, and done when the time that was announced is over; then the next one is announced. What stands is taken back as soon
-as its reason is gone: the amount was raised, the policy is milder, the budget was paused, or an administrator lifted it for the
-rest of the month. A month begins with nothing, so nothing of the one before stands any more.
+At 50, 80 and 100 per cent of its amount a budget sends a notification, once a month each; a mark that a raised amount has put
+out of reach is notified again when it is reached again. A used-up budget takes measures as far as its policy allows: block new
+runs, then stop services, then stop everything. Each measure is announced and taken when its countdown is over; only then is the
+next one announced. Measures are taken back as soon as their reason is gone: the amount was raised, the policy became milder,
+the budget was paused, or an administrator lifted it for the rest of the month. Every month starts without any step.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ State = Literal[
 ]  # fmt: skip
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
-# In the order in which they are taken: a policy takes all up to the one of its own name.
+# In the order in which they are taken. A policy takes all up to the one of the same name.
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 MARKS: dict[Mark, int] = {"spent_50": 50, "spent_80": 80, "spent_100": 100}
-MIN_COUNTDOWN, MAX_COUNTDOWN = dt.timedelta(minutes=1), dt.timedelta(days=7)
-# The mean of these days, today's part included, is what a forecast goes on with.
+MAX_COUNTDOWN = dt.timedelta(days=7)
+# The forecast extrapolates the mean of this many days, today included.
 MEAN_DAYS = 7
 HOUR = dt.timedelta(hours=1)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """A budget as it holds now, since `set_at`. `lifted`: it tells and takes no measures until the month is over; `paused`: it
-    does nothing."""
+    """The terms in force since `set_at`. A lifted budget notifies but takes no measures until the month is over; a
+    paused one does neither."""
 
     amount: Decimal
     policy: Policy
@@ -55,7 +55,8 @@ class Terms:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that was told or taken in a month: `done_at` None while it is only announced, `lifted_at` when taken back."""
+    """One notification or measure of a month. `done_at` is None while it is only announced; `lifted_at` is set once it
+    is taken back."""
 
     kind: Kind
     announced_at: dt.datetime
@@ -70,15 +71,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be written now. "note" is done without a word: a mark that a higher one, passed in the same moment, tells
-    about, and one that lies ahead again."""
+    """A step to write now. "note" sends nothing: it marks a threshold that was passed together with a higher one, or
+    one that is ahead again."""
 
     verb: Verb
     step: Step
 
 
 def next_steps(terms: Terms, spent: Decimal, steps: Iterable[Step], now: dt.datetime) -> list[Change]:
-    """What is due at `now`, when `steps` are those of this month so far. With the same facts and their results it is nothing."""
+    """The changes due at `now`, given this month's `steps` so far. Once they are written, the same arguments give no changes."""
     known = {step.kind: step for step in steps}
     changes = [] if terms.paused else _marks(terms, spent, known, now)
     taken = terms.measures if spent >= terms.amount and not terms.paused and not terms.lifted else ()
@@ -101,7 +102,7 @@ def next_steps(terms: Terms, spent: Decimal, steps: Iterable[Step], now: dt.date
 def _marks(terms: Terms, spent: Decimal, known: dict[Kind, Step], now: dt.datetime) -> list[Change]:
     told = {mark: step for mark in MARKS if (step := known.get(mark)) and step.stands}
     reached = [mark for mark, percent in MARKS.items() if spent * 100 >= terms.amount * percent]
-    # Money that is corrected puts nothing off: what runs is corrected all the time.
+    # Only new terms reset a mark. Spending that was corrected downwards does not: running usage is corrected all the time.
     again = [
         Change("note", replace(step, lifted_at=now))
         for mark, step in told.items()
@@ -114,7 +115,7 @@ def _marks(terms: Terms, spent: Decimal, known: dict[Kind, Step], now: dt.dateti
 
 
 def after(steps: Iterable[Step], changes: Iterable[Change]) -> list[Step]:
-    """The steps of a month once the changes are written."""
+    """The steps of a month after `changes` are written."""
     known = {step.kind: step for step in steps}
     known.update((change.step.kind, change.step) for change in changes)
     return list(known.values())
@@ -123,12 +124,12 @@ def after(steps: Iterable[Step], changes: Iterable[Change]) -> list[Step]:
 def forecast(
     spent: Decimal, lately: Mapping[dt.date, Decimal], now: dt.datetime, *, lasting: Decimal, passing: Decimal
 ) -> Decimal:
-    """What the month will have cost when it is over, if it goes on as it does.
+    """The expected cost of the whole month.
 
-    `spent` so far and, for what remains of the month, the mean of `lately`: what each of the last seven days cost, today as far
-    as it has come. They are counted from the first that cost anything; less than a day counts as one. What runs now, at so
-    much an hour, is the least that comes: `lasting` until the month is over, because it ends only when somebody ends it, and
-    `passing`, which ends by itself, for an hour.
+    It is `spent` plus the larger of two estimates for the rest of the month. The first is the mean of `lately`, the
+    cost of each of the last seven days including today so far, counted from the first day with any cost and over at
+    least one day. The second is what runs now, per hour: `lasting` to the end of the month, because only a person ends
+    it, and `passing`, which ends by itself, for one hour.
     """
     rest = periods.month(now).until - now
     used = [day for day, cost in lately.items() if cost]
@@ -141,12 +142,12 @@ def forecast(
 
 
 def first_mean_day(now: dt.datetime) -> dt.date:
-    """The first of the days of which `forecast` takes the mean."""
+    """The first day of the mean that `forecast` uses."""
     return now.date() - (MEAN_DAYS - 1) * periods.DAY
 
 
 def state(terms: Terms, spent: Decimal, expected: Decimal, steps: Iterable[Step]) -> State:
-    """How a budget is, in a word or two."""
+    """The budget's state in a word or two."""
     if terms.paused:
         return "paused"
     if terms.lifted:
@@ -164,33 +165,33 @@ def state(terms: Terms, spent: Decimal, expected: Decimal, steps: Iterable[Step]
 
 
 def percent(part: Decimal, amount: Decimal) -> int:
-    """Whole per cent, rounded down, so that 100 is never said too early."""
+    """Whole per cent, rounded down, so that 100 is never shown too early."""
     return int(part * 100 / amount)
 
 
-# In words. `who` is an appcode or a business line.
+# Sentences. `who` is an appcode or a business line.
 
 
 def will(kind: Measure, who: str) -> str:
-    """What is announced."""
+    """Announces a measure."""
     what, _, done = _words(kind, who)
     return f"{what} will be {done}"
 
 
 def does(kind: Measure, who: str) -> str:
-    """What holds."""
+    """States a measure in force."""
     return " ".join(_words(kind, who))
 
 
 def does_not(kind: Measure, who: str) -> str:
-    """What was taken back."""
+    """States that a measure was taken back."""
     what, are, done = _words(kind, who)
-    # "Everything is not stopped" would leave open whether something is.
+    # "Everything is not stopped" would be ambiguous.
     return f"{who if kind == 'stop_all' else what} {are} not {done}"
 
 
 def _words(kind: Measure, who: str) -> tuple[str, str, str]:
-    """What a measure is about, whether it is one or many, and what is done to it."""
+    """Subject, verb and participle of a measure."""
     return {
         "block": (f"New runs of {who}", "are", "blocked"),
         "stop_services": (f"Services of {who}", "are", "stopped"),

@@ -1,3 +1,2 @@
-"""Dashboards, a module a page: what was used over time, what of it for nothing, of what there was, and what does not fit; and one
-segment with the sightings and the lines of the ledger behind it. Administrators see everybody's, others that of their appcodes.
-"""
+"""Dashboards, one module per page: usage over time, waste, utilisation, reconciliation, and one segment with its
+sightings and ledger lines. Administrators see all appcodes, others their own."""

@@ -1,4 +1,4 @@
-"""REST of dashboards: sums over time, utilisation, waste, what does not fit, and a segment with what is behind it."""
+"""REST of dashboards: sums over time, utilisation, waste, reconciliation, and one segment with its sources."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import datetime as dt
 from django.http import Http404
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -41,11 +41,12 @@ from billing.ledger.models import GROUPS, Group, LedgerEntry
 from billing.metering.models import Observation, UsageSegment
 from billing.metering.segments import floor
 from billing.periods import STEPS, Range
-from billing.sums import makeup, over_time
+from billing.sums import breakdown, over_time
 from billing.sums.over_time import Dashboard
-from portal.access import appcodes_for, require_administrator
+from portal.access import appcodes_for
+from portal.api.operations import Document, operation
 from portal.api.pagination import PAGE_PARAMETERS, page, page_of_sums, text
-from portal.api.views import person
+from portal.api.views import administrator, person
 from portal.errors import Invalid
 
 DAYS = [
@@ -58,7 +59,7 @@ NARROW: tuple[Group, ...] = ("line", "user", "model", "framework", "cluster")
 
 
 class Scope:
-    """The days and the appcodes that a request asks for. Raises Invalid, and Http404 for an appcode that is not theirs."""
+    """The days and appcodes that a request selects. Raises Invalid, and Http404 for an appcode that the user may not see."""
 
     def __init__(self, request: Request) -> None:
         self.now: dt.datetime = floor(timezone.now())
@@ -82,18 +83,19 @@ def _narrowed(request: Request) -> dict[Group, str]:
 
 
 class Spending(APIView):
-    @extend_schema(
-        operation_id="dashboard_spending",
-        summary="GPU-seconds and cost over time by business line, appcode, person, GPU model, framework or cluster",
-        description="Of all appcodes that I may see, exact to the second, what still runs included.",
+    @operation(
+        "dashboard_spending",
+        SpendingDocument,
         parameters=[
             *DAYS,
             OpenApiParameter("by", str, enum=GROUPS, description="Default: appcode."),
             *(OpenApiParameter(group, str, description="Only of this value.") for group in NARROW),
         ],
-        responses=SpendingDocument,
     )
-    def get(self, request: Request) -> Response:
+    def get(self, request: Request) -> Document:
+        """GPU-seconds and cost over time by business line, appcode, person, GPU model, framework or cluster
+
+        Of all appcodes that I may see, exact to the second, what still runs included."""
         scope = Scope(request)
         by = text(request, "by", longest=20) or "appcode"
         if by not in GROUPS:
@@ -101,19 +103,16 @@ class Spending(APIView):
         where = _narrowed(request)
         found, parts = scope.read(by, where), None
         if where.keys() == {"line"}:
-            parts = makeup.parts(scope.now, window=scope.range.window, appcodes=scope.appcodes, line=where["line"])
-        return Response(spending_document(found, by, scope.names, parts))
+            parts = breakdown.parts(scope.now, window=scope.range.window, appcodes=scope.appcodes, line=where["line"])
+        return spending_document(found, by, scope.names, parts)
 
 
 class Utilisation(APIView):
-    @extend_schema(
-        operation_id="dashboard_utilisation",
-        summary="GPU-seconds held of those that were there, by GPU model, and how idle they were while held",
-        description="What was there is known from the moment on in which the portal followed a cloud.",
-        parameters=DAYS,
-        responses=UtilisationDocument,
-    )
-    def get(self, request: Request) -> Response:
+    @operation("dashboard_utilisation", UtilisationDocument, parameters=DAYS)
+    def get(self, request: Request) -> Document:
+        """GPU-seconds held of those that were there, by GPU model, and how idle they were while held
+
+        What was there is known from the moment on in which the portal followed a cloud."""
         scope = Scope(request)
         there = capacity.available(scope.range, scope.now)
         found = scope.read("model", {})
@@ -121,61 +120,46 @@ class Utilisation(APIView):
         looked = measured.by_model(scope.range, appcodes=scope.appcodes)
         busy = measured.busy(found.by_group, looked, looked, None)
         total = capacity.total(share for column in shares.values() for share in column.values())
-        return Response(utilisation_document(scope.range, scope.now, total, shares, there, looked, busy))
+        return utilisation_document(scope.range, scope.now, total, shares, there, looked, busy)
 
 
 class WasteOverTime(APIView):
-    @extend_schema(
-        operation_id="dashboard_waste",
-        summary="What was held for nothing: failed runs, parameter servers that outlived their workers, GPUs that waited",
-        description="By the time at which a run ended; reckoned within a minute or two after that. GPUs that were held idle "
-        "stand apart, as far as it was measured how busy they were; hours older than PORTAL_MEASURED_DAYS (396) are not known "
-        "any more and missing, which `idle.knownSince` says.",
-        parameters=DAYS,
-        responses=WasteDocument,
-    )
-    def get(self, request: Request) -> Response:
+    @operation("dashboard_waste", WasteDocument, parameters=DAYS)
+    def get(self, request: Request) -> Document:
+        """What was held for nothing: failed runs, parameter servers that outlived their workers, GPUs that waited
+
+        By the time at which a run ended; reckoned within a minute or two after that. GPUs that were held idle stand
+        apart, as far as it was measured how busy they were; hours older than PORTAL_MEASURED_DAYS (396) are not known
+        any more and missing, which `idle.knownSince` says."""
         scope = Scope(request)
         found = waste.report(scope.range, scope.now, appcodes=scope.appcodes)
         idle = measured.idle(scope.range, appcodes=scope.appcodes)
-        return Response(waste_document(scope.range, scope.now, found, idle, scope.names))
+        return waste_document(scope.range, scope.now, found, idle, scope.names)
 
 
 class Reconciliation(APIView):
-    @extend_schema(
-        operation_id="dashboard_reconciliation",
-        summary="Pods without an end, mended times, corrections of the ledger, and sightings that nobody understood",
-        parameters=DAYS,
-        responses=ReconciliationDocument,
-    )
-    def get(self, request: Request) -> Response:
+    @operation("dashboard_reconciliation", ReconciliationDocument, parameters=DAYS)
+    def get(self, request: Request) -> Document:
+        """Pods without an end, mended times, corrections of the ledger, and sightings that nobody understood"""
         scope = Scope(request)
         administrator = scope.user.is_administrator
         found = reconciliation.report(scope.range, scope.now, appcodes=scope.appcodes, quarantine=administrator)
-        return Response(reconciliation_document(scope.range, scope.now, found, scope.names))
+        return reconciliation_document(scope.range, scope.now, found, scope.names)
 
 
 class WasteCases(APIView):
-    @extend_schema(
-        operation_id="dashboard_waste_cases",
-        summary="Every case of waste: failed runs, parameter servers that outlived their workers, GPUs that waited",
-        parameters=[*DAYS, *PAGE_PARAMETERS],
-        responses=WasteCasePage,
-    )
+    @operation("dashboard_waste_cases", WasteCasePage, parameters=[*DAYS, *PAGE_PARAMETERS])
     def get(self, request: Request) -> Response:
+        """Every case of waste: failed runs, parameter servers that outlived their workers, GPUs that waited"""
         scope = Scope(request)
         rows = waste.cases(scope.range, appcodes=scope.appcodes)
         return page(request, rows, order="-id", render=lambda row: waste_case(row).json_value())
 
 
 class IdleTasks(APIView):
-    @extend_schema(
-        operation_id="dashboard_waste_idle",
-        summary="Every task whose GPUs were held idle, as far as that was measured",
-        parameters=[*DAYS, *PAGE_PARAMETERS],
-        responses=IdleTaskPage,
-    )
+    @operation("dashboard_waste_idle", IdleTaskPage, parameters=[*DAYS, *PAGE_PARAMETERS])
     def get(self, request: Request) -> Response:
+        """Every task whose GPUs were held idle, as far as that was measured"""
         scope = Scope(request)
         return page_of_sums(
             request,
@@ -186,39 +170,27 @@ class IdleTasks(APIView):
 
 
 class WithoutEnd(APIView):
-    @extend_schema(
-        operation_id="reconciliation_without_end",
-        summary="Every pod that still holds its resources although its run is over",
-        parameters=[DAYS[3], *PAGE_PARAMETERS],
-        responses=SegmentPage,
-    )
+    @operation("reconciliation_without_end", SegmentPage, parameters=[DAYS[3], *PAGE_PARAMETERS])
     def get(self, request: Request) -> Response:
+        """Every pod that still holds its resources although its run is over"""
         scope = Scope(request)
         rows = reconciliation.endless(scope.now, scope.appcodes)
         return page(request, rows, order="id", render=lambda row: segment_summary(row).json_value())
 
 
 class Flagged(APIView):
-    @extend_schema(
-        operation_id="reconciliation_flagged",
-        summary="Every segment with a time that had to be mended",
-        parameters=[*DAYS, *PAGE_PARAMETERS],
-        responses=SegmentPage,
-    )
+    @operation("reconciliation_flagged", SegmentPage, parameters=[*DAYS, *PAGE_PARAMETERS])
     def get(self, request: Request) -> Response:
+        """Every segment with a time that had to be mended"""
         scope = Scope(request)
         rows = reconciliation.flagged(scope.range, scope.appcodes)
         return page(request, rows, order="-id", render=lambda row: segment_summary(row).json_value())
 
 
 class Corrections(APIView):
-    @extend_schema(
-        operation_id="reconciliation_corrections",
-        summary="Everything that the ledger took back, and what it charged instead",
-        parameters=[*DAYS, *PAGE_PARAMETERS],
-        responses=CorrectionPage,
-    )
+    @operation("reconciliation_corrections", CorrectionPage, parameters=[*DAYS, *PAGE_PARAMETERS])
     def get(self, request: Request) -> Response:
+        """Everything that the ledger took back, and what it charged instead"""
         scope = Scope(request)
         return page_of_sums(
             request,
@@ -231,25 +203,18 @@ class Corrections(APIView):
 
 
 class Quarantine(APIView):
-    @extend_schema(
-        operation_id="reconciliation_quarantine",
-        summary="Every sighting that nobody has understood yet; administrators only",
-        parameters=PAGE_PARAMETERS,
-        responses=QuarantinedPage,
-    )
+    @operation("reconciliation_quarantine", QuarantinedPage, parameters=PAGE_PARAMETERS)
     def get(self, request: Request) -> Response:
-        require_administrator(person(request))
+        """Every sighting that nobody has understood yet; administrators only"""
+        administrator(request)
         rows = reconciliation.quarantined()
         return page(request, rows, order="-id", render=lambda row: quarantined(row).json_value())
 
 
 class OneSegment(APIView):
-    @extend_schema(
-        operation_id="segments_read",
-        summary="One segment with every sighting behind it and every line of the ledger that follows from it",
-        responses=SegmentDocument,
-    )
-    def get(self, request: Request, pk: int) -> Response:
+    @operation("segments_read", SegmentDocument)
+    def get(self, request: Request, pk: int) -> Document:
+        """One segment with every sighting behind it and every line of the ledger that follows from it"""
         row = (
             UsageSegment.objects.select_related("appcode")
             .filter(pk=pk, appcode__in=appcodes_for(person(request)))
@@ -260,4 +225,4 @@ class OneSegment(APIView):
         seen = list(Observation.objects.filter(uid=row.uid).order_by("seen_at", "pk"))
         lines = list(LedgerEntry.objects.filter(segment=row).order_by("pk"))
         looked = measured.of_pods([row.uid]).get(row.uid, measured.Measured())
-        return Response(segment_document(row, seen, lines, looked, timezone.now()))
+        return segment_document(row, seen, lines, looked, timezone.now())

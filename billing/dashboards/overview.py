@@ -1,4 +1,4 @@
-"""What was used over time and by whom; and the end of the example data."""
+"""Usage over time and by group, with the top spenders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from billing.budgets import figures
-from billing.dashboards.asked import (
+from billing.dashboards.filters import (
     GROUP_TITLES,
     NEXT,
     USED_HEAD,
@@ -30,12 +30,12 @@ from billing.efficiency.capacity import Share
 from billing.ledger.models import Group
 from billing.money import Used
 from billing.periods import Range
-from billing.sums import makeup, over_time
+from billing.sums import breakdown, over_time
 from billing.sums.over_time import Dashboard
 from portal.charts import Columns, draw_columns
 from portal.files import csv_file
 
-# The same within a sentence, and of many.
+# Group titles for use within a sentence, and plurals.
 GROUP_WORDS: dict[Group, str] = {
     group: title if group == "model" else title.lower() for group, title in GROUP_TITLES.items()
 }
@@ -46,7 +46,7 @@ TOP = 5
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One value of a group over the whole range; `part` of all is from 0 to 100, `url` leads further down."""
+    """One value of a group over the whole range; `part` is its percentage of the total, `url` narrows the page to it."""
 
     name: str
     used: Used
@@ -81,7 +81,7 @@ def overview(request: HttpRequest) -> HttpResponse:
     if set(asked.where) <= {"appcode"}:
         context["expected"] = figures.together(counted(asked), asked.now)
     if set(asked.where) in ({"line"}, {"line", "appcode"}):
-        context["makeup"] = makeup.parts(
+        context["makeup"] = breakdown.parts(
             asked.now, window=asked.range.window, appcodes=counted(asked), line=asked.where["line"]
         )
     if not asked.where:
@@ -101,7 +101,7 @@ def _chart(request: HttpRequest, asked: Asked, found: Dashboard) -> Columns:
 
 
 def _group_rows(request: HttpRequest, asked: Asked, found: Dashboard, group: Group) -> list[GroupRow]:
-    """The dearest first."""
+    """Most expensive first."""
     whole = sum((used.of(asked.measure) for used in found.by[group].values()), Decimal(0))
     rows = [
         GroupRow(
@@ -114,7 +114,7 @@ def _group_rows(request: HttpRequest, asked: Asked, found: Dashboard, group: Gro
 
 
 def _further(request: HttpRequest, asked: Asked, group: Group, value: str) -> str:
-    """Where a row leads: narrowed to it, or from a cluster to its runs."""
+    """The link of a row: the page narrowed to it, or a cluster's runs."""
     if group == "cluster":
         code = asked.codes.get(asked.where.get("appcode", ""), "")
         return f"{reverse('billing_cluster', args=[code, value])}?{asked.query}" if code and value else ""
@@ -128,12 +128,12 @@ def _further(request: HttpRequest, asked: Asked, group: Group, value: str) -> st
 
 
 def _change(total: Used, before: Used) -> Decimal | None:
-    """Percent more (or less) than before; None when there was nothing."""
+    """The change in per cent; None if there was no cost before."""
     return (total.cost - before.cost) * 100 / before.cost if before.cost else None
 
 
 def _overview_csv(request: HttpRequest, asked: Asked, found: Dashboard) -> HttpResponse:
-    """`?table=columns` sums by time, `groups` by group; otherwise every group in every column."""
+    """`?table=columns` has sums by time, `groups` by group; the default has every group in every column."""
     name = f"dashboard-{asked.range.since:%F}-{asked.range.last_day:%F}"
     group = asked.by
     table = request.GET.get("table", "")
@@ -159,7 +159,7 @@ def _dearest(pair: tuple[str, Used]) -> tuple[Decimal, str]:
 
 
 def _share(asked: Asked, found: Dashboard) -> Share:
-    """Over the whole range and all models of which it is known what was there."""
+    """The share over the whole range and all models whose capacity is known."""
     whole = Range(asked.range.since, asked.range.until, "month")
     there: dict[str, int] = {}
     for models in capacity.available(whole, asked.now).values():

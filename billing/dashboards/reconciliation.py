@@ -1,6 +1,5 @@
-"""What does not fit, or had to be mended: pods without an end, ends and times that were estimated or clamped, sightings that
-nobody understood, and what the ledger had to take back. All of it can be followed to the segment and the sightings behind it.
-"""
+"""What does not fit or had to be corrected: pods without an end, estimated or clamped times, sightings that could not
+be interpreted, and reversals in the ledger. Each can be traced to its segment and sightings."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from billing.money import money
 from billing.periods import Range, midnight
 
 MOST_ROWS = 100
-# Rows that are read at a time when all are wanted.
+# Rows per fetch when all rows are streamed.
 PORTION = 2000
-# A run is called over before the last of its pods is, and news take a moment.
+# A run is marked as ended before its last pod is gone, and events arrive late.
 PATIENCE = dt.timedelta(minutes=10)
 # Segments of volumes.
 VOLUME = Q(gpus=0, cpu_milli=0, memory_mb=0, storage_mb__gt=0)
@@ -37,7 +36,7 @@ PLACES = {
     "day": "(ended AT TIME ZONE 'UTC')::date",
     "month": "greatest(date_trunc('month', ended AT TIME ZONE 'UTC')::date, %(first)s)",
 }
-# What one posting took back of one segment, and what it wrote instead.
+# What one posting reversed of one segment, and what it charged instead.
 TAKEN = f"""
 WITH taken AS (
     SELECT max(id) AS number, segment_id, posted_at, min(uid) AS uid, min(appcode_id) AS appcode_id,
@@ -48,7 +47,7 @@ WITH taken AS (
     GROUP BY segment_id, posted_at
 )
 """  # noqa: S608
-# Numbers of the ledger grow with the time of posting.
+# Ledger ids grow with the time of posting.
 CORRECTIONS = f"""{TAKEN}
 SELECT taken.*, coalesce((
     SELECT sum(e.charge) FROM billing_ledgerentry e
@@ -61,8 +60,8 @@ CORRECTED = f"{TAKEN} SELECT count(*), coalesce(sum(charge), 0) FROM taken"  # n
 
 @dataclass(frozen=True)
 class Correction:
-    """`taken` is what was reversed (never positive), `instead` what the same posting charged for the segment. `number` is that
-    of the last line that was taken back."""
+    """`taken` is the reversed charge (never positive), `instead` what the same posting charged for the segment.
+    `number` is the id of the last reversal."""
 
     number: int
     segment_id: int
@@ -83,7 +82,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Endless:
-    """A pod that still holds its resources as far as anybody knows, although what it belongs to is over."""
+    """A pod that still holds its resources, as far as is known, although its run is over."""
 
     segment: UsageSegment
     word: str
@@ -92,8 +91,8 @@ class Endless:
 
 @dataclass(frozen=True)
 class Report:
-    """Numbers are of everything, lists of the latest MOST_ROWS. `quarantine` is None for those who may not see it, and `open`
-    are those of pods: a volume has no end until it is deleted."""
+    """Counts cover everything, lists the latest MOST_ROWS. `quarantine` is None for users who may not see it. `open`
+    counts only pods: a volume has no end until it is deleted."""
 
     open: int
     endless: list[Endless]
@@ -108,7 +107,7 @@ class Report:
 
 
 def report(range_: Range, now: dt.datetime, *, appcodes: Sequence[int] | None, quarantine: bool) -> Report:
-    """What is open now, and what was mended or corrected in the range; a fixed number of queries."""
+    """What is open now, and what was mended or corrected in the range. A fixed number of queries."""
     wanted = {**_wanted(range_, appcodes), "first": range_.since}
     columns: dict[dt.date, dict[str, int]] = {since: {} for since, _ in range_.columns}
     flags = dict.fromkeys(FLAGS, 0)
@@ -135,19 +134,19 @@ def report(range_: Range, now: dt.datetime, *, appcodes: Sequence[int] | None, q
 
 
 def flagged(range_: Range, appcodes: Sequence[int] | None) -> QuerySet[UsageSegment]:
-    """Those that ended in the range with a time that had to be mended."""
+    """Segments that ended in the range and had a time mended."""
     ended = {"ended__gte": midnight(range_.since), "ended__lt": midnight(range_.until)}
     return _segments(appcodes).exclude(flags=[]).filter(**ended).select_related("appcode")
 
 
 def endless(now: dt.datetime, appcodes: Sequence[int] | None) -> QuerySet[UsageSegment]:
-    """Open segments whose consumer has ended: those that nobody saw the end of."""
+    """Open segments whose consumer has ended: no sighting reported their end."""
     over = Outcome.objects.filter(ended_at__lt=now - PATIENCE)
     return _segments(appcodes).filter(ended=None, consumer__in=over.values("consumer")).select_related("appcode")
 
 
 def with_outcomes(rows: Iterable[UsageSegment]) -> list[Endless]:
-    """Rows of `endless`, each with what its consumer came to."""
+    """Rows of `endless`, each with its consumer's outcome."""
     found = list(rows)
     words = {each.consumer: each for each in Outcome.objects.filter(consumer__in={row.consumer for row in found})}
     return [Endless(row, words[row.consumer].word, words[row.consumer].ended_at) for row in found]
@@ -160,8 +159,8 @@ def quarantined() -> QuerySet[Quarantined]:
 def corrections(
     range_: Range, appcodes: Sequence[int] | None, *, before: int | None = None, most: int | None = None
 ) -> Iterator[Correction]:
-    """What was taken back in the range, the latest first, in the memory of a few: those with lower numbers than `before`, and
-    `most` of them (None: all)."""
+    """Yields what was taken back in the range, latest first, in constant memory: ids below `before`, at most `most`
+    (None: all)."""
     with connection.chunked_cursor() as cursor:
         cursor.execute(CORRECTIONS, {**_wanted(range_, appcodes), "before": before, "most": most})
         while rows := cursor.fetchmany(PORTION):

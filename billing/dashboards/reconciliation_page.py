@@ -1,5 +1,3 @@
-"""What does not fit: pods without an end, mended times, corrections, what nobody understood."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -11,7 +9,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from billing.dashboards import reconciliation
-from billing.dashboards.asked import Asked, ask, column_urls, common, counted, labelled
+from billing.dashboards.filters import Asked, ask, column_urls, common, counted, labelled
 from billing.dashboards.segment import marks_of, segment_url
 from billing.metering.models import UsageSegment
 from billing.metering.segments import FLAGS
@@ -24,7 +22,7 @@ from portal.pages.appcodes import person
 
 @require_safe
 def reconciled(request: HttpRequest) -> HttpResponseBase:
-    """Pods without an end, mended times, corrections; for administrators what nobody understood, too."""
+    """Pods without an end, mended times and corrections; for administrators also the quarantine."""
     asked = ask(request)
     administrator = person(request).is_administrator
     table = request.GET.get("table", "flagged")

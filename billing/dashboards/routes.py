@@ -1,5 +1,3 @@
-"""Addresses of dashboards."""
-
 from django.urls import URLPattern, URLResolver, path
 
 from billing.dashboards import overview, reconciliation_page, segment, utilisation, waste

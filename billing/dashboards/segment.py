@@ -1,5 +1,3 @@
-"""One segment, with the sightings and the lines of the ledger behind it."""
-
 from __future__ import annotations
 
 from decimal import Decimal
@@ -10,7 +8,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from billing.dashboards.asked import Asked
+from billing.dashboards.filters import Asked
 from billing.ledger.models import LedgerEntry
 from billing.metering.models import Observation, UsageSegment
 from billing.money import display, money
@@ -40,7 +38,7 @@ LINE_HEAD = (
 
 @require_safe
 def segment(request: HttpRequest, code: str, name: str, number: str, pk: int) -> HttpResponse:
-    """One segment, every sighting that it follows from, and every line of the ledger that follows from it."""
+    """One segment, every sighting that it is derived from, and every ledger line derived from it."""
     appcode = appcode_for(person(request), code)
     row = UsageSegment.objects.filter(pk=pk, appcode=appcode, labels__cluster=name, labels__run=number).first()
     if row is None:
@@ -67,11 +65,11 @@ def segment(request: HttpRequest, code: str, name: str, number: str, pk: int) ->
 
 
 def marks_of(row: UsageSegment) -> list[tuple[str, str]]:
-    """Its flags in words, each with its sentence."""
+    """Its flags as (word, explanation)."""
     return [(flag.replace("-", " "), access.NOTES[flag]) for flag in row.flags]
 
 
 def segment_url(asked: Asked, appcode_id: int, cluster: str, run: str, pk: int) -> str:
-    """Where it is shown; "" for one that is of no run, or of an appcode that the person does not see."""
+    """The segment's page; "" if it belongs to no run, or to an appcode that the user may not see."""
     code = asked.codes.get(str(appcode_id), "")
     return reverse("billing_segment", args=[code, cluster, run, pk]) if code and cluster and run else ""

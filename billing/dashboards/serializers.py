@@ -1,4 +1,4 @@
-"""Dashboards as the API says them. Money is a decimal number as text, because JSON's are not exact; a day's columns are UTC's."""
+"""Documents of dashboards. Money is decimal text, because JSON numbers are not exact. Days are UTC."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from billing.ledger.models import Group, LedgerEntry
 from billing.metering.models import Observation, Quarantined, UsageSegment
 from billing.money import Used, display, money
 from billing.periods import Range
-from billing.sums.makeup import Part
+from billing.sums.breakdown import Part
 from billing.sums.over_time import Dashboard
 from billing.sums.serializers import UsagePart, usage_parts
-from portal.api.documents import Answer
+from portal.api.documents import Answer, page_of
 
 
 class Days(Answer):
-    """What was asked for; `to` is the last day."""
+    """The requested range; `to` is the last day."""
 
     since: dt.date = Field(alias="from")
     to: dt.date
@@ -61,7 +61,7 @@ class SpendingDocument(Answer):
 
 
 class HeldOf(Answer):
-    """GPU-seconds held of those that were there. All but `held` are null for a time before the first record of what there was."""
+    """GPU-seconds held of those available. Before the first capacity record all fields but `held` are null."""
 
     held_gpu_seconds: int
     available_gpu_seconds: int | None
@@ -145,7 +145,7 @@ class IdleCell(Spent):
 
 
 class IdleDocument(Spent):
-    """GPUs that were held idle, by the time at which that was; as far as it was measured."""
+    """GPUs held idle, by the time of idling, as far as it was measured."""
 
     known_since: dt.date | None = Field(
         description="Hours before this day (UTC) are not known any more and not in here; null where all are known."
@@ -156,7 +156,7 @@ class IdleDocument(Spent):
 
 
 class WasteDocument(Answer):
-    """`reserved` is billed to nobody; its cost is what the GPUs would have cost."""
+    """`reserved` is not billed; its cost is what the GPUs would have cost."""
 
     kind: Literal["waste"] = "waste"
     metadata: Days
@@ -197,33 +197,24 @@ class QuarantinedDocument(Answer):
     raw: str
 
 
-class WasteCasePage(Answer):
-    items: list[WasteCase]
-    next: str | None
+WasteCasePage = page_of("WasteCasePage", WasteCase)
 
 
-class IdleTaskPage(Answer):
-    items: list[IdleTaskDocument]
-    next: str | None
+IdleTaskPage = page_of("IdleTaskPage", IdleTaskDocument)
 
 
-class SegmentPage(Answer):
-    items: list[SegmentSummary]
-    next: str | None
+SegmentPage = page_of("SegmentPage", SegmentSummary)
 
 
-class CorrectionPage(Answer):
-    items: list[CorrectionDocument]
-    next: str | None
+CorrectionPage = page_of("CorrectionPage", CorrectionDocument)
 
 
-class QuarantinedPage(Answer):
-    items: list[QuarantinedDocument]
-    next: str | None
+QuarantinedPage = page_of("QuarantinedPage", QuarantinedDocument)
 
 
 class ReconciliationDocument(Answer):
-    """Lists have the latest 100 (the oldest, without an end), and pages of their own have all; the numbers are of everything."""
+    """Lists hold the latest 100 (`withoutEnd` the oldest 100), and each has its own endpoint with all rows. Counts
+    cover everything."""
 
     kind: Literal["reconciliation"] = "reconciliation"
     metadata: Days
@@ -288,7 +279,7 @@ def days(range_: Range, now: dt.datetime) -> Days:
 def spending_document(
     found: Dashboard, by: Group, names: dict[str, str], parts: Sequence[Part] | None
 ) -> dict[str, Any]:
-    """`names` are codes of appcodes by their number as text."""
+    """`names` are appcode codes by id as text."""
 
     def named(value: str) -> str:
         return names.get(value, value) if by == "appcode" else value
@@ -355,10 +346,7 @@ def waste_document(
             tasks=[idle_task(each, names) for each in idle.tasks],
         ),
         outliving_now=[
-            OutlivingServers(
-                appcode=names.get(str(each.appcode_id), ""), cluster=each.cluster, run=each.run, pods=each.pods, gpus=each.gpus,
-                since=each.over,
-            )
+            OutlivingServers.of(each, appcode=names.get(str(each.appcode_id), ""), since=each.over)
             for each in found.outliving
         ],
     ).json_value()  # fmt: skip
@@ -372,27 +360,25 @@ def waste_case(row: Waste) -> WasteCase:
 
 
 def idle_task(each: IdleTask, names: dict[str, str]) -> IdleTaskDocument:
-    return IdleTaskDocument(
-        appcode=names.get(str(each.appcode_id), ""), cluster=each.cluster, run=each.run, task=each.task, pod=each.uid,
-        segment=each.segment_id, gpu_model=each.gpu_model, hours=each.hours, began=each.since, ended=each.until,
-        busy=str(display(each.busy_percent / 100, 4)), **_spent(each.used),
+    return IdleTaskDocument.of(
+        each, appcode=names.get(str(each.appcode_id), ""), pod=each.uid, segment=each.segment_id, began=each.since,
+        ended=each.until, busy=str(display(each.busy_percent / 100, 4)), **_spent(each.used),
     )  # fmt: skip
 
 
 def segment_summary(row: UsageSegment) -> SegmentSummary:
-    return SegmentSummary(**_summary(row))
+    return SegmentSummary.of(row, **_summary(row))
 
 
 def correction(each: reconciliation.Correction, names: dict[str, str]) -> CorrectionDocument:
-    return CorrectionDocument(
-        segment=each.segment_id, pod=each.uid, appcode=names.get(str(each.appcode_id), ""), cluster=each.cluster,
-        run=each.run, posted_at=each.posted_at, used_since=each.since, taken_back=cost(each.taken),
-        instead=cost(each.instead),
+    return CorrectionDocument.of(
+        each, segment=each.segment_id, pod=each.uid, appcode=names.get(str(each.appcode_id), ""), used_since=each.since,
+        taken_back=cost(each.taken), instead=cost(each.instead),
     )  # fmt: skip
 
 
 def quarantined(row: Quarantined) -> QuarantinedDocument:
-    return QuarantinedDocument(seen_at=row.seen_at, cloud=row.cloud, reason=row.reason, raw=row.raw)
+    return QuarantinedDocument.of(row)
 
 
 def reconciliation_document(
@@ -416,19 +402,17 @@ def reconciliation_document(
 def segment_document(
     row: UsageSegment, seen: list[Observation], lines: list[LedgerEntry], looked: Measured, now: dt.datetime
 ) -> dict[str, Any]:
-    return SegmentDocument(
+    return SegmentDocument.of(
+        row,
         **_summary(row),
         **_looked(looked),
         measured_known_since=measured.forgotten_of(row.segment, now),
-        observations=[
-            ObservationDocument(**{name: getattr(each, name) for name in ObservationDocument.model_fields})
-            for each in seen
-        ],
+        observations=[ObservationDocument.of(each) for each in seen],
         entries=[
-            LedgerEntryDocument(
-                id=line.pk, kind=line.kind, sku=line.sku, since=line.since, until=line.until, quantity=line.quantity,
-                price=line.price_id, per_hour=f"{line.per_hour.normalize():f}", discount_percent=f"{line.discount.normalize():f}",
-                charge=f"{line.charge:f}", amount=cost(line.amount), reverses=line.reverses_id, posted_at=line.posted_at,
+            LedgerEntryDocument.of(
+                line, price=line.price_id, per_hour=f"{line.per_hour.normalize():f}",
+                discount_percent=f"{line.discount.normalize():f}", charge=f"{line.charge:f}", amount=cost(line.amount),
+                reverses=line.reverses_id,
             )
             for line in lines
         ],
@@ -454,8 +438,8 @@ def _held(share: Share) -> dict[str, Any]:
 
 def _summary(row: UsageSegment) -> dict[str, Any]:
     return {
-        "id": row.pk, "pod": row.uid, "appcode": row.appcode.code, "cluster": _label(row.labels, "cluster"),
-        "run": _label(row.labels, "run"), "started": row.started, "ended": row.ended, "flags": row.flags,
+        "pod": row.uid, "appcode": row.appcode.code, "cluster": _label(row.labels, "cluster"),
+        "run": _label(row.labels, "run"),
     }  # fmt: skip
 
 

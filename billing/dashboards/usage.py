@@ -1,9 +1,8 @@
-"""Pages of usage and prices: from a month of all appcodes down to one segment, each with its chart, table and CSV."""
+"""Pages of usage and prices, from a month of all appcodes down to one segment, each with chart, table and CSV."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -23,7 +22,7 @@ from billing.efficiency import measured
 from billing.metering.segments import floor
 from billing.money import ORDER, SECONDS_PER_HOUR, display
 from billing.periods import Period
-from billing.sums import access, makeup
+from billing.sums import access, breakdown
 from billing.sums.access import Amount, SegmentRow, Usage
 from portal.access import MANAGE, appcode_for, appcodes_for, may
 from portal.charts import draw_columns
@@ -36,7 +35,7 @@ from portal.pages.layout import selected_appcode
 
 @dataclass(frozen=True)
 class Asked:
-    """The period that a page shows; `errors` are by the name of the field that could not be understood."""
+    """The period that a page shows. `errors` are by field name."""
 
     period: Period
     now: dt.datetime
@@ -44,7 +43,6 @@ class Asked:
 
     @property
     def query(self) -> str:
-        """For links that keep the period."""
         return self.period.query
 
     @property
@@ -66,7 +64,7 @@ class Asked:
 
 
 def ask(request: HttpRequest) -> Asked:
-    """`?from=` and `?to=`; what cannot be understood is told beside its field, and this month is shown."""
+    """Parses `?from=` and `?to=`. If they are invalid, `errors` holds a message for the field and this month is shown."""
     now = floor(timezone.now())
     try:
         return Asked(periods.parse(request.GET.get("from", ""), request.GET.get("to", ""), now), now)
@@ -76,7 +74,7 @@ def ask(request: HttpRequest) -> Asked:
 
 @require_safe
 def billing(request: HttpRequest) -> HttpResponse:
-    """What my appcodes have used, one row an appcode."""
+    """Usage of the user's appcodes, one row per appcode."""
     mine, code = appcodes_for(person(request)), selected_appcode(request)
     return _appcodes(request, mine.filter(code=code) if code else mine, "billing/mine.html", chosen=code)
 
@@ -90,7 +88,7 @@ def _appcodes(request: HttpRequest, appcodes: QuerySet[Appcode], template: str, 
         return _usage_csv("business-lines", "business_line", asked, lines)
     links = [(row, reverse("billing_appcode", args=[row.name])) for row in rows]
     if _shows_page(request):
-        context["makeup"] = makeup.parts(
+        context["makeup"] = breakdown.parts(
             asked.now, window=asked.period.window, appcodes=list(appcodes.order_by().values_list("pk", flat=True))
         )
     return _usage_page(request, template, asked, links, over_time, what="appcode", lines=lines, **context)
@@ -98,7 +96,7 @@ def _appcodes(request: HttpRequest, appcodes: QuerySet[Appcode], template: str, 
 
 @require_safe
 def appcode(request: HttpRequest, code: str) -> HttpResponse:
-    """One appcode, one row a cluster."""
+    """One appcode, one row per cluster."""
     asked, one = ask(request), appcode_for(person(request), code)
     if request.GET.get("part") == "box":
         return _box(request, one)
@@ -116,13 +114,13 @@ def appcode(request: HttpRequest, code: str) -> HttpResponse:
             "this_month": figures.together([one.pk], asked.now),
         }
     if _shows_page(request):
-        context["makeup"] = makeup.parts(asked.now, window=asked.period.window, appcodes=[one.pk])
+        context["makeup"] = breakdown.parts(asked.now, window=asked.period.window, appcodes=[one.pk])
     return _usage_page(request, "billing/appcode.html", asked, links, over_time, what="cluster", **context)
 
 
 @require_safe
 def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
-    """One cluster, one row a run. It is known by its usage: the cluster itself may be gone."""
+    """One cluster, one row per run. It is found by its usage: the cluster itself may be deleted."""
     asked, one = ask(request), appcode_for(person(request), code)
     if request.GET.get("part") == "box":
         return _box(request, one, name)
@@ -130,7 +128,7 @@ def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
         (row, reverse("billing_run", args=[code, name, row.name]) if row.name else "")
         for row in access.usage_by_run(one, name, asked.period, asked.now)
     ]
-    parts = _shows_page(request) and makeup.parts(
+    parts = _shows_page(request) and breakdown.parts(
         asked.now, window=asked.period.window, appcodes=[one.pk], cluster=name
     )
     return _usage_page(
@@ -139,9 +137,9 @@ def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
 
 
 def _box(request: HttpRequest, one: Appcode, name: str | None = None) -> HttpResponse:
-    """This month of an appcode, or of one of its clusters, in a few figures: fetched by the pages about them."""
+    """This month of an appcode or one of its clusters in a few figures. Pages about them fetch this fragment."""
     now = floor(timezone.now())
-    parts = makeup.parts(now, window=periods.month(now).window, appcodes=[one.pk], cluster=name)
+    parts = breakdown.parts(now, window=periods.month(now).window, appcodes=[one.pk], cluster=name)
     by_family = {sku: sum((part.cost for part in parts if part.family == sku), Decimal(0)) for sku in ORDER}
     context = {
         "code": one.code, "name": name, "now": now, "sums": by_family,
@@ -152,7 +150,7 @@ def _box(request: HttpRequest, one: Appcode, name: str | None = None) -> HttpRes
 
 @require_safe
 def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponseBase:
-    """One run, one row a segment: what held how much from when to when, at which price."""
+    """One run, one row per segment: what it held, from when to when, at which price."""
     asked, one = ask(request), appcode_for(person(request), code)
     if "format" in request.GET:
         every = access.every_segment(one, name, number, asked.period, asked.now)
@@ -164,7 +162,7 @@ def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponse
         "seconds": sum(row.seconds for row in rows), "gpu_seconds": sum(row.gpu_seconds for row in rows),
         "cost": sum((row.cost for row in rows), Decimal(0)), "busy": access.busy_of(rows),
         "complete": len(rows) < access.MAX_SEGMENTS,
-        "makeup": makeup.parts(
+        "makeup": breakdown.parts(
             asked.now, window=asked.period.window, appcodes=[one.pk], cluster=name, run=number
         ),
     }  # fmt: skip
@@ -172,7 +170,7 @@ def run(request: HttpRequest, code: str, name: str, number: str) -> HttpResponse
 
 
 def _shows_page(request: HttpRequest) -> bool:
-    """Not one of its tables as a file."""
+    """False if the request is for one of the page's tables as a file."""
     return "format" not in request.GET and request.GET.get("by") not in ("line", "time")
 
 
@@ -180,7 +178,7 @@ def _usage_page(
     request: HttpRequest, template: str, asked: Asked, links: list[tuple[Usage, str]],
     over_time: list[tuple[dt.datetime, list[Usage]]], *, what: str, **context: Any,
 ) -> HttpResponse:  # fmt: skip
-    """The page, its part that keeps itself up to date (`?part=usage`), or one of its tables as CSV (`?format=csv`)."""
+    """The page, its self-refreshing part (`?part=usage`), or one of its tables as CSV (`?format=csv`)."""
     form = "%Y-%m" if asked.period.monthly else "%Y-%m-%d"
     times = [Usage(f"{since:{form}}", Amount.total(each.amount for each in used)) for since, used in over_time]
     if request.GET.get("by") == "time":
@@ -196,7 +194,7 @@ def _usage_page(
     return render(request, "billing/_usage.html" if request.GET.get("part") else template, context)
 
 
-# Tables for spreadsheets and programs: quantities as they are, money with six decimals.
+# CSV tables: raw quantities, money with six decimals.
 
 USAGE_HEAD = ("gpu_seconds", "gpu_hours", "cost", "currency", "running_gpus", "cost_per_hour")
 SEGMENT_HEAD = (
@@ -209,7 +207,7 @@ def _usage_csv(name: str, what: str, asked: Asked, rows: list[Usage]) -> HttpRes
     with_line = any(row.line for row in rows)
     head = (what, *(("business_line",) if with_line else ()), *USAGE_HEAD)
     cells = ((row.name, *((row.line,) if with_line else ()), *_usage_cells(row.amount)) for row in rows)
-    return _csv(name, asked, head, cells)
+    return csv_file(_file_name(name, asked), head, cells)
 
 
 def _usage_cells(amount: Amount) -> tuple[object, ...]:
@@ -228,10 +226,6 @@ def _segment_cells(row: SegmentRow, now: dt.datetime) -> tuple[object, ...]:
     busy = (looked.measured_ms // 1000, looked.busy_ms // 1000) if looked else ("", "")
     notes = (" ".join(segment.flags), measured.forgotten_of(segment, now) or "")
     return (*who, segment.started.isoformat(), ended, row.seconds, *amounts, *money, *busy, *notes)
-
-
-def _csv(name: str, asked: Asked, head: Sequence[str], rows: Iterable[Sequence[object]]) -> HttpResponse:
-    return csv_file(_file_name(name, asked), head, rows)
 
 
 def _file_name(name: str, asked: Asked) -> str:

@@ -1,5 +1,3 @@
-"""Of the GPUs that there were: how many were held, and how busy they were meanwhile."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from billing.dashboards.asked import ask, busy_notes, column_urls, common, labelled, page_with
+from billing.dashboards.filters import ask, busy_notes, column_urls, common, labelled, page_with
 from billing.efficiency import capacity, measured
 from billing.efficiency.capacity import Share
 from billing.efficiency.measured import Busy
@@ -34,7 +32,7 @@ class ModelRow:
 
 @require_safe
 def utilisation(request: HttpRequest) -> HttpResponse:
-    """GPU-hours held of those that were there, and how busy they were while they were held, as far as that was measured."""
+    """GPU-hours held of those available, and how busy they were while held, as far as that was measured."""
     asked = ask(request)
     model = asked.where.pop("model", None)
     found = over_time.read(asked.range, "model", asked.now, appcodes=asked.appcodes, where=asked.where)

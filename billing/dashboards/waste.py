@@ -1,5 +1,3 @@
-"""Wasted cost."""
-
 from __future__ import annotations
 
 import datetime as dt
@@ -14,7 +12,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from billing.dashboards.asked import (
+from billing.dashboards.filters import (
     USED_HEAD,
     Asked,
     ask,
@@ -33,15 +31,13 @@ from billing.money import SECONDS_PER_HOUR, Used, display, money
 from portal.charts import draw_columns
 from portal.files import csv_file, csv_stream
 
-# Single cases of waste on the page; the file has more.
+# Cases shown on the page; the file has all of them.
 SHOWN = 20
 IDLE = "GPUs held idle"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One consumer's waste of one kind."""
-
     row: Waste
     kind: str
     code: str
@@ -56,7 +52,7 @@ class Case:
 
 @require_safe
 def wasted(request: HttpRequest) -> HttpResponseBase:
-    """Wasted cost, and what is at this moment."""
+    """Wasted cost in the range, and what is being wasted now."""
     asked = ask(request)
     known = measured.forgotten_before(asked.range.since, asked.now)
     table = request.GET.get("table", "")
@@ -97,17 +93,16 @@ def wasted(request: HttpRequest) -> HttpResponseBase:
 
 
 def _looked(asked: Asked) -> bool:
-    """Whether anything was measured at all."""
     return any(measured.by_model(asked.range, appcodes=counted(asked)).values())
 
 
 def _as_waste(hours: int, used: Used) -> waste.Wasted:
-    """A case is an hour of a task."""
+    """Counts each idle hour of a task as a case."""
     return waste.Wasted(hours, hours * SECONDS_PER_HOUR, used)
 
 
 def _idle_urls(asked: Asked, each: IdleTask) -> tuple[str, str]:
-    """Of its run and of its segment."""
+    """The URLs of its run and of its segment."""
     run = _run_url(
         asked, str(each.appcode_id), each.cluster, each.run, each.since, each.until - dt.timedelta(seconds=1)
     )
@@ -115,7 +110,7 @@ def _idle_urls(asked: Asked, each: IdleTask) -> tuple[str, str]:
 
 
 def _idle_csv(asked: Asked, tasks: Iterable[IdleTask], known: dt.date | None) -> HttpResponseBase:
-    """Its name says what is forgotten, for where no task is left no row can."""
+    """The file name states the first day with known hours: an empty file has no row to say so."""
     head = (
         "appcode",
         "cluster",
@@ -156,7 +151,7 @@ def _run_url(
     since: dt.datetime | None = None,
     until: dt.datetime | None = None,
 ) -> str:
-    """The page of a run, for the days in which it used something."""
+    """A run's page, for the days in which it used something."""
     code = asked.codes.get(appcode_id, "")
     if not (code and cluster and run):
         return ""
@@ -189,7 +184,7 @@ def _columns_csv(asked: Asked, found: waste.Report, idle: measured.Idle) -> Http
 
 
 def _cases_csv(asked: Asked) -> HttpResponseBase:
-    """All of them, the dearest first."""
+    """All cases, most expensive first."""
     head = ("kind", "appcode", "cluster", "run", "from", "to", "seconds", *USED_HEAD)
     rows = waste.cases(asked.range, appcodes=counted(asked)).order_by(*waste.DEAREST).iterator(waste.CHUNK)
     return csv_stream(

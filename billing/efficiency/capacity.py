@@ -1,6 +1,6 @@
-"""What GPUs there were over time: a row for each change, told by whoever follows a cloud, so that use can be set against it.
+"""Available GPUs over time: one row per change, recorded by each cloud's follower, as the reference for usage.
 
-Until the first row of a model nobody knows what was there, and no utilisation is shown for that time.
+Before the first row of a model the capacity is unknown, and no utilisation is shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from billing.metering.segments import floor
 from billing.money import Used
 from billing.periods import Range, midnight
 
-# The latest row of each model that the cloud ever had, found by steps through the index, against what is told now.
+# Finds the latest row of each model that the cloud ever had by a loose index scan, and compares it with the new counts.
 RECORD = """
 WITH RECURSIVE model(gpu_model) AS (
     SELECT min(gpu_model) FROM billing_capacityrecord WHERE cloud = %(cloud)s
@@ -54,14 +54,14 @@ WHERE seconds > 0 AND gpus > 0 GROUP BY 1, 2
 
 @dataclass(frozen=True)
 class Share:
-    """What was held of what was there, in GPU-seconds. `part` is None where nobody knows what was there."""
+    """GPU-seconds held and available. `part` is None if the capacity is unknown."""
 
     held: int
     available: int
 
     @property
     def part(self) -> Decimal | None:
-        """From 0 to 1. More held than was known to be there means that part of the time is from before the first record."""
+        """From 0 to 1. If more was held than available, part of the time is from before the first record."""
         return Decimal(self.held) / self.available if 0 < self.available >= self.held else None
 
     @property
@@ -70,13 +70,13 @@ class Share:
 
     @property
     def free(self) -> int | None:
-        """GPU-seconds that nobody held."""
+        """GPU-seconds that were not held."""
         return None if self.part is None else self.available - self.held
 
 
 def record(cloud: str, gpus: Mapping[str, tuple[int, int]], at: dt.datetime) -> None:
-    """From `at` on the cloud has these GPUs by model, (all, simulated ones among them), and none of any other model. Telling
-    the same again writes nothing."""
+    """Records the cloud's GPUs from `at` on, by model as (all, simulated ones among them); other models count as gone.
+    Writes nothing if nothing changed."""
     there = {model: counts for model, counts in gpus.items() if counts[0]}
     with connection.cursor() as cursor:
         cursor.execute(
@@ -89,7 +89,7 @@ def record(cloud: str, gpus: Mapping[str, tuple[int, int]], at: dt.datetime) -> 
 
 
 def available(range_: Range, now: dt.datetime) -> dict[dt.date, dict[str, tuple[int, int]]]:
-    """GPU-seconds that were there in each column by model until now, and those of simulated GPUs among them. One query."""
+    """Available GPU-seconds up to `now`, by column and model, and those of simulated GPUs among them. One query."""
     columns: dict[dt.date, dict[str, tuple[int, int]]] = {since: {} for since, _ in range_.columns}
     parameters: dict[str, Any] = {
         "since": [midnight(since) for since, _ in range_.columns],
@@ -106,7 +106,7 @@ def available(range_: Range, now: dt.datetime) -> dict[dt.date, dict[str, tuple[
 def shares(
     used: Mapping[dt.date, Mapping[str, Used]], there: Mapping[dt.date, Mapping[str, tuple[int, int]]]
 ) -> dict[dt.date, dict[str, Share]]:
-    """What was held (`used`) of what was there (`available`), in each column by GPU model."""
+    """The share of GPU-seconds held (`used`) of those `available`, by column and GPU model."""
     return {
         since: {
             model: Share(held[model].gpu_seconds if model in held else 0, there[since].get(model, (0, 0))[0])
@@ -117,6 +117,6 @@ def shares(
 
 
 def total(shares: Iterable[Share]) -> Share:
-    """Of those of which it is known what was there."""
+    """The sum of those shares whose capacity is known."""
     known = [share for share in shares if share.part is not None]
     return Share(sum(share.held for share in known), sum(share.available for share in known))

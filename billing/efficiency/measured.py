@@ -1,9 +1,9 @@
-"""From measurements of GPUs, told minute by minute, to how busy they were while they were held: by pod and hour, by day, and the
-hours in which they were held for nothing.
+"""GPU measurements, aggregated: how busy GPUs were while held, by pod and hour and by day, and the hours in which they
+were idle.
 
-A minute of a pod counts once, the first time that it is told, so measurements may come twice, late and in any order. What nobody
-measured is no idle time: every share says how much of the held time it is of. A minute is cut to the time for which the pod held
-its GPUs; of a pod that billing has not heard of nothing is kept.
+A minute of a pod counts once, the first time it is reported, so measurements may be repeated, late and in any order.
+Unmeasured time is not idle time: every share states how much of the held time it covers. A minute is cut to the time
+for which the pod held its GPUs; measurements of pods unknown to billing are dropped.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from billing.prices.split import TERMS, terms_of
 from portal.db.advisory_lock import Lock, lock_until_commit
 
 HOUR = dt.timedelta(hours=1)
-# GPUs that are less busy than this over an hour of which at least so many minutes were measured are held for nothing.
+# GPUs are idle in an hour if they are less than IDLE_PERCENT busy and at least IDLE_MINUTES of it were measured.
 IDLE_PERCENT = 5
 IDLE_MINUTES = 15
 MOST_ROWS = 100
-# Hours that are looked at and forgotten at a time.
+# Hours checked and deleted at a time.
 PORTION = 5000
 
 
 @dataclass(frozen=True)
 class Use:
-    """How busy the GPUs of one pod were from `since` until `until`, in the same hour (UTC): `busy` from 0 to 1 on average, over
-    `seconds` of that time. `memory_mb` is what they had in use at most."""
+    """How busy one pod's GPUs were from `since` to `until`, within one hour (UTC): `busy` is the mean from 0 to 1 over
+    `seconds` of that time. `memory_mb` is the peak of GPU memory in use."""
 
     uid: str
     since: dt.datetime
@@ -52,20 +52,20 @@ class Use:
 
     @property
     def minutes(self) -> int:
-        """A bit for each minute of the hour that it tells of."""
+        """A bit for each minute of the hour that it covers."""
         first, last = self.since.minute, (self.until - dt.timedelta(microseconds=1)).minute
         return ((1 << (last - first + 1)) - 1) << first
 
     @property
     def is_sound(self) -> bool:
-        """Whatever measured may say anything."""
+        """False if the values are impossible. Measurements come from outside, so they may be anything."""
         end = self.since.replace(minute=0, second=0, microsecond=0) + HOUR
         return self.since < self.until <= end and 0 < self.seconds <= 3600 and 0 <= self.busy <= 1
 
 
 @dataclass(frozen=True)
 class Measured:
-    """GPU-milliseconds measured, and busy ones among them."""
+    """GPU-milliseconds measured, and how many of them were busy."""
 
     measured_ms: int = 0
     busy_ms: int = 0
@@ -97,7 +97,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Busy:
-    """How busy GPUs were over those `held` GPU-seconds of which that was measured."""
+    """How busy GPUs were, as far as measured, over `held` GPU-seconds."""
 
     measured: Measured
     held: int
@@ -113,7 +113,7 @@ class Busy:
 
 @dataclass(frozen=True)
 class IdleTask:
-    """One pod with hours in which its GPUs were held idle."""
+    """One pod with hours in which its GPUs were idle."""
 
     appcode_id: int
     segment_id: int
@@ -140,7 +140,7 @@ class IdleTask:
 
 @dataclass(frozen=True)
 class Idle:
-    """GPUs that were held idle: hours of pods and what they cost, over the range and in each column, and the most expensive."""
+    """GPUs held idle: hours of pods and their cost, over the range and by column, and the most expensive tasks."""
 
     hours: int
     used: Used
@@ -187,7 +187,7 @@ GROUP BY day, appcode_id, business_line, "user", framework, gpu_model ORDER BY 1
 ON CONFLICT (day, key) DO UPDATE
     SET measured_ms = held.measured_ms + excluded.measured_ms, busy_ms = held.busy_ms + excluded.busy_ms
 """
-# Priced as at the beginning of each hour.
+# Each hour is charged at the price of its beginning.
 IDLE = sql.SQL("""
 WITH {terms},
 idle AS MATERIALIZED (
@@ -218,7 +218,7 @@ FROM (
 DEAREST = BY_TASK.format(
     inner=sql.SQL("charge DESC, uid LIMIT %(most)s"), outer=sql.SQL("ORDER BY charge DESC, measured_ms DESC, s.id")
 )
-# By numbers that stay, for lists that are read page by page.
+# Ordered by stable ids, for keyset pages.
 LATEST = BY_TASK.format(
     inner=sql.SQL("uid"),
     outer=sql.SQL("WHERE %(before)s::bigint IS NULL OR s.id < %(before)s ORDER BY s.id DESC LIMIT %(most)s"),
@@ -226,7 +226,7 @@ LATEST = BY_TASK.format(
 
 
 def record(uses: Iterable[Use]) -> None:
-    """Adds what was measured, minute by minute; what is told again, or makes no sense, is left out."""
+    """Adds measurements; skips minutes already recorded and impossible values."""
     pieces: dict[tuple[dt.datetime, dt.datetime], dict[str, Use]] = {}
     for use in uses:
         if use.is_sound:
@@ -236,7 +236,7 @@ def record(uses: Iterable[Use]) -> None:
 
 
 def add(uses: Sequence[Use]) -> None:
-    """One statement: no two of them are of the same pod and hour."""
+    """One statement. No two items may be of the same pod and hour."""
     told: dict[str, Any] = {
         "uid": [use.uid for use in uses],
         "since": [use.since for use in uses],
@@ -251,13 +251,13 @@ def add(uses: Sequence[Use]) -> None:
 
 
 def position(cloud: str) -> str:
-    """From where on its measurements are wanted; "" from the beginning."""
+    """The position from which to read the cloud's measurements; "" for the beginning."""
     return Measuring.objects.filter(cloud=cloud).values_list("position", flat=True).first() or ""
 
 
 @transaction.atomic
 def save(cloud: str, position: str, uses: Iterable[Use], note: str) -> None:
-    """What a cloud told after its last position, together with the new one."""
+    """Records what a cloud measured since its last position, together with the new position."""
     lock_until_commit(Lock.GPU_USE)
     record(uses)
     told = {"position": position, "read_at": timezone.now(), "trouble": "", "note": note[:1000]}
@@ -269,36 +269,36 @@ def save_trouble(cloud: str, trouble: str) -> None:
 
 
 def forget(cloud: str) -> None:
-    """How far it was read; what was measured stays."""
+    """Deletes the read position; measurements stay."""
     Measuring.objects.filter(cloud=cloud).delete()
 
 
 def lately(uids: Collection[str], since: dt.datetime) -> list[MeasuredHour]:
-    """What was measured of these pods in the hour of `since` and later ones. One query, none for no pods."""
+    """Measurements of these pods from the hour of `since` on. One query, none without pods."""
     first = since.replace(minute=0, second=0, microsecond=0)
     return list(MeasuredHour.objects.filter(uid__in=uids, hour__gte=first)) if uids else []
 
 
 def known_since(now: dt.datetime) -> dt.date:
-    """The first day of which all hours are kept; of earlier ones only the sums by day are."""
+    """The first day whose hours are all kept; older days only have their sums."""
     return (now - settings.MEASURED_MEMORY).date() + dt.timedelta(days=1)
 
 
 def forgotten_before(day: dt.date, now: dt.datetime) -> dt.date | None:
-    """Of what began on `day`, hours before this one are not known any more; None where all of them are kept."""
+    """The first day with all hours, if that is later than `day`; None if nothing since `day` was deleted."""
     known = known_since(now)
     return known if known > day else None
 
 
 def forgotten_of(segment: Segment, now: dt.datetime) -> dt.date | None:
-    """The same of a pod; what held no GPUs has nothing to forget."""
+    """The same for a segment; None without GPUs."""
     return forgotten_before(segment.started.date(), now) if segment.resources.gpus else None
 
 
 def forget_hours(now: dt.datetime | None = None) -> int:
-    """Removes hours that are older than settings.MEASURED_MEMORY, in portions, each on its own. It walks in the order in which
-    they were told, which needs no other index, and ends where nothing is old; so an hour that was told late is forgotten at the
-    latest when it was told that long ago."""
+    """Deletes hours older than settings.MEASURED_MEMORY, in portions, each in its own transaction; returns how many. It
+    walks in the order of insertion, which needs no extra index, and stops at the first portion without an old hour. So
+    an hour that was reported late is deleted at the latest when its report is that old."""
     until, removed, last = (now or timezone.now()) - settings.MEASURED_MEMORY, 0, 0
     while True:
         some = list(MeasuredHour.objects.filter(pk__gt=last).order_by("pk").values_list("pk", "hour")[:PORTION])
@@ -310,13 +310,13 @@ def forget_hours(now: dt.datetime | None = None) -> int:
 
 
 def why_not(cloud: str) -> str:
-    """Why nothing is measured there, "" when it is or nobody has asked yet."""
+    """Why a cloud measures nothing; "" if it does or was not read yet."""
     found = Measuring.objects.filter(cloud=cloud).first()
     return (found.trouble or found.note) if found else ""
 
 
 def notes(*, troubles: bool) -> list[str]:
-    """Why clouds measure nothing, each sentence once. `troubles` are for administrators, and name the cloud."""
+    """Why clouds measure nothing, each sentence once. `troubles` are for administrators and name the cloud."""
     told = list(Measuring.objects.order_by("cloud"))
     if troubles:
         return [f"{each.cloud}: {each.trouble or each.note}" for each in told if each.trouble or each.note]
@@ -326,7 +326,7 @@ def notes(*, troubles: bool) -> list[str]:
 def by_model(
     range_: Range, *, appcodes: Sequence[int] | None = None, where: Mapping[Group, str] | None = None
 ) -> dict[dt.date, dict[str, Measured]]:
-    """What was measured in each column, by GPU model; one query."""
+    """What was measured, by column and GPU model. One query."""
     rows = MeasuredDay.objects.filter(day__gte=range_.since, day__lt=range_.until)
     if appcodes is not None:
         rows = rows.filter(appcode__in=list(appcodes))
@@ -346,7 +346,7 @@ def busy(
     columns: Iterable[dt.date],
     model: str | None,
 ) -> Busy:
-    """Over these columns, of one model or of all."""
+    """How busy GPUs were over these columns, for one model or all."""
     total, held = Measured(), 0
     for since in columns:
         total = sum((each for name, each in looked[since].items() if model in (None, name)), total)
@@ -357,7 +357,7 @@ def busy(
 def of_pods(
     uids: Iterable[str], since: dt.datetime | None = None, until: dt.datetime | None = None
 ) -> dict[str, Measured]:
-    """What was measured of each pod in the hours from `since` until `until`, or always; one query."""
+    """What was measured of each pod in the hours from `since` to `until`, or ever. One query."""
     rows = MeasuredHour.objects.filter(uid__in=set(uids)).order_by().values_list("uid")
     if since is not None and until is not None:
         rows = rows.filter(hour__gte=since, hour__lt=until)
@@ -366,7 +366,7 @@ def of_pods(
 
 
 def idle(range_: Range, *, appcodes: Sequence[int] | None = None) -> Idle:
-    """GPUs that were held idle in the range; two queries and the price book's."""
+    """GPUs held idle in the range. Two queries and those of the price book."""
     columns = {since: (0, Used()) for since, _ in range_.columns}
     parameters = _wanted(range_, appcodes)
     with connection.cursor() as cursor:
@@ -381,7 +381,7 @@ def idle(range_: Range, *, appcodes: Sequence[int] | None = None) -> Idle:
 
 
 def idle_tasks(range_: Range, *, appcodes: Sequence[int] | None = None) -> Iterator[IdleTask]:
-    """All tasks whose GPUs were held idle in the range, the dearest first, in the memory of a few."""
+    """All tasks whose GPUs were idle in the range, most expensive first, in constant memory."""
     with connection.chunked_cursor() as cursor:
         cursor.execute(_idle(DEAREST, appcodes), {**_wanted(range_, appcodes), "most": None})
         while rows := cursor.fetchmany(PORTION):
@@ -391,7 +391,7 @@ def idle_tasks(range_: Range, *, appcodes: Sequence[int] | None = None) -> Itera
 def idle_tasks_before(
     range_: Range, before: int | None, most: int, *, appcodes: Sequence[int] | None = None
 ) -> list[IdleTask]:
-    """The same from segments with lower numbers than `before`, the latest first."""
+    """Idle tasks of segments with ids below `before`, latest first."""
     with connection.cursor() as cursor:
         cursor.execute(_idle(LATEST, appcodes), {**_wanted(range_, appcodes), "before": before, "most": most})
         return [IdleTask(*row) for row in cursor.fetchall()]

@@ -1,6 +1,5 @@
-"""What GPUs there were, how busy they were while they were held (told minute by minute, kept by the hour), how runs ended, and
-what was held for nothing. None of it costs anything or changes the ledger; it stands beside it.
-"""
+"""GPU capacity, how busy held GPUs were (reported by the minute, stored by the hour), outcomes of runs, and waste. None
+of it changes the ledger."""
 
 from __future__ import annotations
 
@@ -13,11 +12,9 @@ from portal.models import Appcode
 
 
 class MeasuredHour(models.Model):
-    """The GPUs of one pod in one hour (UTC): GPU-milliseconds that were measured, and busy ones among them.
-
-    `minutes` has a bit for each minute that is in the sums, so that one that is told again changes nothing. `memory_mb` is the
-    most of their memory that was seen in use, null where nobody looked. Times in which nothing was measured are not here.
-    """
+    """The GPUs of one pod in one hour (UTC): GPU-milliseconds measured, and busy ones among them. `minutes` has a bit
+    for each minute in the sums, so that a repeated report changes nothing. `memory_mb` is the peak GPU memory in use,
+    null if not measured. Hours without measurements have no row."""
 
     uid = models.CharField(max_length=80)
     hour = models.DateTimeField()
@@ -41,8 +38,8 @@ class MeasuredHour(models.Model):
 
 
 class MeasuredDay(models.Model):
-    """The same added up by day and by what dashboards group by; written by the statement that writes the hours. `key` is a hash
-    of what is grouped by."""
+    """The same sums by day and by the groups of dashboards, written by the statement that writes the hours. `key` is a
+    hash of the groups."""
 
     day = models.DateField()
     key = models.UUIDField()
@@ -64,8 +61,8 @@ class MeasuredDay(models.Model):
 
 
 class Measuring(models.Model):
-    """How far a cloud's measurements were read. `trouble` is why they could not be read at the last try, `note` why there are
-    none, both sentences for people."""
+    """How far a cloud's measurements were read. `trouble` says why the last try failed, `note` why there are none; both
+    are sentences for people."""
 
     cloud = models.CharField(max_length=40, primary_key=True)
     position = models.CharField(max_length=200, blank=True)
@@ -81,10 +78,8 @@ class Measuring(models.Model):
 
 
 class CapacityRecord(models.Model):
-    """From `at` on a cloud had so many GPUs of a model, `simulated` of them no real ones: append-only (a trigger).
-
-    One row for each change, so that what was held can be set against what was there.
-    """
+    """From `at` on a cloud had `gpus` GPUs of a model, `simulated` of them not real. Append-only (a trigger), one row
+    per change."""
 
     cloud = models.CharField(max_length=40)
     gpu_model = models.CharField(max_length=60, blank=True)
@@ -100,7 +95,7 @@ class CapacityRecord(models.Model):
 
 
 class Outcome(models.Model):
-    """How what used resources ended, in the words of whoever runs it. `looked_at` is false until its waste was reckoned."""
+    """How a consumer ended, as reported by the app that runs it. `looked_at` is false until its waste is computed."""
 
     class Word(models.TextChoices):
         SUCCEEDED = "Succeeded"
@@ -127,11 +122,11 @@ class Outcome(models.Model):
 
 
 class Waste(models.Model):
-    """What a consumer held for nothing, by kind: derived from the ledger, the observations and outcomes (`waste.look`).
+    """What a consumer wasted, by kind; derived from the ledger, observations and outcomes (`waste.look`).
 
-    "failed" is all that a failed run cost; "outlived" what parameter servers cost after the last of those that they serve had
-    ended; "reserved" GPUs that were kept for a pod while its image or its data were fetched, which nobody pays for: `charge` is
-    what they would have cost. Several kinds may tell of the same seconds.
+    "failed" is the whole cost of a failed run. "outlived" is the cost of parameter servers after the last task that
+    they serve ended. "reserved" are GPUs kept for a pod while its image or data were fetched; nobody pays for them, and
+    `charge` is what they would have cost. Several kinds may cover the same seconds.
     """
 
     class Kind(models.TextChoices):
@@ -161,7 +156,7 @@ class Waste(models.Model):
 
 
 class Watermark(models.Model):
-    """How far a loop has read the ledger: everything up to the entry with number `entry`."""
+    """How far a loop has read the ledger: up to and including the entry with id `entry`."""
 
     name = models.CharField(max_length=40, primary_key=True)
     entry = models.BigIntegerField()

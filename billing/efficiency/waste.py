@@ -1,9 +1,9 @@
-"""What was held for nothing: the cost of failed runs, parameter servers that outlived those they serve, GPUs that were kept while
-an image or data were fetched.
+"""Waste: the cost of failed runs, parameter servers that outlived their workers, and GPUs kept while an image or data
+were fetched.
 
-Whoever runs things tells how each ended (`note_outcome`); the rest follows from the ledger and the observations. `look` reads
-what the ledger has got since it looked last and reckons those consumers anew as a whole, so it may be killed, repeated and run
-twice. GPUs that were held idle are measured, not reckoned: `measured.idle`.
+`clusters/` reports how each run ended (`note_outcome`); the rest follows from the ledger and the observations. `look`
+reads the new ledger entries and recomputes their consumers from scratch, so it may be killed, repeated and run twice at
+once. Idle GPUs are measured instead: `measured.idle`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from billing.money import Used
 from billing.periods import Range, midnight
 
 NAME = "waste"
-# So many lines of the ledger are looked at in one transaction.
+# Ledger lines per transaction.
 PORTION = 50_000
-# Parameter servers are told to end when the last worker has; what they need for that is no waste.
+# Parameter servers receive the order to end when the last worker has ended. The time until they end is not waste.
 GRACE_SECONDS = 60
 MOST_ROWS = 100
 DEAREST = ("-charge", "-gpu_seconds", "pk")
-# Rows that are read at a time when all are wanted.
+# Rows per fetch when all rows are streamed.
 CHUNK = 2000
 EXPLAINED = {
     Waste.Kind.FAILED: "Failed runs",
@@ -37,7 +37,7 @@ EXPLAINED = {
     Waste.Kind.RESERVED: "GPUs kept while an image or data were fetched",
 }
 
-# Where a portion ends: numbers have gaps, so lines are counted and not their numbers. No row: the last one.
+# Where a portion ends. Ids have gaps, so it counts lines. No row means that this is the last portion.
 PLACE = (
     "SELECT id FROM billing_ledgerentry WHERE id > %(low)s AND id <= %(high)s ORDER BY id OFFSET %(skipped)s LIMIT 1"
 )
@@ -105,7 +105,7 @@ UNION ALL
 SELECT 'reserved', r.consumer, n.appcode_id, n.labels, since, until, seconds, gpu_seconds, charge
 FROM reserved r JOIN named n USING (consumer)
 """
-# Parameter servers that run at this moment although nothing that they serve does.
+# Parameter servers that run now although everything that they serve has ended.
 OUTLIVING = """
 SELECT s.appcode_id, s.consumer, coalesce(min(s.labels->>'cluster'), ''), coalesce(min(s.labels->>'run'), ''),
     count(*), sum(s.gpus)::int, max(served.over)
@@ -132,7 +132,7 @@ PLACES = {
 
 @dataclass(frozen=True)
 class Wasted:
-    """How often, for how many seconds of pods, and how much."""
+    """Number of cases, pod-seconds, GPU-seconds and cost."""
 
     count: int = 0
     seconds: int = 0
@@ -144,7 +144,7 @@ class Wasted:
 
 @dataclass(frozen=True)
 class Outliving:
-    """Parameter servers of one consumer that run on since `over`."""
+    """Parameter servers of one consumer whose workers ended at `over`."""
 
     appcode_id: int
     consumer: str
@@ -157,7 +157,7 @@ class Outliving:
 
 @dataclass(frozen=True)
 class Report:
-    """Sums by kind over the range and in each column, the dearest single cases, and what goes on at this moment."""
+    """Sums by kind over the range and by column, the most expensive cases, and what is being wasted now."""
 
     kinds: dict[str, Wasted]
     columns: dict[dt.date, dict[str, Wasted]]
@@ -166,7 +166,7 @@ class Report:
 
 
 def note_outcome(consumer: str, appcode_id: int, word: str, reason: str, ended_at: dt.datetime) -> None:
-    """How what `consumer` did ended, once and for all; inside the transaction of whoever found out."""
+    """Records how `consumer` ended. Call it inside the transaction that detects the end."""
     Outcome.objects.bulk_create(
         [Outcome(consumer=consumer, appcode_id=appcode_id, word=word, reason=reason[:40], ended_at=ended_at)],
         update_conflicts=True,
@@ -176,9 +176,9 @@ def note_outcome(consumer: str, appcode_id: int, word: str, reason: str, ended_a
 
 
 def look(portion: int = PORTION) -> int:
-    """Reckons the waste of all whose ledger or outcome has changed since the last look; says how many those were."""
+    """Recomputes the waste of every consumer whose ledger or outcome changed since the last call; returns how many."""
     with transaction.atomic():
-        # Numbers of lines are given before they are committed; while nobody posts, all up to the last are there.
+        # Ids are assigned before commit. While posting is locked out, every line up to the highest id is visible.
         posting.keep_others_out()
         high = LedgerEntry.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
     looked = 0
@@ -210,7 +210,7 @@ def _look_on(high: int, portion: int) -> tuple[int, bool]:
 
 
 def report(range_: Range, now: dt.datetime, *, appcodes: Sequence[int] | None = None) -> Report:
-    """What was wasted by things that ended in the range; three queries."""
+    """Waste of consumers that ended in the range. Three queries."""
     wanted = {"appcodes": None if appcodes is None else list(appcodes), "first": range_.since}
     wanted |= {"since": midnight(range_.since), "until": midnight(range_.until)}
     kinds = dict.fromkeys(Waste.Kind.values, Wasted())
@@ -227,7 +227,7 @@ def report(range_: Range, now: dt.datetime, *, appcodes: Sequence[int] | None = 
 
 
 def cases(range_: Range, *, appcodes: Sequence[int] | None = None) -> QuerySet[Waste]:
-    """Everything that was wasted by things that ended in the range."""
+    """Every case of waste that ended in the range."""
     rows = Waste.objects.filter(until__gte=midnight(range_.since), until__lt=midnight(range_.until))
     if appcodes is not None:
         rows = rows.filter(appcode__in=list(appcodes))
@@ -235,7 +235,7 @@ def cases(range_: Range, *, appcodes: Sequence[int] | None = None) -> QuerySet[W
 
 
 def total(range_: Range, *, appcodes: Sequence[int] | None = None) -> dict[str, Wasted]:
-    """Sums by kind of what ended in the range; one query."""
+    """Sums by kind of what ended in the range. One query."""
     found = (
         cases(range_, appcodes=appcodes)
         .order_by()

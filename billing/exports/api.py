@@ -1,4 +1,4 @@
-"""REST: a month in FOCUS 1.2, as a file that is made first and sent then: a slow reader holds nothing of the database."""
+"""REST: a month in FOCUS 1.2. The file is complete before it is sent, so a slow reader holds no database resources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.conf import settings
 from django.http import Http404, StreamingHttpResponse
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
@@ -21,6 +21,7 @@ from billing.exports import files
 from billing.exports.files import CONTENT_TYPES, FORMATS, Format
 from billing.periods import MONTH_PATTERN
 from portal.access import appcodes_for
+from portal.api.operations import operation
 from portal.api.pagination import text
 from portal.api.problems import Unavailable
 from portal.api.streams import AnyAccept
@@ -36,11 +37,12 @@ CHUNK = 64 * 1024
 class FocusExport(APIView):
     content_negotiation_class = AnyAccept
 
-    @extend_schema(
-        operation_id="exports_focus",
-        summary="What a month cost in FOCUS 1.2, entry by entry",
-        description="Of all appcodes that I may see. `BilledCost` adds up to what the month's invoices ask for. A month that is "
-        "open has what was posted so far, on no invoice. Decimal numbers are exact.",
+    @operation(
+        "exports_focus",
+        {
+            (200, "text/csv"): OpenApiTypes.STR,
+            (200, "application/vnd.apache.parquet"): OpenApiTypes.BINARY,
+        },
         parameters=[
             OpenApiParameter(
                 "month", {"type": "string", "pattern": MONTH_PATTERN}, required=True, description="Like 2026-10."
@@ -48,12 +50,12 @@ class FocusExport(APIView):
             OpenApiParameter("format", str, enum=FORMATS, description="Default: csv."),
             OpenApiParameter("appcode", str, description="Only of this appcode."),
         ],
-        responses={
-            (200, "text/csv"): OpenApiTypes.STR,
-            (200, "application/vnd.apache.parquet"): OpenApiTypes.BINARY,
-        },
     )
     def get(self, request: Request) -> StreamingHttpResponse:
+        """What a month cost in FOCUS 1.2, entry by entry
+
+        Of all appcodes that I may see. `BilledCost` adds up to what the month's invoices ask for. A month that is open
+        has what was posted so far, on no invoice. Decimal numbers are exact."""
         user = person(request)
         month = month_of(text(request, "month", longest=10), timezone.now())
         kind = _format(text(request, "format", longest=10) or "csv")
@@ -80,7 +82,7 @@ class FocusExport(APIView):
 
 
 class Stream:
-    """An export on its way; its place among the streams is free again when it ends or is cut off."""
+    """An export being sent. It frees its place among the streams when it ends or is cut off."""
 
     def __init__(self, file: IO[bytes], place: Place) -> None:
         self.file, self.place = file, place
@@ -110,7 +112,7 @@ def _made(request: Request, month: dt.date, appcodes: list[int] | None, kind: Fo
         )
         raise Invalid.at("month", message=message) from error
     except OSError as error:
-        # The disk is full, it took too long, or nobody waits for it any more.
+        # The disk is full, it took too long, or the client has disconnected.
         log.error("An export could not be made: %s", error)
         raise Unavailable("The file cannot be made at this moment; try again later, or choose one appcode.") from error
 

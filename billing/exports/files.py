@@ -1,8 +1,8 @@
-"""What a month says in FOCUS, entry by entry: from the database to a file, in constant memory and of one moment.
+"""A month in FOCUS, entry by entry: streamed from one database snapshot to a file in constant memory.
 
-A closed month has what its invoices cover, their credits and what rounding made of them; a month that is open what has been
-posted so far (what still runs is posted when it ends, or when its month is over), on no invoice yet. Credit notes stand in the
-month in which they were issued.
+A closed month has the entries that its invoices cover, their credits and their rounding. An open month has what was
+posted so far, on no invoice; running usage is posted when it ends or when its month is over. Credit notes are in the
+month of their issue.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from portal.models import Appcode, OrgNode
 Format = Literal["csv", "parquet"]
 FORMATS: tuple[Format, ...] = ("csv", "parquet")
 CONTENT_TYPES = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
-# Rows that are read and written at a time.
+# Rows per fetch and per write.
 PORTION = 2000
 # Row groups of Parquet are larger: readers skip by them.
 ROW_GROUP = 20_000
-# An export holds a snapshot of the database; nobody makes one, or reads what was made, for longer than this.
+# An export holds a database snapshot, so making or downloading one may take at most this many seconds.
 MAX_SECONDS = 15 * 60
-# Of those so long between two questions to the database: then whoever makes it has stopped, and the database ends it.
+# PostgreSQL ends the snapshot of an export that issues no query for this long: its process has stopped.
 IDLE_SECONDS = 60
 FACTS = (
     "uid", "sku", "since", "until", "quantity", "price_id", "per_hour", "discount", "charge", "appcode_id", "business_line",
@@ -51,8 +51,8 @@ FACTS = (
 
 
 def rows(month: date, appcodes: Sequence[int] | None) -> Generator[Row, None, None]:
-    """Every row of a month for these appcodes (None: all), those of the ledger in its order. In one snapshot, which lasts until
-    the last row was taken or the iterator is closed."""
+    """Every row of a month for these appcodes (None: all), ledger entries in ledger order. The snapshot lasts until the
+    iterator is exhausted or closed."""
     with spans.snapshot():
         with connection.cursor() as cursor:
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = %s", [IDLE_SECONDS * 1000])
@@ -64,7 +64,7 @@ def _rows(month: date, appcodes: Sequence[int] | None) -> Iterator[Row]:
     mine: dict[str, Any] = {} if appcodes is None else {"appcode__in": list(appcodes)}
     account = _accounts(month, mine)
     bills: dict[int, Bill] = {}
-    # What rounding has to make up for, by invoice: as many as there are appcodes.
+    # The exact sum that rounding still has to make up for, by appcode: one per invoice.
     left: dict[int, Decimal] = {}
     found = Invoice.objects.filter(**mine, month=month).order_by("pk")
     for pk, number, subtotal, currency in found.values_list("appcode_id", "number", "subtotal", "currency"):
@@ -96,7 +96,7 @@ def _rows(month: date, appcodes: Sequence[int] | None) -> Iterator[Row]:
 
 
 def _entries(month: date, mine: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """What `spans.COVERED` adds up, by a cursor of the server."""
+    """The entries that `spans.COVERED` sums up, read with a server-side cursor."""
     span = spans.span_so_far(month)
     since, until = span.period.window
     covered = Q(since__gte=since) | Q(pk__gt=span.after)
@@ -106,8 +106,8 @@ def _entries(month: date, mine: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _accounts(month: date, mine: dict[str, Any]) -> Callable[..., Account]:
-    """By the number of an appcode and the business line at that time; without one, the invoice's. An appcode's name is what its
-    invoice says."""
+    """Finds the account by appcode id and business line of the time; without a line it takes the invoice's. Appcodes
+    have the code and name of their invoice."""
     named = {pk: (code, name) for pk, code, name in Appcode.objects.order_by().values_list("pk", "code", "name")}
     lines: dict[int, str] = {}
     for pk, code, name, line in Invoice.objects.filter(**mine, month=month).values_list(
@@ -124,8 +124,8 @@ def _accounts(month: date, mine: dict[str, Any]) -> Callable[..., Account]:
 
 
 def chunks(month: date, appcodes: Sequence[int] | None, kind: Format) -> Generator[bytes, None, None]:
-    """The file, piece by piece, while the snapshot lasts: for readers that do not wait for others. Raises TimeoutError when they
-    take longer than MAX_SECONDS."""
+    """Yields the file while the snapshot lasts: only for consumers that never wait for a slow reader. Raises
+    TimeoutError after MAX_SECONDS."""
     until = time.monotonic() + MAX_SECONDS
     with closing(rows(month, appcodes)) as found:
         for chunk in (csv_chunks if kind == "csv" else parquet_chunks)(found):
@@ -135,15 +135,14 @@ def chunks(month: date, appcodes: Sequence[int] | None, kind: Format) -> Generat
 
 
 class TooLarge(Exception):
-    """There is no room for so large an export."""
+    """The export exceeds settings.EXPORT_MAX_BYTES."""
 
 
 def whole(
     month: date, appcodes: Sequence[int] | None, kind: Format, *, is_gone: Callable[[], bool] = lambda: False
 ) -> IO[bytes]:
-    """The file, made to its end before anybody reads it, so that no reader, however slow, holds a snapshot. It has no name and
-    is gone when it is closed. Raises TooLarge beyond settings.EXPORT_MAX_BYTES, TimeoutError as `chunks` does, and
-    ConnectionAbortedError when `is_gone` says that nobody waits for it any more."""
+    """The complete file, so that a slow reader never holds a snapshot. The file is unnamed and vanishes when closed.
+    Raises TooLarge, TimeoutError as `chunks` does, and ConnectionAbortedError when `is_gone` returns True."""
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
     try:
         with closing(chunks(month, appcodes, kind)) as made:
@@ -179,7 +178,7 @@ def _taken(out: io.StringIO) -> bytes:
 
 
 class _Pipe(io.RawIOBase):
-    """A file that is only written, and forgets what was taken from it."""
+    """A write-only file that drops what was taken from it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +202,7 @@ class _Pipe(io.RawIOBase):
 
 
 def parquet_chunks(found: Iterator[Row]) -> Iterator[bytes]:
-    # 60 MB of memory that only who asks for Parquet pays for.
+    # It needs 60 MB of memory: import it only for Parquet.
     import pyarrow as pa
     from pyarrow import parquet
 

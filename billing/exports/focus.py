@@ -1,12 +1,12 @@
 """From the ledger to rows of FOCUS 1.2 (FinOps Open Cost and Usage Specification): pure functions and frozen values.
 
-One row is one entry of the ledger that an invoice of the month covers, one credit that it used up, one credit note, or what
-rounding its lines to cents made of the sum; so BilledCost adds up to what each document with its InvoiceId asks for, to the cent.
-What was used in a month that was invoiced before is a correction: BillingPeriod is the month that it is billed in, ChargePeriod
-the time of use.
+A row is one ledger entry that an invoice of the month covers, one credit that the invoice used, one credit note, or the
+rounding of invoice lines to cents. So BilledCost adds up to the total of each document with its InvoiceId, to the cent.
+Usage of a month that was invoiced before is a correction: BillingPeriod is the month in which it is billed,
+ChargePeriod the time of use.
 
-Quantities are rounded to QUANTITY digits, and a cost is the exact product of a row's quantity and price, as the specification
-wants it; what that leaves out (less than 10^-9 of a cent a row) is in the row of the rounding.
+Quantities are rounded to QUANTITY digits. A cost is the exact product of the row's quantity and price, as the
+specification requires; the rest (less than 10^-9 of a cent a row) is part of the rounding row.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from billing.periods import Period, month
 
 VERSION = "1.2"
 PROVIDER = "GPU cloud"
-# Tags are the labels of tasks; the specification wants those that a provider sets to have a prefix.
+# Tags are the labels of tasks. The specification requires a prefix for those that a provider sets.
 TAG_PREFIX = "gpu-cloud/"
-# Digits after the point: of a quantity, of a unit price (6 of the price times 4 of the percentage), and of their product.
+# Decimals of a quantity, of a unit price (6 of the price plus 4 of the percentage), and of their product.
 QUANTITY, PRICE = 12, 10
 COST = QUANTITY + PRICE
 
@@ -34,9 +34,9 @@ Cell: TypeAlias = str | Decimal | dt.datetime | None
 
 
 class Row(NamedTuple):
-    """The columns in their order; those that begin with x_ are ours. Columns of what this provider does not have (commitments,
-    reservations, regions) are left out, as the specification has it; rules of the validator name CommitmentDiscountStatus and
-    the pricing currency all the same."""
+    """The columns in order; those with the prefix x_ are ours. Columns for what this provider does not have
+    (commitments, reservations, regions) are left out, as the specification allows; but rules of the validator require
+    CommitmentDiscountStatus and the pricing currency."""
 
     BilledCost: Decimal
     BillingAccountId: str
@@ -90,8 +90,8 @@ class Row(NamedTuple):
 
 
 COLUMNS = Row._fields
+NULLS = Row._make([None] * len(COLUMNS))
 TIMES = frozenset({"BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd"})
-# The digits after the point of the columns with numbers.
 NUMBERS = {
     "BilledCost": COST, "ContractedCost": COST, "EffectiveCost": COST, "ListCost": COST, "ContractedUnitPrice": PRICE,
     "ListUnitPrice": PRICE, "PricingCurrencyContractedUnitPrice": PRICE, "PricingCurrencyEffectiveCost": COST,
@@ -101,10 +101,8 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class Account:
-    """Who is billed: an appcode (the sub account) and what pays for it (the billing account), its business line.
-
-    An appcode that belonged to none pays for itself.
-    """
+    """Who is billed: an appcode (the sub account) and its business line (the billing account). Without a business line
+    the appcode is its own billing account."""
 
     code: str
     name: str
@@ -114,7 +112,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Bill:
-    """In which month, on which document (None: there is none yet) and in which currency something is billed."""
+    """Month, document (None if there is none yet) and currency of a charge."""
 
     period: Period
     currency: str
@@ -123,7 +121,7 @@ class Bill:
 
 @dataclass(frozen=True)
 class _Meter:
-    """How a SKU is sold: the unit of a price, the unit of the meter, how many metered units are one, and what it is a part of."""
+    """How a SKU is sold: the unit of its price, the unit of its meter, metered units per quantity unit, and its FOCUS service."""
 
     priced: str
     metered: str
@@ -155,10 +153,10 @@ METERS = {
 
 
 def usage(entry: Entry, account: Account, bill: Bill, *, number: int, kind: str) -> Row:
-    """One entry of the ledger, usage or reversal; `number` is its own."""
+    """The row of one ledger entry, usage or reversal; `number` is the entry's id."""
     meter = METERS[family(entry.sku)]
     hours = WIDE.divide(Decimal(entry.quantity), Decimal(SECONDS_PER_HOUR * SIZE[family(entry.sku)]))
-    quantity = _rounded(hours, QUANTITY)
+    quantity = hours.quantize(Decimal(1).scaleb(-QUANTITY), rounding=ROUND_HALF_EVEN, context=WIDE)
     listed = entry.per_hour
     agreed = WIDE.divide(WIDE.multiply(listed, 100 - entry.discount), Decimal(100))
     cost = WIDE.multiply(quantity, agreed)
@@ -197,7 +195,7 @@ def usage(entry: Entry, account: Account, bill: Bill, *, number: int, kind: str)
         SkuId=entry.sku,
         SkuMeter=meter.meter,
         SkuPriceDetails=_json(details),
-        # A price of any GPU is that of several SKUs, and an identifier has one parent.
+        # An identifier has one parent SKU, but the price of any GPU applies to several SKUs.
         SkuPriceId=f"{entry.sku}/{entry.price_id or 'unpriced'}",
         Tags=_json({TAG_PREFIX + name: value for name, value in entry.labels.items()}) if entry.labels else None,
         x_DiscountPercent=entry.discount,
@@ -207,7 +205,7 @@ def usage(entry: Entry, account: Account, bill: Bill, *, number: int, kind: str)
 
 
 def credit(amount: Decimal, reason: str, account: Account, bill: Bill, *, number: int) -> Row:
-    """What an invoice used up of a credit; a negative `amount` is given back to it, for a month that was invoiced before."""
+    """What an invoice used of a credit. A negative `amount` is given back, for a month that was invoiced before."""
     back = amount < 0
     said, correction = (f"Credit given back: {reason}", "Correction") if back else (f"Credit: {reason}", None)
     return _money(
@@ -216,20 +214,20 @@ def credit(amount: Decimal, reason: str, account: Account, bill: Bill, *, number
 
 
 def credit_note(amount: Decimal, reason: str, account: Account, bill: Bill, used: Period) -> Row:
-    """Takes back `amount` of the invoice of the month `used`; it is billed in the month in which it was issued."""
+    """Takes back `amount` of the invoice of the month `used`; billed in the month of its issue."""
     said = f"Credit note: {reason}"
     correction = None if used == bill.period else "Correction"
     return _money(-amount, account, bill, used, said, category="Adjustment", kind="credit-note", correction=correction)
 
 
 def rounding(amount: Decimal, account: Account, bill: Bill) -> Row:
-    """What rounding the lines of an invoice to cents adds to the exact sum of its entries."""
+    """The difference between an invoice's rounded lines and the exact sum of its entries."""
     said = f"Rounding of the lines of {bill.invoice} to cents"
     return _money(amount, account, bill, bill.period, said, category="Adjustment", kind="rounding")
 
 
 def text(value: Cell) -> str:
-    """A cell as CSV has it: null is empty, a number has no exponent and no zeros at its end, a time is UTC's."""
+    """A CSV cell: empty for null, numbers without exponent and trailing zeros, times in UTC."""
     if value is None:
         return ""
     if isinstance(value, dt.datetime):
@@ -244,8 +242,8 @@ def _money(
     amount: Decimal, account: Account, bill: Bill, period: Period, said: str, *, category: str, kind: str,
     number: int | None = None, correction: str | None = None,
 ) -> Row:  # fmt: skip
-    """A row that is about no SKU and no resource."""
-    return Row(
+    """A row without SKU and resource."""
+    return NULLS._replace(
         **_common(account, bill),
         BilledCost=amount,
         EffectiveCost=amount,
@@ -257,28 +255,10 @@ def _money(
         ChargeFrequency="One-Time",
         ChargePeriodStart=period.since,
         ChargePeriodEnd=period.until,
-        ConsumedQuantity=None,
-        ConsumedUnit=None,
-        ContractedUnitPrice=None,
-        PricingCurrencyContractedUnitPrice=None,
         PricingCurrencyEffectiveCost=amount,
-        ListUnitPrice=None,
-        PricingCurrencyListUnitPrice=None,
-        PricingCategory=None,
-        PricingQuantity=None,
-        PricingUnit=None,
-        ResourceId=None,
-        ResourceName=None,
-        ResourceType=None,
         ServiceCategory="Other",
         ServiceName="Billing",
         ServiceSubcategory="Other (Other)",
-        SkuId=None,
-        SkuMeter=None,
-        SkuPriceDetails=None,
-        SkuPriceId=None,
-        Tags=None,
-        x_DiscountPercent=None,
         x_LedgerEntryId=None if number is None else str(number),
         x_LedgerKind=kind,
     )
@@ -306,16 +286,13 @@ def _common(account: Account, bill: Bill) -> Mapping[str, Any]:
 
 
 def _named(entry: Entry) -> str | None:
-    """ "show1-3-worker-0": cluster, run, role and index, as far as there are any; None for nothing but the identifier."""
+    """ "show1-3-worker-0": cluster, run, role and index as far as labelled, else volume or bucket; None if only the uid
+    is known."""
     parts = [
         str(entry.labels[name]) for name in ("cluster", "run", "role", "index") if entry.labels.get(name, "") != ""
     ]
     named = "-".join(parts) or str(entry.labels.get("volume") or entry.labels.get("bucket", ""))
     return named if named and named != entry.uid else None
-
-
-def _rounded(value: Decimal, digits: int) -> Decimal:
-    return value.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_EVEN, context=WIDE)
 
 
 def _json(pairs: Mapping[str, str | int]) -> str:

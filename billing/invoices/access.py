@@ -1,4 +1,4 @@
-"""Reading invoices: lists, one, and the entries of the ledger behind a line. Who may see what is decided by `portal.access`."""
+"""Reading invoices: lists, one, and the ledger entries behind a line. `portal.access` decides who may see what."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from billing.sums import access
 from billing.sums.access import Usage
 from portal.models import Appcode
 
-# Rows that are read at a time when all are wanted.
+# Rows per fetch when all rows are streamed.
 PORTION = 2000
 
 
@@ -40,7 +40,7 @@ class Sheet:
 
     @property
     def taken_back(self) -> Decimal:
-        """What credit notes have taken back."""
+        """The sum of its credit notes."""
         return sum((note.amount for note in self.row.notes.all()), Decimal("0.00")) if self.row else Decimal("0.00")
 
     @property
@@ -49,19 +49,19 @@ class Sheet:
 
 
 def invoices_of(appcodes: QuerySet[Appcode]) -> QuerySet[Invoice]:
-    """With what credit notes took back of each as `taken_back`, None for nothing."""
+    """Adds `taken_back`, the sum of each invoice's credit notes (None without any)."""
     found = Invoice.objects.filter(appcode__in=appcodes.order_by())
     return found.annotate(taken_back=Sum("notes__amount")).select_related("appcode")
 
 
 def to_pay(row: Invoice) -> Decimal:
-    """Of one of `invoices_of`."""
+    """For a row of `invoices_of`."""
     back: Decimal | None = getattr(row, "taken_back", None)
     return row.total - (back or Decimal(0))
 
 
 def sheet(appcode: Appcode, month: dt.date, now: dt.datetime) -> Sheet:
-    """The invoice of a month, closed or not. Raises Http404 where there is none and will be none."""
+    """The invoice of a month, closed or not. Raises Http404 if there is none and will be none."""
     if row := closed(appcode, month):
         return Sheet(row.document, row=row)
     state = drafts.state_of(month, now)
@@ -78,8 +78,8 @@ def closed(appcode: Appcode, month: dt.date) -> Invoice | None:
 
 @dataclass(frozen=True)
 class OpenMonth:
-    """A month that is not closed: what everybody asked for used so far, the dearest first. What is to pay only the invoices say:
-    they have credits and corrections of earlier months, too."""
+    """A month that is not closed, with each appcode's usage so far, most expensive first. Only invoices state what is
+    to pay: they include credits and corrections of earlier months."""
 
     month: dt.date
     state: str
@@ -92,7 +92,7 @@ class OpenMonth:
 
 
 def open_months(appcodes: QuerySet[Appcode], now: dt.datetime) -> list[OpenMonth]:
-    """The month that lasts, and those whose grace time runs, the latest first."""
+    """The current month and those in their grace time, latest first."""
     this = periods.month_of(now.date().replace(day=1))
     waiting = [(row.month, "closing", row.due_at) for row in Closing.objects.filter(closed_at=None)]
     asked = [(this.since.date(), "open", this.until + closing.grace()), *reversed(waiting)]
@@ -103,7 +103,7 @@ def open_months(appcodes: QuerySet[Appcode], now: dt.datetime) -> list[OpenMonth
 
 
 def closed_months(appcodes: QuerySet[Appcode], most: int = 24) -> list[tuple[dt.date, int, Decimal]]:
-    """The last months with invoices: (month, how many, what they add up to less credit notes)."""
+    """The latest months with invoices: (month, number of invoices, their total less credit notes)."""
     rows = Invoice.objects.filter(appcode__in=appcodes.order_by()).order_by("-month").values("month")
     sums = rows.annotate(count=Count("pk"), sum=Sum("total"))[:most]
     notes = Invoice.objects.filter(appcode__in=appcodes.order_by(), notes__isnull=False).order_by().values("month")
@@ -112,7 +112,7 @@ def closed_months(appcodes: QuerySet[Appcode], most: int = 24) -> list[tuple[dt.
 
 
 def entries(line: InvoiceLine) -> QuerySet[LedgerEntry]:
-    """The entries of the ledger that add up to a line of a closed invoice."""
+    """The ledger entries that add up to a line of a closed invoice."""
     invoice, month = line.invoice, periods.month_of(line.month)
     rows = LedgerEntry.objects.filter(
         appcode=invoice.appcode_id, pk__lte=invoice.mark, since__gte=month.since, since__lt=month.until, sku=line.sku,
@@ -123,7 +123,7 @@ def entries(line: InvoiceLine) -> QuerySet[LedgerEntry]:
 
 @dataclass(frozen=True)
 class EntryRow:
-    """One entry with the segment that it was made of; `segment` None when it is gone since."""
+    """One entry with its segment, if that still exists."""
 
     entry: LedgerEntry
 
@@ -148,7 +148,7 @@ class EntryRow:
 
 @dataclass(frozen=True)
 class Told:
-    """How the mail about an invoice went: `state` is a word, `note` a sentence; `again` when it may be sent once more."""
+    """The delivery state of an invoice's mail: `state` is a word, `note` a sentence; `again` if it may be retried by hand."""
 
     state: str
     note: str
@@ -177,7 +177,6 @@ def mail_of(invoice: Invoice) -> Mail | None:
 
 
 def mails_of(rows: Sequence[Invoice]) -> dict[str, Told]:
-    """By the number of the invoice."""
     found = {mail.key: mail for mail in Mail.objects.filter(key__in=[closing.mail_key(row) for row in rows])}
     return {row.number: told(found.get(closing.mail_key(row))) for row in rows}
 
@@ -186,7 +185,7 @@ def unsent() -> int:
     return Mail.objects.filter(sent_at=None).filter(~Q(error="") | Q(due_at__lte=timezone.now())).count()
 
 
-# As spreadsheets take them: quantities as they are, money with its currency beside it.
+# Columns of CSV files: raw quantities, money with its currency beside it.
 
 LINE_HEAD = (
     "invoice", "state", "appcode", "business_line", "billed_month", "used_month", "sku", "per_hour", "discount_percent",
@@ -199,7 +198,7 @@ LIST_HEAD = (
 
 
 def line_cells(one: Sheet) -> Iterator[tuple[object, ...]]:
-    """Lines, credits and credit notes; their amounts add up to what is to pay."""
+    """Rows of lines, credits and credit notes; their amounts add up to the amount to pay."""
     document = one.document
     head = (document.number, one.state, document.appcode)
     month = f"{document.month:%Y-%m}"

@@ -1,4 +1,4 @@
-"""REST of invoices: lists, one with its lines, its document as it was hashed, PDF and CSV, credit notes, closing of months."""
+"""REST of invoices: lists, lines, the hashed document, PDF and CSV, credit notes, and closing of months."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from django.conf import settings
 from django.http import Http404, HttpResponse
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import status
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -34,8 +33,9 @@ from billing.invoices.serializers import (
 from billing.metering.segments import floor
 from billing.periods import MONTH_PATTERN
 from portal.access import appcode_for, appcodes_for, require_administrator
+from portal.api.operations import Document, operation
 from portal.api.pagination import PAGE_PARAMETERS, page, text
-from portal.api.views import person
+from portal.api.views import administrator, person
 from portal.errors import Invalid
 from portal.files import csv_file, download
 
@@ -43,9 +43,9 @@ MONTH = OpenApiParameter("month", str, OpenApiParameter.PATH, pattern=MONTH_PATT
 
 
 class Invoices(APIView):
-    @extend_schema(
-        operation_id="invoices_list",
-        summary="Closed invoices of all appcodes that I may see, the latest first",
+    @operation(
+        "invoices_list",
+        InvoicePage,
         parameters=[
             *PAGE_PARAMETERS,
             OpenApiParameter("appcode", str, description="Only of this appcode."),
@@ -53,9 +53,9 @@ class Invoices(APIView):
                 "month", {"type": "string", "pattern": MONTH_PATTERN}, description="Only of this month, like 2026-10."
             ),
         ],
-        responses=InvoicePage,
     )
     def get(self, request: Request) -> Response:
+        """Closed invoices of all appcodes that I may see, the latest first"""
         rows = access.invoices_of(appcodes_for(person(request)))
         if code := text(request, "appcode", longest=63):
             rows = rows.filter(code=code)
@@ -68,60 +68,41 @@ class Invoices(APIView):
 
 
 class OneInvoice(APIView):
-    @extend_schema(
-        operation_id="invoices_read",
-        summary="The invoice of a month with its lines, in any state",
-        description="Before it is closed it says what has been used so far. `document` of a closed one is what `sha256` is the"
-        " hash of.",
-        parameters=[MONTH],
-        responses=InvoiceDocument,
-    )
-    def get(self, request: Request, code: str, month: dt.date) -> Response:
+    @operation("invoices_read", InvoiceDocument, parameters=[MONTH])
+    def get(self, request: Request, code: str, month: dt.date) -> Document:
+        """The invoice of a month with its lines, in any state
+
+        Before it is closed it says what has been used so far. `document` of a closed one is what `sha256` is the hash
+        of."""
         appcode = appcode_for(person(request), code)
-        return Response(invoice_document(access.sheet(appcode, month, floor(timezone.now()))))
+        return invoice_document(access.sheet(appcode, month, floor(timezone.now())))
 
 
 class InvoicePdf(APIView):
-    @extend_schema(
-        operation_id="invoices_pdf",
-        summary="An invoice on paper",
-        parameters=[MONTH],
-        responses={(200, "application/pdf"): OpenApiTypes.BINARY},
-    )
+    @operation("invoices_pdf", {(200, "application/pdf"): OpenApiTypes.BINARY}, parameters=[MONTH])
     def get(self, request: Request, code: str, month: dt.date) -> HttpResponse:
+        """An invoice on paper"""
         return _file(request, code, month, "pdf")
 
 
 class InvoiceCsv(APIView):
-    @extend_schema(
-        operation_id="invoices_csv",
-        summary="Lines, credits and credit notes of an invoice as CSV",
-        parameters=[MONTH],
-        responses={(200, "text/csv"): OpenApiTypes.STR},
-    )
+    @operation("invoices_csv", {(200, "text/csv"): OpenApiTypes.STR}, parameters=[MONTH])
     def get(self, request: Request, code: str, month: dt.date) -> HttpResponse:
+        """Lines, credits and credit notes of an invoice as CSV"""
         return _file(request, code, month, "csv")
 
 
 class InvoiceCanonical(APIView):
-    @extend_schema(
-        operation_id="invoices_document",
-        summary="The canonical JSON of a closed invoice, byte for byte as it was hashed",
-        parameters=[MONTH],
-        responses={(200, "application/json"): OpenApiTypes.OBJECT},
-    )
+    @operation("invoices_document", {(200, "application/json"): OpenApiTypes.OBJECT}, parameters=[MONTH])
     def get(self, request: Request, code: str, month: dt.date) -> HttpResponse:
+        """The canonical JSON of a closed invoice, byte for byte as it was hashed"""
         return _file(request, code, month, "document")
 
 
 class InvoiceLineEntries(APIView):
-    @extend_schema(
-        operation_id="invoices_line_entries",
-        summary="The entries of the ledger behind a line of a closed invoice, in their order",
-        parameters=[MONTH, *PAGE_PARAMETERS],
-        responses=EntryPage,
-    )
+    @operation("invoices_line_entries", EntryPage, parameters=[MONTH, *PAGE_PARAMETERS])
     def get(self, request: Request, code: str, month: dt.date, place: int) -> Response:
+        """The entries of the ledger behind a line of a closed invoice, in their order"""
         appcode = appcode_for(person(request), code)
         row = access.closed(appcode, month)
         line = row.lines.filter(place=place).select_related("invoice").first() if row else None
@@ -131,15 +112,11 @@ class InvoiceLineEntries(APIView):
 
 
 class CreditNotes(APIView):
-    @extend_schema(
-        operation_id="credit_notes_issue",
-        summary="Take back a part of a closed invoice, or all of it",
-        description="Administrators only. The invoice itself stays as it is.",
-        parameters=[MONTH],
-        request=CreditNoteRequest,
-        responses={201: CreditNoteDocument},
-    )
-    def post(self, request: Request, code: str, month: dt.date) -> Response:
+    @operation("credit_notes_issue", {201: CreditNoteDocument}, parameters=[MONTH], request=CreditNoteRequest)
+    def post(self, request: Request, code: str, month: dt.date) -> Document:
+        """Take back a part of a closed invoice, or all of it
+
+        Administrators only. The invoice itself stays as it is."""
         user = person(request)
         row = access.closed(appcode_for(user, code), month)
         require_administrator(user)
@@ -147,34 +124,30 @@ class CreditNotes(APIView):
             raise Http404(f"{code} has no closed invoice for {month:%B %Y}.")
         asked = CreditNoteRequest.model_validate(request.data)
         note = credit_notes.issue(row, asked.amount, asked.reason, acting_user=user)
-        return Response(credit_note_document(note), status=status.HTTP_201_CREATED)
+        return credit_note_document(note)
 
 
 class Months(APIView):
-    @extend_schema(
-        operation_id="months_list",
-        summary="Months that are over: closed, or waiting for it",
+    @operation(
+        "months_list",
+        ClosingPage,
         description=f"Administrators only. The grace time is {settings.INVOICE_GRACE}.",
         parameters=PAGE_PARAMETERS,
-        responses=ClosingPage,
     )
     def get(self, request: Request) -> Response:
-        require_administrator(person(request))
+        """Months that are over: closed, or waiting for it"""
+        administrator(request)
         return page(request, Closing.objects.all(), order="-id", render=closing_document)
 
 
 class CloseMonth(APIView):
-    @extend_schema(
-        operation_id="months_close",
-        summary="End the grace time of a month that is over",
-        description="Administrators only. Its invoices are made in the background.",
-        parameters=[MONTH],
-        request=None,
-        responses={202: ClosingDocument},
-    )
-    def post(self, request: Request, month: dt.date) -> Response:
+    @operation("months_close", {202: ClosingDocument}, parameters=[MONTH])
+    def post(self, request: Request, month: dt.date) -> Document:
+        """End the grace time of a month that is over
+
+        Administrators only. Its invoices are made in the background."""
         row = closing.close_now(month, acting_user=person(request))
-        return Response(closing_document(row), status=status.HTTP_202_ACCEPTED)
+        return closing_document(row)
 
 
 def _file(request: Request, code: str, month: dt.date, kind: Literal["pdf", "csv", "document"]) -> HttpResponse:
@@ -182,7 +155,7 @@ def _file(request: Request, code: str, month: dt.date, kind: Literal["pdf", "csv
     sheet = access.sheet(appcode, month, floor(timezone.now()))
     name = sheet.document.number if sheet.row else f"{code}-{month:%Y-%m}-{sheet.state}"
     if kind == "pdf":
-        # Imported here, because it holds 10 MB and hardly anybody asks for it.
+        # Imported here because it takes 10 MB of memory and is rarely needed.
         from billing.invoices import pdf
 
         return download(pdf.invoice(sheet), "application/pdf", f"{name}.pdf")

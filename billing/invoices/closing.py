@@ -1,9 +1,9 @@
-"""Closing months: from the ledger to invoices, once, in portions that are each complete.
+"""Closes months: makes invoices from the ledger, once, in portions that are each complete.
 
-The first thing that a closing writes is its mark, the last number of the ledger that it covers, while nobody posts. From then on
-what its invoices say is settled, because entries up to the mark never change: every portion of appcodes is one transaction
-that makes whole invoices, and whoever comes after a crash, or at the same time, makes only those that are missing. What is posted
-with a higher number for a month whose mark is set came too late; the next invoice has it as a correction.
+A closing first writes its mark, the last ledger id that it covers, while posting is locked out. Entries up to the mark
+never change, so from then on the invoices are determined. Every portion of appcodes is one transaction that makes whole
+invoices; after a crash, or in parallel, another closer makes only the missing ones. Entries posted above the mark for
+that month are late; the next invoice has them as corrections.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from portal.events import entry, record, record_all
 from portal.models import Appcode, Event, User
 
 PORTION = 200
-# Whoever closes years of history does not send mail about each of their months.
+# Closing years of history must not send mail about each month.
 MAIL_UNTIL = dt.timedelta(days=62)
 
 
@@ -49,8 +49,7 @@ def grace() -> dt.timedelta:
 
 
 def close_due(now: dt.datetime | None = None) -> int:
-    """Closes every month that is due, in their order, and says how many invoices were made. May be killed, repeated and run
-    twice at once."""
+    """Closes every due month in order; returns the number of invoices made. May be killed, repeated and run twice at once."""
     moment = now or timezone.now()
     posting.post(moment)
     plan(moment)
@@ -63,7 +62,7 @@ def close_due(now: dt.datetime | None = None) -> int:
 
 
 def plan(now: dt.datetime) -> None:
-    """Notes the closing of every month that is over, from the first with any usage on."""
+    """Adds the closing of every month that is over, from the first with any usage on."""
     last = Closing.objects.order_by("-month").first()
     first = periods.following(last.month) if last else MonthlyUsage.objects.aggregate(first=Min("month"))["first"]
     this = periods.month(now).since.date()
@@ -76,7 +75,7 @@ def plan(now: dt.datetime) -> None:
 
 
 def close(closing: Closing, now: dt.datetime, portion: int = PORTION) -> int:
-    """Makes the invoices of a month that are missing. The months before it have to be closed."""
+    """Makes the missing invoices of a month; returns how many. All earlier months have to be closed."""
     span = _mark(closing, now)
     if span is None:
         return 0
@@ -95,15 +94,15 @@ def close(closing: Closing, now: dt.datetime, portion: int = PORTION) -> int:
 
 @transaction.atomic
 def _mark(closing: Closing, now: dt.datetime) -> Span | None:
-    """Settles what the month covers; None when somebody else has closed it, or cannot because of the month before."""
+    """Fixes what the month covers. Returns None if the month is closed already, or cannot be while an earlier one is open."""
     posting.keep_others_out()
     row = Closing.objects.select_for_update().filter(pk=closing.pk).first()
-    # It goes with the last example that used anything in its month.
+    # The row is None if it was deleted with the example data that was the month's only usage.
     if row is None or row.closed_at is not None or Closing.objects.filter(month__lt=row.month, closed_at=None).exists():
         return None
     if row.mark is None:
         last = LedgerEntry.objects.order_by("-pk").values_list("pk", flat=True).first()
-        # Never lower than the one before, whatever becomes of the ledger.
+        # A mark is never lower than the previous month's, even if the ledger got shorter.
         after = mark_before(row.month)
         row.mark, row.marked_at = max(last or 0, after), now
         before = Closing.objects.filter(month__lt=row.month).aggregate(latest=Max("latest"))["latest"]
@@ -116,7 +115,7 @@ def _mark(closing: Closing, now: dt.datetime) -> Span | None:
 
 @transaction.atomic
 def _make(sums: dict[int, list[Line]], closing: Closing, span: Span, now: dt.datetime) -> int:
-    """The invoices of these appcodes that are not there yet, with all that belongs to them."""
+    """Makes the missing invoices of these appcodes, complete with lines, credits, events and mail; returns how many."""
     # One closer at a time, and none once the month is closed.
     if Closing.objects.select_for_update().filter(pk=closing.pk, closed_at=None).first() is None:
         return 0
@@ -161,7 +160,7 @@ def document_of(
 
 
 def _spend(rows: Sequence[Invoice], documents: Iterable[Document], span: Span) -> None:
-    """Writes what of credits was used up, or given back, into the ledger and beside the invoices."""
+    """Records the credits that were used or given back, in the ledger and with the invoices."""
     since, until = span.period.window
     spent = [
         (row, place, used)
@@ -187,7 +186,7 @@ def _spend(rows: Sequence[Invoice], documents: Iterable[Document], span: Span) -
 
 
 def owners_of(appcodes: Sequence[int], until: dt.datetime) -> dict[int, str]:
-    """The business line that each belonged to in the last second before `until`; the first one known holds before, too."""
+    """Each appcode's business line in the last second before `until`. Its first known one also applies to earlier times."""
     found: dict[int, str] = {}
     for row in Ownership.objects.filter(appcode__in=appcodes).order_by("appcode", "valid_from"):
         if row.valid_from < until or row.appcode_id not in found:
@@ -196,8 +195,8 @@ def owners_of(appcodes: Sequence[int], until: dt.datetime) -> dict[int, str]:
 
 
 def available_credits(appcodes: Sequence[int], period: periods.Period) -> dict[int, list[Available]]:
-    """What is left of the credits of each that hold in any part of the month, what ends first first; and of every credit for
-    which months it has paid, for that may be given back."""
+    """The credits of each appcode, earliest expiry first: what is left of those valid in any part of the month, and for
+    every used credit which months of use it has paid for, since that may be given back."""
     found: dict[int, list[Available]] = {}
     holding = Q(valid_from__lt=period.until) & (Q(expires_at=None) | Q(expires_at__gt=period.since))
     rows = Credit.objects.filter(appcode__in=appcodes).annotate(
@@ -219,7 +218,7 @@ def available_credits(appcodes: Sequence[int], period: periods.Period) -> dict[i
 
 
 def _past(appcodes: Iterable[int]) -> dict[int, list[Past]]:
-    """The closed invoices of each, the oldest first."""
+    """The closed invoices of each appcode, oldest first."""
     appcodes = list(appcodes)
     amounts: dict[int, list[tuple[dt.date, Decimal]]] = {}
     sums = InvoiceLine.objects.filter(invoice__appcode__in=appcodes).values("invoice", "month").order_by()
@@ -263,7 +262,7 @@ def mail_key(row: Invoice) -> str:
 
 @transaction.atomic
 def close_now(month: dt.date, *, acting_user: User) -> Closing:
-    """Ends the grace time of a month that is over. Raises Conflict for others."""
+    """Ends the grace time of a month that is over. Raises Conflict for any other month."""
     require_administrator(acting_user)
     now = timezone.now()
     plan(now)
@@ -283,8 +282,8 @@ def close_now(month: dt.date, *, acting_user: User) -> Closing:
 
 
 def proof() -> Iterator[tuple[Invoice | None, list[str]]]:
-    """Every closed invoice with what is wrong with it; without one, what is wrong with a month or the ledger: there is an invoice
-    for whoever used anything, and for every credit that was spent."""
+    """Yields every closed invoice with its problems, and (None, problems) for a month or the ledger: everyone who used
+    anything needs an invoice, and so does every credit that was spent."""
     closings = list(Closing.objects.exclude(mark=None).order_by("month"))
     for closing in closings:
         span = span_of(closing)
@@ -313,8 +312,8 @@ def _to_prove(which: Q) -> Iterator[Invoice]:
 
 
 def problems(invoice: Invoice, span: Span | None = None, sums: Sequence[Line] = ()) -> list[str]:
-    """What is wrong with a closed invoice: its hash, its lines against the ledger (`sums` is what that says of the `span` of its
-    month, when it is known), and what its rows say beside the document that was hashed: people pay by that."""
+    """What is wrong with a closed invoice: its hash, its lines against the ledger, and row fields that differ from the hashed
+    document, because people pay by those. `sums` are the ledger's lines for `span`; both are read if `span` is None."""
     found = []
     document = invoice.document
     if document.sha256 != invoice.sha256:
@@ -345,7 +344,7 @@ def problems(invoice: Invoice, span: Span | None = None, sums: Sequence[Line] = 
 
 
 def _beside(invoice: Invoice) -> Iterator[tuple[str, object, object]]:
-    """What stands in a row beside what was hashed, and differs from it: (name, as it is, as it should be)."""
+    """Row fields beside the hashed document that differ from it: (name, actual value, expected value)."""
     document = invoice.document
     pairs: list[tuple[str, object, object]] = [
         ("the appcode", invoice.appcode.code, document.appcode),

@@ -1,4 +1,4 @@
-"""Credit notes: what is taken back of a closed invoice, which itself never changes."""
+"""Credit notes: they take back part of a closed invoice, which itself never changes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from portal.models import User
 
 
 def most(invoice: Invoice) -> Decimal:
-    """What all credit notes of an invoice may add up to: what was to pay, less what corrections on later invoices have taken back
-    of it. The database computes it, and refuses more."""
+    """The limit for the sum of an invoice's credit notes: its total less what corrections on later invoices have taken
+    back. The database computes it and refuses more."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT billing_credit_note_limit(%s)", [invoice.pk])
         found: Decimal = cursor.fetchone()[0]
@@ -33,7 +33,7 @@ def most(invoice: Invoice) -> Decimal:
 def issue(invoice: Invoice, amount: Decimal, reason: str, *, acting_user: User) -> CreditNote:
     """Takes back `amount` of a closed invoice. Raises Invalid with paths amount, reason."""
     require_administrator(acting_user)
-    # Notes of one invoice are numbered one after the other. The database takes the invoices of an appcode in this order, too.
+    # The lock makes note numbers consecutive. The database locks an appcode's invoices in the same order.
     all_ = Invoice.objects.select_for_update().filter(appcode=invoice.appcode_id).order_by("pk")
     invoice = {row.pk: row for row in all_}[invoice.pk]
     given = invoice.notes.aggregate(sum=Sum("amount"))["sum"] or Decimal(0)

@@ -1,8 +1,8 @@
-"""What an invoice says: pure functions and frozen values, from sums of ledger lines to a document with a hash.
+"""The contents of an invoice: pure functions and frozen values, from sums of ledger lines to a hashed document.
 
-A line is everything of one SKU that has one price, one discount, one business line and one month of use; its charge is exact, and
-its amount is rounded half to even, once. The document has one canonical form (JSON with sorted keys, without spaces, money as
-text), whose SHA-256 stands on every copy of it: whoever holds the one can check the other.
+A line sums up one SKU at one price and discount for one business line and month of use. Its charge is exact; its amount
+is rounded once, half to even. The document has one canonical form (JSON with sorted keys, no spaces, money as text).
+Its SHA-256 is on every copy, so each copy can be checked against the document.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ZERO = Decimal("0.00")
 
 @dataclass(frozen=True)
 class Key:
-    """What the entries of one line have in common; `month` is the first day of the one in which it was used."""
+    """What the entries of a line share; `month` is the first day of the month of use."""
 
     month: dt.date
     business_line: str
@@ -42,7 +42,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Line:
-    """`quantity` is in unit-seconds and `charge` in `money.UNIT`s, both exact: they add up to those of the ledger."""
+    """`quantity` is in unit-seconds, `charge` in `money.UNIT`s. Both are exact and add up to the ledger's."""
 
     key: Key
     quantity: int
@@ -54,12 +54,12 @@ class Line:
 
     @property
     def exact(self) -> Decimal:
-        """The amount before it is rounded."""
+        """The amount before rounding."""
         return money(self.charge)
 
     @property
     def hours(self) -> Decimal:
-        """Priced units × hours, for reading; the quantity is what counts."""
+        """Priced units × hours, for display; `quantity` is the exact value."""
         return hours(self.key.sku, self.quantity)
 
     @property
@@ -69,8 +69,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Available:
-    """A credit, in the order in which credits are used: what ends first goes first. `left` is what a month may use of it, `spent`
-    what the invoices so far have used of it and not given back, and `paid` what of that was for which month of use."""
+    """A credit, in order of use: earliest expiry first. `left` is what a month may use of it, `spent` what invoices
+    have used so far and not given back, and `paid` splits `spent` by month of use."""
 
     credit_id: int
     left: Decimal
@@ -81,7 +81,7 @@ class Available:
 
 @dataclass(frozen=True)
 class Past:
-    """Of a closed invoice: what it asked for each month of use, and what it used of each credit, or gave back to it."""
+    """A closed invoice: its amount for each month of use, and what it used of each credit (negative: gave back)."""
 
     month: dt.date
     amounts: Mapping[dt.date, Decimal]
@@ -90,7 +90,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Used:
-    """What an invoice uses of a credit; a negative amount is given back to it."""
+    """What an invoice uses of a credit; a negative amount is given back."""
 
     credit_id: int
     amount: Decimal
@@ -103,8 +103,8 @@ class Used:
 
 @dataclass(frozen=True)
 class Document:
-    """One invoice, complete. It covers the entries of its ledger with numbers up to `mark`: those used in its month, and of
-    earlier months those with numbers over `after`, which came too late for the invoice before."""
+    """One complete invoice. It covers the appcode's ledger entries with ids up to `mark`: those used in its month, and
+    those of earlier months with ids over `after`, which were too late for the previous invoice."""
 
     number: str
     appcode: str
@@ -131,7 +131,7 @@ class Document:
         return self.subtotal - self.credited
 
     def facts(self) -> dict[str, Any]:
-        """All that is hashed. Names are the API's."""
+        """Everything that is hashed, under the API's names."""
         return {
             "number": self.number,
             "appcode": self.appcode,
@@ -160,7 +160,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Note:
-    """A credit note: takes back `amount` of a closed invoice, which itself never changes; `invoice` is its number."""
+    """A credit note: takes back `amount` of the closed invoice with the number `invoice`, which itself never changes."""
 
     number: str
     invoice: str
@@ -202,14 +202,14 @@ def note_number(invoice: str, place: int) -> str:
 
 
 def lines(sums: Iterable[Line], month: dt.date) -> tuple[Line, ...]:
-    """The lines of an invoice in their order: its own month, then corrections from the oldest on. What was taken back entirely is
-    none."""
+    """An invoice's lines in order: its own month, then corrections, oldest month first. Lines that were taken back
+    entirely are left out."""
     found = (line for line in sums if line.quantity or line.charge)
     return tuple(sorted(found, key=lambda line: _place(line.key, month)))
 
 
 def added(entries: Iterable[tuple[Key, int, Decimal]]) -> list[Line]:
-    """One line for each key: (key, quantity, charge) added up."""
+    """One line per key, with quantity and charge added up."""
     sums: dict[Key, tuple[int, Decimal]] = {}
     for key, quantity, charge in entries:
         held = sums.get(key, (0, Decimal(0)))
@@ -218,11 +218,9 @@ def added(entries: Iterable[tuple[Key, int, Decimal]]) -> list[Line]:
 
 
 def use(credits_: Sequence[Available], lines_: Iterable[Line], month: dt.date) -> tuple[Used, ...]:
-    """What of which credit pays for the lines of the invoice of `month`: never more than there is to pay, nor than is left.
-
-    Where more is taken back than used, what credits have paid for the corrected months is given back to them first, what was used
-    last first. What was paid in money is owed in money.
-    """
+    """What each credit pays of the lines of the invoice of `month`: never more than is due, nor than is left of the
+    credit. If more is taken back than used, credits get back what they paid for the corrected months, the last used
+    first. What was paid in money is owed in money."""
     amounts = by_month((line.key.month, line.amount) for line in lines_)
     subtotal = sum(amounts.values(), ZERO)
     if subtotal >= 0:
@@ -239,11 +237,9 @@ def use(credits_: Sequence[Available], lines_: Iterable[Line], month: dt.date) -
 
 
 def paid_by_credits(past: Iterable[Past], order: Sequence[int]) -> dict[int, dict[dt.date, Decimal]]:
-    """What each credit has paid for each month of use, from all invoices so far, the oldest first; `order` is that of credits.
-
-    What an invoice takes back of a month sets free what credits have paid for that: it is given back, or pays for what else the
-    invoice asks for, as what it uses of credits does: its own month first.
-    """
+    """What each credit has paid for each month of use, from all invoices so far, oldest first; `order` is the credits'
+    order of use. When an invoice takes back usage of a month, the credits that paid for it become free. They are given
+    back or, like newly used credits, pay for the invoice's other lines, its own month first."""
     paid: dict[dt.date, dict[int, Decimal]] = {}
     for invoice in past:
         free: dict[int, Decimal] = {}
@@ -268,7 +264,7 @@ def _move(from_: dict[int, Decimal], to: dict[int, Decimal], wanted: Decimal, or
 
 
 def by_month(amounts: Iterable[tuple[dt.date, Decimal]]) -> dict[dt.date, Decimal]:
-    """Added up, the oldest month first."""
+    """Added up, oldest month first."""
     found: dict[dt.date, Decimal] = {}
     for month, amount in amounts:
         found[month] = found.get(month, ZERO) + amount
@@ -276,7 +272,7 @@ def by_month(amounts: Iterable[tuple[dt.date, Decimal]]) -> dict[dt.date, Decima
 
 
 def _portions(most: Iterable[tuple[T, Decimal]], wanted: Decimal) -> Iterator[tuple[T, Decimal]]:
-    """What each gives of `wanted`, in this order and at most so much."""
+    """Splits `wanted` over the items in order, each up to its limit."""
     for each, limit in most:
         amount = min(limit, wanted)
         if amount > 0:
@@ -300,7 +296,7 @@ def line_facts(line: Line) -> dict[str, Any]:
 
 
 def canonical(facts: dict[str, Any]) -> bytes:
-    """JSON with sorted keys and no spaces, in UTF-8 (what RFC 8785 makes of a value without fractions)."""
+    """JSON with sorted keys and no spaces, in UTF-8: for values without fractions the same as RFC 8785."""
     return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 

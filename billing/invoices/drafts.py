@@ -1,5 +1,3 @@
-"""Invoices that are not closed yet: what they say so far."""
-
 from __future__ import annotations
 
 import datetime as dt
@@ -23,7 +21,7 @@ from portal.models import Appcode
 
 @dataclass(frozen=True)
 class Draft:
-    """An invoice that is open (its month lasts), or closing (the grace time runs): `document` is what it says so far."""
+    """An invoice that is open (its month lasts) or closing (its grace time runs). `document` is its content so far."""
 
     document: Document
     state: str
@@ -35,21 +33,21 @@ class Draft:
 
 
 def state_of(month: dt.date, now: dt.datetime) -> str:
-    """ "open", "closing" or "closed"; "" for a month to come, and for one before the first with any usage."""
+    """ "open", "closing" or "closed"; "" for a future month and for one before the first with any usage."""
     if month > now.date():
         return ""
     if periods.month_of(month).until > now:
         return "open"
     closing = Closing.objects.filter(month=month).first()
     if closing is None:
-        # It is over, and the next sweep will note it.
+        # The month is over, and the next sweep will add its closing.
         first = MonthlyUsage.objects.aggregate(first=Min("month"))["first"]
         return "closing" if first and first <= month else ""
     return closing.state
 
 
 def draft(appcode: Appcode, month: dt.date, now: dt.datetime) -> Draft:
-    """What the invoice of an open month says, exact to the second: what is posted, and what is still to be."""
+    """The invoice of an open month, exact to the second: posted entries and those still to be posted."""
     with snapshot():
         return _draft(appcode, month, now)
 
@@ -70,7 +68,7 @@ def _draft(appcode: Appcode, month: dt.date, now: dt.datetime) -> Draft:
 
 
 def _waiting(appcode: Appcode, span: Span, now: dt.datetime) -> list[Line]:
-    """What posting would add until `now`: the lines of segments that are not finished, less those that stand in the ledger."""
+    """The lines that posting would add until `now`: those of unfinished segments, less what the ledger already has of them."""
     segments = list(UsageSegment.objects.filter(due__appcode_id=appcode.pk))
     if not segments:
         return []

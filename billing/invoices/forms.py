@@ -1,4 +1,4 @@
-"""The form of a credit note. It reads what was typed; the action judges it."""
+"""The form of a credit note. It parses the input; the action validates it."""
 
 from __future__ import annotations
 

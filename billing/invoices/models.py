@@ -1,8 +1,7 @@
-"""Invoices: closings of months, closed invoices with their lines and the credits that they used up, and credit notes.
+"""Closings of months, closed invoices with their lines and used credits, and credit notes.
 
-An invoice that is open is no row: it is what the ledger says so far (`drafts.draft`). A row is a closed one, complete with all
-its lines and never changed: triggers refuse anything else. Names are copied, so that an invoice says the same
-when what it names is called otherwise.
+An open invoice has no row; `drafts.draft` computes it. A row is a closed invoice, complete with its lines and immutable
+(triggers). Names are copied, so that renaming never changes an invoice.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from portal.models import Appcode
 
 
 class Closing(models.Model):
-    """The closing of one month for everybody: due at `due_at`; `mark`, once it is set, is the last number of the ledger that
-    the month's invoices cover, whatever is posted later. Months are closed in their order, so that marks grow with them. Nothing
-    up to the mark began after `latest`, so that a month that begins later need not read it."""
+    """The closing of one month for everybody, due at `due_at`. `mark`, once set, is the last ledger id that the month's
+    invoices cover, whatever is posted later. Months are closed in order, so marks grow. Nothing up to the mark began
+    after `latest`, so a month that begins later need not read those entries."""
 
     month = models.DateField(unique=True)
     due_at = models.DateTimeField()
@@ -47,7 +46,7 @@ class Closing(models.Model):
 
 
 class Invoice(models.Model):
-    """What an appcode pays for a month. `after` and `mark` say which entries of the ledger it covers (`document.Document`)."""
+    """What an appcode pays for a month. It covers the ledger entries given by `after` and `mark` (`document.Document`)."""
 
     number = models.CharField(max_length=80, unique=True)
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, related_name="invoices")
@@ -71,7 +70,7 @@ class Invoice(models.Model):
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["appcode", "month"], name="invoice_once"),
             models.CheckConstraint(condition=Q(total=F("subtotal") - F("credited")), name="invoice_adds_up"),
-            # Credits pay for no more than was used, and are given back for no more than was taken back.
+            # Credits pay for no more than was used, and get back no more than was taken back.
             models.CheckConstraint(
                 condition=Q(credited=0) | Q(credited__gt=0, total__gte=0) | Q(credited__lt=0, total__lte=0),
                 name="invoice_credited",
@@ -89,7 +88,7 @@ class Invoice(models.Model):
 
     @property
     def document(self) -> Document:
-        """The document that was hashed, made again from the rows."""
+        """The hashed document, rebuilt from the rows."""
         return Document(
             number=self.number,
             appcode=self.code,
@@ -106,7 +105,7 @@ class Invoice(models.Model):
 
 
 class InvoiceLine(models.Model):
-    """All of one `document.Key`; `place` counts from 1 in the order in which they are printed."""
+    """The sum for one `document.Key`; `place` counts from 1 in print order."""
 
     invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="lines")
     place = models.PositiveIntegerField()
@@ -137,13 +136,12 @@ class InvoiceLine(models.Model):
         return Line(Key(**{name: getattr(self, name) for name in KEY}), self.quantity, self.charge)
 
 
-# The fields that an InvoiceLine and its Key share.
+# The fields that an InvoiceLine shares with its Key.
 KEY = ("month", "business_line", "sku", "price_id", "per_hour", "discount")
 
 
 class InvoiceCredit(models.Model):
-    """What an invoice used up of a credit, or gave back to it (a negative amount); `entry` is the line of the ledger that says
-    so."""
+    """What an invoice used of a credit (negative: gave back); `entry` is its ledger line."""
 
     invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="credits")
     credit = models.ForeignKey("billing.Credit", on_delete=models.PROTECT, related_name="uses")
@@ -168,7 +166,7 @@ class InvoiceCredit(models.Model):
 
 
 class CreditNote(models.Model):
-    """Takes back a part of a closed invoice, or all of it: a document of its own, immutable, too."""
+    """Takes back part or all of a closed invoice: a separate, immutable document."""
 
     number = models.CharField(max_length=90, unique=True)
     invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="notes")

@@ -1,4 +1,4 @@
-"""Pages of invoices: the list, one invoice in any state, the entries of the ledger behind a line, and the closing of months."""
+"""Pages of invoices: the list, one invoice in any state, the ledger entries behind a line, and closing of months."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DEAREST = 8
 
 @require_safe
 def invoice_list(request: HttpRequest) -> HttpResponseBase:
-    """Closed invoices of my appcodes, the latest first, and above them what is open."""
+    """Closed invoices of the user's appcodes, latest first, below the open ones."""
     appcodes, code = appcodes_for(person(request)), selected_appcode(request)
     appcodes = appcodes.filter(code=code) if code else appcodes
     now = floor(timezone.now())
@@ -70,7 +70,7 @@ def invoice_list(request: HttpRequest) -> HttpResponseBase:
 
 
 def _chart(months: list[tuple[dt.date, int, Decimal]]) -> Columns | None:
-    """Sums by month, the oldest first, each a link to its invoices."""
+    """Sums by month, oldest first, each a link to its invoices."""
     shown = list(reversed(months))
     if len(shown) < 2:
         return None
@@ -81,8 +81,7 @@ def _chart(months: list[tuple[dt.date, int, Decimal]]) -> Columns | None:
 
 @require_safe
 def invoice(request: HttpRequest, code: str, month: dt.date) -> HttpResponse:
-    """One invoice: what it says, to whom it was sent, and its proof. `?format=` csv, pdf, or, once it is closed, json (what was
-    hashed)."""
+    """One invoice with its mail and proof. `?format=` csv, pdf or, once it is closed, json (the hashed document)."""
     appcode = appcode_for(person(request), code)
     sheet = access.sheet(appcode, month, floor(timezone.now()))
     name = sheet.document.number if sheet.row else f"{code}-{month:%Y-%m}-{sheet.state}"
@@ -90,7 +89,7 @@ def invoice(request: HttpRequest, code: str, month: dt.date) -> HttpResponse:
         case "csv":
             return csv_file(name, LINE_HEAD, line_cells(sheet))
         case "pdf":
-            # Imported here, because it holds 10 MB and hardly anybody asks for it.
+            # Imported here because it takes 10 MB of memory and is rarely needed.
             from billing.invoices import pdf
 
             return download(pdf.invoice(sheet), "application/pdf", f"{name}.pdf")
@@ -117,7 +116,7 @@ def _page(request: HttpRequest, appcode: Appcode, sheet: Sheet, form: CreditNote
 
 @require_safe
 def invoice_line(request: HttpRequest, code: str, month: dt.date, place: int) -> HttpResponseBase:
-    """The entries of the ledger that a line adds up, each with its segment."""
+    """The ledger entries that a line sums up, each with its segment."""
     row = _closed(request, code, month)
     line = row.lines.filter(place=place).select_related("invoice").first()
     if line is None:
@@ -154,7 +153,7 @@ def credit_note(request: HttpRequest, code: str, month: dt.date) -> HttpResponse
 
 @require_POST
 def send_invoice_again(request: HttpRequest, code: str, month: dt.date) -> HttpResponse:
-    """Lets a mail that was given up be tried once more."""
+    """Retries a mail that was given up."""
     row = _closed(request, code, month, manage=True)
     mail = access.mail_of(row)
     if mail is None or mail.sent_at:
@@ -165,7 +164,7 @@ def send_invoice_again(request: HttpRequest, code: str, month: dt.date) -> HttpR
 
 @require_safe
 def months(request: HttpRequest) -> HttpResponse:
-    """Which months are closed, which wait for what."""
+    """Which months are closed, and what the others wait for."""
     require_administrator(person(request))
     now = timezone.now()
     closing.plan(now)
@@ -197,7 +196,7 @@ def _closed(request: HttpRequest, code: str, month: dt.date, *, manage: bool = F
 
 
 def _month_of(text: str) -> dt.date | None:
-    """ "2026-10", or None for anything else."""
+    """Parses "2026-10"; None for anything else."""
     try:
         return dt.datetime.strptime(text, "%Y-%m").replace(tzinfo=dt.UTC).date()
     except ValueError:

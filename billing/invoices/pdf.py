@@ -1,6 +1,6 @@
-"""Invoices and credit notes on paper (A4), by reportlab: the same document gives the same bytes.
+"""Invoices and credit notes as PDF (A4, reportlab). The same document gives the same bytes.
 
-The standard fonts of PDF have Latin letters; whatever else a name holds is set in the font that every reader has for it.
+PDF's standard fonts have Latin letters only; other characters use a CID font that every reader supplies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from billing.money import price_text
 from portal import demonstration
 
 INK, MUTED, RULE, TINT = (colors.HexColor(value) for value in ("#1a212c", "#566070", "#dde1e7", "#f3f5f8"))
-# Latin letters, and the few marks that the pages use; what the standard fonts have.
+# Characters outside of the standard fonts' Latin letters and the few other marks that pages use.
 LATIN = re.compile(r"[^\x20-\x7e\xa0-\xff–—‘’“”…·×]+")
 WIDE_FONT = "STSong-Light"
 BODY = ParagraphStyle("body", fontName="Helvetica", fontSize=9, leading=12.5, textColor=INK)
@@ -43,7 +43,7 @@ SECTION = ParagraphStyle(
 BIG = ParagraphStyle("big", BODY, fontName="Helvetica-Bold", fontSize=13, leading=17, alignment=TA_RIGHT)
 BOLD = ParagraphStyle("bold", BODY, fontName="Helvetica-Bold")
 BOLD_NUMBER = ParagraphStyle("bold-number", BOLD, alignment=TA_RIGHT)
-# Frames keep six points on each side.
+# Frames have 6 points of padding on each side.
 WIDTH = A4[0] - 36 * mm - 12
 
 
@@ -76,7 +76,7 @@ def invoice(sheet: Sheet) -> bytes:
         story += [_text("Corrections of earlier months", SECTION), _lines(late, document.currency, months=True)]
     story += [Spacer(1, 4 * mm), _sums(sheet)]
     if row:
-        # In two lines, because a hash has no place to break.
+        # On two lines, because a hash has no place to break.
         proof = "SHA-256 of this invoice's canonical JSON, which the portal hands out beside it:"
         story += [Spacer(1, 8 * mm), _text(proof, SMALL), _text(row.sha256, SMALL)]
     return _made(story, f"Invoice {document.number}")
@@ -157,7 +157,7 @@ def _tight(above: int = 0, beside: int = 0) -> list[tuple[Any, ...]]:
 
 
 def _text(text: str, style: ParagraphStyle) -> Paragraph:
-    """Never markup: names are users'."""
+    """Escapes the text: names come from users and must not be read as markup."""
     _wide_font()
     parts, end = [], 0
     for found in LATIN.finditer(text):

@@ -1,5 +1,3 @@
-"""Addresses of invoices."""
-
 from __future__ import annotations
 
 import datetime as dt
@@ -10,7 +8,7 @@ from billing.invoices import pages
 
 
 class Month:
-    """2026-10, as the first day of that month."""
+    """A path converter: 2026-10 is the first day of that month."""
 
     regex = r"20[0-9]{2}-(?:0[1-9]|1[0-2])"
 

@@ -1,4 +1,4 @@
-"""Invoices as the API says them. Money is a decimal number as text, because JSON's are not exact."""
+"""Documents of invoices. Money is decimal text, because JSON numbers are not exact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from billing.invoices import access
 from billing.invoices.access import Sheet
 from billing.invoices.models import Closing, CreditNote, Invoice
 from billing.ledger.models import LedgerEntry
-from portal.api.documents import Answer
+from portal.api.documents import Answer, page_of
 from portal.manifests import Strict
 
 
@@ -31,9 +31,7 @@ class InvoiceSummary(Answer):
     closed_at: dt.datetime
 
 
-class InvoicePage(Answer):
-    items: list[InvoiceSummary]
-    next: str | None
+InvoicePage = page_of("InvoicePage", InvoiceSummary)
 
 
 class LineDocument(Answer):
@@ -60,7 +58,7 @@ class LedgerSpan(Answer):
 
 
 class InvoiceBody(Answer):
-    """What is hashed, in canonical JSON."""
+    """The hashed content, as canonical JSON."""
 
     number: str
     appcode: str
@@ -115,9 +113,7 @@ class InvoiceEntryDocument(Answer):
     charge: str
 
 
-class EntryPage(Answer):
-    items: list[InvoiceEntryDocument]
-    next: str | None
+EntryPage = page_of("EntryPage", InvoiceEntryDocument)
 
 
 class ClosingDocument(Answer):
@@ -127,17 +123,14 @@ class ClosingDocument(Answer):
     closed_at: dt.datetime | None
 
 
-class ClosingPage(Answer):
-    items: list[ClosingDocument]
-    next: str | None
+ClosingPage = page_of("ClosingPage", ClosingDocument)
 
 
 def invoice_summary(row: Invoice) -> dict[str, Any]:
     to_pay = access.to_pay(row)
-    return InvoiceSummary(
-        number=row.number, appcode=row.code, month=f"{row.month:%Y-%m}", business_line=row.business_line,
-        currency=row.currency, subtotal=f"{row.subtotal:.2f}", credited=f"{row.credited:.2f}", total=f"{row.total:.2f}",
-        taken_back=f"{row.total - to_pay:.2f}", to_pay=f"{to_pay:.2f}", sha256=row.sha256, closed_at=row.closed_at,
+    return InvoiceSummary.of(
+        row, appcode=row.code, month=f"{row.month:%Y-%m}", subtotal=f"{row.subtotal:.2f}", credited=f"{row.credited:.2f}",
+        total=f"{row.total:.2f}", taken_back=f"{row.total - to_pay:.2f}", to_pay=f"{to_pay:.2f}",
     ).json_value()  # fmt: skip
 
 
@@ -146,9 +139,9 @@ def invoice_document(sheet: Sheet) -> dict[str, Any]:
     return {
         "kind": "invoice",
         "state": sheet.state,
-        "closesAt": None if sheet.draft is None else _time(sheet.draft.due_at),
+        "closesAt": None if sheet.draft is None else f"{sheet.draft.due_at.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}",
         "sha256": row.sha256 if row else None,
-        # As it is, so that whoever reads it can hash it.
+        # The raw facts, so that clients can hash them.
         "document": sheet.document.facts() if row else _open(sheet),
         "creditNotes": [credit_note_document(note) for note in row.notes.all()] if row else [],
         "toPay": f"{sheet.to_pay:.2f}",
@@ -156,31 +149,18 @@ def invoice_document(sheet: Sheet) -> dict[str, Any]:
 
 
 def _open(sheet: Sheet) -> dict[str, Any]:
-    """What is not closed has no number, and covers the ledger as far as it goes."""
+    """An open invoice has no number and covers the ledger up to now."""
     return {**sheet.document.facts(), "number": "", "ledger": {"after": 0, "upTo": 0}}
 
 
 def credit_note_document(note: CreditNote) -> dict[str, Any]:
-    return CreditNoteDocument(
-        number=note.number, amount=f"{note.amount:.2f}", currency=note.invoice.currency, reason=note.reason,
-        issued_at=note.issued_at, sha256=note.sha256,
-    ).json_value()  # fmt: skip
+    return CreditNoteDocument.of(note, amount=f"{note.amount:.2f}", currency=note.invoice.currency).json_value()
 
 
 def entry_document(row: LedgerEntry) -> dict[str, Any]:
-    return InvoiceEntryDocument(
-        id=row.pk, kind=LedgerEntry.Kind(row.kind).value, reverses=row.reverses_id, pod=row.uid, consumer=row.consumer,
-        labels=row.labels, sku=row.sku, since=row.since, until=row.until, quantity=row.quantity,
-        charge=f"{row.charge:.10f}",
-    ).json_value()  # fmt: skip
+    return InvoiceEntryDocument.of(row, reverses=row.reverses_id, pod=row.uid, charge=f"{row.charge:.10f}").json_value()
 
 
 def closing_document(row: Closing) -> dict[str, Any]:
-    return ClosingDocument(
-        month=f"{row.month:%Y-%m}", state="closed" if row.closed_at else "closing", due_at=row.due_at,
-        closed_at=row.closed_at,
-    ).json_value()  # fmt: skip
-
-
-def _time(moment: dt.datetime) -> str:
-    return f"{moment.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}"
+    state = "closed" if row.closed_at else "closing"
+    return ClosingDocument.of(row, month=f"{row.month:%Y-%m}", state=state).json_value()

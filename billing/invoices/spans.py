@@ -1,6 +1,6 @@
-"""What the invoices of a month cover: which numbers of the ledger, and the lines that they add up to.
+"""Which ledger entries a month's invoices cover, and the lines that these add up to.
 
-A closed month is settled by its mark and that of the month before; of an open one this is what it covers so far.
+The marks of a closed month and of the month before determine its entries; an open month covers what was posted so far.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from billing.invoices.document import Key, Line
 from billing.invoices.models import Closing
 from billing.ledger.models import LedgerEntry
 
-# What the invoices of a month cover: its own entries, and those of earlier months that came too late for the one before. The
-# lower bound spares reading what was posted before the month began.
+# The month's own entries, and late ones of earlier months that the previous invoice does not have. `low` skips entries
+# posted before the month began.
 COVERED = """
 SELECT appcode_id, date_trunc('month', since AT TIME ZONE 'UTC')::date, business_line, sku, price_id, per_hour, discount,
     sum(quantity)::bigint, sum(charge)
@@ -29,13 +29,13 @@ WHERE id > %(low)s AND id <= %(mark)s AND kind <> 'credit' AND since < %(until)s
 GROUP BY 1, 2, 3, 4, 5, 6, 7
 HAVING sum(quantity) <> 0 OR sum(charge) <> 0
 """
-# Numbers beyond all entries, for what has no mark yet.
+# Above every ledger id, for months without a mark.
 ENDLESS = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Span:
-    """Which entries of the ledger the invoices of `month` cover; see COVERED."""
+    """The ledger entries that the invoices of `month` cover; see COVERED."""
 
     month: dt.date
     low: int
@@ -58,29 +58,29 @@ def span_of(closing: Closing) -> Span:
 
 
 def span_so_far(month: dt.date) -> Span:
-    """What the invoices of a month cover, whether it is closed or not."""
+    """The span of a month, closed or not."""
     closing = Closing.objects.filter(month=month).first()
     unfinished = Closing.objects.filter(month__lt=month, closed_at=None).exists()
-    # Only the next invoice to be closed has what came late.
+    # Only the next invoice to be closed has late entries.
     after = ENDLESS if unfinished else mark_before(month)
     return Span(month, _low(month), after, (closing and closing.mark) or ENDLESS)
 
 
 def mark_before(month: dt.date) -> int:
-    """The mark of the month before; 0 when there is none."""
+    """The mark of the previous month; 0 if there is none."""
     before = Closing.objects.filter(month__lt=month).exclude(mark=None).order_by("-month").first()
     return before.mark or 0 if before else 0
 
 
 def _low(month: dt.date) -> int:
-    """The last mark up to which nothing belongs to this month, nor to one after it."""
+    """The last mark up to which no entry belongs to this month or a later one."""
     marked = Closing.objects.filter(month__lt=month).exclude(mark=None)
     early = marked.filter(Q(latest=None) | Q(latest__lt=periods.month_of(month).since)).order_by("-month").first()
     return early.mark or 0 if early else 0
 
 
 def lines_of(span: Span, appcode_id: int | None = None) -> dict[int, list[Line]]:
-    """The lines of each appcode in the span, in no order."""
+    """The lines of each appcode in the span, unordered."""
     since, until = span.period.window
     found: dict[int, list[Line]] = {}
     with connection.cursor() as cursor:
@@ -93,7 +93,7 @@ def lines_of(span: Span, appcode_id: int | None = None) -> dict[int, list[Line]]
 
 @contextmanager
 def snapshot() -> Iterator[None]:
-    """What is read within is all of one moment, so that what is just being posted is not seen twice or never."""
+    """All queries inside see the same moment, so that entries just being posted are neither counted twice nor missed."""
     outermost = not connection.in_atomic_block
     with transaction.atomic():
         if outermost:

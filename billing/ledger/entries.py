@@ -1,7 +1,7 @@
-"""From a segment to its lines in the ledger: pure functions and frozen values, the reference for what the database posts.
+"""From a segment to its ledger lines: pure functions and frozen values, the reference for what the database posts.
 
-A line is one SKU of one segment in a stretch of whole seconds that lies in one month (UTC) and has one price, one discount
-and one owner. Lines of a segment adjoin, so the quantities of a ledger are the seconds of its segments, to the second.
+A line is one SKU of one segment over whole seconds within one month (UTC), one price, one discount and one owner. A
+segment's lines adjoin, so the quantities of a ledger are exactly the seconds of its segments.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from billing.prices.rates import BEGINNING, Owner, Prices, quantities, worth
 
 @dataclass(frozen=True)
 class Entry:
-    """What [since, until) of one SKU of one segment costs whom.
-
-    `quantity` is in unit-seconds (of GPUs, thousandths of a core, MiB), `charge` in `money.UNIT`s of money: both exact.
-    `per_hour` is the price of one GPU, core or GiB before `discount` percent are taken off; `price_id` None: it had no price.
-    """
+    """The charge for [since, until) of one SKU of one segment. `quantity` is in unit-seconds (of GPUs, thousandths of a
+    core, MiB), `charge` in `money.UNIT`s; both are exact. `per_hour` is the price of one GPU, core or GiB before
+    `discount` percent; `price_id` is None without a price."""
 
     uid: str
     sku: str
@@ -46,19 +44,19 @@ class Entry:
 
 
 def final_until(segment: Segment, now: dt.datetime) -> dt.datetime:
-    """The time until which nothing of the segment can grow any more: its end, or for one that lasts the end of the last
-    month that is over."""
+    """The time up to which the segment's lines are final: its end or, while it is open, the end of the last month that
+    is over."""
     if segment.ended is not None and segment.ended <= now:
         return segment.ended
     return month(now).since
 
 
 def entries_of(segment: Segment, prices: Prices, owners: Iterable[Owner], until: dt.datetime) -> tuple[Entry, ...]:
-    """The lines of the segment up to `until`, in order of SKU and time. `owners` may be those of many appcodes."""
+    """The segment's lines up to `until`, ordered by SKU and time. `owners` may include other appcodes."""
     until = floor(until) if segment.ended is None else min(segment.ended, floor(until))
     lines = [(BEGINNING, ""), *_lines(segment.appcode_id, owners)]
     if len(lines) > 1:
-        # The first owner that is known holds for all time before.
+        # The first known owner applies to all earlier times.
         lines = [(BEGINNING, lines[1][1]), *lines[2:]]
     cuts = {moment for moment, _ in lines} | set(_months(segment.started, until))
     entries = []
@@ -90,7 +88,7 @@ def entries_of(segment: Segment, prices: Prices, owners: Iterable[Owner], until:
 
 
 def _lines(appcode_id: int, owners: Iterable[Owner]) -> list[tuple[dt.datetime, str]]:
-    """When which business line began to own the appcode; a change to the same one is none."""
+    """When each business line began to own the appcode; consecutive equal owners are merged."""
     found: list[tuple[dt.datetime, str]] = []
     for owner in sorted(owner for owner in owners if owner.appcode_id == appcode_id):
         if not found or found[-1][1] != owner.business_line:
@@ -99,7 +97,7 @@ def _lines(appcode_id: int, owners: Iterable[Owner]) -> list[tuple[dt.datetime, 
 
 
 def _months(since: dt.datetime, until: dt.datetime) -> list[dt.datetime]:
-    """The first seconds of months that lie between."""
+    """The starts of months strictly between."""
     edges, edge = [], month(since).until
     while edge < until:
         edges.append(edge)

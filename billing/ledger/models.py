@@ -1,4 +1,4 @@
-"""The ledger, what is still to be posted to it, and its sums by day and month. Money here is exact, in `money.UNIT`s."""
+"""The ledger, its posting queue, and its sums by day and month. Money is exact, in `money.UNIT`s."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from portal.models import Appcode
 
 Group = Literal["line", "appcode", "user", "model", "framework", "cluster"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-# The columns of the rollups; an appcode is known by its number.
+# Columns of the rollups. Appcodes are identified by id.
 COLUMNS: dict[Group, str] = {
     "line": "business_line",
     "appcode": "appcode_id",
@@ -29,10 +29,9 @@ COLUMNS: dict[Group, str] = {
 
 
 class Due(models.Model):
-    """A segment that has to be looked at for posting from `due_at` on: triggers put it here whenever it changes or its terms
-    do, posting takes it away. `posted` is false for one that has no lines in the ledger yet; `appcode_id` is the segment's, so
-    that several can post side by side, each for its own appcodes.
-    """
+    """A segment to be posted at `due_at`. Triggers add it whenever the segment or its terms change; posting removes it.
+    `posted` is false if the segment has no ledger lines yet. `appcode_id` is the segment's; it lets shards post in
+    parallel, each for its own appcodes."""
 
     segment = models.OneToOneField(
         UsageSegment, on_delete=models.CASCADE, primary_key=True, db_constraint=False, related_name="due"
@@ -49,12 +48,12 @@ class Due(models.Model):
 
 
 class LedgerEntry(models.Model):
-    """One line of the ledger: append-only (a trigger refuses UPDATE and DELETE); a correction is a reversal and a new line.
+    """One ledger line. Append-only (a trigger refuses UPDATE and DELETE): a correction is a reversal and a new line.
 
-    `quantity` is in unit-seconds of what the SKU counts (GPUs, thousandths of a core, MiB). `charge` is exact money in
-    `money.UNIT`s (1/460,800,000 of the currency); add charges up, then let `money.money` make an amount of the sum. A
-    reversal has the values of the line that it names with the opposite sign. Lines of one segment, SKU and time that were not
-    reversed never overlap; [since, until) lies in one month, the one in which it was used, whenever it was posted.
+    `quantity` is in unit-seconds of the SKU (GPUs, thousandths of a core, MiB). `charge` is exact, in `money.UNIT`s
+    (1/460,800,000 of the currency): add charges up, then convert the sum with `money.money`. A reversal has the values
+    of the line it names with the opposite sign. Unreversed lines of one segment and SKU never overlap. [since, until)
+    lies within the month of use, whenever it was posted.
     """
 
     class Kind(models.TextChoices):
@@ -64,8 +63,8 @@ class LedgerEntry(models.Model):
 
     kind = models.CharField(max_length=8, choices=Kind.choices)
     uid = models.CharField(max_length=80, blank=True)
-    # References of a line are checked where they are rare (a trigger on reversals and credits): the constraints of the database
-    # would cost a line more than itself. Indexes hold only what is not null.
+    # Foreign-key constraints would cost more than inserting the line itself. Triggers check references only on
+    # reversals and credits, which are rare. The indexes skip nulls.
     segment = models.ForeignKey(
         UsageSegment,
         on_delete=models.DO_NOTHING,
@@ -89,8 +88,8 @@ class LedgerEntry(models.Model):
     since = models.DateTimeField()
     until = models.DateTimeField()
     quantity = models.BigIntegerField()
-    # Numbers of prices, not references: a price of the future that was taken back leaves no trace, and none that was charged
-    # can be.
+    # Ids of prices, not foreign keys: a withdrawn future price leaves no trace, and a price that was charged cannot be
+    # withdrawn.
     price_id = models.BigIntegerField(null=True)
     per_hour = models.DecimalField(max_digits=14, decimal_places=6)
     discount = models.DecimalField(max_digits=5, decimal_places=2)
@@ -108,7 +107,7 @@ class LedgerEntry(models.Model):
         verbose_name_plural = "ledger entries"
         indexes: ClassVar = [
             models.Index(fields=["segment"], name="ledger_segment", condition=Q(segment__isnull=False)),
-            # An invoice takes the lines of its appcode up to a number.
+            # An invoice reads its appcode's lines up to an id.
             models.Index(fields=["appcode", "id"], name="ledger_appcode"),
             models.Index(fields=["credit"], name="ledger_credits", condition=Q(credit__isnull=False)),
             models.Index(fields=["posted_at"], name="ledger_reversals", condition=Q(reverses__isnull=False)),
@@ -135,7 +134,6 @@ class LedgerEntry(models.Model):
 
     @property
     def month(self) -> dt.date:
-        """The month in which it was used."""
         return self.since.date().replace(day=1)
 
     @property
@@ -147,11 +145,8 @@ class LedgerEntry(models.Model):
 
 
 class Rollup(models.Model):
-    """The ledger added up by time and by the labels that dashboards ask for, kept in the statement that posts.
-
-    Sums of every kind of entry, reversals included, by the time of use; charges are exact, as in the ledger. `key` is a hash of
-    what is grouped by, which keeps the unique index small.
-    """
+    """Ledger sums by time and by the labels of dashboards, kept by the statement that posts. They include every usage line and
+    reversal, by time of use; charges are exact. `key` is a hash of the grouping columns, which keeps the unique index small."""
 
     key = models.UUIDField()
     appcode = models.ForeignKey(
@@ -185,7 +180,7 @@ class DailyUsage(Rollup):
 
 
 class MonthlyUsage(Rollup):
-    """By month (UTC), whose first day `month` is."""
+    """By month (UTC); `month` is its first day."""
 
     month = models.DateField()
 

@@ -1,9 +1,8 @@
-"""From segments to the ledger: what is final is posted, once, in portions of one statement each.
+"""Posts final usage from segments to the ledger, once, in portions of one SQL statement each.
 
-A portion takes segments that are due, makes the lines that `entries.entries_of` describes, and compares them with those that
-stand: what stands and should not is reversed, what should and does not is added, and the sums by day and month follow, all in
-the same statement. So posting may be repeated, killed anywhere and run twice at once, and it needs the same memory for any
-number of segments.
+A portion takes due segments, computes the lines that `entries.entries_of` describes, and compares them with the posted ones. It
+reverses wrong lines, adds missing ones, and updates the sums by day and month, all in one statement. So posting may be
+repeated, killed anywhere and run twice at once, and its memory does not depend on the number of segments.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from billing.prices.book import price_book
 from billing.prices.split import OWNERS, TERMS, terms_of
 from portal.db.advisory_lock import Lock, lock_until_commit
 
-# Appcodes are divided into shards, each with a lock of its own, so that as many processors can work off a long queue: no sum by
-# day or month belongs to two of them.
+# Appcodes are divided into shards, each with its own lock, so that several processors can work off a long queue. No sum
+# by day or month belongs to two shards.
 SHARDS = 2
 PORTION = 20_000
 
-# Rows that somebody is just changing are left for the next time, so that nobody waits for each other in a circle. Segments are
-# read in the statement after this one: whoever has changed one before it is seen, and whoever does later waits for the queue.
+# Rows locked by others are left for the next turn, which avoids deadlocks. Segments are read by the next statement: it
+# sees every change made before it, and later changes wait for the queue's rows.
 TAKE = """
 SELECT segment_id, posted FROM billing_due WHERE due_at <= %s AND appcode_id %% %s = %s
 ORDER BY due_at, segment_id LIMIT %s FOR UPDATE SKIP LOCKED
 """
-# `final`: the end of what cannot grow any more (`entries.final_until`). Everything is cut at months, at changes of the owner and
-# at changes of the rate; `key` finds the rates of a SKU for a payer. `standing` is what was posted and not reversed. Rows are
-# kept narrow until they are inserted: names are wide.
+# `final` is the end of what cannot grow (`entries.final_until`). Usage is cut at months and at changes of owner and
+# rate; `key` finds the rates of a SKU for a payer. `standing` are posted, unreversed lines. Rows stay narrow until they
+# are inserted, because names are wide.
 STATEMENT = sql.SQL("""
 WITH {terms},
 taken(segment_id, posted) AS (SELECT * FROM unnest(%(segments)s::bigint[], %(posted)s::boolean[])),
@@ -134,7 +133,7 @@ waiting AS (
 )
 SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM added), (SELECT count(*) FROM reversed)
 """)
-# Notes of the same owner again change nothing, and no line is cut there.
+# Repeated notes of the same owner change nothing and must not cut a line.
 CHANGED_OWNERS = sql.SQL("""(
         SELECT appcode_id, business_line, valid_from,
             lag(business_line) OVER (PARTITION BY appcode_id ORDER BY valid_from) AS before
@@ -149,7 +148,7 @@ NEW = sql.SQL(
     "e.segment_id, e.sku, e.since, e.until, e.quantity, e.price_id, e.per_hour, e.discount, e.charge, e.business_line, d.uid,"
     " d.appcode_id, d.consumer, d.labels"
 )
-# Days are counted in whole days of 86,400 s since 1970, which is UTC's calendar and much cheaper than asking it.
+# Days are 86,400 s each since 1970, which equals UTC's calendar and is much cheaper than calendar functions.
 SECONDS = sql.SQL("date_part('epoch', since)::bigint AS begun, date_part('epoch', until)::bigint AS over")
 LABELS = sql.SQL(", ").join(
     sql.SQL("coalesce(left(labels->>{}, 200), '') AS {}").format(sql.Literal(name), sql.Identifier(name))
@@ -164,7 +163,7 @@ RESOURCES = {
 }
 GROUPING = ("appcode_id", "business_line", "cluster", "user", "framework", "gpu_model")
 GROUPED = sql.SQL(", ").join(map(sql.Identifier, GROUPING))
-# All lines that are usage, and what was taken back of it.
+# All usage lines and reversals.
 LINES = sql.SQL(
     "(SELECT sku, {}, quantity, charge, business_line, appcode_id, {} FROM billing_ledgerentry WHERE kind <> 'credit')"
 ).format(SECONDS, LABELS)
@@ -173,10 +172,9 @@ REVERSED = (
     "labels",
 )  # fmt: skip
 SUMMED = [*RESOURCES.values(), *(f"{resource}_charge" for resource in RESOURCES)]
-# The tables of sums: the name of their time, and the query that they are made by.
+# Tables of sums: their time column, and the query that computes them.
 SUMS = {"billing_dailyusage": ("day", "daily"), "billing_monthlyusage": ("month", "monthly")}
-# A line may last for many days; each gets the share of its seconds, which is exact because quantities and charges are products
-# of seconds.
+# A line may span several days. Each day's share by seconds is exact, because quantities and charges are products of seconds.
 DAILY = sql.SQL("""
 SELECT date '1970-01-01' + day::integer AS day, appcode_id, business_line, cluster, "user", framework,
     CASE resource WHEN 'gpu' THEN substr(sku, 5) ELSE '' END AS gpu_model, {sums}
@@ -209,7 +207,7 @@ ON CONFLICT ({time}, key) DO UPDATE SET {added}
 
 
 def daily(lines: sql.Composable) -> sql.Composed:
-    """A query for the sums by day of ledger lines, which the table or subquery `lines` has."""
+    """A query for the sums by day of the ledger lines in the table or subquery `lines`."""
     shares = [
         sql.SQL("coalesce(sum({value}) FILTER (WHERE resource = {resource}), 0){cast} AS {name}").format(
             value=sql.Identifier(value), resource=sql.Literal(resource), name=sql.Identifier(name), cast=sql.SQL(cast_)
@@ -224,7 +222,7 @@ def daily(lines: sql.Composable) -> sql.Composed:
 
 
 def monthly() -> sql.Composed:
-    """The same by month, of the rows of a query `daily`."""
+    """The same by month, from the rows of a query `daily`."""
     sums = [
         sql.SQL("sum({0}){1} AS {0}").format(sql.Identifier(name), sql.SQL("::bigint" if "seconds" in name else ""))
         for name in SUMMED
@@ -260,7 +258,7 @@ SET LOCAL work_mem = '64MB'
 
 @dataclass(frozen=True)
 class Posted:
-    """How many segments were looked at, and how many lines were added and reversed."""
+    """Numbers of segments processed, and of lines added and reversed."""
 
     segments: int = 0
     added: int = 0
@@ -271,12 +269,12 @@ class Posted:
 
 
 def keep_others_out() -> None:
-    """Waits until no other transaction posts, and lets none begin before this one ends: whoever closes a month does so."""
+    """Waits for running postings and blocks new ones until this transaction ends. Used by closings."""
     lock_until_commit(Lock.POSTING)
 
 
 def post(now: dt.datetime | None = None) -> Posted:
-    """Posts everything that is due at `now`, in portions that are each a transaction of their own."""
+    """Posts everything due at `now`; each portion is its own transaction."""
     now = now or timezone.now()
     total = Posted()
     for shard in range(SHARDS):
@@ -289,7 +287,7 @@ def post(now: dt.datetime | None = None) -> Posted:
 
 
 def _side_by_side(now: dt.datetime) -> list[Posted]:
-    """Every shard in a thread of its own, with a connection of its own."""
+    """Works off each shard in its own thread and database connection."""
 
     def work_off(shard: int) -> Posted:
         try:
@@ -306,7 +304,7 @@ def _side_by_side(now: dt.datetime) -> list[Posted]:
 
 @transaction.atomic
 def post_portion(now: dt.datetime, shard: int, size: int = PORTION) -> Posted:
-    """Posts up to `size` segments of the appcodes of one shard that are due at `now`."""
+    """Posts up to `size` segments due at `now` of one shard's appcodes."""
     lock_until_commit(Lock.POSTING, shared=True)
     lock_until_commit(Lock.POSTING_SHARD, str(shard))
     with connection.cursor() as cursor:
@@ -314,15 +312,15 @@ def post_portion(now: dt.datetime, shard: int, size: int = PORTION) -> Posted:
         taken = cursor.fetchall()
         if not taken:
             return Posted()
-        # Terms and owners are read after the lock was given: they are those that whoever held it has left.
+        # Terms and owners are read under the lock, so they include what its previous holder committed.
         parameters: dict[str, Any] = {
             "now": floor(now),
-            # As text: a list of constants would take the parser as long as the rest takes the database.
+            # As text: parsing a list of constants would take as long as the query itself.
             "segments": _array(str(segment_id) for segment_id, _ in taken),
             "posted": _array("t" if posted else "f" for _, posted in taken),
             **terms_of(price_book()),
         }
-        # A portion is a small part of large tables, whatever their statistics say by now; its own rows fit in memory.
+        # A portion is a small part of large tables, whatever their statistics say; its own rows fit in memory.
         cursor.execute(PLANNING)
         cursor.execute(cast("Any", POST), parameters)
         return Posted(*cursor.fetchone())
@@ -333,7 +331,7 @@ def _array(texts: Iterable[str]) -> str:
 
 
 def again(segment_ids: Iterable[int]) -> None:
-    """Puts segments into the queue whatever has been posted of them."""
+    """Queues segments for posting again, whatever was posted of them."""
     rows = UsageSegment.objects.filter(pk__in=list(segment_ids)).order_by("pk")
     Due.objects.bulk_create(
         (Due(segment_id=row.pk, due_at=row.started, appcode_id=row.appcode_id, posted=True) for row in rows),
@@ -344,14 +342,14 @@ def again(segment_ids: Iterable[int]) -> None:
 
 
 def reverse(line: LedgerEntry) -> None:
-    """Takes back one line of a segment that is gone."""
+    """Reverses one line of a segment that no longer exists."""
     facts = {name: getattr(line, name) for name in REVERSED}
     facts |= {"quantity": -line.quantity, "charge": -line.charge}
     LedgerEntry.objects.create(kind=LedgerEntry.Kind.REVERSAL, reverses=line, **facts)
 
 
-def wrong_sums(most: int = 1000) -> dict[str, list[str]]:
-    """For each table of sums, which of its cells are not what the lines of the ledger add up to; `most` are told."""
+def wrong_sums() -> dict[str, list[str]]:
+    """The cells of each table of sums that differ from the ledger's lines, at most 1000 per table."""
     found = {}
     same = [sql.SQL("held.{0} = made.{0}").format(name) for name in map(sql.Identifier, GROUPING)]
     differ = [sql.SQL("coalesce(held.{0}, 0) <> coalesce(made.{0}, 0)").format(sql.Identifier(name)) for name in SUMMED]
@@ -360,11 +358,10 @@ def wrong_sums(most: int = 1000) -> dict[str, list[str]]:
             "WITH daily AS ({daily}), monthly AS ({monthly}), made AS (SELECT {key} AS key, * FROM {made})"
             " SELECT coalesce(held.{time}, made.{time}), row_to_json(held)::text, row_to_json(made)::text"
             " FROM {table} held FULL JOIN made ON held.{time} = made.{time} AND {same}"
-            " WHERE {differ} OR held.key <> made.key LIMIT {most}"
+            " WHERE {differ} OR held.key <> made.key LIMIT 1000"
         ).format(
             daily=daily(LINES), monthly=monthly(), key=KEY, made=sql.Identifier(made), time=sql.Identifier(time),
             table=sql.Identifier(table), same=sql.SQL(" AND ").join(same), differ=sql.SQL(" OR ").join(differ),
-            most=sql.Literal(most),
         )  # fmt: skip
         with connection.cursor() as cursor:
             cursor.execute(cast("Any", statement))
@@ -376,7 +373,7 @@ def wrong_sums(most: int = 1000) -> dict[str, list[str]]:
 
 @transaction.atomic
 def rebuild_sums() -> None:
-    """Adds the whole ledger up again."""
+    """Recomputes all sums from the ledger."""
     keep_others_out()
     with connection.cursor() as cursor:
         for table, (time, made) in SUMS.items():

@@ -1,7 +1,7 @@
-"""Observations into the database, and the segments that follow from them, in one statement for any number of sightings.
+"""Stores observations and updates their segments in one statement, for any number of sightings.
 
-`segments.segment_of` is the law; STATEMENT says the same in SQL, because fetching every sighting of every pod to add it up here
-is fifty times slower. A test compares the two, and `manage.py replay --verify` compares what is stored.
+`segments.segment_of` is the reference. STATEMENT computes the same in SQL, because fetching every sighting of every pod
+would be fifty times slower. A test compares the two, and `manage.py replay --verify` compares the stored rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psycopg2 import sql
 from billing.metering.segments import MAX_SKEW, PHASE_ORDER, TERMINAL, PodState
 from portal.db.advisory_lock import Lock
 
-# Rows arrive in a table of this session, which is empty at the end of every transaction; one transaction may record twice.
+# Rows arrive in a temporary table, emptied at the end of the transaction. DELETE: a transaction may record twice.
 INCOMING = """
 CREATE TEMPORARY TABLE IF NOT EXISTS billing_incoming (
     uid text, digest text, cloud text, appcode_id bigint, consumer text, labels jsonb, phase text, gpus integer, gpu_model text,
@@ -37,8 +37,8 @@ COPY = f"COPY billing_incoming ({', '.join(FIELDS)}) FROM STDIN"
 TAKEN = ("appcode_id", "consumer", "labels", "gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
 AMOUNTS = ("gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
 
-# `fresh` is what was not known; only its pods are looked at. `seen` is every sighting of these, `mended` the same with times
-# that can be, `made` what they add up to. Nothing is joined but by index, so that no statistics lead to another plan.
+# `fresh` are new sightings; only their pods are recomputed. `seen` are all sightings of these, `mended` the same with
+# possible times, `made` the results. Every join uses an index, so that statistics cannot lead to another plan.
 STATEMENT = sql.SQL("""
 WITH fresh AS (
     INSERT INTO billing_observation (seen_at, {fields})
@@ -101,8 +101,8 @@ ON CONFLICT (uid) DO UPDATE SET {updated} WHERE ({held}) IS DISTINCT FROM ({excl
 RETURNING consumer
 """)
 
-# Of two sightings of one pod the later one must find the earlier one; pods of two clouds have nothing to do with each other.
-# Each statement sees all that was committed when it began; all go in one message.
+# Two sightings of one pod must be recorded one after the other; pods of different clouds are independent. Each
+# statement sees everything committed before it began; all are sent in one message.
 TURNS = sql.SQL("""
 SELECT pg_advisory_xact_lock_shared(%(recording)s);
 SELECT pg_advisory_xact_lock(%(turn)s, number)
@@ -139,16 +139,15 @@ INGEST = STATEMENT.format(
 
 
 def bring(states: Sequence[PodState]) -> None:
-    """Puts the sightings into this session's table; nobody else is kept waiting for that."""
+    """Copies the sightings into this session's temporary table, without locking anything."""
     with connection.cursor() as cursor:
         cursor.execute(INCOMING)
         cursor.copy_expert(COPY, rows(states))
 
 
 def add_up(seen_at: dt.datetime, clouds: Collection[str]) -> set[str]:
-    """Appends those that are not known yet, of these clouds and seen at `seen_at`, and brings the segments of their pods up to
-    date, once no other transaction does so for one of these clouds. Until this one ends, none will. Returns the consumers of
-    the segments that are others now."""
+    """Adds the new sightings and updates the segments of their pods; returns the consumers of changed segments. It
+    waits for other transactions that record for one of these clouds, and blocks new ones until this one ends."""
     values: dict[str, Any] = {
         "recording": Lock.METERING,
         "turn": Lock.METERING_CLOUD,
@@ -161,7 +160,7 @@ def add_up(seen_at: dt.datetime, clouds: Collection[str]) -> set[str]:
 
 
 def rows(states: Sequence[PodState]) -> io.StringIO:
-    """What COPY takes. Made by hand, because `csv` needs three times as long, and this is a quarter of all the work."""
+    """The input of COPY. Built by hand: `csv` takes three times as long, and this is a quarter of the total time."""
     return io.StringIO("".join([_row(state) for state in states]))
 
 
@@ -186,5 +185,5 @@ def _json(labels: dict[str, str | int]) -> str:
     try:
         return orjson.dumps(labels).decode()
     except TypeError:
-        # A number of more than 64 bits.
+        # An integer of more than 64 bits.
         return json.dumps(labels)

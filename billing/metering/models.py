@@ -1,4 +1,4 @@
-"""What was seen of pods, what nobody understood, and the segments of use that follow. Observations are only ever added to."""
+"""Observations of pods (append-only), quarantined sightings, and the segments of use derived from observations."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from portal.models import Appcode
 
 
 class Observation(models.Model):
-    """One seen state of one pod: append-only (a trigger refuses UPDATE and DELETE).
-
-    Keyed by pod uid; `digest` makes a repeated sighting of the same state a no-op, and `seen_at` is its first one.
-    Times are what the cloud said, in UTC.
-    """
+    """One observed state of one pod: append-only (a trigger refuses UPDATE and DELETE). Keyed by pod uid. `digest` makes a
+    repeated sighting of the same state a no-op, and `seen_at` is the first one. Times are as reported by the cloud, in UTC."""
 
     uid = models.CharField(max_length=80)
     digest = models.CharField(max_length=64)
     seen_at = models.DateTimeField()
     cloud = models.CharField(max_length=40)
-    # Checked once for a batch instead of by a constraint for each row; segments have the constraint.
+    # Checked once per batch instead of by a constraint per row; segments have the constraint.
     appcode = models.ForeignKey(
         Appcode, on_delete=models.PROTECT, db_constraint=False, db_index=False, related_name="+"
     )
@@ -55,7 +52,7 @@ class Observation(models.Model):
         return PodState(**{name: getattr(self, name) for name in OBSERVED}, labels=self.labels)
 
 
-# The fields that an Observation and a PodState share, the labels apart.
+# The fields that an Observation and a PodState share, except the labels.
 OBSERVED = (
     "uid", "cloud", "appcode_id", "consumer", "phase", "gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb",
     "scheduled_at", "started_at", "finished_at", "estimated", "seen_at",
@@ -63,11 +60,9 @@ OBSERVED = (
 
 
 class Quarantined(models.Model):
-    """A sighting that could not be understood: kept as it came, with the reason, while the rest of its batch went on.
-
-    `manage.py replay` tries again and sets `resolved_at` when it has become an observation; nothing else of it ever changes,
-    and it is never deleted (a trigger). The same sighting twice is one row.
-    """
+    """A sighting that could not be interpreted: stored unchanged with the reason, while the rest of its batch went on.
+    `manage.py replay` retries it and sets `resolved_at` once it has become an observation. Nothing else of it changes,
+    and it is never deleted (a trigger). A repeated sighting is one row."""
 
     digest = models.CharField(max_length=64, unique=True)
     cloud = models.CharField(max_length=40, blank=True)
@@ -85,11 +80,8 @@ class Quarantined(models.Model):
 
 
 class UsageSegment(models.Model):
-    """The time for which one pod held its resources: [started, ended), open while `ended` is null.
-
-    Derived from observations (`manage.py replay --verify` proves it). Both ends are whole seconds; `flags` names what
-    was clamped or estimated.
-    """
+    """The time for which one pod held its resources: [started, ended), open while `ended` is null. Derived from observations
+    (`manage.py replay --verify` proves it). Both ends are whole seconds; `flags` names what was clamped or estimated."""
 
     uid = models.CharField(max_length=80)
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, db_index=False, related_name="segments")
@@ -108,7 +100,7 @@ class UsageSegment(models.Model):
         indexes: ClassVar = [
             models.Index(fields=["consumer"]),
             models.Index(fields=["appcode", "started"]),
-            # What overlaps a month: it ended after its first second, or not yet.
+            # For segments that overlap a month: ended after its first second, or still open.
             models.Index(fields=["ended"]),
             models.Index(fields=["ended"], name="segment_flagged", condition=~Q(flags=[])),
         ]

@@ -1,8 +1,8 @@
-"""From sightings of pods to segments, exactly once, inside the transaction of whoever watched.
+"""Records sightings of pods and updates their segments exactly once, inside the caller's transaction.
 
-The observations are the truth and are only ever added to; a segment is what `segments.segment_of` makes of all
-observations of its pod. So recording a batch twice, in pieces, or by two controllers at the same time ends in the same
-rows, and a transaction that dies leaves nothing half-counted.
+Observations are the source of truth and append-only; `segments.segment_of` derives a segment from all observations of
+its pod. So recording a batch twice, in pieces, or by two controllers at once gives the same rows, and an aborted
+transaction leaves nothing.
 """
 
 from __future__ import annotations
@@ -27,13 +27,9 @@ SEGMENT_FIELDS = [field.name for field in UsageSegment._meta.concrete_fields if 
 
 
 def record(states: Sequence[PodState], *, seen_at: dt.datetime | None = None) -> set[str]:
-    """Appends what was seen and brings the segments of those pods up to date, in a constant number of queries.
-
-    They were seen now unless `seen_at` says when. What cannot be understood is put in quarantine, and the rest goes on. Returns
-    the consumers for whom that changes usage or cost.
-
-    Raises RuntimeError outside a transaction: the position of the watch must be saved with what it has led to.
-    """
+    """Adds sightings and updates the segments of their pods, in a constant number of queries. `seen_at` defaults to now.
+    Sightings that cannot be interpreted are quarantined, and the rest goes on. Returns the consumers whose usage or cost
+    changed. Raises RuntimeError outside a transaction: the position of the watch must be saved together with its effects."""
     if not connection.in_atomic_block:
         raise RuntimeError("metering.record must run inside the transaction that saves the position of the watch")
     seen_at = seen_at or timezone.now()
@@ -44,7 +40,7 @@ def record(states: Sequence[PodState], *, seen_at: dt.datetime | None = None) ->
 
 
 def _understood(states: Sequence[PodState], seen_at: dt.datetime) -> list[PodState]:
-    """Those that can be metered; the others are quarantined."""
+    """The sightings that can be metered; quarantines the others."""
     problems = [sightings.problem(state) for state in states]
     missing = missing_appcodes(state for state, problem in zip(states, problems, strict=True) if not problem)
     if not any(problems) and not missing:
@@ -62,13 +58,13 @@ def _understood(states: Sequence[PodState], seen_at: dt.datetime) -> list[PodSta
 
 
 def missing_appcodes(states: Iterable[PodState]) -> set[int]:
-    """The numbers of appcodes in them that do not exist."""
+    """The ids of their appcodes that do not exist."""
     codes = {state.appcode_id for state in states}
     return codes - set(Appcode.objects.filter(pk__in=codes).values_list("pk", flat=True))
 
 
 def quarantined(cloud: str, raw: str | bytes, reason: str, seen_at: dt.datetime) -> Quarantined:
-    """A row for what nobody understands, for `quarantine`. `raw` is kept as it came, as far as a text can."""
+    """A row for `quarantine`. `raw` is kept as it came, as far as a text column can hold it."""
     text = raw if isinstance(raw, str) else raw.decode(errors="backslashreplace")
     text = text.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
     cloud = cloud.replace("\0", "").encode(errors="replace").decode()[:40]
@@ -77,17 +73,15 @@ def quarantined(cloud: str, raw: str | bytes, reason: str, seen_at: dt.datetime)
 
 
 def quarantine(rows: Sequence[Quarantined]) -> None:
-    """Keeps them, once each."""
+    """Stores the rows, each sighting once."""
     if rows:
         Quarantined.objects.bulk_create(rows, ignore_conflicts=True)
         log.error("%d sightings were not understood and are in quarantine: %s", len(rows), rows[0].reason)
 
 
 def keep_others_out() -> None:
-    """Waits until no other transaction records, and lets none begin before this one ends.
-
-    What is read afterwards (READ COMMITTED) includes all that they have written.
-    """
+    """Waits for running recordings and blocks new ones until this transaction ends. Reads after it (READ COMMITTED) see
+    all that the others wrote."""
     lock_until_commit(Lock.METERING)
 
 
@@ -99,7 +93,7 @@ def store(segments: Iterable[Segment]) -> None:
 
 
 def segments_of(observations: Iterable[Observation]) -> Iterable[Segment]:
-    """The segments that follow from `observations`, which come ordered by uid."""
+    """The segments derived from `observations`, which must be ordered by uid."""
     for _, of_one_pod in groupby(observations, key=lambda observation: observation.uid):
         segment = segment_of([observation.state for observation in of_one_pod])
         if segment is not None:

@@ -1,9 +1,9 @@
-"""From what was seen of one pod to the time for which it held its resources: pure functions and frozen values.
+"""From sightings of one pod to the time for which it held its resources: pure functions and frozen values.
 
-The one idea: a segment is a function of the *set* of sightings of a pod. So a repeated sighting, another order, a
-restart of whoever watches, or two of them at once cannot change what is billed, and replaying the stored observations
-gives the same segments again. Times are UTC. Seconds are integers: both ends are cut to whole seconds in the same way,
-hence a GPU handed from one pod to the next within a second is counted once, and parts of a segment add up to the whole.
+A segment is a function of the *set* of sightings of its pod. So repeated or reordered sightings, restarts of the
+watcher or two watchers at once cannot change the bill, and a replay of the stored observations gives the same segments.
+Times are UTC. Both ends are cut to whole seconds in the same way, so a GPU handed from one pod to the next within a
+second is counted once, and parts of a segment add up to the whole.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 import orjson
 
 TERMINAL = frozenset({"Succeeded", "Failed"})
-# Nodes' clocks may run ahead of ours by this much; their durations are still right, so nothing is clamped. What lies
-# further in the future is no time at all.
+# Tolerated clock skew: a node's clock may run ahead of ours by this much, since durations are still right. Times
+# further in the future are impossible.
 MAX_SKEW = dt.timedelta(minutes=15)
 PHASE_ORDER = {"Pending": 0, "Running": 1, "Failed": 2, "Succeeded": 3}
 
@@ -52,14 +52,14 @@ class Resources:
 
 @dataclass(frozen=True)
 class PodState:
-    """One sighting of one pod, as its cloud told it.
+    """One sighting of one pod, as reported by its cloud.
 
-    `scheduled_at` is when its resources were reserved, `started_at` when its program first ran (after its image and its data were
-    fetched), `finished_at` when the last of its containers had ended; `phase` is Kubernetes' word. `consumer` is the caller's key
-    for what it belongs to ("run 17"), and `labels` are names that survive deletion: the pages group by "cluster",
-    "run", "role" and "index"; what has "serves" is there for the others of its consumer alone. `seen_at` is when the
-    portal saw it; `record.record` fills it in. A volume or a bucket is metered in the same way: it holds `storage_mb`
-    from its creation to its end, and a change of size begins a new uid.
+    `scheduled_at` is when its resources were reserved, `started_at` when its program first ran (after its image and
+    data were fetched), `finished_at` when its last container had ended; `phase` is Kubernetes'. `consumer` is the
+    caller's key for what the pod belongs to ("run 17"). `labels` are names that survive deletion: pages group by
+    "cluster", "run", "role" and "index", and a pod with "serves" exists only for the other pods of its consumer.
+    `seen_at` is when the portal saw it; `record.record` sets it. Volumes and buckets are metered in the same way: they
+    hold `storage_mb` from creation to deletion, and a change of size begins a new uid.
     """
 
     uid: str
@@ -85,13 +85,13 @@ class PodState:
 
     @property
     def digest(self) -> str:
-        """The same for the same state, whenever it was seen: 64 hexadecimal digits."""
+        """64 hexadecimal digits, equal for equal states whenever they were seen."""
         times = [
             moment if moment is None or moment.tzinfo is dt.UTC else moment.astimezone(dt.UTC)
             for moment in (self.scheduled_at, self.started_at, self.finished_at)
         ]
         amounts = [self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb]
-        # Storage came later; what was told without it keeps its digest.
+        # Storage was added later; states without it must keep their digest.
         amounts += [self.storage_mb] if self.storage_mb else []
         labels = dict(self.labels)
         parts = [
@@ -101,7 +101,7 @@ class PodState:
 
 
 def _canonical(parts: list[object]) -> bytes:
-    """JSON with sorted keys, without spaces, in ASCII. orjson says the same ten times as fast where there is only ASCII."""
+    """JSON with sorted keys, without spaces, in ASCII. For ASCII-only values orjson gives the same text ten times as fast."""
     try:
         text = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
     except TypeError:
@@ -126,12 +126,12 @@ class Segment:
     flags: tuple[str, ...] = field(default=())
 
     def seconds(self, now: dt.datetime) -> int:
-        """Whole seconds held until `now`; 0 when it has not begun."""
+        """Whole seconds held until `now`; 0 if it has not begun."""
         until = floor(now) if self.ended is None else min(self.ended, floor(now))
         return max(0, whole_seconds(until - self.started))
 
     def within(self, since: dt.datetime, until: dt.datetime) -> Segment | None:
-        """The part that lies in [since, until), None when there is none. The parts of adjoining windows add up."""
+        """The part that lies in [since, until), or None. The parts of adjoining windows add up."""
         since, until = floor(since), floor(until)
         if self.started >= until or (self.ended is not None and self.ended <= since):
             return None
@@ -140,13 +140,13 @@ class Segment:
 
 
 def segment_of(states: Iterable[PodState]) -> Segment | None:
-    """What the sightings of one pod add up to, in any order and however often they came; None while it held nothing.
+    """The segment derived from the sightings of one pod, in any order and repetition; None while it held nothing.
 
-    It begins with the earliest `started_at`: what is only reserved, for an image or data to come, is not billed. It ends with the
-    last `finished_at` of a terminal phase, a seen one before an estimated one; a deletion is never an end. What cannot be is
-    mended and flagged: a terminal pod without an end holds nothing after its last known time; a time ahead of its sighting by
-    more than MAX_SKEW counts as the sighting's, a start that far before `scheduled_at` as that; an end before the start counts
-    as the start. Raises ValueError for states of several pods.
+    It begins with the earliest `started_at`: time reserved for fetching an image or data is not billed. It ends with
+    the last `finished_at` of a terminal phase, preferring observed over estimated ones; a deletion is never an end.
+    Impossible times are mended and flagged: a terminal pod without an end holds nothing after its last known time; a
+    time ahead of its sighting by more than MAX_SKEW becomes the sighting's; a start that far before `scheduled_at`
+    becomes `scheduled_at`; an end before the start becomes the start. Raises ValueError for states of several pods.
     """
     told = list(states)
     mended = [_mended(state) for state in told]
@@ -175,7 +175,7 @@ def segment_of(states: Iterable[PodState]) -> Segment | None:
         if ended < started:
             ended = started
             flags.add(END_CLAMPED)
-    # By what was told, not by what was mended of it, so that the database can say the same.
+    # By the original digests, not those of mended states, so that SQL can compute the same.
     holding_as_told = [(state, original.digest) for state, original in zip(seen, told, strict=True) if state.started_at]
     last, _ = max(holding_as_told, key=lambda pair: (PHASE_ORDER.get(pair[0].phase, 0), pair[1]))
     return Segment(
@@ -202,7 +202,7 @@ def whole_seconds(span: dt.timedelta) -> int:
 
 
 def _mended(state: PodState) -> tuple[PodState, set[str]]:
-    """The state with its times in whole seconds and none in the future of its sighting, and what had to be flagged."""
+    """The state in whole seconds without impossible times, and the flags for what was mended."""
     flags = set()
     limit = None if state.seen_at is None else floor(state.seen_at)
 
@@ -215,6 +215,6 @@ def _mended(state: PodState) -> tuple[PodState, set[str]]:
         return floor(moment)
 
     scheduled, started = possible(state.scheduled_at, START_CLAMPED), possible(state.started_at, START_CLAMPED)
-    # Only a terminal phase has an end; what a living pod says of one (a container that was restarted) is no end.
+    # Only a terminal phase has an end; a running pod may report one for a container that was restarted.
     finished = possible(state.finished_at, END_CLAMPED) if state.phase in TERMINAL else None
     return replace(state, scheduled_at=scheduled, started_at=started, finished_at=finished), flags

@@ -1,7 +1,7 @@
-"""What can be metered, and what cannot be understood: pure checks of a sighting, and its form on paper.
+"""Validates sightings: pure checks, and their text form for the quarantine.
 
-A sighting that no column takes, or that no cloud can mean, must not hold up the others of its batch and must not be lost
-either: it is written down as it came (`raw`) and can be read again (`parse`) by a later version that understands more.
+A sighting with impossible or unstorable values must neither block its batch nor get lost: it is stored as it came
+(`raw`), and a later version that understands more can `parse` it again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from billing.metering.segments import PHASE_ORDER, PodState
 
 PHASES = frozenset(PHASE_ORDER) | {"Unknown"}
 LONGEST = {"uid": 80, "cloud": 40, "consumer": 40, "phase": 12, "gpu_model": 60}
-# No machine has more; an integer column has not room for much more either.
+# More than any machine has, and about what an integer column can hold.
 MOST = {"gpus": 1024, "cpu_milli": 10**8, "memory_mb": 2**30, "storage_mb": 2**31 - 1}
 MAX_LABELS = 4096
 TIMES = ("scheduled_at", "started_at", "finished_at", "seen_at")
@@ -25,11 +25,11 @@ FIELDS = {field.name for field in dataclasses.fields(PodState)}
 
 
 class NotUnderstood(ValueError):
-    """Says in one sentence what is wrong with a sighting."""
+    """States in one sentence what is wrong with a sighting."""
 
 
 def problem(state: PodState) -> str:
-    """Why this cannot be metered, "" when it can. Whether the appcode exists is for the database to say."""
+    """Why this cannot be metered, or "". The caller checks that the appcode exists."""
     return "" if _ordinary(state) else _texts(state) or _labels(state) or _amounts(state) or _times(state)
 
 
@@ -37,13 +37,13 @@ _times_of = attrgetter(*TIMES)
 
 
 def raw(state: PodState) -> str:
-    """All of it as JSON; equal states (whenever they were seen) have equal texts."""
+    """All of it as JSON; states that differ only in `seen_at` have equal texts."""
     facts = {name: value for name, value in dataclasses.asdict(state).items() if name != "seen_at"}
     return json.dumps(facts, sort_keys=True, default=str)
 
 
 def parse(text: str) -> PodState:
-    """The inverse of `raw`; takes only what can be metered. Raises NotUnderstood."""
+    """The inverse of `raw`; accepts only what can be metered. Raises NotUnderstood."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -68,7 +68,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _ordinary(state: PodState) -> bool:
-    """What nearly every sighting is, told in a few steps: nothing is wrong with it. Others are looked at more closely."""
+    """A fast check that accepts nearly every valid sighting; the rest gets the detailed checks."""
     try:
         texts: list[Any] = [*state.labels, *state.labels.values()]
         return (
@@ -147,5 +147,5 @@ def _times(state: PodState) -> str:
 
 
 def _storable(text: str) -> bool:
-    """Neither NUL nor half of a surrogate pair, which PostgreSQL's texts cannot hold."""
+    """PostgreSQL texts cannot hold NUL or half of a surrogate pair."""
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)

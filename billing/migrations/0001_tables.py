@@ -7,6 +7,8 @@ import django.db.models.functions.datetime
 from django.conf import settings
 from django.db import migrations, models
 
+from portal.tables import at_once
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -1074,3 +1076,4 @@ class Migration(migrations.Migration):
             },
         ),
     ]
+    operations = at_once(operations)

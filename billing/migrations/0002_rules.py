@@ -1,4 +1,4 @@
-"""What tables of billing keep by themselves, in sql/, in an order in which each finds what it needs."""
+"""Functions and triggers that enforce rules in the database. A file of FILES may use what the files before it define."""
 
 from pathlib import Path
 

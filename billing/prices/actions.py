@@ -1,4 +1,4 @@
-"""Changing prices: new ones from now on or from a later day, one by one or as a file. What has been charged stays as it was."""
+"""Changes prices from now or a later time on, one by one or from a file. Past charges never change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from portal.models import Appcode, Event, OrgNode, User
 
 @dataclass(frozen=True)
 class Scope:
-    """For whom terms are: one appcode, one business line (its path), or (neither given) everybody."""
+    """To whom terms apply: one appcode, one business line (its path), or everybody if neither is given."""
 
     appcode: Appcode | None = None
     business_line: str = ""
@@ -40,7 +40,7 @@ EVERYBODY = Scope()
 
 
 def scope_of(code: str, business_line: str) -> Scope:
-    """Whom a form or a request means. Raises Invalid with paths appcode, business_line."""
+    """The scope that a form or request names. Raises Invalid with paths appcode, business_line."""
     if code and business_line:
         raise Invalid.at("business_line", message="Choose an appcode or a business line, not both.")
     appcode = Appcode.objects.filter(code=code).first() if code else None
@@ -50,7 +50,7 @@ def scope_of(code: str, business_line: str) -> Scope:
 
 
 def asked_price(sku: str, per_hour: Decimal | None, valid_from: dt.datetime | None, scope: Scope) -> DatedPrice:
-    """The price that is asked for, when it may be: `valid_from` None is now. Raises Invalid as `add_price`."""
+    """Validates a price; `valid_from` None is now. Raises Invalid as `add_price`."""
     now = floor(timezone.now())
     start = now if valid_from is None else floor(valid_from)
     errors = wrong_scope(scope)
@@ -75,10 +75,8 @@ def add_price(
     acting_user: User,
     scope: Scope = EVERYBODY,
 ) -> Price:
-    """From `valid_from` (None: now) an hour of `sku` costs `per_hour` for those in `scope`; None ends a special price.
-
-    Raises Invalid with paths sku, per_hour, valid_from, business_line.
-    """
+    """From `valid_from` (None: now) an hour of `sku` costs `per_hour` for `scope`; None ends a special price. Raises
+    Invalid with paths sku, per_hour, valid_from, business_line."""
     require_administrator(acting_user)
     asked = asked_price(sku, per_hour, valid_from, scope)
     try:
@@ -103,7 +101,7 @@ def wrong_scope(scope: Scope) -> list[FieldError]:
 
 @transaction.atomic
 def withdraw_price(price: Price, *, acting_user: User) -> None:
-    """Takes back a price that does not hold yet. Raises Conflict once it does."""
+    """Withdraws a price that is not in force yet. Raises Conflict if it is."""
     require_administrator(acting_user)
     if price.valid_from <= timezone.now():
         raise Conflict("This price holds already and has been charged; add another one instead.")
@@ -116,7 +114,7 @@ def withdraw_price(price: Price, *, acting_user: User) -> None:
 
 @dataclass(frozen=True)
 class Change:
-    """What a line of a file does: a new price, or (`old` given) another amount for one that does not hold yet."""
+    """The effect of one line of a file: a new price, or with `old` another amount for a price that is not in force yet."""
 
     row: Row
     scope: Scope
@@ -130,14 +128,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Import:
-    """What a file would change; `unchanged` of its prices are in the book as they are. What it does not name stays."""
+    """The changes that a file makes; `unchanged` counts its prices that are already in the book. Other prices stay."""
 
     changes: tuple[Change, ...]
     unchanged: int
 
 
 def exported() -> str:
-    """The whole book."""
+    """The whole book as CSV."""
     return file.write(map(row_of, Price.objects.select_related("appcode")))
 
 
@@ -147,7 +145,7 @@ def row_of(price: Price) -> Row:
 
 
 def read_import(text: str) -> Import:
-    """What a file would do. Raises Invalid with paths (line, column), all of them at once."""
+    """What a file would change. Raises Invalid with paths (line, column) for all errors at once."""
     rows, errors = file.read(text)
     there = {row_of(price).key: price for price in Price.objects.select_related("appcode")}
     codes = {appcode.code: appcode for appcode in Appcode.objects.filter(code__in={row.appcode for _, row in rows})}
@@ -181,10 +179,10 @@ def _wrong_row(row: Row, old: Price | None, now: dt.datetime) -> list[tuple[str,
 
 @transaction.atomic
 def import_prices(text: str, *, acting_user: User) -> Import:
-    """Brings all prices of a file into the book, or none. Raises Invalid as `read_import`."""
+    """Imports all prices of a file, or none. Raises Invalid as `read_import`."""
     require_administrator(acting_user)
     with connection.cursor() as cursor:
-        # Nobody adds a price between the look at the book and the change; it can be read meanwhile.
+        # Blocks other writers between the check and the change; readers go on.
         cursor.execute("LOCK TABLE billing_price IN SHARE ROW EXCLUSIVE MODE")
     found = read_import(text)
     replaced = [change.old for change in found.changes if change.old]
@@ -204,7 +202,7 @@ def import_prices(text: str, *, acting_user: User) -> Import:
     return found
 
 
-# What is told
+# Events
 
 
 def _added(price: Price, acting_user: User) -> Event:

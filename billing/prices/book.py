@@ -1,4 +1,4 @@
-"""The price book as it is now, in one query, and what follows from it for other rooms."""
+"""The current price book, read in one query, and figures that other rooms derive from it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from django.utils import timezone
 from billing.metering.models import UsageSegment
 from billing.prices.models import Price
 from billing.prices.rates import DatedDiscount, DatedPrice, Owner, Prices
-from portal.hooks import GpuPrices, Step
+from portal.extension_points import GpuPrices, Step
 from portal.models import Appcode
 
-# One query, so that the parts of a price book fit each other. Owners matter only where a business line has terms of its own.
+# One query, so that the parts of the book are consistent. Owners matter only for business lines with special terms.
 PRICE_BOOK = """
 WITH line AS (
     SELECT business_line FROM billing_price WHERE business_line <> ''
@@ -28,7 +28,7 @@ WHERE appcode_id IN (SELECT appcode_id FROM billing_ownership JOIN line USING (b
 
 
 def price_book() -> Prices:
-    """All terms, in one query. They are few and change rarely, but a page must never show yesterday's: no cache."""
+    """All terms, in one query. They are few and rarely change, but pages must never show outdated ones, so there is no cache."""
     prices, discounts, owners = [], [], []
     with connection.cursor() as cursor:
         cursor.execute(PRICE_BOOK)
@@ -43,12 +43,12 @@ def price_book() -> Prices:
 
 
 def steps() -> list[Step]:
-    """What of billing is set up."""
+    """Billing's steps of the set-up checklist."""
     return [Step("Set prices", Price.objects.exists(), reverse("admin_prices"))]
 
 
 def gpu_prices(appcode: Appcode | None) -> GpuPrices | None:
-    """What the cheapest and the dearest GPU cost for an hour now; None when none has a price."""
+    """The current hourly price of the cheapest and of the most expensive GPU; None without any price."""
     prices, now = price_book(), timezone.now()
     skus = ["gpu", *(f"gpu:{model}" for model in prices.gpu_models)]
     found = [price for sku in skus if (price := prices.at(sku, now, appcode.pk if appcode else None))]

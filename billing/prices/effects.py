@@ -1,4 +1,4 @@
-"""What a change of prices would do: this month's usage so far, rated by the book as it is and as it would be."""
+"""Previews a change of prices: this month's usage so far, charged by the current and by the changed book."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from portal.models import Appcode
 
 @dataclass(frozen=True)
 class Row:
-    """One appcode: money so far, and what it holds now costs an hour, before and after."""
+    """One appcode: cost so far, and hourly cost of what it holds now, before and after."""
 
     appcode: str
     before: Decimal
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Effect:
-    """`rows` are appcodes for which anything changes, the largest change first; the sums are over everybody."""
+    """`rows` are the affected appcodes, largest change first; the sums cover all appcodes."""
 
     month: dt.date
     since: dt.datetime
@@ -42,7 +42,7 @@ class Effect:
     after: Decimal
     hourly_before: Decimal
     hourly_after: Decimal
-    # How much dearer the rest of this month becomes if what runs now goes on; None when every change comes later.
+    # The added cost of the rest of this month if everything keeps running; None if every change comes later.
     rest: Decimal | None
 
     @property
@@ -55,7 +55,7 @@ class Effect:
 
 
 def effect(changes: Sequence[DatedPrice], now: dt.datetime) -> Effect:
-    """As if `changes` had held since the first second of this month. A constant number of queries."""
+    """The effect of `changes` as if they had been in force all month. A constant number of queries."""
     period = periods.month(now)
     old, owners = price_book(), _owners(changes)
     new = file.as_if(old, changes, period.since, owners)
@@ -86,7 +86,7 @@ def effect(changes: Sequence[DatedPrice], now: dt.datetime) -> Effect:
 
 
 def _going_on(prices: Prices, now: dt.datetime, until: dt.datetime) -> Decimal:
-    """What everything that runs now costs until then, each second at the price of that second."""
+    """The cost until then of everything that runs now, each second at its own price."""
     return sum((row.cost for row in split.usage(prices, by=["appcode"], windows=[(now, until)], now=until)), Decimal(0))
 
 

@@ -1,7 +1,7 @@
-"""The price book as a file, and what a change of it would do: pure functions over dated prices.
+"""The price book as a CSV file, and changed books for previews: pure functions over dated prices.
 
-The file has one price a line: what, for whom, how much, from when. It is read as a whole or not at all, every mistake with its
-line and column, and a book that was written can be read again and is the same.
+The file has one price per line: what, for whom, how much, from when. It is accepted as a whole or not at all; every
+error has its line and column. Reading a written book gives the same book.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LATEST = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 
 @dataclass(frozen=True)
 class Row:
-    """A price as a person writes it: the appcode by its code. `per_hour` None ends a special price."""
+    """A price in the file, with the appcode's code. `per_hour` None ends a special price."""
 
     sku: str
     appcode: str
@@ -53,7 +53,7 @@ def write(rows: Iterable[Row]) -> str:
 
 
 def read(text: str) -> tuple[list[tuple[int, Row]], list[FieldError]]:
-    """The prices with the numbers of their lines, and what is wrong, with paths (line, column)."""
+    """The prices with their line numbers, and errors with paths (line, column)."""
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
     rows: list[tuple[int, Row]] = []
     errors: list[FieldError] = []
@@ -110,7 +110,7 @@ def wrong_sku(sku: str) -> list[str]:
 
 
 def wrong_price(sku: str, per_hour: Decimal | None, *, special: bool) -> str:
-    """What is wrong with a price per hour, "" for nothing."""
+    """What is wrong with a price per hour, or ""."""
     if per_hour is None:
         return "" if special or ":" in sku else "Only a special price can end; give 0 for what is free."
     if not per_hour.is_finite() or not 0 <= per_hour < MOST or per_hour != round(per_hour, 6):
@@ -128,7 +128,7 @@ def _price(text: str) -> Decimal | str | None:
 
 
 def _moment(text: str) -> dt.datetime | str:
-    """A day (its midnight in UTC), or a time with its zone."""
+    """Parses a day (its midnight in UTC) or a time with its zone; returns a message if it is invalid."""
     try:
         moment = dt.datetime.fromisoformat(text)
         if "T" not in text and " " not in text:
@@ -148,17 +148,15 @@ def _written(moment: dt.datetime) -> str:
 
 
 def as_if(prices: Prices, changes: Iterable[DatedPrice], since: dt.datetime, owners: Iterable[Owner] = ()) -> Prices:
-    """The book in which each of `changes` had held from `since` on and nothing of its SKU and scope had come after it.
-
-    `owners` are those whom the changes concern and the book does not know, because their business line had no terms of its own.
-    """
+    """The book as if `changes` had been in force since `since`, without later prices of their SKUs and scopes. `owners`
+    adds owners for the changes that the book lacks because their business line had no special terms."""
     new = {(change.sku, change.scope): replace(change, valid_from=since) for change in changes}
     kept = (old for old in prices.dated if (old.sku, old.scope) not in new or old.valid_from < since)
     return Prices((*kept, *new.values()), prices.discounts, tuple({*prices.owners, *owners}))
 
 
 def dated(prices: Prices, changes: Iterable[DatedPrice], owners: Iterable[Owner] = ()) -> Prices:
-    """The book with each of `changes` from its own time on; one for the very same time is replaced."""
+    """The book with each change from its own time on, replacing one of exactly that time."""
     new = {(change.sku, change.scope, change.valid_from): change for change in changes}
     kept = (old for old in prices.dated if (old.sku, old.scope, old.valid_from) not in new)
     return Prices((*kept, *new.values()), prices.discounts, tuple({*prices.owners, *owners}))

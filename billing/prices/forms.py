@@ -1,4 +1,4 @@
-"""Forms of prices and discounts. They read what was typed; the actions judge it."""
+"""Forms of prices and discounts. They parse the input; the actions validate it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.core.validators import MinValueValidator
 from portal.models import OrgNode
 from portal.pages.forms import Words
 
-# One file of prices; the book of a large organisation has some hundred kilobytes.
+# Bytes; the book of a large organisation has some hundred kilobytes.
 MAX_FILE = 1024 * 1024
 
 
@@ -27,7 +27,7 @@ def when(label: str, help_text: str) -> forms.DateTimeField:
 
 
 class ScopeForm(forms.Form):
-    """For whom: nothing chosen is everybody."""
+    """To whom terms apply: everybody if nothing is chosen."""
 
     business_line = Words(label="For a business line", required=False, widget=forms.Select())
     appcode = Words(
@@ -54,7 +54,7 @@ def what(help_text: str) -> forms.CharField:
 
 
 class PriceForm(ScopeForm):
-    """Limits are those of `actions.add_price`, which judges again."""
+    """`actions.add_price` validates the limits again."""
 
     sku = what(
         "<code>gpu</code> for any model, <code>gpu:MODEL</code> for one, <code>cpu</code> for a core, <code>memory</code> or"
@@ -72,7 +72,7 @@ class PriceForm(ScopeForm):
     field_order = ("sku", "per_hour", "business_line", "appcode", "valid_from")
 
     def price(self) -> tuple[str, Decimal | None, dt.datetime | None]:
-        """What was asked for, once the form is valid."""
+        """The submitted values; call it only on a valid form."""
         return self.cleaned_data["sku"], self.cleaned_data["per_hour"], self.cleaned_data["valid_from"]
 
 
@@ -86,7 +86,7 @@ class DiscountForm(ScopeForm):
 
 
 class ImportForm(forms.Form):
-    """A file, or its text; after a look at what it will do only the text is sent again."""
+    """A file or its text. After the preview only the text is sent again."""
 
     file = forms.FileField(
         label="CSV file", required=False, widget=forms.ClearableFileInput(attrs={"accept": ".csv,text/csv"})

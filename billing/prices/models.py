@@ -1,4 +1,4 @@
-"""The price book: dated prices and discounts, and who owned an appcode when. What has begun to hold stays."""
+"""The price book: dated prices and discounts, and the owners of appcodes over time. Terms that have taken effect never change."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from portal.models import Appcode
 
 
 class Ownership(models.Model):
-    """From `valid_from` on, the appcode belonged to this business line: the path of its nearest OrgNode with a namespace.
-
-    Kept by triggers on appcodes and the organisation, so that whoever moves an appcode cannot forget it. The first one of
-    an appcode also holds for the time before.
-    """
+    """From `valid_from` on the appcode belonged to this business line: the path of its nearest OrgNode with a
+    namespace. Triggers on appcodes and the organisation keep it, so that no code that moves an appcode can forget it.
+    An appcode's first owner also applies to earlier times."""
 
     appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, related_name="ownerships")
     business_line = models.CharField(max_length=200, blank=True)
@@ -35,7 +33,7 @@ class Ownership(models.Model):
 
 
 class Scoped(models.Model):
-    """For whom special terms are: one appcode, one business line (its path), or everybody."""
+    """To whom special terms apply: one appcode, one business line (its path), or everybody."""
 
     appcode = models.ForeignKey(Appcode, on_delete=models.PROTECT, null=True, blank=True, related_name="+")
     business_line = models.CharField(max_length=200, blank=True, db_default="")
@@ -45,7 +43,6 @@ class Scoped(models.Model):
 
     @property
     def scope(self) -> str:
-        """In words."""
         if self.appcode_id is not None:
             return f"appcode {self.appcode}"
         return f"business line {self.business_line}" if self.business_line else "everybody"
@@ -55,8 +52,8 @@ class Price(Scoped):
     """The price of one unit of a SKU for one hour, from `valid_from` until the next price of the same SKU and scope.
 
     `sku` is "gpu" (any model), "gpu:<model>", "cpu" (one core), "memory" or "storage" (one GiB); money is in
-    settings.CURRENCY. `per_hour` null ends a special price: the more general one counts again. A price that has begun to hold
-    has been charged: a trigger refuses to change or delete it. The order in which prices count is `rates.Prices`'.
+    settings.CURRENCY. `per_hour` null ends a special price: the more general one applies again. A trigger refuses to
+    change or delete a price that has taken effect, because it was charged. `rates.Prices` defines which price applies.
     """
 
     sku = models.CharField(max_length=70)
@@ -97,8 +94,8 @@ class Price(Scoped):
 
 
 class Discount(Scoped):
-    """`percent` less on what `sku` means ("*" everything, "gpu" GPUs of every model, or one SKU) from `valid_from` until
-    `valid_until`. Of several that apply the largest counts. One that has begun may only be ended (a trigger)."""
+    """`percent` off `sku` ("*" everything, "gpu" GPUs of every model, or one SKU) from `valid_from` until
+    `valid_until`. The largest of several applies. A discount that has begun may only be ended (a trigger)."""
 
     sku = models.CharField(max_length=70)
     percent = models.DecimalField(max_digits=5, decimal_places=2)

@@ -1,4 +1,4 @@
-"""Pages of administrators: the price book with what a change would do, its import and export, and discounts."""
+"""Pages for administrators: the price book with previews of changes, its import and export, and discounts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from portal.pages.appcodes import attempt, get_or_post, person
 from portal.pages.forms import show_errors
 from portal.pages.layout import page_of, words
 
-# Appcodes of which the effect of a change is shown one by one; the sums are over all.
+# Appcodes listed in a preview; its sums cover all of them.
 MAX_EFFECT = 12
 MAX_ROWS = 500
 MAX_SHOWN_ERRORS = 50
@@ -35,7 +35,7 @@ MAX_SHOWN_ERRORS = 50
 
 @get_or_post
 def prices(request: HttpRequest) -> HttpResponse:
-    """The price book: what holds, what will, what did. POST adds a price, or with `preview` tells what it would do."""
+    """The price book: current, future and past prices. POST adds a price, or with `preview` shows its effect."""
     user = person(request)
     require_administrator(user)
     form = PriceForm(request.POST if request.method == "POST" else None)
@@ -58,7 +58,7 @@ def prices(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def price_effect(request: HttpRequest, pk: int) -> HttpResponse:
-    """What a price that is in the book and does not hold yet would do."""
+    """The effect of a price in the book that is not in force yet."""
     require_administrator(person(request))
     price = get_object_or_404(Price.objects.select_related("appcode"), pk=pk, valid_from__gt=timezone.now())
     found = effect([price.dated], timezone.now())
@@ -70,7 +70,7 @@ def _book(request: HttpRequest) -> dict[str, Any]:
     every = Price.objects.select_related("appcode").order_by("sku", "business_line", "appcode__code", "-valid_from")
     typed = words(request)
     rows = list(_for(every, typed)[: MAX_ROWS + 1])
-    # The last version of each price that has begun, for each of whom it is for.
+    # The latest price in force for each SKU and scope.
     holding = {
         (row.sku, row.appcode_id, row.business_line): row.pk
         for row in sorted(rows, key=lambda row: row.valid_from)
@@ -113,7 +113,7 @@ def export_prices(request: HttpRequest) -> HttpResponse:
 
 @get_or_post
 def import_prices(request: HttpRequest) -> HttpResponse:
-    """First what the file would do (`check`), then, when that is wished for, all of it or nothing."""
+    """Shows first what the file would do (`check`); without `check` it imports everything or nothing."""
     user = person(request)
     require_administrator(user)
     form = ImportForm(request.POST, request.FILES) if request.method == "POST" else ImportForm()

@@ -1,9 +1,9 @@
-"""From segments and dated prices to money: pure functions, exact until somebody displays the result.
+"""From segments and dated prices to money: pure and exact.
 
-A price is asked for by SKU, by who pays (an appcode, and the business line that owned it at that time) and by moment; the
-answer is a `Rate`, which holds for a stretch of time. Money is a sum of seconds × amount × rate over such stretches, kept
-as an exact number of UNITs, so that a month adds up to its days whatever the prices; what leaves this module is a Decimal
-of `money.PRECISION` digits, and it is rounded once, half to even, where a person or an invoice line reads it (`money.display`).
+A price is looked up by SKU, payer (an appcode and its business line at the time) and moment. The result is a `Rate`,
+which applies for a stretch of time. Money is the sum of seconds × amount × rate over such stretches, as an exact number
+of UNITs, so a month equals the sum of its days whatever the prices. Results are Decimals of `money.PRECISION` digits;
+they are rounded once, half to even, for display or an invoice line (`money.display`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ BEGINNING = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
 @dataclass(frozen=True, order=True)
 class DatedPrice:
     """From `valid_from` on, an hour of one `sku` ("gpu", "gpu:<model>", "cpu", "memory" or "storage") costs `per_hour`.
-
-    It is the price of one appcode, of one business line, or (neither given) of everybody. `per_hour` None ends a
-    special price: from then on the more general one counts again.
-    """
+    It applies to one appcode, to one business line or, if neither is given, to everybody. `per_hour` None ends a
+    special price: the more general one applies again."""
 
     sku: str
     valid_from: dt.datetime
@@ -43,10 +41,8 @@ class DatedPrice:
 
 @dataclass(frozen=True)
 class DatedDiscount:
-    """`percent` less in [valid_from, valid_until) for one appcode, one business line or everybody.
-
-    `pattern` is a SKU, "gpu" for GPUs of every model, or "*" for everything.
-    """
+    """`percent` off in [valid_from, valid_until) for one appcode, one business line or everybody. `pattern` is a SKU,
+    "gpu" for GPUs of every model, or "*" for everything."""
 
     pattern: str
     percent: Decimal
@@ -64,7 +60,8 @@ class DatedDiscount:
 
 @dataclass(frozen=True, order=True)
 class Owner:
-    """From `valid_from` on, the appcode belongs to `business_line` ("" for none); the first one known holds before, too."""
+    """From `valid_from` on the appcode belongs to `business_line` ("" for none). Its first owner also applies to
+    earlier times."""
 
     appcode_id: int
     valid_from: dt.datetime
@@ -73,10 +70,8 @@ class Owner:
 
 @dataclass(frozen=True)
 class Rate:
-    """What one SKU costs one payer in [since, until): a price, and what is taken off it; `until` None is for ever.
-
-    Without a price it costs nothing.
-    """
+    """What one SKU costs one payer in [since, until): a price less a discount. `until` None is for ever; without a
+    price it is free."""
 
     since: dt.datetime
     until: dt.datetime | None
@@ -93,19 +88,16 @@ class Rate:
         return WIDE.divide(WIDE.multiply(self.list_price, 100 - self.discount), Decimal(100))
 
 
-# An appcode's own special terms, if it has any, and the business lines with special terms that it belonged to, since when.
+# An appcode id if it has special terms, and its history of business lines with special terms: (since, line).
 Payer = tuple[int | None, tuple[tuple[dt.datetime, str], ...]]
 ANYBODY: Payer = (None, ((BEGINNING, ""),))
 
 
 @dataclass(frozen=True)
 class Prices:
-    """A price book: the nearest price counts (appcode, then business line, then everybody), and in each of these the one of
-    a GPU's model before the one of any GPU. What has no price at all costs nothing. Of several discounts the largest counts;
-    they do not add up.
-
-    `owners` need to name only appcodes that ever belonged to a business line with special prices.
-    """
+    """A price book. The nearest price applies: the appcode's, then its business line's, then everybody's; within each,
+    the GPU model's before that of any GPU. Without a price usage is free. The largest of several discounts applies;
+    they do not add up. `owners` need only include appcodes that ever belonged to a business line with special terms."""
 
     dated: tuple[DatedPrice, ...]
     discounts: tuple[DatedDiscount, ...] = ()
@@ -114,7 +106,7 @@ class Prices:
 
     @cached_property
     def gpu_models(self) -> frozenset[str]:
-        """Models that have a price or a discount of their own."""
+        """Models with a price or discount of their own."""
         skus = [price.sku for price in self.dated] + [discount.pattern for discount in self.discounts]
         return frozenset(sku.removeprefix("gpu:") for sku in skus if sku.startswith("gpu:"))
 
@@ -132,7 +124,7 @@ class Prices:
 
     @cached_property
     def payers(self) -> dict[int, Payer]:
-        """Appcodes that do not simply pay what everybody pays; those with the same terms share one key."""
+        """Appcodes with special terms; those with the same terms share one key."""
         history: dict[int, list[tuple[dt.datetime, str]]] = {}
         for owner in sorted(self.owners):
             line = owner.business_line if owner.business_line in self.special_lines else ""
@@ -150,7 +142,7 @@ class Prices:
         return found
 
     def rates(self, sku: str, appcode_id: int | None = None) -> tuple[Rate, ...]:
-        """When which rate of `sku` holds for an appcode (None: for one without special terms): all time, without gaps."""
+        """The rates of `sku` for an appcode (None: one without special terms), covering all time without gaps."""
         payer = ANYBODY if appcode_id is None else self.payers.get(appcode_id, ANYBODY)
         return self.rates_of(payer, sku)
 
@@ -161,7 +153,7 @@ class Prices:
         return self._rates[key]
 
     def _split(self, payer: Payer, sku: str) -> Iterator[Rate]:
-        """Cuts time where anything may change, and joins what is the same on both sides of a cut."""
+        """Cuts time wherever anything may change, and merges neighbours with equal terms."""
         own, lines = payer
         names = dict(lines)
         mine = {(own, "")} | {(None, line) for line in names.values()} | {(None, "")}
@@ -190,7 +182,7 @@ class Prices:
 
     @cached_property
     def _book(self) -> dict[tuple[int | None, str, str], list[DatedPrice]]:
-        """The versions of every price by whom it is for and of what, the latest first."""
+        """The versions of every price by scope and SKU, latest first."""
         book: dict[tuple[int | None, str, str], list[DatedPrice]] = {}
         for price in sorted(self.dated, key=lambda price: price.valid_from, reverse=True):
             book.setdefault((*price.scope, price.sku), []).append(price)
@@ -207,15 +199,15 @@ class Prices:
         return None
 
     def at(self, sku: str, moment: dt.datetime, appcode_id: int | None = None) -> Decimal:
-        """The price per hour that holds at `moment`, its discount taken off."""
+        """The price per hour at `moment`, after the discount."""
         return next(rate for rate in reversed(self.rates(sku, appcode_id)) if rate.since <= moment).per_hour
 
     def next_change(self, after: dt.datetime) -> dt.datetime | None:
-        """When the next rate begins to hold, for whoever keeps a rate of cost and must renew it then."""
+        """When the next rate takes effect; a cached hourly cost is outdated then."""
         return min((moment for moment in self._changes if moment > after), default=None)
 
     def last_change(self, until: dt.datetime) -> dt.datetime | None:
-        """When a rate began to hold for the last time: a rate of cost that was reckoned before is an old one."""
+        """When a rate last took effect; an hourly cost cached before is outdated."""
         return max((moment for moment in self._changes if moment <= until), default=None)
 
     @cached_property
@@ -226,7 +218,7 @@ class Prices:
 
 
 def quantities(resources: Resources) -> dict[str, int]:
-    """How many units are metered every second, by SKU: GPUs, thousandths of a core, MiB; what is not held is left out."""
+    """Units metered per second, by SKU: GPUs, thousandths of a core, MiB. Zero amounts are left out."""
     units = {
         f"gpu:{resources.gpu_model}" if resources.gpu_model else "gpu": resources.gpus,
         "cpu": resources.cpu_milli,
@@ -237,17 +229,17 @@ def quantities(resources: Resources) -> dict[str, int]:
 
 
 def amounts(resources: Resources) -> dict[str, Fraction]:
-    """How many priced units (GPUs, cores, GiB) are held, by SKU."""
+    """Priced units (GPUs, cores, GiB) held, by SKU."""
     return {sku: Fraction(amount, SIZE[family(sku)]) for sku, amount in quantities(resources).items()}
 
 
 def worth(sku: str, quantity: int, rate: Rate) -> Decimal:
-    """What `quantity` unit-seconds of a SKU cost, in UNITs, exactly."""
+    """The exact charge in UNITs for `quantity` unit-seconds of a SKU."""
     return WIDE.multiply(WIDE.multiply(Decimal(quantity), rate.per_hour), Decimal(WORTH[family(sku)]))
 
 
 def charge(segment: Segment, prices: Prices, now: dt.datetime) -> Fraction:
-    """What the segment costs until `now`, exactly."""
+    """The exact cost of the segment until `now`."""
     until = floor(now) if segment.ended is None else min(segment.ended, floor(now))
     total = Decimal(0)
     for sku, amount in quantities(segment.resources).items():
@@ -260,12 +252,12 @@ def charge(segment: Segment, prices: Prices, now: dt.datetime) -> Fraction:
 
 
 def cost(segment: Segment, prices: Prices, now: dt.datetime) -> Decimal:
-    """What the segment costs until `now`, split to the second where a rate changes."""
+    """The cost of the segment until `now`, split to the second where a rate changes."""
     return decimal(charge(segment, prices, now))
 
 
 def hourly(prices: Prices, at: dt.datetime, resources: Iterable[Resources], appcode_id: int | None = None) -> Decimal:
-    """What all these pods together cost an appcode for an hour at the rates of `at`; one entry for each pod."""
+    """What these pods together cost an appcode per hour at the rates of `at`."""
     held = (pair for one in resources for pair in amounts(one).items())
     return decimal(sum((amount * Fraction(prices.at(sku, at, appcode_id)) for sku, amount in held), Fraction(0)))
 
@@ -273,8 +265,7 @@ def hourly(prices: Prices, at: dt.datetime, resources: Iterable[Resources], appc
 def planned(
     prices: Prices, since: dt.datetime, seconds: int, resources: Iterable[Resources], appcode_id: int
 ) -> Decimal:
-    """What all these pods together will cost an appcode if they are held from `since` on for so long: at known prices, each
-    second at its own."""
+    """What these pods together will cost an appcode over `seconds` from `since` on, each second at its known price."""
     until = floor(since) + dt.timedelta(seconds=seconds)
     segments = (Segment("", appcode_id, "", {}, one, floor(since)) for one in resources)
     return decimal(sum((charge(each, prices, until) for each in segments), Fraction(0)))

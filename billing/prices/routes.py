@@ -1,5 +1,3 @@
-"""Addresses of prices, discounts and credits."""
-
 from django.urls import URLPattern, URLResolver, path
 
 from billing.prices import pages

@@ -1,4 +1,4 @@
-"""Prices and discounts as the API says them. Money is a decimal number as text, because JSON's are not exact."""
+"""Documents of prices and discounts. Money is decimal text, because JSON numbers are not exact."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from billing.prices.actions import Import
 from billing.prices.effects import Effect
 from billing.prices.file import Row
 from billing.prices.models import Discount, Price
-from portal.api.documents import Answer
+from portal.api.documents import Answer, page_of
 from portal.manifests import Strict
 
 Sku = Annotated[str, Field(max_length=70, examples=["gpu:A100"])]
 
 
 class PriceRequest(Strict):
-    """For an appcode, a business line (its path), or everybody when neither is given."""
+    """For an appcode, a business line (its path), or everybody if neither is given."""
 
     sku: Sku
     per_hour: Amount | None
@@ -39,9 +39,7 @@ class PriceDocument(Answer):
     business_line: str
 
 
-class PricePage(Answer):
-    items: list[PriceDocument]
-    next: str | None
+PricePage = page_of("PricePage", PriceDocument)
 
 
 class EffectRow(Answer):
@@ -51,7 +49,7 @@ class EffectRow(Answer):
 
 
 class EffectDocument(Answer):
-    """`before` and `after` are this month so far; `items` are appcodes for which anything changes, the largest first."""
+    """`before` and `after` are this month so far; `items` are the affected appcodes, largest change first."""
 
     kind: Literal["price-effect"] = "price-effect"
     month: str = Field(examples=["2026-10"])
@@ -63,7 +61,7 @@ class EffectDocument(Answer):
 
 
 class ImportDocument(Answer):
-    """How many prices are new, took the place of one that did not hold yet, and were there already."""
+    """Numbers of prices that are new, replaced one not in force yet, or were in the book already."""
 
     added: int
     changed: int
@@ -91,9 +89,7 @@ class DiscountDocument(Answer):
     reason: str
 
 
-class DiscountPage(Answer):
-    items: list[DiscountDocument]
-    next: str | None
+DiscountPage = page_of("DiscountPage", DiscountDocument)
 
 
 def price_document(price: Price) -> dict[str, Any]:
@@ -124,8 +120,5 @@ def import_document(done: Import) -> dict[str, Any]:
 
 
 def discount_document(row: Discount) -> dict[str, Any]:
-    return DiscountDocument(
-        id=row.pk, sku=row.sku, percent=f"{row.percent.normalize():f}", valid_from=row.valid_from,
-        valid_until=row.valid_until, appcode=row.appcode.code if row.appcode else "", business_line=row.business_line,
-        reason=row.reason,
-    ).json_value()  # fmt: skip
+    code = row.appcode.code if row.appcode else ""
+    return DiscountDocument.of(row, percent=f"{row.percent.normalize():f}", appcode=code).json_value()

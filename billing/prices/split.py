@@ -1,7 +1,7 @@
-"""Usage added up by the database: the same split at price changes as `rates`, for any grouping, in one statement.
+"""Usage summed by the database: the same split at price changes as in `rates`, for any grouping, in one statement.
 
-`rates.Prices` decides which rate holds for whom and when; those are sent along as rows, so that the rule exists once. What
-comes back are exact sums (seconds × amount × rate), and the one division happens in `money.money`.
+`rates.Prices` decides which rate applies to whom and when. Its rates are sent along as rows, so that the rule exists
+only once. The results are exact sums (seconds × amount × rate); `money.money` does the only division.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from billing.money import SECONDS_PER_HOUR, WORTH, money
 from billing.prices.rates import ANYBODY, BEGINNING, Prices
 
 Group = Literal["appcode", "consumer", "cluster", "run", "role"]
-# What may be grouped and filtered by; values come back as text, None where a segment has no such label.
+# Columns to group and filter by. Values are text, None if a segment lacks the label.
 COLUMNS: dict[Group, sql.SQL] = {
     "appcode": sql.SQL("s.appcode_id::text"),
     "consumer": sql.SQL("s.consumer"),
@@ -28,9 +28,9 @@ COLUMNS: dict[Group, sql.SQL] = {
     "run": sql.SQL("s.labels->>'run'"),
     "role": sql.SQL("s.labels->>'role'"),
 }
-# A segment's part in a window, then each of its SKUs at the rates that held during that part; one row more stands for the pod,
-# which a volume is not.
-# Times are whole seconds, so epochs are exact; terms cover all time, so quantities add up from priced rows, too.
+# Takes a segment's part in a window, then each of its SKUs at the rates in force during that part. One extra row counts
+# the pod; volumes have none. Times are whole seconds, so epochs are exact; terms cover all time, so priced rows also
+# add up to the quantities.
 STATEMENT = sql.SQL("""
 WITH window_(since, until) AS (SELECT * FROM unnest(%(since)s::timestamptz[], %(until)s::timestamptz[])),
 {terms},
@@ -73,11 +73,11 @@ ORDER BY {names}, window_since
 
 @dataclass(frozen=True)
 class Sum:
-    """Usage of one group in one window: `key` holds the group's values in the order asked for, `since` is the window's.
+    """Usage of one group in one window: `key` holds the group's values in the requested order, `since` is the window's start.
 
-    Quantities are seconds × amount until the window's end or now, and `charge` is exact money in UNITs. `gpus` are held at
-    this moment by `pods` running pods, and `cost_per_hour` is what everything now running costs, volumes too; all three are 0
-    for a window that is over.
+    Quantities are seconds × amount until the earlier of the window's end and now; `charge` is exact, in UNITs. `pods`
+    and `gpus` are running now, and `cost_per_hour` is the cost of everything running now, volumes included; all three
+    are 0 for a past window.
     """
 
     key: tuple[str | None, ...]
@@ -107,7 +107,7 @@ def usage(
     cluster: str | None = None,
     run: str | None = None,
 ) -> list[Sum]:
-    """Sums for each group with any usage in each of the `windows` [since, until), in one query; the filters add up."""
+    """Sums for each group with usage in each of the `windows` [since, until), in one query. Filters are combined with AND."""
     where, narrowed = narrowing(appcodes=appcodes, consumers=consumers, cluster=cluster, run=run)
     statement = STATEMENT.format(
         terms=TERMS,
@@ -130,7 +130,8 @@ def usage(
 def narrowing(
     *, appcodes: Sequence[int] | None, consumers: Sequence[str] | None, cluster: str | None, run: str | None
 ) -> tuple[sql.Composable, dict[str, Any]]:
-    """The condition on segments `s` that filters add up to (None is none), and its parameters."""
+    """The SQL condition on segments `s` for the filters (None is no filter, the others are combined with AND), and its
+    parameters."""
     filters: dict[str, tuple[str, Any]] = {
         "appcodes": ("s.appcode_id = ANY(%(appcodes)s)", appcodes),
         "consumers": ("s.consumer = ANY(%(consumers)s)", consumers),
@@ -142,9 +143,10 @@ def narrowing(
     return where, {name: value if isinstance(value, str) else list(value) for name, (_, value) in asked.items()}
 
 
-# The rates of a price book as rows, for `terms_of`: `rate` is UNITs of money for one unit-second, model "" stands for each model
-# without terms of its own, and payer 0 is everybody who is not in the other table. All time is covered, without gaps. `key` is
-# payer × keys + the model's place in `models` (from 1; 0 for any other), or for cpu, memory and storage the last three.
+# The rates of a price book as rows, with the parameters of `terms_of`: `rate` is UNITs per unit-second, model "" stands
+# for every model without terms of its own, and payer 0 is every payer not in the table `payer`. All time is covered
+# without gaps. `key` is payer × keys + the model's place in `models` (from 1; 0 for any other), or for cpu, memory and
+# storage the last three.
 TERMS = sql.SQL("""terms(key, payer, resource, model, price_id, per_hour, discount, rate, since, until) AS MATERIALIZED (
     SELECT * FROM unnest(%(key)s::int[], %(payer)s::int[], %(resource)s::text[], %(model)s::text[], %(price_id)s::bigint[],
         %(per_hour)s::numeric[], %(discount)s::numeric[], %(rate)s::numeric[], %(terms_since)s::timestamptz[],
@@ -153,19 +155,19 @@ payer(appcode_id, payer) AS MATERIALIZED (SELECT * FROM unnest(%(code)s::bigint[
 COLUMNS_OF_TERMS = (
     "key", "payer", "resource", "model", "price_id", "per_hour", "discount", "rate", "terms_since", "terms_until",
 )  # fmt: skip
-# Which business line owned an appcode when, of the changes of owner in `noted`: a table or subquery with a WHERE if need be.
-# Whoever is noted first is taken to have owned it from the beginning, and the last one owns it still.
+# Which business line owned an appcode when, from the ownership rows in `noted`: a table or subquery, optionally with a
+# WHERE. The first owner applies from the beginning, the last one for ever.
 OWNERS = sql.SQL("""SELECT appcode_id, business_line,
         CASE WHEN lag(valid_from) OVER changes IS NULL THEN '-infinity' ELSE valid_from END AS since,
         lead(valid_from, 1, 'infinity') OVER changes AS until
     FROM {noted}
     WINDOW changes AS (PARTITION BY appcode_id ORDER BY valid_from)""")
-# Of the appcodes that a statement has in `due`.
+# For the appcodes in the CTE `due`.
 OWNERS_OF_DUE = OWNERS.format(noted=sql.SQL("billing_ownership WHERE appcode_id IN (SELECT appcode_id FROM due)"))
 
 
 def terms_of(prices: Prices) -> dict[str, Any]:
-    """The parameters of TERMS; payers with the same terms share their rows."""
+    """The parameters of TERMS. Payers with the same terms share their rows."""
     models = sorted(prices.gpu_models)
     skus = [("gpu", "", "gpu"), *(("gpu", model, f"gpu:{model}") for model in models)]
     skus += [(sku, "", sku) for sku in ("cpu", "memory", "storage")]

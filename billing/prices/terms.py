@@ -1,5 +1,3 @@
-"""Discounts: what is taken off prices for a time."""
-
 from __future__ import annotations
 
 import datetime as dt
@@ -29,10 +27,8 @@ def add_discount(
     acting_user: User,
     scope: Scope,
 ) -> Discount:
-    """`percent` less on what `sku` means ("*" everything) from `valid_from` (None: now) until `valid_until`.
-
-    Raises Invalid with paths sku, percent, valid_from, valid_until, reason, business_line.
-    """
+    """Adds a discount of `percent` on `sku` ("*" everything) from `valid_from` (None: now) until `valid_until`. Raises
+    Invalid with paths sku, percent, valid_from, valid_until, reason, business_line."""
     require_administrator(acting_user)
     now = floor(timezone.now())
     start, end = now if valid_from is None else floor(valid_from), valid_until and floor(valid_until)
@@ -64,7 +60,7 @@ def add_discount(
 
 @transaction.atomic
 def end_discount(discount: Discount, *, acting_user: User) -> None:
-    """Ends a discount now, or takes back one that has not begun. Raises Conflict for one that is over."""
+    """Ends a discount now, or withdraws one that has not begun. Raises Conflict if it is over."""
     require_administrator(acting_user)
     discount = Discount.objects.select_for_update().get(pk=discount.pk)
     now = floor(timezone.now())
@@ -79,7 +75,7 @@ def end_discount(discount: Discount, *, acting_user: User) -> None:
         return
     if discount.valid_until is not None and discount.valid_until <= now:
         raise Conflict("This discount is over already.")
-    # The second after this one, because what was used in this one is being charged.
+    # One second later, because usage of the current second is already being charged.
     discount.valid_until = now + dt.timedelta(seconds=1)
     discount.save(update_fields=["valid_until"])
     _told("discount.ended", discount, acting_user, f"{_percent(discount)} less on {discount.sku} has ended.")

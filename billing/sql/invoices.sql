@@ -1,4 +1,4 @@
--- What is closed is complete, adds up and never changes.
+-- Closed invoices are complete, add up and never change.
 
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_invoice
     FOR EACH ROW EXECUTE FUNCTION portal_append_only();
@@ -9,7 +9,7 @@ CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_invoicecredit
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_creditnote
     FOR EACH ROW EXECUTE FUNCTION portal_append_only();
 
--- A closing may be asked for earlier as long as it has no mark; then it can only be finished.
+-- A closing without a mark may be rescheduled or deleted; one with a mark can only be finished.
 CREATE FUNCTION billing_closing_kept() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'UPDATE' THEN
@@ -25,14 +25,14 @@ END $$;
 CREATE TRIGGER closing_kept BEFORE UPDATE OR DELETE ON billing_closing
     FOR EACH ROW EXECUTE FUNCTION billing_closing_kept();
 
--- TRUNCATE passes triggers of rows.
+-- TRUNCATE bypasses row triggers.
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_closing FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_invoice FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_invoiceline FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_invoicecredit FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_creditnote FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
 
--- An invoice is there with all its lines when its transaction ends; what is added to it later would not add up any more.
+-- An invoice is committed complete with its lines and credits; anything added later would break its sums.
 CREATE FUNCTION billing_invoice_sum(invoice bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT (i.line_count, i.subtotal, i.credited) = (
         (SELECT count(*) FROM billing_invoiceline WHERE invoice_id = i.id),
@@ -73,8 +73,8 @@ END $$;
 CREATE TRIGGER credits_made AFTER INSERT ON billing_invoicecredit
     REFERENCING NEW TABLE AS made FOR EACH STATEMENT EXECUTE FUNCTION billing_invoice_credits_made();
 
--- Whoever spends takes the row of the credit first, so that two cannot spend, or give back, the same money. An invoice that takes
--- back more than was used gives credits back, up to what earlier ones used of them. 460800000 is rates.UNIT.
+-- Locks the credit's row first, so that two transactions cannot spend, or give back, the same money. An invoice that takes back
+-- more than was used gives credits back, up to what earlier ones used of them. 460800000 is money.UNIT.
 CREATE FUNCTION billing_credit_spent() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     given numeric;
@@ -93,8 +93,8 @@ END $$;
 CREATE TRIGGER credit_spent AFTER INSERT ON billing_ledgerentry
     FOR EACH ROW WHEN (NEW.kind = 'credit') EXECUTE FUNCTION billing_credit_spent();
 
--- What all credit notes of an invoice may add up to: at most what was to pay in money; and of what it asked for each month, what
--- no invoice has taken back: corrections of a month take back what was asked for first, first.
+-- The limit for the sum of an invoice's credit notes: its total in money, and for each month at most what it charged and no later
+-- invoice took back. Corrections of a month take back the oldest charges first.
 CREATE FUNCTION billing_credit_note_limit(invoice bigint) RETURNS numeric LANGUAGE sql STABLE AS $$
     WITH mine AS (
         SELECT asker.id, asker.month AS asked, line.month, sum(line.amount) AS amount

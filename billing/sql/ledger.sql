@@ -1,11 +1,11 @@
--- What was charged is never rewritten; a correction reverses a line and adds another. What is due to be posted is known from what
--- happens to segments. Before prices.sql, which posts again.
+-- Ledger lines are append-only: a correction reverses a line and adds another. Changes of segments fill the posting queue.
+-- Must run before prices.sql, which uses billing_repost.
 
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_ledgerentry
     FOR EACH ROW EXECUTE FUNCTION portal_append_only();
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_ledgerentry FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
 
--- A line that refers to another row is rare; that row must be there, and a reversal takes back all of it.
+-- Reversals and credits are rare, so their references are checked: the row must exist, and a reversal must take back all of it.
 CREATE FUNCTION billing_ledger_reference() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NEW.kind = 'credit' THEN
@@ -27,7 +27,7 @@ END $$;
 CREATE TRIGGER reference BEFORE INSERT ON billing_ledgerentry
     FOR EACH ROW WHEN (NEW.kind <> 'usage') EXECUTE FUNCTION billing_ledger_reference();
 
--- Time: all months are UTC's.
+-- All months are UTC.
 
 CREATE FUNCTION billing_month(moment timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT date_trunc('month', moment AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' $$;
@@ -37,8 +37,7 @@ CREATE FUNCTION billing_month_end(moment timestamptz) RETURNS timestamptz LANGUA
 ALTER TABLE billing_ledgerentry ADD CONSTRAINT ledger_one_month
     CHECK (kind = 'credit' OR until <= billing_month_end(since));
 
--- Due: what has never been posted is due when it has ended, or when the month of its beginning is over; what was posted and has
--- changed is due at once.
+-- Queue: an unposted segment is due when it ends or when the month of its start is over; a posted one that changed is due at once.
 
 CREATE FUNCTION billing_segments_made() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -49,8 +48,8 @@ END $$;
 CREATE TRIGGER segments_made AFTER INSERT ON billing_usagesegment
     REFERENCING NEW TABLE AS made FOR EACH STATEMENT EXECUTE FUNCTION billing_segments_made();
 
--- In time that grows with the number of changed rows alone: nothing is joined, so PL/pgSQL keeps no plan of a call that had few.
--- The row of a segment that is not in the queue was taken away by posting; posting that has it in its hands is waited for.
+-- Its time must depend on the number of changed rows only. It joins nothing, so a plan cached for a call with few rows does no
+-- harm. A segment that is not in the queue was posted; if posting is processing it, its row lock is waited for.
 CREATE FUNCTION billing_segments_changed() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     INSERT INTO billing_due AS held (segment_id, due_at, appcode_id, posted)
@@ -84,9 +83,9 @@ END $$;
 CREATE TRIGGER segments_gone AFTER DELETE ON billing_usagesegment
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION billing_segments_gone();
 
--- What may have been posted with terms or owners that hold no more since `since` is due again: what lasts is posted by whole
--- months only. Who changes what has been posted by must wait for the portion at work, and keeps the next one waiting for the
--- change. The numbers of locks are those of portal/db/advisory_lock.py.
+-- Queues every segment that may have been posted with terms or owners outdated since `since`; open segments are posted by whole
+-- months only. The locks make the change wait for the running portion, and the next portion wait for the change. Lock numbers are
+-- those of portal/db/advisory_lock.py.
 CREATE FUNCTION billing_repost(since timestamptz, code bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(1); -- METERING

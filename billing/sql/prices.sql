@@ -1,7 +1,7 @@
--- What somebody pays from when on: what has been charged stays, and what reaches into the past is posted again. Who owned an
--- appcode when is known from what happens to appcodes and business lines.
+-- Terms that were charged never change, and a change that reaches into the past queues segments for posting again. Triggers on
+-- appcodes and business lines record who owned an appcode when.
 
--- A price of the future may be taken back; one that holds or held has been charged.
+-- A future price may be withdrawn; any other has been charged.
 CREATE FUNCTION billing_price_charged() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'the price of % from % has been charged', OLD.sku, OLD.valid_from
@@ -54,7 +54,7 @@ ALTER TABLE billing_discount ADD CONSTRAINT discount_whole_seconds
 ALTER TABLE billing_ownership ADD CONSTRAINT ownership_whole_second
     CHECK (extract(microsecond FROM valid_from)::integer % 1000000 = 0);
 
--- Owners. Moves of appcodes and of nodes wait for each other, so that each sees the other's.
+-- Owners. Moves of appcodes and of nodes take the same lock, so that each sees the other.
 
 CREATE FUNCTION billing_line_of(node text) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT coalesce((
@@ -143,7 +143,7 @@ CREATE TRIGGER ownership_kept BEFORE UPDATE OR DELETE ON billing_ownership
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_credit
     FOR EACH ROW EXECUTE FUNCTION portal_append_only();
 
--- TRUNCATE passes triggers of rows.
+-- TRUNCATE bypasses row triggers.
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_price FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_discount FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_credit FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();

@@ -1,5 +1,5 @@
--- Sums that follow other sums: whatever writes those, posting or a rebuild, writes these too, in the same transaction. One function
--- for each of what happens, because each has other rows; all add the difference.
+-- Sums derived from other sums: posting or a rebuild of those updates these in the same transaction. INSERT, UPDATE and DELETE each
+-- have a function, because their transition tables differ; all add the difference.
 
 -- MonthlySpending: the sums by month without the clusters.
 
@@ -60,7 +60,7 @@ CREATE TRIGGER spending_changed AFTER UPDATE ON billing_monthlyusage
 CREATE TRIGGER spending_gone AFTER DELETE ON billing_monthlyusage
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION billing_spending_gone();
 
--- GpuTotal: the GPU-seconds of all months, for a scrape that costs the same after years. Usage without GPUs changes nothing.
+-- GpuTotal: the GPU-seconds of all months, so that a metrics scrape stays cheap over years. Usage without GPUs changes nothing.
 
 CREATE FUNCTION billing_gpu_total_made() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -97,7 +97,7 @@ CREATE TRIGGER gpu_total_changed AFTER UPDATE ON billing_monthlyspending
 CREATE TRIGGER gpu_total_gone AFTER DELETE ON billing_monthlyspending
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION billing_gpu_total_gone();
 
--- What capacity there was.
+-- Capacity records.
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON billing_capacityrecord
     FOR EACH ROW EXECUTE FUNCTION portal_append_only();
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON billing_capacityrecord FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();

@@ -1,7 +1,6 @@
 """Reading usage: sums by appcode, business line, cluster and run, and the segments behind them.
 
-Who may see what is decided by `portal.access` (callers pass appcodes that the person may see); everything here takes a
-number of queries that does not depend on how much there is.
+Callers pass appcodes that the user may see (`portal.access`). The number of queries never depends on the number of rows.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ NOTES = {
     END_ESTIMATED: "Nobody saw the end; it is estimated.",
     AMOUNTS_CHANGED: "The amounts changed meanwhile; the last ones count.",
 }
-# What belongs to no cluster; no cluster can have this name.
+# The name for usage without a cluster; no cluster can be called so.
 VOLUMES = "Volumes and buckets"
-# Segments of one page; a run with more tasks than this is summed up all the same.
+# Segments on one page; the sums of larger runs still cover all tasks.
 MAX_SEGMENTS = 5000
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How much, and how fast it grows now: GPU-seconds, money, and the pods, GPUs and money per hour of this moment."""
+    """Usage and its current growth: GPU-seconds, money, and the pods, GPUs and hourly cost of this moment."""
 
     gpu_seconds: int = 0
     cost: Decimal = Decimal(0)
@@ -63,8 +62,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class Usage:
-    """The usage of one thing. `name` is what people call it ("" where nobody named it), `line` an appcode's business
-    line."""
+    """The usage of one thing. `name` is its display name ("" if unnamed), `line` an appcode's business line."""
 
     name: str
     amount: Amount
@@ -73,11 +71,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """One segment, or the part of it that was asked for, with its price.
-
-    `cost_per_hour` is the one at its end, or now while it is `running`; `pk` is the number of the segment's row. `measured` is
-    how busy its GPUs were, None where nobody measured.
-    """
+    """One segment, or its part in a period, with its cost. `cost_per_hour` is the rate at its end, or now while it is
+    `running`; `pk` is the row's id. `measured` is None if its GPUs were not measured."""
 
     segment: Segment
     seconds: int
@@ -93,24 +88,23 @@ class SegmentRow:
 
     @property
     def task(self) -> str:
-        """ "worker-3", as the cluster's page calls it."""
+        """ "worker-3", as on the cluster's page."""
         labels = self.segment.labels
         return f"{labels.get('role', '')}-{labels.get('index', '')}".strip("-")
 
     @property
     def notes(self) -> list[str]:
-        """A sentence for each thing that had to be mended or estimated."""
+        """A sentence for each mended or estimated value."""
         return [NOTES[flag] for flag in self.segment.flags]
 
     @property
     def marks(self) -> list[tuple[str, str]]:
-        """The same where space is short: ("end estimated", its sentence)."""
+        """The same for narrow places: ("end estimated", its sentence)."""
         return [(flag.replace("-", " "), NOTES[flag]) for flag in self.segment.flags]
 
 
 def usage_of(consumers: Sequence[str], now: dt.datetime) -> list[SegmentRow]:
-    """All segments of these consumers ("run 17") with their cost until `now`, in the order of their beginning; 3
-    queries."""
+    """All segments of these consumers ("run 17") with their cost until `now`, ordered by start. 3 queries."""
     rows = UsageSegment.objects.filter(consumer__in=consumers).order_by("started", "uid")
     prices = price_book()
     priced = [_priced(row.segment, prices, now, row.pk) for row in rows]
@@ -119,27 +113,26 @@ def usage_of(consumers: Sequence[str], now: dt.datetime) -> list[SegmentRow]:
 
 
 def used_by_pods(uids: Iterable[str], now: dt.datetime) -> dict[str, tuple[int, Decimal]]:
-    """GPU-seconds and cost of each pod until `now`; those that have used nothing are left out. Two queries."""
+    """GPU-seconds and cost of each pod until `now`; pods without usage are left out. 2 queries."""
     prices = price_book()
     rows = (_priced(row.segment, prices, now, row.pk) for row in UsageSegment.objects.filter(uid__in=list(uids)))
     return {row.segment.uid: (row.gpu_seconds, row.cost) for row in rows}
 
 
 def usage_in(consumers: Sequence[str], period: Period, now: dt.datetime) -> list[SegmentRow]:
-    """The parts in `period` of all their segments; 3 queries."""
+    """The parts in `period` of all their segments. 3 queries."""
     overlapping = Q(started__lt=period.until) & (Q(ended=None) | Q(ended__gt=period.since))
     return _parts(UsageSegment.objects.filter(overlapping, consumer__in=consumers), period, price_book(), now)
 
 
 def segments(appcode: Appcode, cluster: str, run: str, period: Period, now: dt.datetime) -> list[SegmentRow]:
-    """The parts in `period` of the segments of one run, at most MAX_SEGMENTS, in the order of their beginning; 3
-    queries."""
+    """The parts in `period` of a run's segments, at most MAX_SEGMENTS, ordered by start. 3 queries."""
     found = _overlapping(appcode, cluster, run, period)[:MAX_SEGMENTS]
     return _parts(found, period, price_book(), now)
 
 
 def every_segment(appcode: Appcode, cluster: str, run: str, period: Period, now: dt.datetime) -> Iterator[SegmentRow]:
-    """The same of all segments, in portions."""
+    """The same for all segments, in portions."""
     prices, found = price_book(), _overlapping(appcode, cluster, run, period).iterator(MAX_SEGMENTS)
     while some := list(islice(found, MAX_SEGMENTS)):
         yield from _parts(some, period, prices, now)
@@ -159,15 +152,14 @@ def _parts(rows: Iterable[UsageSegment], period: Period, prices: Prices, now: dt
 
 
 def busy_of(rows: Iterable[SegmentRow]) -> Busy:
-    """How busy the GPUs of all these segments were."""
+    """How busy the GPUs of these segments were."""
     every = list(rows)
     looked = (row.measured for row in every if row.measured is not None)
     return Busy(sum(looked, Measured()), sum(row.gpu_seconds for row in every))
 
 
 def usage_by_appcode(appcodes: QuerySet[Appcode], period: Period, now: dt.datetime) -> list[Usage]:
-    """What each of `appcodes` used in the period, the dearest first; those without any usage are left out. 4
-    queries."""
+    """Usage of each of `appcodes` in the period, most expensive first, without unused ones. 4 queries."""
     by_id = {str(appcode.pk): appcode for appcode in appcodes.select_related("org_node")}
     titles = dict(OrgNode.objects.exclude(namespace=None).values_list("path", "title"))
     rows = []
@@ -181,14 +173,14 @@ def usage_by_appcode(appcodes: QuerySet[Appcode], period: Period, now: dt.dateti
 
 
 def usage_by_cluster(appcode: Appcode, period: Period, now: dt.datetime) -> list[Usage]:
-    """What each cluster of `appcode` used, the dearest first; 2 queries. Clusters that had the same name are added
-    up, and so are volumes and buckets, which belong to none."""
+    """Usage of each cluster of `appcode`, most expensive first. 2 queries. Clusters of the same name are added up, and
+    so are volumes and buckets, which belong to none."""
     found = split.usage(price_book(), by=["cluster"], windows=[period.window], now=now, appcodes=[appcode.pk])
     return sorted((Usage(row.key[0] or VOLUMES, Amount.total([row])) for row in found), key=_dearest_first)
 
 
 def usage_by_run(appcode: Appcode, cluster: str, period: Period, now: dt.datetime) -> list[Usage]:
-    """What each run of a cluster used, the latest first; 2 queries."""
+    """Usage of each run of a cluster, latest first. 2 queries."""
     found = split.usage(
         price_book(), by=["run"], windows=[period.window], now=now, appcodes=[appcode.pk], cluster=cluster
     )
@@ -197,7 +189,7 @@ def usage_by_run(appcode: Appcode, cluster: str, period: Period, now: dt.datetim
 
 
 def usage_by_role(appcode: Appcode, period: Period, now: dt.datetime) -> list[split.Sum]:
-    """What each role of each run used, with keys (consumer, cluster, run, role); 2 queries."""
+    """Usage of each role of each run, with keys (consumer, cluster, run, role). 2 queries."""
     by: list[split.Group] = ["consumer", "cluster", "run", "role"]
     return split.usage(price_book(), by=by, windows=[period.window], now=now, appcodes=[appcode.pk])
 
@@ -205,8 +197,7 @@ def usage_by_role(appcode: Appcode, period: Period, now: dt.datetime) -> list[sp
 def usage_over_time(
     appcodes: QuerySet[Appcode], period: Period, now: dt.datetime, *, by: Literal["appcode", "cluster"] = "appcode"
 ) -> list[tuple[dt.datetime, list[Usage]]]:
-    """For each day of the period that has begun (month, when it is long), what each appcode or cluster used; 3
-    queries."""
+    """Usage by appcode or cluster for each day (month, for a long period) that has begun. 3 queries."""
     names = dict(appcodes.order_by().values_list("pk", "code"))
     windows = [window for window in period.columns if window[0] <= now]
     columns: dict[dt.datetime, list[Usage]] = {since: [] for since, _ in windows}
@@ -217,7 +208,7 @@ def usage_over_time(
 
 
 def by_business_line(rows: Iterable[Usage]) -> list[Usage]:
-    """The same usage by business line, the dearest first."""
+    """The same usage by business line, most expensive first."""
     lines: dict[str, list[Amount]] = {}
     for row in rows:
         lines.setdefault(row.line, []).append(row.amount)
@@ -226,7 +217,7 @@ def by_business_line(rows: Iterable[Usage]) -> list[Usage]:
 
 
 def business_line(node: OrgNode, lines: Container[str]) -> str:
-    """The path of the nearest of `node` and its ancestors that is a business line; "" when there is none."""
+    """The path of the nearest business line among `node` and its ancestors; "" if there is none."""
     return next((path for path in reversed(node.ancestors_and_self) if path in lines), "")
 
 

@@ -1,8 +1,8 @@
-"""What billing tells Prometheus: GPU-seconds, the age and the queue of posting, and what waits in the outbox and in quarantine.
+"""Billing's Prometheus metrics: GPU-seconds, age and queue of posting, and what waits in the outbox and in quarantine.
 
-A counter of Prometheus never goes down, for then it would be taken for one that began again at nothing. What was used may: a
-correction takes some back, and what runs is counted until now before its end is told to have been a second ago. So the highest
-value that was ever told is kept (GpuCounter), and told until what was used has caught up with it.
+A Prometheus counter must never go down: it would look like a restart from zero. Usage may go down: by corrections, and
+because running usage is counted until now although its reported end may be a second earlier. So GpuCounter keeps the
+highest exported value, which is exported until the usage has caught up.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from psycopg2 import sql
 
 from billing.metering.segments import floor
 from billing.prices.split import OWNERS_OF_DUE
-from portal.metrics import gauge
+from portal.monitoring.metrics import gauge
 
-# Appcodes after so many, in the order in which they were made, share one series for each business line and model.
+# Appcodes beyond this number, in order of creation, share one series per business line and model.
 MAX_APPCODES = 1000
 OTHERS = "_other"
 
-# As the dashboard adds up: what was posted, what waits for posting holds now, less what the ledger already has of that.
-# Only series that grew are written, for ON CONFLICT locks even rows that it leaves alone. Whatever was told to anybody before
-# this statement began is in `before`.
-# No month is read: late usage corrects old ones, but their total is kept beside them (GpuTotal), in the same transaction.
+# The dashboard's sum: posted usage, plus what unposted segments hold now, less what the ledger already has of those.
+# Only series that grew are written, because ON CONFLICT locks even rows that it leaves alone; every value exported
+# before this statement began is in `before`. No month is read: late usage corrects old months, but GpuTotal keeps the
+# total of all months in the same transaction.
 COUNTED = sql.SQL("""
 WITH due AS MATERIALIZED (
     SELECT s.id, s.appcode_id, s.gpu_model, s.gpus, s.started, least(s.ended, %(now)s) AS ended, d.posted

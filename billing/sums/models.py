@@ -1,4 +1,4 @@
-"""Coarser sums of the ledger, for whoever looks at years. The database keeps them, in the transaction that posts."""
+"""Coarser sums of the ledger, for reports over years. Triggers keep them in the transaction that posts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from portal.models import Appcode
 
 
 class MonthlySpending(models.Model):
-    """MonthlyUsage without the clusters and with one sum of money: what a dashboard over years reads.
-
-    Triggers on MonthlyUsage keep it, in the transaction that posts. `key` is a hash of what is grouped by.
-    """
+    """MonthlyUsage without clusters and with a single sum of money, for dashboards over years. Triggers on MonthlyUsage
+    keep it. `key` is a hash of the grouping columns."""
 
     month = models.DateField()
     key = models.UUIDField()
@@ -36,10 +34,8 @@ class MonthlySpending(models.Model):
 
 
 class GpuTotal(models.Model):
-    """The GPU-seconds of MonthlySpending over all months, however many: what a scrape reads.
-
-    Triggers on MonthlySpending keep it, in the transaction that posts.
-    """
+    """GPU-seconds of MonthlySpending over all months, so that a metrics scrape reads few rows. Triggers on
+    MonthlySpending keep it."""
 
     appcode = models.ForeignKey(
         Appcode, on_delete=models.PROTECT, db_constraint=False, db_index=False, related_name="+"
@@ -58,7 +54,7 @@ class GpuTotal(models.Model):
 
 
 class GpuCounter(models.Model):
-    """The highest number of GPU-seconds that Prometheus was told of; a counter never goes down (`billing.sums.metrics`)."""
+    """The highest GPU-seconds exported to Prometheus; a counter never goes down (`billing.sums.metrics`)."""
 
     code = models.CharField(max_length=63)
     business_line = models.CharField(max_length=200)

@@ -1,10 +1,9 @@
-"""What was used over time, by whom and of what: the sums by day and month that posting keeps, and beside them what is not yet in
-the ledger.
+"""Usage over time by any group: the sums by day and month that posting keeps, plus usage that is not in the ledger yet.
 
-One statement reads both, so that they are of the same moment: the rollups say what was posted, `fresh` what the segments that
-wait for posting hold now, and `standing` takes away what the ledger already has of these. So every second is counted once
-whether it was posted, is about to be, or is being corrected; a test compares it with the segments themselves. Who may see what is
-decided by `portal.access`: callers pass appcodes that the person may see.
+One statement reads both, so that they are consistent: the rollups have what was posted, `fresh` what segments waiting
+for posting hold now, and `standing` subtracts what the ledger already has of these. So every second counts once,
+whether it was posted, is waiting or is being corrected; a test compares the sums with the segments. Callers pass
+appcodes that the user may see (`portal.access`).
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ DAILY, MONTHLY, SPENDING = "billing_dailyusage", "billing_monthlyusage", "billin
 
 @dataclass(frozen=True)
 class Dashboard:
-    """Sums over a range. `by_group` has the chosen group's values in each column ("" where there is no name; an appcode's number
-    as text), `by` the same over the whole range for every group that was asked for."""
+    """Sums over a range. `by_group` has the chosen group's values in each column ("" if unnamed; an appcode's id as
+    text), `by` the same over the whole range for every requested group."""
 
     range: Range
     now: dt.datetime
@@ -44,12 +43,11 @@ class Dashboard:
 
     @property
     def totals(self) -> list[tuple[dt.date, Used]]:
-        """Of every column."""
         return [(since, sum(self.by_group[since].values(), Used())) for since, _ in self.range.columns]
 
 
-# `due` are segments that wait for posting, with who owned them when; `fresh` is what they hold in each piece of the range,
-# `standing` what the ledger has of them, with the opposite sign. A line's share of a piece is exact: it is a product of seconds.
+# `due` are segments waiting for posting, with their owners over time; `fresh` is what they hold in each piece of the range;
+# `standing` is the negative of what the ledger has of them. A line's share of a piece is exact: it is a product of seconds.
 STATEMENT = sql.SQL("""
 WITH {terms},
 piece(since, until) AS (SELECT * FROM unnest(%(pieces_since)s::timestamptz[], %(pieces_until)s::timestamptz[])),
@@ -111,7 +109,7 @@ SELECT GROUPING({grouped}), place, {texts}, sum(gpu_seconds)::bigint, sum(charge
 FROM placed GROUP BY GROUPING SETS ({sets})
 HAVING sum(gpu_seconds) <> 0 OR sum(charge) <> 0
 """)
-# What each table of sums has of a day or month, as one amount of money.
+# The rows of each table of sums, with charges added up.
 ROLLUP = sql.SQL("""SELECT {time} AS day, appcode_id, business_line, {cluster} AS cluster, "user", framework, gpu_model,
     gpu_seconds, {charge} AS charge
     FROM {table} WHERE {time} >= {since} AND {time} < {until} AND {condition}""")
@@ -126,10 +124,9 @@ def read(
     where: Mapping[Group, str] | None = None,
     also: Iterable[Group] = (),
 ) -> Dashboard:
-    """Sums of the range by `by` in each column, and over the whole range by each of `also`; one query and the price book's.
-
-    `appcodes` are those that count (None: all), `where` narrows to one value of a group; an appcode's is its number as text.
-    """
+    """Sums of the range by `by` in each column, and over the whole range by each of `also`. One query besides the price
+    book's. `appcodes` are the ids that count (None: all). `where` narrows to one value of a group; for an appcode that
+    is its id as text."""
     now = floor(now)
     groups: list[Group] = list(dict.fromkeys([by, *also]))
     names = [sql.Identifier(COLUMNS[group]) for group in groups]
@@ -175,7 +172,7 @@ def read(
         sets=sql.SQL(", ").join([first, *(sql.SQL("({})").format(name) for name in names[1:])]),
     )  # fmt: skip
     with transaction.atomic(), connection.cursor() as cursor:
-        # Sums of many rows into few: in memory, by hashes.
+        # Many rows are summed into few: hash them in memory.
         cursor.execute("SET LOCAL work_mem = '32MB'; SET LOCAL enable_sort = off")
         cursor.execute(cast("Any", statement), parameters)
         return _dashboard(range_, now, groups, cursor.fetchall())
@@ -186,7 +183,7 @@ def _dashboard(range_: Range, now: dt.datetime, groups: Sequence[Group], rows: I
     by: dict[Group, dict[str, Used]] = {group: {} for group in groups}
     for grouping, place, *values, gpu_seconds, charge in rows:
         used = Used(gpu_seconds, charge)
-        # A bit for each column that was summed over, the last one the lowest.
+        # GROUPING has a bit for each column that was summed over; the last column is the lowest bit.
         here = [n for n in range(len(groups)) if not grouping >> (len(groups) - 1 - n) & 1]
         name = values[here[0]]
         if place is not None:
@@ -196,7 +193,7 @@ def _dashboard(range_: Range, now: dt.datetime, groups: Sequence[Group], rows: I
 
 
 def _rollups(range_: Range, months: str) -> list[tuple[str, dt.date, dt.date]]:
-    """Which rows of which table make up the range: whole months, and days at its edges."""
+    """The rows that make up the range: whole months, and days at its edges."""
     if range_.step == "day":
         return [(DAILY, range_.since, range_.until)]
     first = range_.since if range_.since.day == 1 else periods.following(range_.since)

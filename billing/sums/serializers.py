@@ -1,5 +1,3 @@
-"""Usage as the API says it."""
-
 from __future__ import annotations
 
 import datetime as dt
@@ -12,13 +10,13 @@ from billing.documents import Cost, money
 from billing.periods import Period
 from billing.prices.split import Sum
 from billing.sums.access import Amount
-from billing.sums.makeup import Part
+from billing.sums.breakdown import Part
 from portal.api.documents import Answer
 from portal.models import Appcode
 
 
 class UsageAmount(Answer):
-    """What was used in the period so far, and what is held at this moment."""
+    """Usage in the period so far, and what is held now."""
 
     gpu_seconds: int
     cost: Cost
@@ -27,7 +25,7 @@ class UsageAmount(Answer):
 
 
 class UsageRow(UsageAmount):
-    """The usage of one role of one run. Names are kept when what they name is deleted."""
+    """Usage of one role of one run. Names are kept after the named object is deleted."""
 
     consumer: str = Field(examples=["run 17"])
     cluster: str | None
@@ -43,7 +41,7 @@ class UsageMetadata(Answer):
 
 
 class UsagePart(Answer):
-    """All of one SKU at one price and discount."""
+    """All usage of one SKU at one price and discount."""
 
     sku: str = Field(examples=["gpu:A100"])
     unit_seconds: int = Field(description="Of GPUs, thousandths of a core, or MiB: exact.")
@@ -77,8 +75,8 @@ def usage_document(
 
 def usage_parts(parts: Sequence[Part]) -> list[UsagePart]:
     return [
-        UsagePart(
-            sku=part.sku,
+        UsagePart.of(
+            part,
             unit_seconds=part.quantity,
             per_hour=f"{part.per_hour:f}",
             discount_percent=f"{part.discount:f}",

@@ -1,4 +1,4 @@
-"""What a consumer has cost so far, and how fast that grows: for whoever shows a running number."""
+"""A consumer's cost so far and how fast it grows, for pages that show a running number."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from billing.prices.book import price_book
 
 @dataclass(frozen=True)
 class Totals:
-    """What a consumer has used at the asked time, and how fast that grows: value later = value + rate × seconds.
-
-    `gpu_rate` is GPUs held (GPU-seconds a second) and `cost_rate` money per second; they are exact until something
-    begins or ends or a price changes (`Prices.next_change`).
-    """
+    """A consumer's usage at `now` and its growth: value later = value + rate × seconds. `gpu_rate` is GPUs held
+    (GPU-seconds per second), `cost_rate` money per second. They are exact until something begins, ends or changes its
+    price (`Prices.next_change`)."""
 
     gpu_seconds: int = 0
     gpu_rate: int = 0
@@ -28,10 +26,8 @@ class Totals:
 
 
 def totals(consumers: Sequence[str], now: dt.datetime) -> dict[str, Totals]:
-    """Usage and cost of each consumer from its beginning until `now`, zeros for an unknown one; two queries.
-
-    What began within this very second has no usage yet but a rate, so the window ends after it.
-    """
+    """Usage and cost of each consumer from its beginning until `now`, zeros for an unknown one. Two queries. The window
+    ends a second later: what began within this second has a rate but no usage yet."""
     if not consumers:
         return {}
     window = (EARLIEST, now + dt.timedelta(seconds=1))

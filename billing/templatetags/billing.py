@@ -1,5 +1,3 @@
-"""Small numbers for the pages of billing."""
-
 from __future__ import annotations
 
 from decimal import Decimal
@@ -17,7 +15,7 @@ WORDS = {"gpu": "GPU", "cpu": "CPU", "memory": "Memory", "storage": "Storage"}
 
 @register.filter
 def decimals(value: Decimal, digits: int) -> str:
-    """ "1,234.50", rounded half to even, for eyes only."""
+    """ "1,234.50", rounded half to even, for display only."""
     return f"{round(value, digits):,.{digits}f}"
 
 
@@ -39,24 +37,23 @@ def taken(used: Decimal, to_pay: Decimal) -> Decimal:
 
 @register.filter
 def sign(value: Decimal) -> str:
-    """What stands before the magnitude of a difference."""
+    """The sign of a difference."""
     return "+" if value > 0 else "−" if value < 0 else ""
 
 
 @register.filter
 def plain(value: Decimal) -> str:
-    """ "12.5": without zeros that say nothing."""
+    """ "12.5": without trailing zeros."""
     return f"{value.normalize():f}"
 
 
 @register.filter
 def sku(value: str) -> str:
-    """A SKU as people call it: "GPU A100" for "gpu:A100", "Memory" for "memory"."""
+    """The display name of a SKU: "GPU A100" for "gpu:A100", "Memory" for "memory"."""
     kind, _, model = value.partition(":")
     return f"{WORDS.get(kind, kind)} {model}".strip()
 
 
 @register.simple_tag
 def price(value: Decimal) -> SafeString:
-    """A price per hour with its currency."""
     return format_html('<span class="money">{} <small>{}</small></span>', price_text(value), settings.CURRENCY)

@@ -1,5 +1,5 @@
-"""What people do to applications that they do not do to clusters: creating and changing one by its own manifest, which may make
-or enlarge the volume of its files. All else are the actions of clusters."""
+"""User actions that only applications have: creating and changing one by its own manifest, which may create or enlarge the
+volume of its files. All other actions are those of clusters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from django.db import transaction
 
-from clusters import actions
 from clusters.applications.manifest import ApplicationManifest, cluster_manifest, home_of, own_errors, with_storage
-from clusters.models import Cluster
+from clusters.cluster import actions
+from clusters.runs.models import Cluster
 from clusters.runs.preview import Preview, preview
 from datastores.actions import change_datastore, create_datastore
 from datastores.models import Datastore
@@ -22,7 +22,7 @@ from portal.models import Appcode, User
 
 
 def create_application(manifest: ApplicationManifest, *, acting_user: User, appcode: Appcode | None = None) -> Cluster:
-    """Defines an application, makes its volume where it asks for one, and deploys it; all or nothing.
+    """Defines an application, creates its volume if requested, and deploys it; all or nothing.
 
     Raises Invalid (with paths of the application's manifest) or PermissionDenied, as `actions.create_cluster` does.
     """
@@ -36,8 +36,7 @@ def create_application(manifest: ApplicationManifest, *, acting_user: User, appc
 
 
 def change_application(cluster: Cluster, manifest: ApplicationManifest, *, acting_user: User) -> Cluster:
-    """Replaces the definition; a living run keeps what it was started with. A size is that of its own volume: it grows to it, or
-    is made."""
+    """Replaces the definition; a live run keeps its own. A storage size enlarges or creates the application's own volume."""
     changed = cluster_manifest(manifest, before=cluster.spec)
     actions.judge_requirements(changed, acting_user=acting_user, instead_of=cluster)
     with transaction.atomic():
@@ -48,8 +47,8 @@ def change_application(cluster: Cluster, manifest: ApplicationManifest, *, actin
 
 @transaction.atomic
 def preview_application(manifest: ApplicationManifest, *, acting_user: User, cluster: Cluster | None = None) -> Preview:
-    """What would happen if it were deployed now; `cluster` is the one that it would change. The volume that it asks for is
-    judged by making it, and nothing of that is kept. Raises what creating it would, except for a name that is taken."""
+    """What would happen if it were deployed now. `cluster` is the one that it would change. A requested volume is checked by
+    creating it and rolling back. Raises what creating would, except for a taken name."""
     asked = cluster_manifest(manifest, before=cluster.spec if cluster else None)
     undone = transaction.savepoint()
     try:
@@ -61,7 +60,7 @@ def preview_application(manifest: ApplicationManifest, *, acting_user: User, clu
 
 
 def _make_home(manifest: ApplicationManifest, user: User, cluster: Cluster | None = None) -> None:
-    """The volume of a storage that is a size: a new one, or that of `cluster` as large as is asked for. Raises Invalid."""
+    """Creates the volume for a storage size, or enlarges that of `cluster`. Raises Invalid."""
     storage = manifest.spec.storage
     if storage is None or storage.size is None:
         return
@@ -81,7 +80,7 @@ def _make_home(manifest: ApplicationManifest, user: User, cluster: Cluster | Non
 
 
 def _of_storage(error: FieldError, name: str) -> FieldError:
-    """What is wrong with the volume, at the field of the application. Its name is not what people gave."""
+    """An error of the volume, at the application's field. The user did not choose the volume's name."""
     if error.path == ("metadata", "name"):
         sentence = f"There is a datastore “{name}” already; choose it, or another name for the application."
         return FieldError(("spec", "storage"), sentence)
@@ -94,7 +93,7 @@ def _of_storage(error: FieldError, name: str) -> FieldError:
 
 @contextmanager
 def _own_fields() -> Iterator[None]:
-    """What is wrong with the cluster is said of the application."""
+    """Turns errors of the cluster into errors of the application."""
     try:
         yield
     except Invalid as invalid:

@@ -1,10 +1,10 @@
-"""What people ask for when they want an application: a short manifest, as one value, to and from that of a cluster.
+"""The manifest of an application: a short form, as one value, convertible to and from that of a cluster.
 
     {"kind": "application", "metadata": {"name": "notes", "appcode": "ops-demo"},
      "spec": {"type": "jupyter", "image": "jupyter", "flavor": "middle-1-gpu", "storage": {"size": "20Gi"}}}
 
-`cluster_spec` and `application_spec` are inverse to each other for every cluster that is an application. What is wrong is for
-`ClusterManifest` to say; `own_path` is the field of the application that its sentence belongs to.
+`cluster_spec` and `application_spec` are inverses for every cluster that is an application. `ClusterManifest` does the
+validation; `own_path` maps its errors to the application's fields.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from clusters.frameworks import APPLICATIONS
-from clusters.input import InputSpec
-from clusters.manifest import (
+from clusters.manifest.cluster import (
     MAX_ENDPOINTS,
     AccessSpec,
     ClusterManifest,
@@ -26,6 +25,7 @@ from clusters.manifest import (
     IdleSpec,
     usual_idle,
 )
+from clusters.manifest.input import InputSpec
 from portal.errors import FieldError, Invalid
 from portal.manifests import Manifest, Strict, mistakes
 
@@ -35,7 +35,7 @@ else:
     ApplicationType = Literal[tuple(APPLICATIONS)]
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=63)]
-# What both manifests say in the same words.
+# Fields that both manifests have under the same name.
 SAME = (
     "image",
     "environment",
@@ -52,20 +52,20 @@ SAME = (
     "idle",
     "access",
 )
-# What only a cluster's says; a change by the application's leaves them as they are.
+# Fields that only a cluster has; changing the application leaves them as they are.
 KEPT = ("retries", "scheduleAfter")
-# Fields of a cluster that an application has under another name. Below a role, what the role is called comes between.
+# Fields of a cluster that an application has under another name. Below `roles`, the role's name comes between.
 _OTHER_NAMES = {"framework": "type", "mode": "type", "completion": "type", "home": "storage"}
 _OF_ROLE = {"flavor": "flavor", "count": "flavor", "endpoints": "endpoints"}
 
 
-# Of the volume of an application that needs one and names none, in the form as well.
+# Volume size of an application that needs a volume and names none; also the form's default.
 USUAL_SIZE = "10Gi"
 
 
 class StorageSpec(Strict):
-    """Where its files are: a datastore of the appcode by its name, or the size of a new volume, `<name>-home`, which is made with
-    the application and outlives it."""
+    """Where its files are: a datastore of the appcode by name, or the size of a new volume, `<name>-home`, which is created
+    with the application and outlives it."""
 
     datastore: Name | None = None
     size: str | None = Field(default=None, examples=["20Gi"])
@@ -78,7 +78,7 @@ class StorageSpec(Strict):
 
 
 class ApplicationSpec(Strict):
-    """One application: what it is, what it runs on, where its files are and who may open it."""
+    """An application: what it is, what it runs on, where its files are and who may open it."""
 
     type: ApplicationType
     image: Name
@@ -125,7 +125,8 @@ class ApplicationSpec(Strict):
 
 
 class ApplicationManifest(Manifest):
-    """`{"kind":"application","metadata":{"name","appcode"},"spec":{…}}`; `status` is ours and is ignored when it comes back."""
+    """`{"kind":"application","metadata":{"name","appcode"},"spec":{…}}`. The portal writes `status` and ignores it in
+    requests."""
 
     kind: Literal["application"] = "application"
     metadata: ClusterMetadata
@@ -133,12 +134,12 @@ class ApplicationManifest(Manifest):
 
 
 def home_of(manifest: ApplicationManifest) -> str:
-    """The name of the volume that is made for its files."""
+    """The name of the volume that is created for its files."""
     return f"{manifest.metadata.name}-home"
 
 
 def with_storage(manifest: ApplicationManifest) -> ApplicationManifest:
-    """A new application as it is made: with a volume of the usual size where its type needs one and the manifest names none."""
+    """A new application with a volume of the usual size, if its type needs one and the manifest names none."""
     spec = manifest.spec
     if spec.storage is not None or not APPLICATIONS[spec.type].needs_home:
         return manifest
@@ -146,7 +147,7 @@ def with_storage(manifest: ApplicationManifest) -> ApplicationManifest:
 
 
 def cluster_manifest(manifest: ApplicationManifest, before: Mapping[str, Any] | None = None) -> ClusterManifest:
-    """The cluster that it is; `before` is the spec of the one that it changes. Raises Invalid with the application's fields."""
+    """Its cluster. `before` is the spec of the cluster that it changes. Raises Invalid with the application's fields."""
     document = {
         "kind": "cluster",
         "metadata": manifest.metadata.model_dump(),
@@ -159,7 +160,7 @@ def cluster_manifest(manifest: ApplicationManifest, before: Mapping[str, Any] | 
 
 
 def cluster_spec(spec: ApplicationSpec, home: str, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The spec of its cluster as JSON; `home` is the name of a volume that is made for it."""
+    """The spec of its cluster as JSON. `home` is the name of a volume that is created for it."""
     document = spec.model_dump(mode="json", by_alias=True)
     storage = spec.storage and (spec.storage.datastore or home)
     role = {"flavor": spec.flavor, "count": 1, "endpoints": document["endpoints"]}
@@ -173,7 +174,7 @@ def cluster_spec(spec: ApplicationSpec, home: str, before: Mapping[str, Any] | N
 
 
 def application_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of the spec of a cluster that is an application."""
+    """The inverse: the application's spec, from the spec of its cluster."""
     role = spec["roles"][role_of(spec["framework"])]
     return {
         "type": spec["framework"],
@@ -188,7 +189,7 @@ def application_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def role_of(kind: str) -> str:
-    """The role of its one task."""
+    """The role of its only task."""
     return APPLICATIONS[kind].roles[0].name
 
 
@@ -197,7 +198,7 @@ def own_errors(errors: Iterable[FieldError]) -> list[FieldError]:
 
 
 def own_path(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Which field of an application a path in the manifest of its cluster belongs to."""
+    """The application's field for a path in the manifest of its cluster."""
     if path[:2] == ("spec", "roles"):
         field = _OF_ROLE.get(path[3], "type") if len(path) > 3 else "type"
         return ("spec", field, *(path[4:] if field == "endpoints" else ()))

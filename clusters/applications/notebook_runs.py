@@ -1,7 +1,7 @@
-"""A notebook as a run: its text is read from the running application, and what is run is a cluster of the framework `notebook`.
+"""Runs a notebook: reads its text from the running application, and creates a cluster of the framework `notebook`.
 
-What is not said is as in the application: image, environment, variables, datastores, flavor. Its home is mounted, too, where
-several tasks may mount it; a ReadWriteOnce volume is not, because the application has it.
+Everything that is not given is as in the application: image, environment, variables, datastores, flavor. Its home is mounted,
+too, if several tasks may mount it. A ReadWriteOnce volume is not, because the application holds it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, StringConstraints, ValidationError
 
-from clusters import actions
 from clusters.applications.manifest import Name, role_of
+from clusters.cluster import actions
 from clusters.frameworks.jupyter import HOME, Jupyter
 from clusters.frameworks.notebook import Notebook
-from clusters.input import InputSpec
-from clusters.manifest import ClusterManifest, ClusterMetadata, notebook_path
-from clusters.models import Cluster, Run
+from clusters.manifest.cluster import ClusterManifest, ClusterMetadata, notebook_path
+from clusters.manifest.input import InputSpec
 from clusters.runs.commands import answer_of
+from clusters.runs.models import Cluster, Run
 from datastores.models import Datastore
 from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid
@@ -27,15 +27,15 @@ from portal.manifests import Manifest, Strict, mistakes
 from portal.models import User
 from portal.text import readable
 
-# Of the file with its outputs.
+# Maximum size of the notebook file, including outputs.
 MAX_MIB = 8
 MAX_LISTED = 200
-# Read in this process: what is nothing but brackets takes twenty-five times its size.
+# Parsed one at a time in this process: a file of brackets takes 25 times its size.
 ONE = threading.Lock()
 
 
 class NotebookRunSpec(Strict):
-    """Which notebook, and what is other than in the application."""
+    """The notebook, and what differs from the application."""
 
     notebook: Annotated[str, StringConstraints(max_length=400)] = Field(
         examples=["work/train.ipynb"], description="Its path below the home."
@@ -51,7 +51,7 @@ class NotebookRunSpec(Strict):
 
 
 class NotebookRunManifest(Manifest):
-    """`{"metadata":{"name"},"spec":{"notebook","parameters",…}}`: a run of a notebook of an application."""
+    """`{"metadata":{"name"},"spec":{"notebook","parameters",…}}`: a run of an application's notebook."""
 
     kind: Literal["notebook-run"] = "notebook-run"
     metadata: ClusterMetadata
@@ -59,7 +59,7 @@ class NotebookRunManifest(Manifest):
 
 
 def run_notebook(cluster: Cluster, manifest: NotebookRunManifest, *, acting_user: User) -> Cluster:
-    """The cluster that runs it. Raises Conflict while the application does not run, Invalid, CloudError, PermissionDenied."""
+    """The cluster that runs it. Raises Conflict while the application is not running, Invalid, CloudError, PermissionDenied."""
     require(acting_user, cluster.appcode, OPERATE)
     source = _read(cluster, manifest.spec.notebook, acting_user)
     document = {"metadata": manifest.metadata.model_dump(), "spec": spec_of(cluster, manifest.spec, source)}
@@ -74,7 +74,7 @@ def run_notebook(cluster: Cluster, manifest: NotebookRunManifest, *, acting_user
 
 
 def notebooks_in(cluster: Cluster, *, acting_user: User) -> list[str]:
-    """Paths below its home, those first that were changed last. Raises Conflict while it does not run, CloudError."""
+    """Paths below its home, last changed first. Raises Conflict while it is not running, CloudError."""
     require(acting_user, cluster.appcode, OPERATE)
     hidden = ("-name", ".*", "-prune", "-o")
     argv = ("find", f"{HOME}/", "-mindepth", "1", *hidden, "-name", "*.ipynb", "-type", "f", "-printf", "%T@ %P\\0")
@@ -84,7 +84,7 @@ def notebooks_in(cluster: Cluster, *, acting_user: User) -> list[str]:
 
 
 def spec_of(cluster: Cluster, wanted: NotebookRunSpec, source: str) -> dict[str, Any]:
-    """The spec of the cluster; what was not said is the application's."""
+    """The spec of the cluster. Values that were not given are the application's."""
     own = cluster.spec
     said = wanted.model_dump(include=wanted.model_fields_set, by_alias=True, mode="json")
     kept = {key: said.get(key, own[key]) for key in ("image", "environment", "input", "output", "env")}
@@ -102,7 +102,7 @@ def spec_of(cluster: Cluster, wanted: NotebookRunSpec, source: str) -> dict[str,
 
 
 def may_share(cluster: Cluster) -> bool:
-    """Whether its home can be mounted beside it."""
+    """Whether its home can also be mounted by another task."""
     home = Datastore.objects.filter(appcode=cluster.appcode_id, name=cluster.spec["home"]).first()
     return home is not None and (home.kind != Datastore.Kind.VOLUME or home.spec["access_mode"] == "ReadWriteMany")
 
@@ -134,7 +134,7 @@ def _read(cluster: Cluster, path: str, user: User) -> str:
 
 
 def _own(error: FieldError) -> FieldError:
-    """What is wrong with the cluster, at the field of what was asked for."""
+    """An error of the cluster, at the field of the request."""
     path = error.path
     if path[:3] == ("spec", "notebook", "parameters"):
         path = ("spec", "parameters", *path[3:4])

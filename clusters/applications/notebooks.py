@@ -1,7 +1,7 @@
-"""The output of runs in a notebook: in which of an appcode's notebooks it can be opened, and what that takes.
+"""Opens the output of runs in a notebook: which of an appcode's notebooks can show it, and what that takes.
 
-A notebook has the runs that its manifest names, read-only, from its start on. So one that runs without them is started anew,
-which ends what its kernels do: that is done for who has said so, and for nobody else.
+A notebook mounts the runs that its manifest names, read-only, when it starts. One that runs without them has to be restarted,
+which ends what its kernels do, so that needs an explicit request.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from urllib.parse import quote
 
 from django.db import transaction
 
-from clusters import actions
 from clusters.access import clusters_in
 from clusters.applications.tensorboard import in_order, lives, of_request
+from clusters.catalog.data import runs_named
+from clusters.cluster import actions
 from clusters.frameworks.jupyter import RUNS, Jupyter
 from clusters.gateway import origins
-from clusters.manifest import MAX_RUNS_SHOWN, ClusterManifest
-from clusters.models import Cluster
-from clusters.spec.data import runs_named
+from clusters.manifest.cluster import MAX_RUNS_SHOWN, ClusterManifest
+from clusters.runs.models import Cluster
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode, User
@@ -29,14 +29,14 @@ from portal.models import Appcode, User
 
 @dataclass(frozen=True)
 class Choice:
-    """A notebook, and what it takes to have the runs in it: that it is opened, started, or ended and started anew."""
+    """A notebook, and what it takes to show the runs in it: nothing, a start, or a restart."""
 
     cluster: Cluster
     takes: Literal["open", "start", "restart"]
 
 
 def choices(runs: Sequence[str], appcode: Appcode) -> list[Choice]:
-    """The notebooks of the appcode, those first that need least. One query."""
+    """The notebooks of the appcode, least effort first. One query."""
     found = []
     for cluster in clusters_in([appcode.pk]).filter(framework=Jupyter.name).order_by("-pk"):
         run = cluster.current_run
@@ -51,9 +51,8 @@ def choices(runs: Sequence[str], appcode: Appcode) -> list[Choice]:
 def open_in_notebook(
     names: Iterable[str], name: str = "", *, restart: bool = False, appcode: Appcode, acting_user: User
 ) -> Cluster:
-    """The notebook `name` with these runs of the appcode (`train/3`) among those that it shows; without a name one that lives and
-    shows them. Raises Invalid, also where none does, PermissionDenied, and Conflict for one that has to be ended for it,
-    unless `restart`."""
+    """The notebook `name`, with these runs of the appcode (`train/3`) added; without a name, a live one that shows them
+    already. Raises Invalid (also if none does), PermissionDenied, and Conflict if it has to be restarted, unless `restart`."""
     require(acting_user, appcode, OPERATE)
     runs = in_order(names)
     found = choices(runs, appcode)
@@ -73,7 +72,7 @@ def open_in_notebook(
 
 
 def address_in(cluster: Cluster, names: Sequence[str]) -> str:
-    """Where a notebook shows these runs: the folder of all of them, of one what it wrote, or the notebook that it ran."""
+    """URL where a notebook shows these runs: the folder of all of them; for one run its folder, or the notebook that it ran."""
     place = f"{origins.url(cluster.origins['notebook'])}lab/tree/{RUNS}"
     if len(set(names)) > 1:
         return place
@@ -84,12 +83,12 @@ def address_in(cluster: Cluster, names: Sequence[str]) -> str:
 
 @transaction.atomic
 def _show(cluster: Cluster, runs: Sequence[str], user: User) -> Cluster:
-    """Names them in its definition, in the place of those that are gone or were named longest ago, and starts it with them."""
+    """Adds the runs to its definition, in place of those that are gone or were added longest ago, and starts it."""
     before = [name for name in cluster.spec["runs"] if name not in runs]
     there = runs_named(before, cluster.appcode)
     kept = [*(name for name in before if name in there), *runs][-MAX_RUNS_SHOWN:]
     metadata = {"name": cluster.name, "appcode": cluster.appcode.code}
-    manifest = ClusterManifest.model_validate({"metadata": metadata, "spec": {**cluster.spec, "runs": kept}})
+    manifest = ClusterManifest.stored({"metadata": metadata, "spec": {**cluster.spec, "runs": kept}})
     try:
         changed = actions.change_cluster(cluster, manifest, acting_user=user)
         actions.redeploy(changed, acting_user=user)

@@ -1,6 +1,6 @@
-"""TensorBoard of runs, one click away: the one that shows just these runs is opened, or started again, or made.
+"""TensorBoard of runs, at a click: the one that shows exactly these runs is opened, restarted or created.
 
-Its name is derived from what it shows, so two clicks at once make one: for the second the name is taken, by what it wanted.
+Its name is derived from the runs, so two clicks at once create one: the second finds the name taken, by what it wanted.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from clusters import actions
 from clusters.applications.actions import create_application
 from clusters.applications.manifest import ApplicationManifest, ApplicationSpec, cluster_manifest
+from clusters.catalog.lookup import require_active
+from clusters.catalog.models import Flavor, Image
+from clusters.catalog.software import why_not_in
 from clusters.clouds.placement import place_of
+from clusters.cluster import actions
 from clusters.frameworks.tensorboard import TensorBoard
-from clusters.manifest import MAX_NAME, MAX_RUNS_SHOWN, RUN_NAME, ClusterMetadata, ClusterSpec
-from clusters.models import Cluster, Flavor, Image, Run
+from clusters.manifest.cluster import MAX_NAME, MAX_RUNS_SHOWN, RUN_NAME, ClusterMetadata, ClusterSpec
+from clusters.runs.models import Cluster, Run
 from clusters.runs.preview import Cost, cost_of
-from clusters.spec.catalog import require_active
-from clusters.spec.software import why_not_in
 from portal.access import OPERATE, require
-from portal.errors import Conflict, FieldError, Invalid
+from portal.errors import Conflict, FieldError, Invalid, sentence
 from portal.models import Appcode, User
 
-# What it needs at least, for the event files of some runs: its start alone takes two seconds of a core and 440 MiB.
+# Minimum for the event files of some runs: starting alone takes two seconds of a core and 440 MiB.
 CPU_MILLI, MEMORY_MB = 500, 512
-# It ends even if somebody forgets a browser in front of it.
+# It ends even if somebody leaves a browser open on it.
 TIME_LIMIT = 12 * 3600
-# Names that are tried where something else has the first.
+# Names that are tried if the first is taken by something else.
 NAMES = 9
 
 
@@ -41,8 +42,8 @@ class Offer:
 
 
 def open_tensorboard(names: Iterable[str], *, appcode: Appcode, acting_user: User) -> tuple[Cluster, bool]:
-    """The TensorBoard of these runs of the appcode (`train/3`), and whether it was made now. Raises Invalid where one of them
-    cannot be shown, PermissionDenied for who may not start one that does not live, Conflict while it is being ended."""
+    """The TensorBoard of these runs of the appcode (`train/3`), and whether it was created now. Raises Invalid if one of them
+    cannot be shown, PermissionDenied if the user may not start it, and Conflict while it is ending."""
     runs = in_order(names)
     found = _of(runs, appcode)
     if found and lives(found):
@@ -53,7 +54,7 @@ def open_tensorboard(names: Iterable[str], *, appcode: Appcode, acting_user: Use
     try:
         actions.deploy(found, acting_user=acting_user)
     except Conflict:
-        if not ((found := _of(runs, appcode)) and lives(found)):  # else somebody else has just started it
+        if not ((found := _of(runs, appcode)) and lives(found)):  # otherwise another user has just started it
             raise
     return _of(runs, appcode) or found, False
 
@@ -68,17 +69,15 @@ def offer(names: Iterable[str], *, appcode: Appcode, may_operate: bool) -> Offer
         if not may_operate:
             return Offer(why_not="Nobody has started one, and you may only look here.")
         require_active(appcode)
-        if found:
-            spec = ClusterSpec.model_validate(found.spec)
-        else:
-            spec = cluster_manifest(_manifest(runs, next(_names(runs)), appcode)).spec
+        name = next(_names(runs))
+        spec = ClusterSpec.stored(found.spec) if found else cluster_manifest(_manifest(runs, name, appcode)).spec
         return Offer(cost=cost_of(spec, appcode))
     except Invalid as invalid:
-        return Offer(why_not=" ".join(error.message for error in invalid.errors))
+        return Offer(why_not=sentence(invalid))
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Each once, by cluster and number. Raises Invalid for what is no name of a run, for none and for too many."""
+    """Each name once, ordered by cluster and number. Raises Invalid for an invalid name, for none and for too many."""
     found = sorted(set(names))
     for name in found:
         if not RUN_NAME.fullmatch(name):
@@ -89,7 +88,7 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _of(runs: tuple[str, ...], appcode: Appcode) -> Cluster | None:
-    """The newest that shows just these."""
+    """The newest that shows exactly these."""
     rows = Cluster.objects.select_related("appcode", "created_by", "current_run").order_by("-pk")
     shown = {"framework": TensorBoard.name, "spec__runs": list(runs)}
     return rows.filter(appcode=appcode, deleted_at=None, **shown).first()
@@ -114,12 +113,12 @@ def _make(runs: tuple[str, ...], appcode: Appcode, user: User) -> tuple[Cluster,
 
 
 def of_request(error: FieldError) -> FieldError:
-    """Runs are what is asked for; the rest was chosen here."""
+    """The user only chose the runs; the other fields were chosen here."""
     return FieldError(("runs",), error.message) if error.path == ("spec", "runs") else error
 
 
 def _names(runs: tuple[str, ...]) -> Iterator[str]:
-    """`tb-train-3` of one run, `tb-train-3-and-2` of three that begin with it; more of them where that is taken."""
+    """`tb-train-3` for one run, `tb-train-3-and-2` for three that begin with it; more names in case these are taken."""
     first = f"tb-{runs[0].replace('/', '-')}{f'-and-{len(runs) - 1}' if runs[1:] else ''}"
     digest = hashlib.sha256(" ".join(runs).encode()).hexdigest()[:6]
     if len(first) <= MAX_NAME:
@@ -131,8 +130,8 @@ def _names(runs: tuple[str, ...]) -> Iterator[str]:
 
 
 def _manifest(runs: tuple[str, ...], name: str, appcode: Appcode) -> ApplicationManifest:
-    """With the image of the first run, for that wrote what is shown, or another where it is known to lack TensorBoard, and the
-    smallest flavor that is large enough. Raises Invalid."""
+    """Uses the image of the first run, which wrote the files (or another one, if that image is known to lack TensorBoard), and
+    the smallest sufficient flavor. Raises Invalid."""
     cluster, _, number = runs[0].partition("/")
     rows = Run.objects.filter(cluster__appcode=appcode, cluster__deleted_at=None, cluster__name=cluster, number=number)
     image = rows.values_list("spec__image", flat=True).first()

@@ -1,1 +1,1 @@
-"""The cluster benchmark: how far machines scale. Each measurement is a cluster, hidden from lists (`Cluster.part_of`)."""
+"""The cluster benchmark: how well machines scale. Each measurement is a cluster, hidden from lists (`Cluster.part_of`)."""

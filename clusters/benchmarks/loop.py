@@ -1,8 +1,7 @@
-"""A benchmark goes on: the measurement that has ended is read, and the next one is started. It can die at any line.
+"""Moves a benchmark on: reads the measurement that has ended, and starts the next one. It may die at any line.
 
-The line that a measurement has printed is read outside any transaction; what it says and the next cluster are written in one,
-under the lock of the benchmark. A measurement that fails is kept as failed, and the next one is made: often it is only the
-largest that does not fit.
+The line that a measurement printed is read outside any transaction. Its result and the next cluster are written in one, under
+the benchmark's lock. A failed measurement is kept as failed, and the next one is made: often only the largest does not fit.
 """
 
 from __future__ import annotations
@@ -16,30 +15,32 @@ from django.db.models import Exists, OuterRef, Q
 from django.urls import reverse
 from django.utils import timezone
 
-from clusters import actions, wakeups
+from clusters import wakeups
+from clusters.benchmarks.access import BENCHMARKS
 from clusters.benchmarks.manifest import BenchmarkSpec, cluster_of
-from clusters.benchmarks.measured import Result, placed, result_of
-from clusters.benchmarks.shown import sums_of
+from clusters.benchmarks.models import Benchmark, Measurement
+from clusters.benchmarks.results import Result, placed, result_of
+from clusters.benchmarks.summary import sums_of
+from clusters.catalog.models import Flavor
 from clusters.clouds.drivers.base import CloudError
+from clusters.cluster import actions
 from clusters.logs.read import TAIL_BYTES, RunLogs
-from clusters.models import Benchmark, Flavor, Measurement, Run
-from clusters.phase import TERMINAL
-from clusters.runs.telling import Whole, tell_whole
+from clusters.runs.models import Run
+from clusters.runs.notifications import Whole, tell_whole
+from clusters.runs.phase import TERMINAL
 from clusters.scalars.reading import leading
 from portal.access import OPERATE, may
 from portal.db.advisory_lock import Lock, advisory_lock
-from portal.errors import Invalid
-from portal.events import record
-from portal.models import User
+from portal.errors import Invalid, sentence
 
-# For how long after its end the log of a run is asked for where its place does not answer.
+# How long after a run's end its log is retried if it cannot be read.
 PATIENCE = dt.timedelta(minutes=10)
 RESYNC_LIMIT = 500
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Of `run`: a result, or why there is none; `again` where that may change."""
+    """A result of `run`, or why there is none. `again`: a retry may succeed."""
 
     run: int
     result: Result | None = None
@@ -48,18 +49,18 @@ class Reading:
 
 
 def advance(appcode_id: int, name: str) -> None:
-    """Does what is to be done next, if anything is."""
+    """Does the next step, if there is one."""
     benchmark = Benchmark.objects.filter(appcode=appcode_id, name=name, finished_at=None).first()
     if benchmark is None:
         return
-    # One worker of an appcode reads numbers, as of the trials of its sweeps; who is not let in comes again with the resync.
+    # One worker of an appcode reads logs, also for trials of sweeps. The resync retries for those without the lock.
     with advisory_lock(Lock.TRIALS, str(appcode_id)) as is_mine:
         if is_mine:
             _go_on(benchmark.pk, _read(benchmark))
 
 
 def resync() -> None:
-    """Wakes those that live: a wake-up may have been lost, or what did not answer does now."""
+    """Wakes live benchmarks: a wake-up may have been lost, or a server that was silent may answer now."""
     measures = Measurement.objects.filter(benchmark=OuterRef("pk"), phase="")
     rows = Benchmark.objects.filter(~Q(phase=Benchmark.Phase.PAUSED) | Exists(measures), finished_at=None)
     living = rows.order_by("?")
@@ -68,7 +69,7 @@ def resync() -> None:
 
 
 def _read(benchmark: Benchmark) -> Reading | None:
-    """What the measurement has printed that has ended well and is not judged yet."""
+    """Reads the output of the measurement that has succeeded and is not judged yet."""
     living = benchmark.measurements.filter(phase="", cluster__current_run__phase=Run.Phase.SUCCEEDED)
     found = living.select_related("cluster__appcode", "cluster__current_run").first()
     if found is None or found.cluster is None or found.cluster.current_run is None:
@@ -93,8 +94,7 @@ def _read(benchmark: Benchmark) -> Reading | None:
 
 @transaction.atomic
 def _go_on(benchmark_id: int, reading: Reading | None) -> None:
-    rows = Benchmark.objects.select_for_update(of=("self",), no_key=True).select_related("appcode", "created_by")
-    benchmark = rows.filter(pk=benchmark_id, finished_at=None).first()
+    benchmark = BENCHMARKS.hold(pk=benchmark_id, finished_at=None)
     if benchmark is None:
         return
     living = benchmark.measurements.filter(phase="").select_related("cluster__current_run").first()
@@ -103,7 +103,7 @@ def _go_on(benchmark_id: int, reading: Reading | None) -> None:
 
 
 def _is_over(measurement: Measurement, reading: Reading | None) -> bool:
-    """Whether it has ended, which is written."""
+    """Whether it has ended; then the outcome is saved."""
     run = measurement.cluster.current_run if measurement.cluster else None
     if run is not None and run.phase not in TERMINAL:
         return False
@@ -133,15 +133,14 @@ def _is_over(measurement: Measurement, reading: Reading | None) -> bool:
 
 
 def begin_next(benchmark: Benchmark) -> None:
-    """Starts the measurement that comes next, unless the benchmark is paused; where there is none, or it cannot be started, the
-    benchmark is over."""
-    spec = BenchmarkSpec.model_validate(benchmark.spec)
+    """Starts the next measurement, unless paused. Ends the benchmark if there is none, or it cannot be started."""
+    spec = BenchmarkSpec.stored(benchmark.spec)
     begun = benchmark.measurements.count()
     if begun == len(spec.points):
         good = benchmark.measurements.filter(phase=Measurement.Phase.SUCCEEDED).count()
         phase = Benchmark.Phase.SUCCEEDED if good else Benchmark.Phase.FAILED
         finish(benchmark, phase, f"{good} of {begun} measured.")
-        told(benchmark, phase.lower(), None, benchmark.message)
+        BENCHMARKS.record(benchmark, phase.lower(), None, benchmark.message)
         _mail(benchmark)
         return
     if benchmark.phase == Benchmark.Phase.PAUSED:
@@ -155,9 +154,9 @@ def begin_next(benchmark: Benchmark) -> None:
         manifest = cluster_of(benchmark.name, benchmark.appcode.code, spec, begun + 1, point, cores)
         made = actions.create_cluster(manifest, acting_user=user, part_of=benchmark.part_of)
     except (Invalid, PermissionDenied) as error:
-        why = " ".join(each.message for each in error.errors) if isinstance(error, Invalid) else str(error)
+        why = sentence(error)
         finish(benchmark, Benchmark.Phase.FAILED, f"{point.words} could not be started: {why}")
-        told(benchmark, "failed", None, benchmark.message)
+        BENCHMARKS.record(benchmark, "failed", None, benchmark.message)
         _mail(benchmark)
         return
     benchmark.measurements.create(
@@ -171,7 +170,7 @@ def finish(benchmark: Benchmark, phase: str, message: str) -> None:
 
 
 def _mail(benchmark: Benchmark) -> None:
-    """One for all of its measurements, to who made it."""
+    """Sends one mail for all measurements to the user who created the benchmark."""
     sums = sums_of([benchmark.pk], timezone.now())[benchmark.pk]
     whole = Whole(
         key=f"benchmark {benchmark.pk}",
@@ -184,8 +183,3 @@ def _mail(benchmark: Benchmark) -> None:
         cost=sums.cost,
     )
     tell_whole(whole, benchmark.created_by)
-
-
-def told(benchmark: Benchmark, verb: str, actor: User | None, message: str) -> None:
-    code = benchmark.appcode.code
-    record(f"benchmark.{verb}", actor=actor, appcode=code, object=f"benchmark {benchmark}", message=message)

@@ -1,7 +1,6 @@
-"""What people ask for: the manifest of a benchmark, as one typed and validated value, and the clusters that follow from it. Pure.
+"""The manifest of a benchmark, as one typed and validated value, and the clusters that follow from it. Pure.
 
-A measurement is a strategy, a kind of data and a count of tasks that compute. They are made in order, one at a time, so that none
-disturbs another.
+A measurement is a strategy, a kind of data and a number of computing tasks. They are made one after the other, undisturbed.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from clusters.manifest import MAX_NAME as MAX_CLUSTER_NAME
-from clusters.manifest import ClusterManifest
+from clusters.manifest.cluster import MAX_NAME as MAX_CLUSTER_NAME
+from clusters.manifest.cluster import ClusterManifest
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict, field_error, parse
 
 MAX_MEASUREMENTS = 32
 MAX_COUNT = 128
-# With the number of a measurement behind it, it is the name of a cluster.
+# With a measurement's number appended, it becomes a cluster's name.
 MAX_NAME = MAX_CLUSTER_NAME - len("-99")
-# What does not come to an end by then hangs.
+# Seconds after which a measurement counts as hanging.
 TIME_LIMIT = 3600
 FILE = "benchmark.py"
 PROGRAM = (Path(__file__).parent / "program.py").read_text()
@@ -34,7 +33,7 @@ CatalogName = Annotated[str, StringConstraints(min_length=1, max_length=63)]
 
 @dataclass(frozen=True)
 class Point:
-    """What one measurement is of; `count` tasks compute."""
+    """One measurement; `count` tasks compute."""
 
     strategy: Strategy
     data: Data
@@ -46,7 +45,7 @@ class Point:
 
 
 class BenchmarkSpec(Strict):
-    """What is measured, and with what."""
+    """What is measured, and on what."""
 
     image: CatalogName = Field(description="One that has TensorFlow; the program is sent with the measurement.")
     flavor: CatalogName = Field(description="Of the tasks that compute.")
@@ -97,12 +96,12 @@ class BenchmarkSpec(Strict):
 
     @property
     def points(self) -> list[Point]:
-        """In the order in which they are measured; numbers count from 1."""
+        """The measurements in order; their numbers count from 1."""
         return [Point(strategy, data, n) for strategy in self.strategies for data in self.data for n in self.counts]
 
     @property
     def same(self) -> dict[str, Any]:
-        """What has to be the same, besides strategy, data, count and cloud, for rates to be compared; the image may differ."""
+        """Fields besides strategy, data, count and cloud that must match for rates to be comparable. The image may differ."""
         return self.model_dump(
             mode="json", by_alias=True, include={"flavor", "server_flavor", "parameter_servers", "batch", "width"}
         )
@@ -114,7 +113,7 @@ class BenchmarkMetadata(Strict):
 
 
 class BenchmarkManifest(Manifest):
-    """`{"kind":"benchmark","metadata":{"name","appcode"},"spec":{…}}`; `status` is ours and is ignored when it comes back."""
+    """`{"kind":"benchmark","metadata":{"name","appcode"},"spec":{…}}`. The portal writes `status` and ignores it in requests."""
 
     kind: Literal["benchmark"] = "benchmark"
     metadata: BenchmarkMetadata
@@ -128,10 +127,10 @@ def cluster_name(benchmark: str, number: int) -> str:
 def cluster_of(
     benchmark: str, appcode: str, spec: BenchmarkSpec, number: int, point: Point, cpu_milli: int
 ) -> ClusterManifest:
-    """The cluster that is a measurement; a task has `cpu_milli` thousandths of a core."""
+    """The cluster of a measurement. A task has `cpu_milli` thousandths of a core."""
     servers = spec.server_flavor or spec.flavor
     if point.strategy == "all-reduce":
-        # The master is one of those that compute.
+        # The master computes, too.
         roles = {"master": {"flavor": spec.flavor}, "worker": {"flavor": spec.flavor, "count": point.count - 1}}
     else:
         roles = {

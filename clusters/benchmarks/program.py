@@ -1,12 +1,12 @@
-"""What every task of a measurement runs; it stands alone, because an image has none of our modules.
+"""The program of every task of a measurement. It is self-contained, because images do not have our modules.
 
-One idea: the rate is measured with nothing in between, and where the time goes in steps of their own behind that, in which
-clocks stand between reading the batch, having the weights, having the gradients and having changed the weights. All of it is
-timed in the graph, on the machine that does it. The task that leads prints what it came to as one line: `benchmark {…}`.
+The idea: the rate is measured without clocks inside the steps. Where the time goes is measured afterwards, in separate steps
+with clocks between reading the batch, having the weights, having the gradients and having updated the weights. All times are
+taken in the graph, on the machine that does the work. The leading task prints the result as one line: `benchmark {…}`.
 
     input           until the batch is there
-    compute         from there to the gradients, with weights that are there
-    communication   weights from parameter servers and gradients to them; or the all-reduce, with the wait for the slowest
+    compute         from there to the gradients, without the time for fetching weights
+    communication   weights from parameter servers and gradients to them; or the all-reduce, including the wait for the slowest
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ import importlib.util
 import json
 import os
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Before TensorFlow is imported: its notes stay out of the log.
+# Set before TensorFlow is imported, to keep its messages out of the log.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-import tensorflow as tf
+
+# Hides Keras, which TensorFlow loads when it is imported: a third of the time until a task starts.
+sys.modules["keras"] = None  # type: ignore[assignment]
+import tensorflow as tf  # noqa: E402
+
+del sys.modules["keras"]
 
 PIXELS, CLASSES = 64, 10
-# The median of so many windows of steps is the rate.
+# Number of windows of steps; their median is the rate.
 WINDOWS = 10
-# Steps with clocks in them.
+# Number of steps with clocks.
 TIMED = 30
 PARTS = ("input", "compute", "communication")
 
@@ -68,7 +74,7 @@ class Network(tf.Module):
 
     @staticmethod
     def gradients(weights: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
-        """Of the mean cross-entropy of the batch."""
+        """Gradients of the batch's mean cross-entropy."""
         with tf.GradientTape() as tape:
             tape.watch(weights)
             first, first_bias, second, second_bias, third, third_bias = weights
@@ -78,7 +84,7 @@ class Network(tf.Module):
         return tape.gradient(mean, weights)
 
     def update(self, gradients: list[tf.Tensor]) -> list[Any]:
-        """With the mean over the replicas in step; where there is only one, its own."""
+        """Applies the mean over the replicas in sync; with a single one, its own gradients."""
         mean = tf.distribute.get_replica_context().all_reduce("mean", gradients)
         return [weight.assign_sub(0.01 * each) for weight, each in zip(self.weights, mean, strict=True)]
 
@@ -86,7 +92,7 @@ class Network(tf.Module):
         self.update(self.gradients(self.read(), images, labels))
 
     def timed(self, images: tf.Tensor, labels: tf.Tensor, began: tf.Tensor) -> tf.Tensor:
-        """The same with clocks: seconds of input, compute and communication."""
+        """`step` with clocks. Returns the seconds of input, compute and communication."""
         given = clock([tf.cast(images, tf.float32)])
         with tf.control_dependencies([given]):
             weights = self.read()
@@ -102,8 +108,8 @@ class Network(tf.Module):
 
 
 def clock(values: list[tf.Tensor]) -> tf.Tensor:
-    """The time (seconds) at which all of `values` are there. A number of each is fetched, because a GPU has only been told what
-    to do when its operations seem to be over, and because a value that lies elsewhere has to come."""
+    """The time in seconds at which all of `values` are there. Fetches one number of each, because operations on a GPU seem to
+    end when they are only queued, and because a value on another machine has to be transferred."""
     some = tf.add_n([tf.reshape(value, [-1])[0] for value in values])
     with tf.device("/device:CPU:0"):
         there = some * 1.0
@@ -112,7 +118,7 @@ def clock(values: list[tf.Tensor]) -> tf.Tensor:
 
 
 def dataset(args: argparse.Namespace, seed: int | None = None) -> tf.data.Dataset:
-    """Endless batches: of digits through a usual pipeline, or always the same one, which costs nothing to read."""
+    """Endless batches: digits through a typical pipeline, or always the same batch, which costs nothing to read."""
     if args.data == "synthetic":
         random = np.random.default_rng(7)
         images = random.random((args.batch, PIXELS), dtype=np.float32)
@@ -124,7 +130,7 @@ def dataset(args: argparse.Namespace, seed: int | None = None) -> tf.data.Datase
 
 @tf.autograph.experimental.do_not_convert
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's handwritten digits, from its own file: importing scikit-learn would take seconds."""
+    """scikit-learn's handwritten digits, read from its file, since importing scikit-learn would take seconds."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("This image has no scikit-learn, whose digits are measured with; leave out the data “digits”.")
@@ -141,7 +147,7 @@ def main() -> None:
     if args.strategy == "all-reduce":
         in_step(args)
         return
-    # A worker that is gone is reported at once, not waited for.
+    # Report a worker that is gone at once instead of waiting for it.
     os.environ["GRPC_FAIL_FAST"] = "use_caller"
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type in ("ps", "worker"):
@@ -158,11 +164,11 @@ def main() -> None:
 
 
 def in_step(args: argparse.Namespace) -> None:
-    """All-reduce: every task computes, and all of them change their copies of the weights in step."""
+    """All-reduce: every task computes, and all update their copies of the weights in step."""
     config = json.loads(os.environ.get("TF_CONFIG", "{}"))
     tasks = sum(len(config.get("cluster", {}).get(job, ())) for job in ("chief", "worker")) or 1
     task = config.get("task", {"type": "chief", "index": 0})
-    # The chief is the first of them, as of TF_CONFIG.
+    # The chief has rank 0, as in TF_CONFIG.
     rank = int(task["index"]) + (task["type"] != "chief")
     if tasks > 1:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -196,7 +202,7 @@ def in_step(args: argparse.Namespace) -> None:
     @tf.function
     def gathered(rows: tf.Tensor) -> tf.Tensor:
         def sums(each: tf.Tensor) -> tf.Tensor:
-            # Made here, it lies on the device of the replica, which the all-reduce asks for.
+            # A tensor made here is on the replica's device, which the all-reduce requires.
             return tf.distribute.get_replica_context().all_reduce("sum", tf.identity(each))
 
         return strategy.experimental_local_results(strategy.run(sums, args=(rows,)))[0] * tasks / replicas
@@ -215,7 +221,7 @@ def in_step(args: argparse.Namespace) -> None:
 
 
 def coordinate(resolver: Any, args: argparse.Namespace) -> None:
-    """Parameter servers: the chief hands out steps; workers make them without waiting for each other."""
+    """Parameter servers: the chief schedules steps, and workers make them without waiting for each other."""
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     tasks = resolver.cluster_spec().num_tasks("worker")
@@ -244,7 +250,7 @@ def coordinate(resolver: Any, args: argparse.Namespace) -> None:
 
 
 def timed_at(network: Network, args: argparse.Namespace, task: int) -> Callable[[], list[float]]:
-    """A function that makes the steps with clocks on one worker: on its first GPU, where it has one."""
+    """A function that makes the steps with clocks on one worker, on its first GPU if it has one."""
     there = f"/job:worker/replica:0/task:{task}/device:"
     gpus = [each for each in tf.config.list_logical_devices("GPU") if each.name.startswith(there)]
     device = gpus[0].name if gpus else f"{there}CPU:0"
@@ -271,7 +277,7 @@ def timed_at(network: Network, args: argparse.Namespace, task: int) -> Callable[
 
 
 def all_at_once(calls: list[Callable[[], list[float]]]) -> list[list[float]]:
-    """What each of them returns, in their order."""
+    """Calls all of them concurrently. Returns their results in order."""
     found: list[list[float]] = [[] for _ in calls]
 
     def call(place: int) -> None:
@@ -288,7 +294,7 @@ def all_at_once(calls: list[Callable[[], list[float]]]) -> list[list[float]]:
 
 
 def rates(advance: Callable[[int], None], steps: int, workers: int, batch: int, *, leads: bool) -> list[float]:
-    """global_step/sec of each window, after a tenth of the steps to warm up. `workers` count their steps separately."""
+    """global_step/sec of each window, after a tenth of the steps as warm-up. `workers` count their steps separately."""
     window = max(steps // WINDOWS, 1)
     advance(max(window, 10))
     found = []
@@ -306,7 +312,7 @@ def rates(advance: Callable[[int], None], steps: int, workers: int, batch: int, 
 
 
 def median(taken: tf.Tensor) -> list[float]:
-    """Of rows of seconds, column by column."""
+    """Medians of the columns of seconds."""
     return [float(each) for each in np.median(taken.numpy(), axis=0)]
 
 
@@ -317,7 +323,7 @@ def tell(windows: list[float], workers: list[list[float]], replicas: int, args: 
     details = tf.config.experimental.get_device_details(gpus[0]) if gpus else {}
     told = {
         "global_step_per_second": rate,
-        # A step of parameter servers is that of one worker, with the replicas that it has.
+        # With parameter servers a step is one worker's, with that worker's replicas.
         "examples_per_second": rate * args.batch * (in_step if in_step > 1 else replicas // len(workers)),
         "spread": (max(windows) - min(windows)) / rate,
         "replicas": replicas,

@@ -1,9 +1,8 @@
-"""How many threads of a process one cloud may hold, so that one that does not answer takes none from the others.
+"""Limits how many threads of a process one cloud may hold, so that a silent cloud does not block the others.
 
-Each cloud has a circuit breaker (`portal.breaker`). Of one that is known to be away, by its watch or by calls that nobody
-answered for a long time, one thread of a process tries whether it is back, and SILENT_AT_ONCE threads try all such clouds
-together. Everybody else is put off at once and comes again by the sweep, which wakes few for a cloud that is away, and all
-when it is heard again.
+Each cloud has a circuit breaker (`portal.breaker`). If a cloud counts as away, by its watch or after slow unanswered calls, one
+thread of the process probes it; SILENT_AT_ONCE threads probe all such clouds together. Other callers get PutOff at once. The
+sweep retries them: a few while the cloud is away, all when it answers again.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from clusters.clouds.drivers.base import CloudError, CloudRefused, Unanswered
-from clusters.models import CloudState
+from clusters.clouds.models import CloudState
 from portal.breaker import Breaker, Busy, NotCalled
 
-# Half of a worker's threads.
+# Half of a worker process's threads.
 MOST = 4
 SILENT_AT_ONCE = 2
-# Seconds. A call that has taken so long is not waited for, and says that its cloud is away when it ends without an answer.
+# Seconds. Callers do not queue behind calls older than this, and a call that fails after it means that the cloud is away.
 SLOW = 3.0
-# For how long an answer counts for more than trouble of the watch: somebody may be kept from listing only.
+# Seconds for which an answer outweighs trouble of the watch: perhaps only listing is forbidden.
 LASTS = 30.0
 AWAY = "Its cloud does not answer at the moment; this is tried again when it does."
 BUSY = "Its cloud takes long to answer; this follows when others there have been dealt with."
 
 
 class PutOff(CloudError):
-    """Nothing was asked of the cloud: enough others of this process wait for its answer already."""
+    """The cloud was not called: enough threads of this process wait for its answer already."""
 
 
 def _answered(error: BaseException, seconds: float) -> bool | None:
@@ -50,7 +49,7 @@ class Lanes:
 
     @contextmanager
     def taken(self, cloud: str, *, trouble: bool) -> Iterator[None]:
-        """Around calls to a cloud; `trouble` is whether its watch is in trouble. Raises PutOff."""
+        """Guards calls to a cloud. `trouble`: its watch is failing. Raises PutOff."""
         breaker = self[cloud]
         try:
             with breaker.call(doubtful=trouble and time.monotonic() - breaker.answered_at > LASTS):
@@ -64,7 +63,7 @@ _of_this_process = Lanes()
 
 @contextmanager
 def lane(cloud: str) -> Iterator[None]:
-    """Around calls that tell `cloud` something. Raises PutOff at once while it is away. One query."""
+    """Guards calls to `cloud`. Raises PutOff at once while it is away. One query."""
     trouble = CloudState.objects.filter(name=cloud).exclude(trouble="").exists()
     with _of_this_process.taken(cloud, trouble=trouble):
         yield

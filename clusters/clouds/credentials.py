@@ -1,7 +1,7 @@
-"""When the credentials of a cloud end by their own word, and the notices of it: administrators hear 14 days and 2 days before.
+"""Expiry of clouds' credentials: administrators are notified 14 days and 2 days before.
 
-Without them nothing can be started, followed or stopped there. The Event is written with the mail, and tells that a notice was
-given: new credentials have another end, and so notices of their own.
+Without credentials nothing can be started, followed or stopped there. An Event written with the mail records the notice. New
+credentials have another expiry, and so notices of their own.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from django.utils import timezone
 from clusters.clouds import registry
 from clusters.clouds.drivers.kubernetes.api import kubeconfig
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
-from clusters.models import Cloud
-from portal import hooks
+from clusters.clouds.models import Cloud
+from portal import extension_points
 from portal.events import record
 from portal.models import Event, User
 
-# Days before the end.
+# Days before expiry.
 MARKS = (14, 2)
 VERB = "cloud.credentials_end"
 
 
 def ends_at(row: Cloud) -> dt.datetime | None:
-    """None where they last, cannot be read, or there are none."""
+    """Returns when a cloud's credentials expire; None if never, unknown or without credentials."""
     if row.kind != KubernetesCloud.kind or not row.credentials:
         return None
     try:
         return kubeconfig.credentials_end(json.loads(row.credentials))
     except ValueError:
-        return None  # The connection test says that it cannot be read.
+        return None  # The connection test reports unreadable credentials.
 
 
 def mark(end: dt.datetime, now: dt.datetime) -> int | None:
-    """The notice that holds: the nearest of MARKS, also after the end; None while that is far away."""
+    """Returns the notice that applies: the smallest of MARKS that is reached, also after expiry. None if none is."""
     return min((days for days in MARKS if end - now <= dt.timedelta(days=days)), default=None)
 
 
 def tell_ends(now: dt.datetime | None = None) -> int:
-    """Gives the notices that are due and says how many. May be killed, repeated and run twice at once."""
+    """Sends due notices and returns their number. Safe to kill, repeat and run concurrently."""
     now = now or timezone.now()
     rows = registry.registered().filter(given_up_at=None)
     return sum(_tell(row.pk, now) for row in rows if (end := ends_at(row)) and mark(end, now) is not None)
@@ -65,13 +65,12 @@ def _tell(pk: int, now: dt.datetime) -> bool:
     administrators = User.objects.filter(is_active=True, is_superuser=True).exclude(email="")
     if to := list(administrators.values_list("email", flat=True)):
         link = f"{settings.PORTAL_ORIGIN}{reverse('admin_cloud', args=[row.name])}"
-        for tell in hooks.mail:
+        for tell in extension_points.mail:
             tell(f"credentials {row.pk} {end.isoformat()} {days}", None, subject, f"{text}\n\n{link}\n", to)
     return True
 
 
 def _words(row: Cloud, end: dt.datetime, now: dt.datetime) -> tuple[str, str]:
-    """A subject and a text."""
     day = f"{end.astimezone(dt.UTC):%Y-%m-%d %H:%M} UTC"
     over = end <= now
     subject = f"The credentials of {row.title} {'have ended' if over else f'end on {end.astimezone(dt.UTC):%Y-%m-%d}'}"

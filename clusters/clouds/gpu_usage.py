@@ -1,7 +1,7 @@
-"""How busy GPUs are while they are held: each cloud is asked once a minute what it has measured since.
+"""Utilization of allocated GPUs: once a minute, reads from each cloud what it measured since the last time.
 
-What it told and how far are written in one transaction, and billing counts a minute of a pod once; so this may be killed,
-repeated and run twice at once. A cloud that cannot be read is asked again in a minute, and says on the administrators' page why.
+Measurements and the position are written in one transaction, and billing counts each minute of a pod once, so this may be killed,
+repeated and run concurrently. A failed cloud is retried after a minute; the administrators' page shows the reason.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from django.db import transaction
 from billing.efficiency import measured
 from billing.efficiency.measured import Use
 from clusters.clouds.drivers.base import CloudError, Measurements, MeasuresGpus
+from clusters.clouds.models import Cloud
 from clusters.clouds.registry import cloud, cloud_names
-from clusters.models import Cloud
 from portal.text import readable
 
 log = logging.getLogger(__name__)
 
 MINUTE = dt.timedelta(minutes=1)
-# Answers of one cloud in one turn; what is left waits for the next.
+# Maximum number of reads per cloud and turn; the rest waits for the next turn.
 MOST_ANSWERS = 5
 UNMEASURED = "Clouds of this kind do not tell how busy GPUs are."
 
@@ -54,7 +54,6 @@ def measure(name: str) -> None:
 
 
 def _stays(name: str) -> bool:
-    """Whether the cloud is still there, and then until the transaction is over: what is noted of one that was just removed would
-    stay for ever."""
+    """Returns whether the cloud exists, and locks its row: measurements of a removed cloud would never be deleted."""
     rows = Cloud.objects.select_for_update(no_key=True).filter(name=name)
     return rows.values_list("pk").first() is not None

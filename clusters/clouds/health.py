@@ -1,22 +1,22 @@
-"""What pages say of the clouds themselves: how old the news are, and what to know of the machines. Reads what the controller
-wrote; asks no cloud.
-"""
+"""What pages show about clouds: the age of their state, and notes on their machines. Reads rows that the controller wrote; calls
+no cloud."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping
 
+from clusters.clouds.models import CloudState
 from clusters.clouds.placement import title_of, titles
-from clusters.models import CloudState, Run
+from clusters.runs.models import Run
 
-# A cloud that is well tells something, if only that nothing happened, every 5 s.
+# A healthy cloud reports at least every 5 s.
 SILENT = dt.timedelta(seconds=10)
 UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
 def silence(state: CloudState | None, title: str, now: dt.datetime) -> str:
-    """What is going on while a cloud is out of reach, in a sentence; "" while it answers or was never heard."""
+    """Returns a sentence while a cloud is unreachable; "" while it answers, or if it never has."""
     if state is None or state.heard_at is None or not _is_silent(state, now):
         return ""
     ago = age(now - state.heard_at)
@@ -26,7 +26,7 @@ def silence(state: CloudState | None, title: str, now: dt.datetime) -> str:
 
 
 def silence_of(run: Run, now: dt.datetime) -> str:
-    """Why what is shown of a run may be old, in a sentence; "" while it is not, or all is over. One query, mostly."""
+    """Returns a sentence if a run's displayed state may be old; "" if it is current or final. Usually one query."""
     if run.is_terminal:
         return ""
     state = CloudState.objects.defer("capacity").filter(name=run.cloud).first()
@@ -34,7 +34,7 @@ def silence_of(run: Run, now: dt.datetime) -> str:
 
 
 def silences(now: dt.datetime) -> Mapping[str, str]:
-    """As `silence`, of every cloud that is silent. One query, mostly. It means nothing for clouds where nothing lives."""
+    """Returns `silence` for every silent cloud. Usually one query. Meaningless for clouds without living runs."""
     return silences_of(CloudState.objects.defer("capacity"), now)
 
 
@@ -45,13 +45,13 @@ def silences_of(states: Iterable[CloudState], now: dt.datetime) -> Mapping[str, 
 
 
 def notes(cloud: str = "") -> tuple[str, ...]:
-    """What a user must know of the machines of one cloud, or of all. Two queries at most."""
+    """Returns what users must know about the machines of one cloud, or of all. At most two queries."""
     states = CloudState.objects.defer("capacity").order_by("name")
     return notes_of(states.filter(name=cloud) if cloud else states)
 
 
 def notes_of(states: Iterable[CloudState]) -> tuple[str, ...]:
-    """With the title of the cloud before each sentence where there are several. One query then."""
+    """Returns notes, each with its cloud's title if there are several clouds. One query then."""
     found = list(states)
     if len(found) < 2:
         return tuple(note for state in found for note in state.notes)
@@ -60,7 +60,7 @@ def notes_of(states: Iterable[CloudState]) -> tuple[str, ...]:
 
 
 def age(span: dt.timedelta) -> str:
-    """As people say it, roughly: 12 s, 5 minutes, 2 days."""
+    """Returns a rounded duration: 12 s, 5 minutes, 2 days."""
     seconds = max(0, int(span.total_seconds()))
     for size, unit in UNITS:
         if seconds >= size:

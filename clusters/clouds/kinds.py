@@ -1,4 +1,4 @@
-"""The kinds of clouds. To add one: a driver in a folder of `drivers/`, and its line here."""
+"""The kinds of clouds. To add one: write a driver in a folder of `drivers/` and add it to DRIVERS."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.local.client import LocalCloud
 
 DRIVERS: dict[str, type[Cloud]] = {driver.kind: driver for driver in (LocalCloud, KubernetesCloud)}
-# Clouds that are a part of the portal: of each kind there is one, which has its name.
+# Clouds that are part of the portal: one of each kind, named after it.
 OWN = frozenset(kind for kind, driver in DRIVERS.items() if not driver.is_remote)
-# What a cloud may be unable to do, as pages say it.
+# Optional abilities, in the words that pages use.
 ABILITIES: Mapping[type, str] = {
     KeepsVolumes: "volumes",
     RunsCommands: "commands inside tasks",
@@ -20,6 +20,6 @@ ABILITIES: Mapping[type, str] = {
 
 
 def lacks(driver: type[Cloud]) -> str:
-    """What a cloud of this kind is not able to do, in a sentence, or ""."""
+    """Returns a sentence on what clouds of this kind cannot do, or ""."""
     missing = [name for ability, name in ABILITIES.items() if not issubclass(driver, ability)]
     return f"Without {', '.join(missing)}." if missing else ""

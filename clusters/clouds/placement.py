@@ -1,7 +1,7 @@
-"""Where the runs of an appcode are made: on which cloud, and in which namespace there.
+"""Chooses the cloud and namespace for an appcode's runs.
 
-The nearest node of the organisation with a namespace is the business line that decides: it is placed on a cloud, or goes
-where everything goes that is placed nowhere. A run keeps the answer of the moment in which it was made.
+The nearest node of the organisation with a namespace is the business line that decides. It is placed on a cloud, or uses the
+default cloud. A run keeps the place chosen when it was made.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from django.db.models import Q
 
 from clusters.clouds.drivers.base import Cloud as Driver
 from clusters.clouds.kinds import DRIVERS, OWN
+from clusters.clouds.models import Cloud
 from clusters.clouds.registry import own_kinds, rows
-from clusters.models import Cloud
 from portal.errors import Invalid
 from portal.models import Appcode
 
-# What runs outside of any business line, where that may be.
+# The namespace of runs outside of any business line, on clouds that allow them.
 NO_LINE = "default"
 
 
 @dataclass(frozen=True)
 class Place:
-    """`cloud` is a name for programs, `title` for people."""
+    """`cloud`: the name for programs. `title`: the name for people."""
 
     cloud: str
     title: str
@@ -37,18 +37,18 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        """On the portal's own machine."""
+        """True on the portal's own machine."""
         return not self.driver.is_remote
 
 
 def place_of(appcode: Appcode) -> Place:
-    """Where a run of `appcode` would be made now. One query. Raises Invalid at metadata.appcode when nowhere."""
+    """Returns where a run of `appcode` would be made now. One query. Raises Invalid at metadata.appcode if there is no place."""
     return choose(appcode, rows_by_kind(PLACES, places(appcode)))
 
 
-# What `choose` has to know: the lines of the nodes %(nodes)s with what they are placed on, and the default, which is one of
-# kinds %(own)s where none was chosen; of clouds what is told, and no secret. One statement, because it is asked whenever
-# something is created, together with other things.
+# The rows that `choose` needs: the business lines among the nodes %(nodes)s with their placements, and the default cloud, which
+# is one of the kinds %(own)s if none was chosen. Selects no secrets. One statement, because it is part of a larger query
+# whenever something is created.
 PLACES = """
 SELECT 'line' AS kind, jsonb_build_object(
     'path', node.path, 'namespace', node.namespace, 'placed', placement.id IS NOT NULL,
@@ -68,12 +68,12 @@ Found = Mapping[str, list[dict[str, Any]]]
 
 
 def places(appcode: Appcode) -> dict[str, Any]:
-    """The values of PLACES."""
+    """Returns the parameters of PLACES."""
     return {"nodes": appcode.org_node.ancestors_and_self, "own": own_kinds()}
 
 
 def rows_by_kind(statement: str, values: Mapping[str, Any]) -> Found:
-    """The rows of a statement like PLACES: of each its kind, and the rest as JSON. One query."""
+    """Runs a statement like PLACES; returns its JSON rows by kind. One query."""
     found = defaultdict[str, list[dict[str, Any]]](list)
     with connection.cursor() as cursor:
         cursor.execute(statement, values)
@@ -83,7 +83,7 @@ def rows_by_kind(statement: str, values: Mapping[str, Any]) -> Found:
 
 
 def choose(appcode: Appcode, found: Found) -> Place:
-    """As `place_of`, by what was found. The business line is the nearest node on its path that has a namespace."""
+    """Chooses from rows of PLACES, as `place_of`."""
     line = max(found["line"], key=lambda node: len(node["path"]), default=None)
     default = max(found["default"], key=lambda row: row["chosen"], default=None)
     row = line if line and line["placed"] else default
@@ -110,12 +110,11 @@ def choose(appcode: Appcode, found: Found) -> Place:
 
 
 def hold(place: Place) -> None:
-    """Keeps the cloud from being removed until the end of this transaction, in which a run is made there. Raises Invalid when
-    that has happened just now."""
+    """Prevents removal of the cloud until this transaction ends. Raises Invalid if it was just removed or given up."""
     if place.is_local:
         return
     with connection.cursor() as cursor:
-        # Django knows no FOR KEY SHARE, which holds up nobody but who deletes the row (`actions.remove`).
+        # Django lacks FOR KEY SHARE, which blocks only deletion of the row (`actions.remove`).
         cursor.execute("SELECT given_up_at FROM clusters_cloud WHERE name = %s FOR KEY SHARE", [place.cloud])
         row = cursor.fetchone()
         if row is None or row[0] is not None:
@@ -123,18 +122,18 @@ def hold(place: Place) -> None:
 
 
 def default_name() -> str | None:
-    """The cloud of everything that is placed nowhere, None when there is none. One query."""
+    """Returns the default cloud, or None. One query."""
     found = rows().filter(Q(is_default=True) | Q(kind__in=OWN)).order_by("-is_default")
     return found.values_list("name", flat=True).first()
 
 
 def title_of(cloud: str) -> str:
-    """What people call a cloud; its name when it is not there any more."""
+    """Returns a cloud's title, or its name if it was removed."""
     return Cloud.objects.filter(name=cloud).values_list("title", flat=True).first() or cloud
 
 
 def titles() -> dict[str, str]:
-    """All clouds, by name. One query."""
+    """Returns the titles of all clouds by name. One query."""
     return dict(Cloud.objects.values_list("name", "title"))
 
 

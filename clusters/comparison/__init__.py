@@ -1,1 +1,1 @@
-"""Runs side by side, below the page and the REST of it."""
+"""Compares runs, for the page and REST."""

@@ -1,5 +1,4 @@
-"""Runs of an appcode side by side, as rows and what was read of their numbers: what the page and REST of a comparison have in
-common."""
+"""Rows and numbers of an appcode's runs for a comparison, shared by its page and REST."""
 
 from __future__ import annotations
 
@@ -7,12 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from clusters.catalog.data import runs_named
 from clusters.clouds.drivers.base import CloudError
 from clusters.comparison.values import MOST, Difference, differences
-from clusters.models import Run
+from clusters.runs.models import Run
 from clusters.scalars.events import Scalars
 from clusters.scalars.reading import scalars_of
-from clusters.spec.data import runs_named
 from datastores.drivers.base import DriverError
 from portal.errors import Invalid
 from portal.models import Appcode
@@ -34,14 +33,14 @@ def runs_to_compare(names: Sequence[str], appcode: Appcode) -> list[Run]:
 
 
 def what_differs(runs: Sequence[Run]) -> list[Difference]:
-    """Of what they were started with: definitions, commits or digests of their code, digests of their input."""
+    """Differences between what they were started with: definitions, commits or digests of code, digests of input."""
     return differences(
         [{**run.spec, "code": _program(run), "read": {"digest": run.read.get("digest")}} for run in runs]
     )
 
 
 def numbers_of(runs: Sequence[Run]) -> tuple[list[Scalars], list[str]]:
-    """What each run has told so far, and a sentence for each whose numbers cannot be read now."""
+    """What each run has reported so far, and a sentence for each whose numbers cannot be read now."""
     found, refused = [], []
     for run in runs:
         try:
@@ -57,6 +56,6 @@ def name_of(run: Run) -> str:
 
 
 def _program(run: Run) -> dict[str, Any]:
-    """Its code in a few lines: files by their digest."""
+    """Its code in short: digests instead of files."""
     said = run.spec.get("code") or {}
     return {**{key: value for key, value in said.items() if key != "files"}, **run.code}

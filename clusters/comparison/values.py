@@ -1,5 +1,4 @@
-"""Runs side by side, as values: in which words their definitions differ, in which lines their files do, and how their numbers
-went. Pure."""
+"""Compares runs as values: the words in which definitions differ, the lines in which files differ, and their numbers. Pure."""
 
 from __future__ import annotations
 
@@ -12,29 +11,28 @@ from typing import Any
 
 from clusters.scalars.events import Curve, Point, Scalars
 
-# A chart has colours for so many.
+# A chart has colours for this many runs.
 MOST = 6
-# So many pairs of lines are compared for one page: what takes longest would take seconds for that, and grows with their cube.
+# Pairs of lines compared for one page. The worst case takes seconds, and grows with the cube.
 MAX_PAIRS = 2_000_000
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One word of a definition (`roles.worker.count`) that is not the same in all runs: its value in each, None where it is not
-    said."""
+    """A field of a definition (`roles.worker.count`) that differs between runs, and its value in each; None where unset."""
 
     path: str
     values: tuple[str | None, ...]
 
     @property
     def is_hash(self) -> bool:
-        """Of which people read the beginning."""
+        """Whether only the beginning is shown."""
         return self.path.endswith((".digest", ".commit"))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How one line of numbers went in one run; NaN and infinite values count for `last` only."""
+    """One line of numbers in one run. NaN and infinite values count for `last` only."""
 
     folder: str
     step: int
@@ -44,7 +42,7 @@ class Summary:
 
 
 def differences(definitions: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """In the order of their paths."""
+    """The differences, ordered by path."""
     said = [flat(each) for each in definitions]
     paths = sorted({path for each in said for path in each})
     found = (Difference(path, tuple(each.get(path) for each in said)) for path in paths)
@@ -52,7 +50,7 @@ def differences(definitions: Sequence[Mapping[str, Any]]) -> list[Difference]:
 
 
 def flat(spec: Any, path: str = "") -> dict[str, str]:
-    """A manifest as one line for each value: "roles.worker.count" → "4". What is empty says nothing."""
+    """A manifest as one entry for each value: "roles.worker.count" → "4". Empty values are left out."""
     if isinstance(spec, dict):
         found: dict[str, str] = {}
         for key, value in spec.items():
@@ -66,7 +64,7 @@ def flat(spec: Any, path: str = "") -> dict[str, str]:
 def changed_files(
     before: Mapping[str, str], after: Mapping[str, str]
 ) -> Iterator[tuple[str, list[tuple[str, str]] | None]]:
-    """Each file that differs, by its name, with its lines as (sign, text); None where it is too long to be compared here."""
+    """Each file that differs, with its lines as (sign, text); None if it is too long to be compared here."""
     pairs = MAX_PAIRS
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
@@ -76,8 +74,8 @@ def changed_files(
 
 
 def _changed_lines(one: list[str], other: list[str], pairs: int) -> tuple[list[tuple[str, str]] | None, int]:
-    """What differs, as (sign, text) with two lines around it, and how many of so many pairs of lines may be compared after that;
-    None where these are too many. What is the same before and behind it all costs nothing."""
+    """The differing lines as (sign, text) with two lines of context, and how many pairs of lines may still be compared; None if
+    there are too many. Equal lines at the beginning and the end cost nothing."""
     start = _same(one, other)
     end = _same(one[start:][::-1], other[start:][::-1])
     pairs_of = (len(one) - start - end) * (len(other) - start - end)
@@ -86,18 +84,18 @@ def _changed_lines(one: list[str], other: list[str], pairs: int) -> tuple[list[t
     around = 2
     first, second = (each[max(0, start - around) : len(each) - max(0, end - around)] for each in (one, other))
     lines = list(difflib.unified_diff(first, second, lineterm="", n=around))[2:]
-    # Where a piece of it lies in its file is not said: the lines before it are not here.
+    # Line numbers are dropped: the lines before are not included, so they would be wrong.
     shown = (("", "…") if line[:2] == "@@" else (line[:1].strip(), line[1:]) for line in lines)
     return list(shown), pairs - pairs_of
 
 
 def _same(one: list[str], other: list[str]) -> int:
-    """With how many equal lines both begin."""
+    """Number of equal lines at the beginning of both."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def by_tag(scalars: Scalars) -> dict[str, list[Summary]]:
-    """How all of its lines went, in the order of tags. Once through: a run may have thousands of both."""
+    """Summaries of all lines, by tag in order. One pass: a run may have thousands of tags and lines."""
     found: dict[str, list[Summary]] = {tag: [] for tag in scalars.tags}
     for curve in scalars.curves:
         if curve.points:
@@ -116,8 +114,8 @@ def _summary(curve: Curve) -> Summary:
 
 
 def smoothed(values: Iterable[float], weight: float) -> Iterator[float]:
-    """The moving average that TensorBoard draws: each value counts `weight` times as much as the next one, from 0 (as they are)
-    to below 1, and the first ones are not drawn towards 0. What is no number stays so and moves nothing."""
+    """TensorBoard's moving average with debiased start: each value weighs `weight` (0 to below 1, 0 for no smoothing) times as
+    much as the next one. NaN and infinite values stay and affect no other."""
     total, share = 0.0, 0.0
     for value in values:
         if not math.isfinite(value):
@@ -128,12 +126,12 @@ def smoothed(values: Iterable[float], weight: float) -> Iterator[float]:
 
 
 def began(scalars: Scalars) -> float:
-    """When the first of its numbers was written, in seconds since 1970; 0 where nothing says when."""
+    """When the run's first number was written, in seconds since 1970; 0 if unknown."""
     return min((point.wall_time for curve in scalars.curves for point in curve.points), default=0.0)
 
 
 def placed(points: Sequence[Point], weight: float, since: float | None) -> list[tuple[float, float]]:
-    """A line of a chart: over steps, or over seconds after `since`."""
+    """A line of a chart as (x, y): over steps, or over seconds after `since`."""
     values = smoothed((point.value for point in points), weight)
     return [
         (float(point.step) if since is None else point.wall_time - since, value)

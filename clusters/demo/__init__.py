@@ -1,2 +1,2 @@
-"""What a demonstration has that nobody did: some weeks of usage before its first day. `plan` is pure and says what ran, `history`
-has it billed by the path of real usage."""
+"""The generated usage of a demonstration: some weeks before its first day. `plan` is pure and lists the runs, `history`
+bills them through the path of real usage."""

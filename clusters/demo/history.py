@@ -1,6 +1,6 @@
-"""Fills the history of a demonstration by the path that real usage takes: what a cloud would have said of each pod of the plan
-goes through `metering.record` to segments, is posted to the ledger and becomes invoices when its month is closed. Nothing marks
-these rows, because the installation as a whole is a demonstration and every page says so (portal/demonstration.py).
+"""Creates the history of a demonstration through the path of real usage: pod states from the plan go through
+`metering.record` to segments, are posted to the ledger, and become invoices when their month closes. The rows are not
+marked as generated, because the whole installation is a demonstration and every page says so (portal/demonstration.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
 
-from billing.budgets import figures, turn
+from billing.budgets import actions, figures
 from billing.efficiency import capacity, measured, waste
 from billing.ledger import posting
 from billing.metering import record as metering_record
@@ -25,7 +25,7 @@ from portal.specs import AppcodeManifest
 
 
 def fill(now: dt.datetime, *, owner: User, viewer: User) -> int:
-    """The weeks before `now`, in a transaction of the caller's; says how many runs that were. `owner` is an administrator."""
+    """Creates the weeks before `now` in the caller's transaction and returns the number of runs. `owner` is an administrator."""
     for path, title, namespace in LINES:
         OrgNode.objects.create(path=path, title=title, namespace=namespace)
     jobs, first, last = plan(now), begins(now), ends(now)
@@ -64,7 +64,7 @@ def _appcode(team: Team, owner: User, viewer: User) -> Appcode:
 
 
 def _uses(job: Job) -> Iterator[measured.Use]:
-    """How busy its GPUs would have been, hour by hour: services rest at night, and some tasks wait for nothing."""
+    """GPU activity by hour: services rest at night, and some jobs barely use their GPUs."""
     chance = random.Random(job.consumer)  # noqa: S311  the same history every time
     serves, asleep = job.framework == "serving", chance.random() < 0.08
     usual = chance.uniform(0.55, 0.93)
@@ -76,14 +76,14 @@ def _uses(job: Job) -> Iterator[measured.Use]:
                 busy = 0.02 if at.hour < 5 else 0.35 + 0.3 * chance.random()
             else:
                 busy = 0.01 if asleep else min(0.99, max(0.06, chance.gauss(usual, 0.06)))
-            # Now and then nobody looked.
+            # Some hours are measured only in part.
             looked = (until - at).total_seconds() * (1 if chance.random() < 0.9 else 0.5)
             yield measured.Use(job.uid(pod), at, until, looked, round(busy, 4), int(20_000 + 50_000 * usual))
             at = until
 
 
 def _correct(jobs: Iterable[Job], appcodes: dict[str, Appcode], now: dt.datetime) -> None:
-    """What comes in late: the true ends of some pods, after an estimated one was charged. The ledger reverses and posts anew."""
+    """Late corrections: the true ends of some pods, after an estimated end was charged. The ledger reverses and posts again."""
     late = [job for job in jobs if any(pod.estimated for pod in job.pods)][::2]
     told = []
     for job in late:
@@ -97,12 +97,12 @@ def _correct(jobs: Iterable[Job], appcodes: dict[str, Appcode], now: dt.datetime
 
 
 def _budgets(appcodes: Sequence[Appcode], now: dt.datetime, owner: User) -> None:
-    """One that is on track, one that will not last, and one that is used up."""
+    """Three budgets: on track, running out early, and used up."""
     found, _ = figures.of_appcodes([appcode.pk for appcode in appcodes], (), now)
     dearest = sorted(appcodes, key=lambda appcode: (-found[appcode.pk].spent, appcode.code))
     for n, (appcode, policy) in enumerate(zip(dearest, ("block", "stop_services", "notify"), strict=False)):
         spent, expected = found[appcode.pk].spent, found[appcode.pk].forecast
         wanted = (expected * Decimal("1.2"), spent * Decimal("1.15"), spent * Decimal("0.9"))[n]
-        # As people set them: in hundreds.
+        # Round to hundreds, as people do.
         amount = max(1, round(wanted / 100)) * Decimal(100)
-        turn.add(appcode, turn.Asked(amount, policy, 30), acting_user=owner)
+        actions.add(appcode, actions.Asked(amount, policy, 30), acting_user=owner)

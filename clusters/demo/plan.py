@@ -1,6 +1,5 @@
-"""The runs of a demonstration's history, as a plan: which pods ran when, for whom, on how many GPUs of a pool that is never
-overbooked. The same day gives the same history.
-"""
+"""The generated runs of a demonstration: which pods ran when, for whom, on how many GPUs of a pool that is never
+overbooked. The same day gives the same history."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from billing.metering.segments import PodState, floor
 from billing.periods import DAY
 from clusters.frameworks import FRAMEWORKS
 
-# With a space, which no cloud that somebody registers can have in its name.
+# The space keeps it distinct: a registered cloud's name cannot have one.
 CLOUD = "generated history"
 DAYS = 63
 # Path, title, namespace.
@@ -26,7 +25,7 @@ LINES = (
 )
 H200, A100, L4 = "H200", "A100", "L4"
 PER_HOUR = {H200: Decimal("4.2"), A100: Decimal("2.4"), L4: Decimal("0.8")}
-# GPUs by model, from the beginning and from the day on which more came.
+# GPUs by model: (from the start, after MORE_AFTER days).
 POOL = {H200: (16, 16), A100: (16, 24), L4: (16, 16)}
 MORE_AFTER = 35
 LAUNCH = dt.timedelta(seconds=4)
@@ -34,7 +33,7 @@ LAUNCH = dt.timedelta(seconds=4)
 
 @dataclass(frozen=True)
 class Team:
-    """One appcode of the history: what it usually runs, and how often on a working day."""
+    """One appcode of the history: its usual jobs, and their number per working day."""
 
     code: str
     line: str
@@ -53,7 +52,7 @@ TEAMS = (
     Team("routing", LINES[1][0], ("femi",), L4, "tensorflow", ("travel-time",), 2),
     Team("asr", LINES[2][0], ("gita", "hugo"), H200, "pytorch", ("acoustic", "decoder"), 3),
 )  # fmt: skip
-# What runs all the time: appcode, cluster, framework, model, GPUs.
+# Permanent services: appcode, cluster, framework, model, GPUs.
 SERVICES = (
     ("ads", "ads-serving", "serving", L4, 4),
     ("asr", "asr-serving", "serving", A100, 2),
@@ -62,7 +61,7 @@ SERVICES = (
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod that never was; `reserved` is when it was given its GPUs, before its image had come."""
+    """A generated pod. `reserved` is when it got its GPUs, before its image was pulled."""
 
     role: str
     index: int
@@ -77,7 +76,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that never was."""
+    """A generated run."""
 
     team: str
     cluster: str
@@ -100,11 +99,11 @@ class Job:
         return f"{self.cluster}-{self.number}-{pod.role}-{pod.index}"[-80:]
 
     def _serves(self, pod: Pod) -> bool:
-        """Whether it is there for the others alone. What is no framework of runs has no such roles."""
+        """Whether the pod only serves the others. A framework that the portal does not know has no such roles."""
         return self.framework in FRAMEWORKS and FRAMEWORKS[self.framework].role(pod.role).kept_alive
 
     def states(self, appcode_id: int) -> Iterator[PodState]:
-        """What a cloud would have told: that a pod runs, and how it ended."""
+        """The states that a cloud would have reported: running, and the end."""
         for pod in self.pods:
             running = PodState(
                 uid=self.uid(pod),
@@ -128,17 +127,17 @@ class Job:
 
 
 def begins(now: dt.datetime) -> dt.datetime:
-    """The first second of the history that is made now."""
+    """The first second of the history."""
     return floor(now).replace(hour=0, minute=0, second=0) - DAYS * DAY
 
 
 def ends(now: dt.datetime) -> dt.datetime:
-    """The history ends with the last hour that is over."""
+    """The end of the last full hour."""
     return floor(now).replace(minute=0, second=0)
 
 
 def plan(now: dt.datetime) -> list[Job]:
-    """All runs of the history, none of which lasts beyond `ends`. A run waits until the pool has room for it."""
+    """All runs of the history; none lasts beyond `ends`. A run waits until the pool has room for it."""
     first, last = begins(now), ends(now)
     chance = random.Random(f"{first:%F}")  # noqa: S311  the same history every time
     room = _Room(first)
@@ -155,7 +154,7 @@ def plan(now: dt.datetime) -> list[Job]:
 
 
 class _Room:
-    """The GPUs of the pool over time: who comes waits for those who were there before."""
+    """The GPUs of the pool over time. Requests are served in order."""
 
     def __init__(self, first: dt.datetime) -> None:
         self.more = first + MORE_AFTER * DAY
@@ -166,7 +165,7 @@ class _Room:
         heapq.heappush(self.held[model], (until, gpus))
 
     def when(self, model: str, gpus: int, asked_at: dt.datetime) -> dt.datetime:
-        """When so many are free, in the order in which they are asked for."""
+        """The time at which `gpus` are free, in order of request."""
         at = max(asked_at, self.since[model])
         held = self.held[model]
         while True:
@@ -179,7 +178,7 @@ class _Room:
 
 
 def _wanted(first: dt.datetime, last: dt.datetime, chance: random.Random) -> Iterator[tuple[dt.datetime, Team]]:
-    """When which team asks for a run: less at weekends, more from week to week, mostly in the daytime."""
+    """Run requests by time and team: fewer on weekends, growing by the week, mostly in the daytime."""
     for day in range(DAYS + 1):
         midnight = first + day * DAY
         usual = (0.35 if midnight.weekday() >= 5 else 1.0) * (0.75 + 0.5 * day / DAYS)
@@ -203,7 +202,7 @@ def _service(
 def _job(
     team: Team, asked_at: dt.datetime, last: dt.datetime, numbers: dict[str, int], room: _Room, chance: random.Random
 ) -> Job | None:
-    """One run, unless it would begin after the end. What lasts until then is stopped there."""
+    """One run, or None if it would start after `last`. A run that lasts until then is stopped."""
     workers, each = chance.choice([(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (2, 4), (1, 8)])
     begun = room.when(team.model, workers * each, asked_at)
     fetch = chance.randrange(180, 900) if chance.random() < 0.12 else chance.randrange(4, 25)
@@ -227,7 +226,7 @@ def _job(
         for n in range(workers)
     ]  # fmt: skip
     if team.parameter_servers and workers > 1:
-        # Some were started by hand as services of their own, and forgotten.
+        # Some were started by hand as services and forgotten.
         late = chance.randrange(2 * 3600, 11 * 3600) if forgotten else 12
         until = min(ended + dt.timedelta(seconds=late), last)
         pods += [Pod("ps", n, 0, 8, begun, started, until) for n in range(2)]

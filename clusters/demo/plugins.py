@@ -1,13 +1,13 @@
-"""The plugins that a demonstration offers, as their locks were resolved: so making one asks no package index.
+"""The plugins of a demonstration, with resolved locks, so that creating them needs no package index.
 
-Wheels of pure Python that need nothing besides JupyterLab. An administrator brings them up to date by saving them.
+Pure Python wheels that need only JupyterLab. An administrator updates them by saving them.
 """
 
 from __future__ import annotations
 
+from clusters.catalog.models import Image
 from clusters.environments.plugin import PluginManifest
 from clusters.environments.plugins import offered
-from clusters.models import Image
 from portal.models import User
 
 PLUGINS = (

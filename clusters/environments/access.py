@@ -1,17 +1,17 @@
-"""Reading saved environments: the only way from a person to rows. What is not theirs looks like what is not there."""
+"""Read access of users to saved environments. Environments of other appcodes look like missing ones."""
 
 from __future__ import annotations
 
 from django.db.models import QuerySet
 from django.http import Http404
 
-from clusters.models import Environment
+from clusters.environments.models import Environment
 from portal.access import VIEW, Capability, appcode_for
 from portal.models import User
 
 
 def environments_for(user: User, appcode: str, capability: Capability = VIEW) -> QuerySet[Environment]:
-    """Those of one appcode, newest first. Raises Http404 or PermissionDenied."""
+    """Environments of one appcode, newest first. Raises Http404 or PermissionDenied."""
     found = appcode_for(user, appcode, capability)
     return Environment.objects.filter(appcode=found, deleted_at=None).select_related("appcode", "created_by")
 
@@ -19,7 +19,7 @@ def environments_for(user: User, appcode: str, capability: Capability = VIEW) ->
 def environment_for(
     user: User, appcode: str, name: str, version: int | None = None, capability: Capability = VIEW
 ) -> Environment:
-    """One version, the newest where none is said. Raises Http404 or PermissionDenied."""
+    """One version, by default the newest. Raises Http404 or PermissionDenied."""
     rows = environments_for(user, appcode, capability).filter(name=name)
     found = (rows if version is None else rows.filter(version=version)).order_by("-version").first()
     if found is None:

@@ -1,6 +1,6 @@
-"""What people do with environments: look at what was installed in a running application, save it, delete what was saved.
+"""User actions on environments: listing what was installed in a running application, saving it, deleting a saved one.
 
-The task is asked outside of any transaction, by a program of ours that its own Python runs; what it says is judged (found.py).
+The task is queried outside of any transaction, by our program run in its Python; its report is validated (installed.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from django.db.models import Max, Q
 from django.utils import timezone
 from pydantic import ValidationError
 
-from clusters.environments.found import MAX_PACKAGES, EnvironmentManifest, Found, digest_of, lock_of, some
+from clusters.environments.installed import MAX_PACKAGES, EnvironmentManifest, Found, digest_of, lock_of, some
+from clusters.environments.models import Environment
 from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.programs import text
-from clusters.models import Cluster, Environment, Run
 from clusters.runs.commands import answer_of
+from clusters.runs.models import Cluster, Run
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.events import record
@@ -29,14 +30,14 @@ SHOWN_USES = 3
 
 
 def what_is_new(cluster: Cluster, *, acting_user: User) -> Found:
-    """What was installed in a running application against its image. Raises Conflict, Invalid or CloudError."""
+    """What was installed over its image in a running application. Raises Conflict, Invalid or CloudError."""
     require(acting_user, cluster.appcode, OPERATE)
     return _ask(cluster, acting_user)
 
 
 def save_environment(cluster: Cluster, manifest: EnvironmentManifest, *, acting_user: User) -> tuple[Environment, bool]:
-    """The next version of that name, with what was installed in the running application; and whether it is a new one. The same
-    packages and script once more are the version that has them.
+    """Saves what was installed in the running application as the next version of that name. Returns it, and whether it is new:
+    the same packages and script again are the existing version.
 
     Raises Conflict while nothing runs, Invalid for what cannot be saved, CloudError.
     """
@@ -75,7 +76,7 @@ def save_environment(cluster: Cluster, manifest: EnvironmentManifest, *, acting_
 
 @transaction.atomic
 def _keep(made: Environment, user: User) -> tuple[Environment, bool]:
-    """One at a time in an appcode, so that numbers follow each other."""
+    """Saves under the appcode's lock, so that version numbers are consecutive."""
     Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=made.appcode_id)
     own = Environment.objects.filter(appcode=made.appcode_id, name=made.name)
     newest = own.filter(deleted_at=None).order_by("-version").first()
@@ -97,7 +98,7 @@ def _keep(made: Environment, user: User) -> tuple[Environment, bool]:
 
 @transaction.atomic
 def delete_environment(environment: Environment, *, acting_user: User, every_version: bool) -> None:
-    """Forgets one version, or all of them. Raises Conflict naming what uses it."""
+    """Deletes one version, or all of them. Raises Conflict naming what uses it."""
     require(acting_user, environment.appcode, OPERATE)
     Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=environment.appcode_id)
     rows = Environment.objects.filter(appcode=environment.appcode_id, name=environment.name, deleted_at=None)
@@ -115,7 +116,7 @@ def delete_environment(environment: Environment, *, acting_user: User, every_ver
 
 
 def _uses(environment: Environment, names: Iterable[str]) -> list[str]:
-    """Clusters that are defined with one of these, or have a run with it that is not gone."""
+    """Clusters defined with one of these, or with a run with it that is not gone."""
     asked = Q(spec__environment__in=list(names)) | Q(runs__gone=False, runs__spec__environment__in=list(names))
     found = Cluster.objects.filter(asked, appcode=environment.appcode_id, deleted_at=None).order_by("name")
     return list(found.values_list("name", flat=True).distinct())
@@ -153,3 +154,9 @@ def _running(cluster: Cluster) -> tuple[Run, str]:
 def _record(verb: str, environment: Environment, actor: User, message: str) -> None:
     code = environment.appcode.code
     record(verb, actor=actor, appcode=code, object=f"environment {code}/{environment}", message=message)
+
+
+def can_be_saved(cluster: Cluster) -> bool:
+    """Whether packages that users install in it are kept, so that they can be saved while it runs."""
+    framework = FRAMEWORKS.get(cluster.spec.get("framework", ""))
+    return framework is not None and framework.has_layer

@@ -1,7 +1,7 @@
-"""An environment as what `docker build` reads from a pipe: a Dockerfile over the environment's image, its lock, its script.
+"""An environment as input of `docker build`: a Dockerfile over the environment's image, its lock and its script.
 
-So whoever may build images makes one of it, with a builder and an index of their own; the portal builds none. Building needs
-rights on a machine that tenants' packages and scripts must not have here.
+Users who may build images build one from it, with their own builder and index. The portal builds none: that needs rights on a
+machine that tenants' packages and scripts must not have here.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import gzip
 import io
 import tarfile
 
-from clusters.models import Environment, Image
+from clusters.catalog.models import Image
+from clusters.environments.models import Environment
 from portal.errors import Conflict
 
-# Into the image's own Python, and never what the lock does not name.
+# Installs into the image's own Python, and only what the lock names.
 DOCKERFILE = """FROM {container}
 COPY requirements.txt script.sh /opt/environment/
 RUN python -m pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes -r /opt/environment/requirements.txt
@@ -23,7 +24,7 @@ LABEL org.opencontainers.image.title="{name}" org.opencontainers.image.version="
 
 
 def build_context(environment: Environment) -> bytes:
-    """A .tar.gz, the same at every call. Raises Conflict where its image is no container's."""
+    """A .tar.gz, identical at every call. Raises Conflict if the image has no container."""
     container = Image.objects.filter(name=environment.image).values_list("container", flat=True).first()
     if not container:
         raise Conflict(f"The image {environment.image} has no container, so nothing can be built over it.")

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from clusters.environments.found import EnvironmentName
-from clusters.requirements import requirement
+from clusters.environments.installed import EnvironmentName
+from clusters.manifest.requirements import requirement
 from portal.manifests import Manifest, Strict
 
 
@@ -27,7 +27,7 @@ class PluginMetadata(Strict):
 
 
 class PluginSpec(Strict):
-    """What people read of it, and what pip would be told to install."""
+    """Its description for users, and its pip requirements."""
 
     title: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=60)] = Field(
         examples=["Archive"]
@@ -41,7 +41,7 @@ class PluginSpec(Strict):
 
 
 class PluginManifest(Manifest):
-    """`{"kind":"plugin","metadata":{"name","image"},"spec":{…}}`; `status` is ours and is ignored when it comes back."""
+    """`{"kind":"plugin","metadata":{"name","image"},"spec":{…}}`. The portal writes `status` and ignores it in requests."""
 
     kind: Literal["plugin"] = "plugin"
     metadata: PluginMetadata

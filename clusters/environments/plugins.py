@@ -1,7 +1,7 @@
-"""What administrators do with plugins: offer one, change it, take it away. Its lock is made here, before anybody uses it.
+"""Administrators' actions on plugins: offering, changing and deleting one. Its lock is made here, before anybody uses it.
 
-It is resolved over what the image has and over the other plugins of the image, so that people may choose any of them together. On
-this machine the image's folder says what it has; of a container a notebook that the administrator runs with it is asked.
+It is resolved over the packages of the image and the image's other plugins, so that users may combine them. On this machine
+the image's folder shows its packages; for a container, a notebook that the administrator runs with it is queried.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from django.http import Http404
 from django.utils import timezone
 from pydantic import ValidationError
 
+from clusters.catalog.locks import versions
+from clusters.catalog.models import Image
 from clusters.environments.actions import FREEZE
+from clusters.environments.models import Plugin
 from clusters.environments.plugin import PluginManifest
-from clusters.environments.resolving import Installed, installed_in, resolved
+from clusters.environments.resolve import Installed, installed_in, resolved
 from clusters.frameworks import FRAMEWORKS
-from clusters.models import Cluster, Image, Plugin, Run
 from clusters.runs.commands import answer_of
-from clusters.spec.locks import versions
+from clusters.runs.models import Cluster, Run
 from portal.access import require_administrator
 from portal.errors import Conflict, Invalid
 from portal.events import record
@@ -31,7 +33,7 @@ SHOWN_USES = 3
 
 
 def plugins(image: str | None = None) -> QuerySet[Plugin]:
-    """The newest version of each that is offered, of one image or of all. They are no secret."""
+    """The newest version of each offered plugin, of one image or of all. Visible to everybody."""
     rows = Plugin.objects.filter(deleted_at=None, image__enabled=True).order_by("image__name", "name", "-version")
     return (
         (rows if image is None else rows.filter(image__name=image))
@@ -41,14 +43,14 @@ def plugins(image: str | None = None) -> QuerySet[Plugin]:
 
 
 def plugins_of(image: str) -> QuerySet[Plugin]:
-    """Those of one image. Raises Http404."""
+    """Plugins of one image. Raises Http404."""
     if not Image.objects.filter(name=image, enabled=True).exists():
         raise Http404(f"The catalogue has no image “{image}”.")
     return plugins(image)
 
 
 def plugin_for(image: str, name: str) -> Plugin:
-    """Raises Http404."""
+    """Initial values of a new form. Raises Http404."""
     found = plugins(image).filter(name=name).first()
     if found is None:
         raise Http404(f"With the image {image} no plugin “{name}” is offered.")
@@ -56,8 +58,8 @@ def plugin_for(image: str, name: str) -> Plugin:
 
 
 def save_plugin(manifest: PluginManifest, *, acting_user: User, new: bool) -> Plugin:
-    """Offers it, or its next version where the packages are others. Raises Invalid, Conflict where it is `new` and there is one,
-    CloudError from a notebook that is asked."""
+    """Offers a plugin, or its next version if its packages change. Raises Invalid, Conflict if it is `new` but exists, and
+    CloudError from the notebook that is queried."""
     require_administrator(acting_user)
     name = manifest.metadata.name
     image = Image.objects.filter(name=manifest.metadata.image, enabled=True).first()
@@ -70,7 +72,7 @@ def save_plugin(manifest: PluginManifest, *, acting_user: User, new: bool) -> Pl
 
 
 def offered(manifest: PluginManifest, image: Image, lock: str, *, acting_user: User, new: bool) -> Plugin:
-    """The same with a lock that was resolved."""
+    """`save_plugin` with a resolved lock."""
     require_administrator(acting_user)
     spec = manifest.spec
     return _keep(
@@ -91,7 +93,7 @@ def offered(manifest: PluginManifest, image: Image, lock: str, *, acting_user: U
 
 @transaction.atomic
 def _keep(made: Plugin, new: bool) -> Plugin:
-    """One at a time of an image, so that numbers follow each other."""
+    """Saves under the image's lock, so that version numbers are consecutive."""
     Image.objects.select_for_update(no_key=True).get(pk=made.image_id)
     own = Plugin.objects.filter(image=made.image_id, name=made.name)
     newest = own.filter(deleted_at=None).order_by("-version").first()
@@ -111,7 +113,7 @@ def _keep(made: Plugin, new: bool) -> Plugin:
 
 @transaction.atomic
 def delete_plugin(plugin: Plugin, *, acting_user: User) -> None:
-    """It is not offered any more. Raises Conflict naming what uses it."""
+    """Stops offering it. Raises Conflict naming what uses it."""
     require_administrator(acting_user)
     Image.objects.select_for_update(no_key=True).get(pk=plugin.image_id)
     rows = Plugin.objects.filter(image=plugin.image_id, name=plugin.name, deleted_at=None)
@@ -124,7 +126,7 @@ def delete_plugin(plugin: Plugin, *, acting_user: User) -> None:
 
 
 def _uses(plugin: Plugin, names: Iterable[str]) -> list[str]:
-    """Applications that are defined with one of these, or have a run with it that is not gone."""
+    """Applications defined with one of these, or with a run with it that is not gone."""
     asked, own = Q(), {"spec__image": plugin.image.name}
     for name in names:
         asked |= Q(spec__plugins__contains=[name], **own)

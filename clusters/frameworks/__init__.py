@@ -1,4 +1,4 @@
-"""Frameworks: what a cluster looks like from inside its tasks. To add one: a driver in a file and its line here."""
+"""Framework drivers. To add one: write a driver in its own file and add it to `_ALL`."""
 
 from collections.abc import Iterable
 
@@ -15,14 +15,14 @@ from clusters.frameworks.web import Web
 
 _ALL = (TensorFlow(), PyTorch(), JAX(), Parallel(), Notebook(), Jupyter(), TensorBoard(), Serving(), Web())
 FRAMEWORKS: dict[str, Framework] = {driver.name: driver for driver in _ALL}
-# What people compute with, and what they open in a browser: each has a form of its own.
+# Frameworks for computing, and applications opened in a browser: each kind has its own form.
 COMPUTING = {driver.name: driver for driver in _ALL if not driver.is_application}
 INSTALLED = {driver.name: driver for driver in _ALL if driver.is_installed}
 APPLICATIONS = {driver.name: driver for driver in _ALL if driver.is_application}
 
 
 def _roles(drivers: Iterable[Framework]) -> dict[str, Role]:
-    """As the first driver that has it says it; in the order in which people see them."""
+    """Roles by name, in display order. The first driver with a role defines it."""
     found: dict[str, Role] = {}
     for driver in drivers:
         found |= {role.name: role for role in driver.roles if role.name not in found}
@@ -36,6 +36,6 @@ def _completions(drivers: Iterable[Framework]) -> dict[str, Completion]:
     return found
 
 
-# All that manifests may name, and what of it the form of a cluster offers.
+# Everything that manifests may name, and the part that the cluster form offers.
 ROLES, COMPLETIONS = _roles(_ALL), _completions(_ALL)
 COMPUTING_ROLES, COMPUTING_COMPLETIONS = _roles(COMPUTING.values()), _completions(COMPUTING.values())

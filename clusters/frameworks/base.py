@@ -1,12 +1,12 @@
-"""The contract of a framework driver: which roles a cluster has, how the tasks of each are started and find each other, and
-when the run is done. Forms, manifests, plans, verdicts and metering read the driver; none of them knows a role by name.
+"""The contract of a framework driver: the roles of a cluster, how their tasks start and find each other, and when the run is
+done. Forms, manifests, plans, verdicts and metering read the driver; none of them knows a role by name.
 
-A driver is pure. It writes values once per role in the syntax of `drivers.base.expand`, so that one Kubernetes object per role
+Drivers are pure. They write values once per role in the syntax of `drivers.base.expand`, so that one Kubernetes object per role
 is enough. Two references differ between tasks: `$(TASK_INDEX)` counts within the role from 0, and `$(TASK_RANK)` within the run,
-through the roles in the order in which the driver names them: with one master, worker-0 has rank 1. Programs find both in their
-environment, too. What names all tasks is written once per run by `shared`, and the values of roles refer to it.
+over the roles in the driver's order: with one master, worker-0 has rank 1. Programs find both in their environment, too.
+`shared` writes values that name all tasks once per run, and the values of roles refer to them.
 
-The contract also fits a launcher, where one task starts the program of all others, as MPI does. This is how such a driver reads;
+The contract also fits launchers such as MPI, where one task starts the program of all others. Such a driver would be as follows;
 the agent is whatever the image has for starting a process on request, usually sshd:
 
     class MPI(Framework):
@@ -23,7 +23,7 @@ the agent is whatever the image has for starting a process on request, usually s
                 return Launch(("/usr/sbin/sshd", "-D", "-p", "2222"))          # kept alive until the launcher is done
             return Launch((*SHELL, 'mpirun --host "$MPI_HOSTS" bash -c "$0"', spec.command))
 
-Where the first worker is the launcher itself, the argv of the role is a shell that asks for its TASK_INDEX.
+If the first worker itself is the launcher, the argv of the role is a shell that tests TASK_INDEX.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from portal.manifests import field_error
 
 MAX_TASKS_PER_ROLE = 1000
 
-# How commands of users are run.
+# Runs users' commands.
 SHELL = ("bash", "-o", "pipefail", "-c")
 
-# Where a program that people open listens: an entrance leads there on every cloud (clouds/drivers/entrance.py).
+# Applications listen here; on every cloud an entrance forwards to it (clouds/drivers/entrance.py).
 LOOPBACK = "127.0.0.1"
 
 # `host:port` by role and index.
@@ -49,8 +49,8 @@ Addresses = Mapping[tuple[str, int], str]
 
 @dataclass(frozen=True)
 class Resources:
-    """What one task of a role holds; copied from the flavor when a run is made, because flavors change. What copies and stores
-    its data beside it takes room on its machine, too (`beside_…`), and nobody pays for that."""
+    """Resources of one task of a role. Copied from the flavor when a run is made, because flavors change. `beside_…`: used on
+    the task's machine by the helpers that copy and store its data; not billed."""
 
     flavor: str
     cpu_milli: int
@@ -63,9 +63,9 @@ class Resources:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What the task of a role serves by HTTP on `port`; `health` is a path that is answered as soon as people may come, and
-    `activity` one that says whether the task works (`drivers/base/activity.py`). People may come when `health` was answered for
-    `warm_up_seconds`."""
+    """An HTTP server in a task of a role. `health`: a path that answers once people may come. `activity`: a path that reports
+    whether the task works (`drivers/base/activity.py`). `warm_up_seconds`: how long `health` must answer before people are let
+    in."""
 
     name: str
     port: int
@@ -76,11 +76,11 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Role:
-    """`name` is what manifests say, `title` what people read. A cluster has from `least` to `most` tasks of it.
+    """`name` is used in manifests, `title` is shown to people. A cluster has `least` to `most` tasks of the role.
 
-    The tasks of a role that is `kept_alive` serve the others and have no end of their own: they are started again whenever they
-    end, until the run is over. A role that does not `take_part` is no member of the computation, and stands apart in forms and
-    lists. One that `leads` is asked for unless there are workers alone, of which worker 0 leads then.
+    `kept_alive`: its tasks serve the others and never end by themselves; they are restarted until the run is over. `takes_part`:
+    false for roles outside the computation, which forms and lists show apart. `leads`: clusters have it by default; with workers
+    alone, worker 0 leads.
     """
 
     name: str
@@ -94,12 +94,12 @@ class Role:
 
     @property
     def is_fixed(self) -> bool:
-        """There is nothing to choose but the flavor."""
+        """True if only the flavor can be chosen."""
         return self.least == self.most or self.leads
 
     @property
     def is_usual(self) -> bool:
-        """Whether a cluster has it that says nothing."""
+        """True if a cluster has the role by default."""
         return bool(self.least) or self.leads
 
     def counted(self, count: int) -> str:
@@ -110,8 +110,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Completion:
-    """A run that is to end by itself is done when every task of `role` has succeeded. `name` is what manifests say, `title` what
-    people read after "The run is done"."""
+    """A batch run is done when every task of `role` has succeeded. `title` is shown after "The run is done"."""
 
     name: str
     role: str
@@ -120,12 +119,12 @@ class Completion:
 
 @dataclass(frozen=True)
 class Launch:
-    """How every task of one role starts: `argv` exactly as it stands, and `env` in the syntax of `drivers.base.expand`."""
+    """How every task of one role starts: `argv` literally, `env` in the syntax of `drivers.base.expand`."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    # Whether the program is the image's own where the run has a saved environment: it is named in PORTAL_ENVIRONMENT, and what it
-    # has of broken packages keeps nobody from opening the program.
+    # The program comes from the image even if the run has a saved environment, which is then only named in PORTAL_ENVIRONMENT:
+    # broken packages in it cannot keep people from opening the program.
     from_image: bool = False
 
 
@@ -138,7 +137,7 @@ WORKERS_DONE = Completion("workers", "worker", "when all workers have finished")
 
 
 class NotebookSource(Protocol):
-    """A notebook as a run has it: its path below the home where it was read, its text without outputs, and what it is given."""
+    """A notebook in a spec: its path below the home, its source without outputs, and its parameters."""
 
     @property
     def path(self) -> str: ...
@@ -151,7 +150,7 @@ class NotebookSource(Protocol):
 
 
 class Server(Protocol):
-    """A program that serves a model, and how it is started."""
+    """How a program that serves a model is started."""
 
     @property
     def argv(self) -> tuple[str, ...]: ...
@@ -167,7 +166,7 @@ class Server(Protocol):
 
 
 class Spec(Protocol):
-    """What a driver may read of a cluster's spec."""
+    """The part of a cluster's spec that drivers may read."""
 
     @property
     def command(self) -> str: ...
@@ -218,51 +217,50 @@ class Spec(Protocol):
     def count(self, role: str) -> int: ...
 
     def endpoints(self, role: str) -> Sequence[Endpoint]:
-        """Those that people named for a role."""
+        """Returns the endpoints that the manifest names for a role."""
 
 
 class Framework(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
-    # An application is opened in a browser, and has a form and a list of its own.
+    # Opened in a browser; has its own form and list.
     is_application: ClassVar[bool] = False
-    # Whether it is software that an image has or has not. What people bring themselves runs in any.
+    # Software that an image may lack. Commands that people bring run in any image.
     is_installed: ClassVar[bool] = True
-    # Whether its tasks know nothing of each other: one that fails ends none of the others, and the run is over when
-    # each has ended.
+    # Tasks are independent: a failed task does not end the others, and the run is over when each has ended.
     is_independent: ClassVar[bool] = False
-    # Whether people choose which Keras its programs find.
+    # People choose the version of Keras.
     has_keras: ClassVar[bool] = False
-    # Whether somebody who opens it can run programs with it: then nobody is let in who may not run clusters of the appcode,
-    # unless an owner names them.
+    # Opening it allows running programs, so only people who may run the appcode's clusters are admitted, unless an owner names
+    # others.
     is_shell: ClassVar[bool] = False
-    # How is known whether it is idle: its endpoint says whether it works, or it does nothing by itself and works for whom the
-    # gateway lets in ("use"). "": nobody can tell, and it is never stopped for that.
+    # How idleness is detected. "work": its endpoint reports whether it works. "use": requests let in by the gateway. "": not
+    # detectable, so it is never stopped for idleness.
     idle_signal: ClassVar[Literal["work", "use", ""]] = ""
-    # Seconds of idleness after which one is stopped whose manifest says nothing; 0 for never.
+    # Default seconds of idleness before it is stopped; 0 for never.
     idle_after: ClassVar[int] = 0
-    # What its tasks see of the outputs of runs, those that a manifest names: all files, or event files as they grow.
+    # How tasks see the outputs of the runs that a manifest names: all files, or event files as they grow.
     shows_runs: ClassVar[Literal["files", "events", ""]] = ""
-    # Whether what it runs is a notebook that the manifest has.
+    # The manifest contains the notebook that it runs.
     runs_notebook: ClassVar[bool] = False
-    # Whether its tasks keep what people install in a layer (layer.py), named in PORTAL_LAYER, which can be saved.
+    # Tasks keep installed packages in a layer (inside/layer.py), named in PORTAL_LAYER, which can be saved as an environment.
     has_layer: ClassVar[bool] = False
-    # Whether it cannot do without a datastore of its own, at /elearn/home.
+    # Requires a datastore of its own at /elearn/home.
     needs_home: ClassVar[bool] = False
-    # Whether its server takes plugins that administrators offer with its image.
+    # Its server takes plugins that administrators offer with its image.
     has_plugins: ClassVar[bool] = False
-    # The first is that of a manifest which says nothing.
+    # The first is the default.
     modes: ClassVar[tuple[Literal["batch", "service"], ...]] = ("batch", "service")
     needs_command: ClassVar[bool] = True
-    # In the order of ranks. Several drivers may have a role of the same name, in the same order.
+    # In the order of ranks. Drivers that share role names list them in the same order.
     roles: ClassVar[tuple[Role, ...]]
-    # The first is that of a manifest which says nothing.
+    # The first is the default.
     completions: ClassVar[tuple[Completion, ...]] = (MASTER_DONE, WORKERS_DONE)
-    # Every variable that `shared` or `launch` may set: a user's own value would be lost without a word.
+    # Every variable that `shared` or `launch` may set; manifests may not set them, because their value would silently be lost.
     reserved_env: ClassVar[frozenset[str]] = frozenset()
 
     def validate(self, spec: Spec) -> None:
-        """Raises `field_error` with the path inside the spec of what this framework cannot run."""
+        """Raises `field_error` with the path inside the spec for anything that this framework cannot run."""
         known = {role.name: role for role in self.roles}
         for name in spec.active_roles:
             if name not in known:
@@ -303,45 +301,44 @@ class Framework(ABC):
             raise field_error(f"There are no {noun}s to wait for; choose '{first}'.", "completion")
 
     def leader(self, spec: Spec) -> str:
-        """The role whose first task leads; "" where nobody would. Parameter servers need a master, which coordinates."""
+        """Returns the role whose first task leads, or "" if there is none. Parameter servers need a master to coordinate."""
         if not self.roles[0].leads or spec.count(self.roles[0].name):
             return self.roles[0].name
         serves = any(role.kept_alive and spec.count(role.name) for role in self.roles)
         return WORKER.name if spec.count(WORKER.name) and not serves else ""
 
     def usual_completion(self, roles: Container[str]) -> str:
-        """What a manifest with such `roles` means that says nothing."""
+        """Returns the default completion of a manifest with these `roles`."""
         return next((each.name for each in self.completions if each.role in roles), self.completions[0].name)
 
     def is_alone(self, spec: Spec) -> bool:
-        """Whether there is one task: a plain program stays a plain program, and is told of no others."""
+        """True if there is a single task: its program gets no variables about other tasks."""
         return sum(spec.count(role.name) for role in self.roles) == 1
 
     def endpoints(self, spec: Spec, role: str) -> Sequence[Endpoint]:
-        """What the task of `role` serves: here what people named."""
+        """Returns the endpoints of the tasks of `role`. Default: those in the manifest."""
         return spec.endpoints(role)
 
     def shared(self, spec: Spec, addresses: Addresses) -> Mapping[str, str]:
-        """Variables that are the same for every task, exactly as they stand. `addresses` has every (role, index)."""
+        """Returns variables that are equal for all tasks, as literal values. `addresses` has every (role, index)."""
         return {}
 
     @abstractmethod
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
-        """How every task of `role` starts, besides the shared variables. `resources` is what one task of each role holds."""
+        """Returns how every task of `role` starts, without the shared variables. `resources`: of one task of each role."""
 
     def readers(self, spec: Spec) -> Sequence[str]:
-        """The roles whose tasks, in this order, each read a part of an input that is divided. The others read none of it."""
+        """Returns the roles, in order, whose tasks each read a part of a divided input. Other roles read none of it."""
         return [role.name for role in self.roles if role.takes_part and not role.kept_alive and spec.count(role.name)]
 
     def completion(self, name: str) -> Completion:
-        """What a valid spec means by `completion`."""
         return next(each for each in self.completions if each.name == name)
 
     def role(self, name: str) -> Role:
         return next(each for each in self.roles if each.name == name)
 
     def members(self, spec: Spec) -> int:
-        """How many tasks take part in the computation."""
+        """Returns the number of tasks in the computation."""
         return sum(spec.count(role.name) for role in self.roles if role.takes_part)
 
 
@@ -352,15 +349,14 @@ def _bounds(role: Role, count: int) -> str:
 
 
 def shell(command: str) -> tuple[str, ...]:
-    """The argv of a command as a user types it. It fails when any program of a pipe fails, as in `python train.py | tee log`."""
+    """Returns the argv of a user's command. It fails when any program of a pipe fails, as in `python train.py | tee log`."""
     return (*SHELL, command)
 
 
 def prepared(command: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """`argv` after a command of the user's, where there is one."""
+    """Returns an argv that runs the user's command first, if there is one, then `argv`."""
     return (*SHELL, f'{command}\nexec "$@"', "bash", *argv) if command else argv
 
 
 def addresses_of(addresses: Addresses, role: str, count: int) -> list[str]:
-    """The addresses of one role in the order of their index."""
     return [addresses[role, index] for index in range(count)]

@@ -1,16 +1,16 @@
-"""JAX: one process a task, the master is the coordinator and process 0; of workers alone, worker 0 is.
+"""JAX: one process per task. The master is the coordinator and process 0; with workers alone, worker 0 is.
 
-Source: jax/_src/distributed.py of JAX 0.10. Only the coordinator's address is read from the environment by
-`jax.distributed.initialize` itself; outside of Slurm and MPI it wants the two numbers as arguments. So a program begins with
+Source: jax/_src/distributed.py of JAX 0.10. `jax.distributed.initialize` reads only the coordinator's address from the
+environment; outside of Slurm and MPI it takes the two numbers as arguments. So a program begins with
 
     jax.distributed.initialize(
         num_processes=int(os.environ["JAX_NUM_PROCESSES"]), process_id=int(os.environ["JAX_PROCESS_ID"]),
-        cluster_detection_method="deactivate",  # on Kubernetes it would ask the API server, which tasks may not
+        cluster_detection_method="deactivate",  # on Kubernetes it would call the API server, which tasks may not
     )
 
 Kubeflow's programs read the same from PROCESS_ID, NUM_PROCESSES, COORDINATOR_ADDRESS (the host) and COORDINATOR_PORT.
 
-One task alone is a single machine and gets none of them, so that a plain program stays a plain program.
+A single task gets none of these variables, so that a plain program stays a plain program.
 """
 
 from __future__ import annotations

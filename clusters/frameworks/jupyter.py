@@ -1,17 +1,16 @@
 """JupyterLab: one notebook server, opened in a browser. Source: jupyter_server 2.21 and JupyterLab 4.6.
 
-The gateway asks who comes and strips what it was told by it, so the server inside has neither a password nor a token of its
-own. Nobody else reaches it: on one machine its network is its own, on Kubernetes a NetworkPolicy lets only the gateway through.
-The gateway also compares Origin with the address of a request, which is what `_xsrf` is for: a program with a token has no such
-cookie. Who has a notebook open runs cells on the server (jupyter-server-nbmodel), so that they go on when the browser is
-closed.
+The gateway authenticates callers and strips their credentials, so the server has neither a password nor a token. Nothing else
+can reach it: on one machine its network is private, on Kubernetes a NetworkPolicy admits only the gateway. The gateway also
+compares Origin with the address of each request, which replaces `_xsrf`: a program with a token has no such cookie. Cells run on
+the server (jupyter-server-nbmodel), so they continue when the browser is closed.
 
-Whether it works is said by the server itself (jupyter_start.py), as only it knows: a cell runs, though silently; a program runs
-in a terminal; its processes compute. That a page is open is no work.
+The server itself reports whether it works (inside/jupyter_start.py), because only it knows: a cell runs, even silently; a program
+runs in a terminal; its processes use CPU. An open page is not work.
 
-What people install goes into a layer on their home (layer.py), which kernels and terminals use. JupyterLab itself starts from the
-image, so that no package that they install keeps them out. Plugins that an administrator offers are seen by JupyterLab alone,
-behind the image's own packages: they replace none of them."""
+Packages that people install go into a layer on their home (inside/layer.py), which kernels and terminals use. JupyterLab starts
+from the image, so no installed package can lock people out. Plugins offered by an administrator are visible to JupyterLab alone,
+after the image's own packages on the path: they replace none of them."""
 
 from __future__ import annotations
 
@@ -30,14 +29,14 @@ from clusters.frameworks.base import (
     Spec,
     prepared,
 )
-from clusters.frameworks.programs import text, whole
+from clusters.frameworks.programs import text
 from portal.manifests import field_error
 
 HOME = "/elearn/home"
-# The link in it to the outputs of runs that it shows (jupyter_start.py).
+# The link in HOME to the outputs of runs that it shows (inside/jupyter_start.py).
 RUNS = "elearn-runs"
-# Any image with JupyterLab will do: what the server needs to know of the portal comes with its command.
-START, NOTICE = whole("jupyter_start.py"), text("jupyter_notice.js")
+# Works with any image that has JupyterLab: the command carries all portal-specific code.
+START, NOTICE = text("jupyter_start.py"), text("jupyter_notice.js")
 PORT = 8888
 
 
@@ -78,7 +77,7 @@ class Jupyter(Framework):
             "ServerApp.allow_remote_access": "True",
             "ServerApp.disable_check_xsrf": "True",
             "ServerApp.open_browser": "False",
-            # What several people type at one time; the notebook itself is saved in its file.
+            # Concurrent edits by several people; the notebook itself is saved in its file.
             "SQLiteYStore.db_path": "/tmp/jupyter-ystore.db",  # noqa: S108  the task's own
             "LabApp.extension_manager": "readonly",
         }
@@ -93,5 +92,6 @@ class Jupyter(Framework):
 
 
 def layer_name(spec: Spec) -> str:
-    """Of what people install: over another image or environment they begin anew, and find the old one when they come back."""
+    """Returns the name of the layer for this image and environment: another combination starts with an empty layer, and
+    returning to this one finds it again."""
     return "+".join([spec.image, *([spec.environment.replace(":", "-")] if spec.environment else [])])

@@ -1,13 +1,13 @@
-"""A Jupyter notebook run from its first cell to its last, by a program of ours that knows nbclient, which JupyterLab brings.
+"""Runs a Jupyter notebook from the first cell to the last, by our own program on nbclient, which comes with JupyterLab.
 
-The notebook's text is part of the spec, without its outputs, so that a run means the same for ever, whatever becomes of the file
-that it was read from. What is run is written to /elearn/output after each cell, under the notebook's name: what was reached is
-kept when a cell fails, too, and then its error is what the run says last. Parameters are set as papermill does, in a cell of
-their own behind the one that is tagged “parameters”, or before all others.
+The source without outputs is part of the spec, so that a run stays reproducible whatever happens to the file it was read from.
+After each cell the executed notebook is written to /elearn/output under its name: partial results survive a failed cell, whose
+error is the last line of the run. Parameters are set as papermill does: in a cell after the one tagged “parameters”, or before
+all others.
 
-Not papermill itself: it runs notebooks by the same nbclient, and what it has beside that (parameters, the notebook kept after
-each cell) are twenty lines here. It would have to be in every image, with its dependencies; it refuses notebooks that name no
-language; and when a kernel is killed (tried with 2.7) it ends with a traceback, and the notebook does not say where.
+Not papermill: it uses the same nbclient, and what it adds (parameters, saving after each cell) is twenty lines here. Every image
+would need it and its dependencies; it refuses notebooks that name no language; and when a kernel is killed (tried with 2.7) it
+ends with a traceback, and the notebook does not show where.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clusters.frameworks.programs import text
 from portal.manifests import field_error
 
 RUN = text("notebook_run.py")
-# Packed it has to be passed to a program, of which Linux takes 128 KiB.
+# Maximum size of the packed notebook in bytes. It is passed as one environment variable, which Linux limits to 128 KiB.
 MAX_PACKED = 96 * 1024
 
 
@@ -54,7 +54,7 @@ class Notebook(Framework):
 
 
 def packed(spec: Spec) -> str:
-    """What notebook_run.py unpacks."""
+    """Returns the spec's notebook in the form that notebook_run.py unpacks."""
     assert spec.notebook is not None
     said = {"path": spec.notebook.path, "source": spec.notebook.source, "parameters": dict(spec.notebook.parameters)}
     return base64.b64encode(zlib.compress(json.dumps(said).encode(), 9)).decode()

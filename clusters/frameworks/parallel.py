@@ -1,10 +1,10 @@
-"""Parallel: copies of one command that know nothing of each other, as an array job has them.
+"""Parallel: independent copies of one command, like an array job.
 
-Each is a worker with GPUs of its own, and finds which one it is in TASK_INDEX, from 0, and how many there are in TASK_COUNT. One
-that fails ends none of the others; the run is over when each has ended, and has succeeded when all have. An input that is divided
-gives each worker its part of the files. With `atOnce` they take turns: Slurm's `--array=0-499%20`, the `parallelism` of a Job.
+Each copy is a worker with its own GPUs and finds its index, from 0, in TASK_INDEX and the number of copies in TASK_COUNT. A
+failed copy does not end the others; the run is over when each has ended, and has succeeded if all have. A divided input gives
+each worker its part of the files. `atOnce` limits concurrency, like Slurm's `--array=0-499%20` or the `parallelism` of a Job.
 
-A long command is written once per run: in each of a thousand pods it would be most of what the control plane keeps and sends.
+A long command is written once per run: repeated in a thousand pods, it would be most of what the control plane stores and sends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clusters.frameworks.base import (
     shell,
 )
 
-# The variable that has a command of more characters than that.
+# Commands of more than LONG characters are passed in the shared variable COMMAND.
 COMMAND, LONG = "TASK_COMMAND", 2048
 
 

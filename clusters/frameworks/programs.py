@@ -1,26 +1,22 @@
-"""The programs of ours that run inside tasks, as text: an image has none of our modules, so all that one needs is in it."""
+"""Reads our programs that run inside tasks (inside/), as text. Images have none of our modules, so the text is self-contained."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-_HERE = Path(__file__).parent
-_PACKAGE = "clusters.frameworks."
+_FOLDER = Path(__file__).parent / "inside"
+_PACKAGE = "clusters.frameworks.inside."
 
 
 def text(name: str) -> str:
-    """As it stands in this folder."""
-    return (_HERE / name).read_text()
-
-
-def whole(name: str) -> str:
-    """With each module of this folder that it imports names from, once, before what needs it."""
-    return _with_modules(name, set())
+    """Returns a file of inside/. The modules of inside/ that a Python program imports come before it, each once, in order of
+    dependency."""
+    return _with_modules(name, set()) if name.endswith(".py") else (_FOLDER / name).read_text()
 
 
 def _with_modules(name: str, known: set[str]) -> str:
-    source = text(name)
+    source = (_FOLDER / name).read_text()
     lines, before = source.splitlines(keepends=True), []
     for node in ast.parse(source).body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_PACKAGE):

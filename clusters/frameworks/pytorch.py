@@ -1,8 +1,8 @@
-"""PyTorch: the environment that `torchrun` reads (PET_*), with the c10d rendezvous on the task that leads.
+"""PyTorch: sets the environment that `torchrun` reads (PET_*), with the c10d rendezvous on the leading task.
 
-Source: https://docs.pytorch.org/docs/stable/elastic/run.html. The rendezvous hands out the ranks of what `torchrun` starts.
-MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are for programs that call `init_process_group` themselves, one process a task, as
-Kubeflow's operator has them; `torchrun` replaces all four for the processes that it starts.
+Source: https://docs.pytorch.org/docs/stable/elastic/run.html. The rendezvous assigns the ranks of the processes that `torchrun`
+starts. MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are for programs that call `init_process_group` themselves, one process per
+task, as in Kubeflow's operator; `torchrun` replaces all four for its processes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from clusters.frameworks.base import EVALUATOR, LEADER, WORKER, Addresses, Framework, Launch, Resources, Spec, shell
 
-# Tasks of one role differ by their index alone.
+# Tasks of one role have the same argv and environment except TASK_INDEX, so the first must find out that it leads.
 FIRST_LEADS = 'export PET_RDZV_CONF=is_host=$((TASK_INDEX == 0)); exec "$@"'
 
 
@@ -53,7 +53,7 @@ class PyTorch(Framework):
                 "PET_RDZV_BACKEND": "c10d",
                 "PET_RDZV_ENDPOINT": endpoint,
                 "PET_RDZV_ID": "run",
-                # Only who leads may open the store; otherwise torchrun guesses from host names, which fails behind Services.
+                # Only the leader may host the store; otherwise torchrun guesses from host names, which fails behind Services.
                 "PET_RDZV_CONF": f"is_host={int(role == leader)}",
             },
         )

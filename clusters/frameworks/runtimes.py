@@ -1,7 +1,7 @@
-"""Serving runtimes: programs that serve models, and how a replica of a service is started by what one says of itself. Pure.
+"""Serving runtimes: programs that serve models, and how they start a replica of a service. Pure.
 
-The words are those of KServe's ServingRuntime where there is one for the same. A command is divided into words once, as a shell
-would, and {model}, {version} and {port} are put into each of them; no shell ever sees it.
+Terms follow KServe's ServingRuntime. A command is split into words once, as a shell would, and {model}, {version} and {port} are
+replaced in each word; no shell ever sees it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from clusters.frameworks.serving import FORMATS, HEALTH, PORT
 
-# Where a model lies for whoever does not want it elsewhere.
+# Default folder of a model.
 FOLDER = "/elearn/model"
 V2, V1, OPENAI = "open-inference-v2", "tensorflow-serving-v1", "openai-v1"
 PROTOCOLS = {
@@ -27,7 +27,7 @@ _PLACES = re.compile(r"\{(model|version|port)\}")
 
 @dataclass(frozen=True)
 class Template:
-    """What a runtime says of a replica; `command`, `health` and `folder` have {model}, {version} and {port} in them."""
+    """A runtime's settings for replicas. `command`, `health` and `folder` may contain {model}, {version} and {port}."""
 
     command: str
     health: str
@@ -37,7 +37,7 @@ class Template:
 
 
 def server(runtime: str, template: Template, model: str, version: int) -> dict[str, Any]:
-    """The `server` of a cluster's spec (manifest.ServerSpec), as JSON. Raises ValueError for a command that cannot be divided."""
+    """Returns the `server` of a cluster's spec (manifest.ServerSpec) as JSON. Raises ValueError for a malformed command."""
     values = {"model": model, "version": str(version), "port": str(template.port)}
 
     def filled(text: str) -> str:
@@ -53,7 +53,7 @@ def server(runtime: str, template: Template, model: str, version: int) -> dict[s
     }
 
 
-# What a portal has from the beginning, as columns of its rows. The three that are not ours wait for an administrator.
+# The initial catalogue, as columns of rows. The three that are not ours are disabled until an administrator enables them.
 SHIPPED: tuple[Mapping[str, Any], ...] = (
     {
         "name": "portal",
@@ -74,7 +74,7 @@ SHIPPED: tuple[Mapping[str, Any], ...] = (
         "command": "tensorflow_model_server --port=8500 --rest_api_port={port} --rest_api_timeout_in_ms=600000 "
         "--model_name={model} --model_base_path=/models/{model}",
         "port": 8501,
-        # The status of a model is told with 200 while it is still being loaded; this is an error until it is.
+        # The model's status returns 200 even while loading; the metadata return an error until the model is loaded.
         "health": "/v1/models/{model}/versions/{version}/metadata",
         "folder": "/models/{model}/{version}",
         "enabled": False,
@@ -101,7 +101,7 @@ SHIPPED: tuple[Mapping[str, Any], ...] = (
         "image": "vllm/vllm-openai:v0.11.0",
         "command": "python3 -m vllm.entrypoints.openai.api_server --model /elearn/model --served-model-name {model} "
         "--port {port}",
-        # Nothing is fetched; and who the task is has no name in the image, for which PyTorch asks.
+        # Offline; and PyTorch needs a user name, which the task's user ID does not have in the image.
         "env": {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "USER": "vllm"},
         "port": 8000,
         "health": "/health",

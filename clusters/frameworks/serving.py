@@ -1,8 +1,8 @@
-"""One version of a registered model, answered by HTTP: the Open Inference Protocol v2 and the REST of TensorFlow Serving, by a
-program of ours (serve.py) that needs aiohttp, NumPy and what the model was made with.
+"""Serves one version of a registered model over HTTP: by the Open Inference Protocol v2 and TensorFlow Serving's REST, with our
+own program (inside/serve.py), which needs aiohttp, NumPy and the model's framework.
 
-KServe's server was tried first. It calls the model in its event loop, so health waits behind a slow request; a tensor of the
-wrong shape is answered with 500; and with the same SavedModel on two cores it answered 411 requests a second, this one 1,035.
+KServe's server was tried first. It calls the model in its event loop, so health checks wait behind a slow request; it answers a
+tensor of the wrong shape with 500; and with the same SavedModel on two cores it answered 411 requests a second, ours 1,035.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from clusters.frameworks.base import (
     Spec,
     prepared,
 )
-from clusters.frameworks.programs import whole
+from clusters.frameworks.programs import text
 from portal.manifests import field_error
 
-SERVE = whole("serve.py")
-# TensorFlow Serving has the same.
+SERVE = text("serve.py")
+# The port of TensorFlow Serving's REST.
 PORT = 8501
 HEALTH = "/v2/health/ready"
 ENDPOINT = "predict"
-# Those of LOADERS in serve_formats.py.
+# The keys of LOADERS in serve_formats.py.
 FORMATS = ("saved-model", "keras", "onnx", "sklearn", "python")
 
 
@@ -63,14 +63,13 @@ class Serving(Framework):
 
     def launch(self, spec: Spec, role: str, addresses: Addresses, resources: Mapping[str, Resources]) -> Launch:
         argv, port = (spec.server.argv, spec.server.port) if spec.server else (("python", "-c", SERVE), PORT)
-        # Another program comes as a container of its own, which need not have a shell or a Python.
+        # Another runtime comes as its own container, which may have no shell and no Python.
         env = {"HOST": LOOPBACK, "PORT": str(port)}
         return Launch(prepared(spec.command, argv), env, from_image=spec.server is not None)
 
 
 def path_of(model: str, body: object) -> str:
-    """Where a request goes: to OpenAI's REST or the Open Inference Protocol if it reads like that, else to TensorFlow Serving's
-    REST."""
+    """Returns the path for a body in the form of OpenAI's REST or Open Inference, else that of TensorFlow Serving's REST."""
     if isinstance(body, dict) and {"messages", "prompt"} & body.keys():
         return "/v1/chat/completions" if "messages" in body else "/v1/completions"
     inputs = body.get("inputs") if isinstance(body, dict) else None

@@ -1,31 +1,31 @@
-"""How the command of a task starts, on every cloud alike: in a folder that it can write, and where pip can install. Pure.
+"""Starts a task's command on every cloud in a writable folder and with a working pip. Pure.
 
-A shell does both in the task, so a cloud gives no more than an empty folder at WORK, and images of strangers need nothing. The
-folder is a copy of where the image, or the run's code, would have the command start: programs write beside themselves (./logs,
-model.keras), and code and image stay as they are for the other tasks. Times of files are kept, which tells what is the
-program's own when WORK is stored.
+A shell inside the task prepares both, so a cloud only provides an empty folder at WORK, and images need nothing special. The
+folder is a copy of the directory where the command would start (of the image or of the run's code): programs write beside
+themselves (./logs, model.keras), and code and image stay unchanged for other tasks. File times are kept: they identify the
+program's own files when WORK is stored.
 
-Simpler ones that were refused: the read-only folder under a file system that is laid over it (overlayfs wants rights that a task
-has not, on Kubernetes least of all); `pip install --user`, which an image that is a virtual environment does not see.
+Rejected alternatives: overlayfs over the read-only folder (needs privileges that tasks lack, above all on Kubernetes); `pip
+install --user` (invisible if the image's Python is a virtual environment).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusters.frameworks.programs import whole
+from clusters.frameworks.programs import text
 
-WORK = "/elearn/work"  # as in drivers/outputs.py
+WORK = "/elearn/work"  # same value as in drivers/outputs.py
 CODE = "/elearn/code"
-# Goes with the task, like all of its /tmp.
+# In /tmp, so deleted with the task.
 LAYER = "/tmp/.packages"  # noqa: S108  the task's own
 
-# Variables with the script and with the program that makes the layer. They are written once per run: in each of a thousand pods
-# they would be half of what the control plane keeps and sends.
+# Variables that hold the script and the program that makes the layer. Written once per run: repeated in a thousand pods they
+# would be half of what the control plane stores and sends.
 SCRIPT, PROGRAM = "PORTAL_START", "PORTAL_LAY"
 _INSTALLED = f'export PATH="{LAYER}/bin:$HOME/.local/bin:$PATH" VIRTUAL_ENV={LAYER}'
-# `/` and /elearn are not a program's own. Of code all is copied, though it starts in a folder of it. A ConfigMap shows files by
-# links, and has them below ..data. What is there already was left by an earlier attempt.
+# Does not copy `/` and /elearn. Copies all of the code, even if the command starts in a folder of it. Files of a ConfigMap are
+# links into ..data. Keeps existing files (-n), which are from an earlier attempt.
 _COPY = f"""\
 if [ -w {WORK} ]; then
   from=$PWD; to={WORK}
@@ -47,15 +47,15 @@ _BESIDE = f'[ -d {LAYER} ] && {_INSTALLED}; [ -w {WORK} ] && cd {WORK}; exec "$@
 
 
 def started(argv: Sequence[str]) -> tuple[str, ...]:
-    """`argv` after that; it needs the variables of `shared`."""
+    """Returns `argv` preceded by these steps; requires the variables of `shared`."""
     return ("sh", "-c", f'eval "${SCRIPT}"', "sh", *argv)
 
 
 def shared() -> dict[str, str]:
-    """Variables that are the same for every task of a run."""
-    return {SCRIPT: _COPY + _LAY, PROGRAM: whole("start.py")}
+    """Returns the variables that are equal for all tasks of a run."""
+    return {SCRIPT: _COPY + _LAY, PROGRAM: text("start.py")}
 
 
 def beside(argv: Sequence[str]) -> tuple[str, ...]:
-    """`argv`, run beside a program that was started so, where that is and with what that sees."""
+    """Returns `argv` to run beside a program started so: in its folder and with its packages."""
     return ("sh", "-c", _BESIDE, "sh", *argv)

@@ -1,10 +1,10 @@
-"""TensorBoard over the outputs of runs, which it finds mounted read-only. Source: tensorboard 2.21.
+"""TensorBoard over the outputs of runs, which are mounted read-only. Source: tensorboard 2.21.
 
-With TensorFlow in its image it would import that, for seconds and half a gigabyte; it has all that event files need itself, and
-takes that where it finds a module `tensorboard.compat.notf` (tensorboard/compat/__init__.py). Its fast loader does not follow
-files that several programs write in one folder, hence `load_fast` and `reload_multifile`.
+If its image has TensorFlow, TensorBoard would import it, which costs seconds and half a gigabyte. It can read event files without
+it, and does so if a module `tensorboard.compat.notf` exists (tensorboard/compat/__init__.py). Its fast loader does not follow
+files that several programs write into one folder, hence `load_fast` and `reload_multifile`.
 
-It runs no program of those who open it, so members of the appcode who only look may.
+It cannot run users' programs, so appcode members who may only view are admitted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clusters.frameworks.base import (
 )
 from portal.manifests import field_error
 
-# Below it each run has a folder, <cluster>/<number>, which is what TensorBoard calls it.
+# Each run has a folder <cluster>/<number> below it, which TensorBoard shows as the run's name.
 RUNS = "/elearn/runs"
 PORT = 6006
 START = (
@@ -40,7 +40,7 @@ class TensorBoard(Framework):
     title = "TensorBoard"
     is_application = True
     shows_runs = "events"
-    # Seconds without a request that the gateway lets through, which is all that it does for people.
+    # Idle: no request let in by the gateway, because TensorBoard only works on request.
     idle_signal = "use"
     idle_after = 1800
     modes = ("service",)

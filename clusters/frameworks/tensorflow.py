@@ -1,9 +1,8 @@
 """TensorFlow: everything is in TF_CONFIG.
 
 Source: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable. With parameter
-servers a program uses ParameterServerStrategy, without them MultiWorkerMirroredStrategy (all-reduce). Of workers alone TensorFlow
-makes worker 0 the chief. One task is a single machine and gets no TF_CONFIG, so that a plain program stays
-a plain program.
+servers a program uses ParameterServerStrategy, otherwise MultiWorkerMirroredStrategy (all-reduce). With workers alone TensorFlow
+makes worker 0 the chief. A single task gets no TF_CONFIG, so that a plain program stays a plain program.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from clusters.frameworks.base import (
 )
 from portal.manifests import field_error
 
-# The part of TF_CONFIG that all tasks share: with a thousand tasks a hundred kilobytes.
+# The part of TF_CONFIG that all tasks share: a hundred kilobytes for a thousand tasks.
 CLUSTER = "TF_CONFIG_CLUSTER"
-# Whether tf.keras is the package tf_keras, which is Keras 2. Without it, it is Keras 3 since TensorFlow 2.16.
+# "1" makes tf.keras the package tf_keras (Keras 2). Without it tf.keras is Keras 3 since TensorFlow 2.16.
 KERAS = "TF_USE_LEGACY_KERAS"
-# Our roles in TensorFlow's words.
+# TensorFlow's names of our roles.
 TASK_TYPES = {"master": "chief", "ps": "ps", "worker": "worker", "evaluator": "evaluator"}
 
 
@@ -59,7 +58,7 @@ class TensorFlow(Framework):
         return {CLUSTER: json.dumps(cluster)}
 
     def readers(self, spec: Spec) -> Sequence[str]:
-        """With parameter servers the chief coordinates, and each worker makes its own part of the data."""
+        """With parameter servers the chief only coordinates, and the workers read the parts of the data."""
         readers = super().readers(spec)
         return ["worker"] if spec.count("ps") and "worker" in readers else readers
 
@@ -68,6 +67,6 @@ class TensorFlow(Framework):
         env = {KERAS: "1" if spec.keras == 2 else "0"} if spec.keras else {}
         if self.is_alone(spec):
             return Launch(argv, env)
-        # The index is a number in JSON, so the reference stands without quotes; so does what is JSON already.
+        # The index is a JSON number and the cluster is JSON already, so both references are unquoted.
         task = f'{{"type": "{TASK_TYPES[role]}", "index": $(TASK_INDEX)}}'
         return Launch(argv, {**env, "TF_CONFIG": f'{{"cluster": $({CLUSTER}), "task": {task}}}'})

@@ -1,11 +1,11 @@
-"""References in the variables that people give a cluster: `$NAME`, `${NAME}` and `$(NAME)` mean another variable. Pure.
+"""References in a cluster's variables: `$NAME`, `${NAME}` and `$(NAME)` mean another variable. Pure.
 
-A reference means the entry of that name in the same ENV, in whatever order the entries stand; else, and in an entry's own
-value, what the image or the portal sets: `PATH=/opt/tool/bin:$PATH`. `$$` is a dollar. A reference to what is not set stays
-as written, as in Kubernetes.
+A reference means the entry of that name in the same ENV, in any order. Without such an entry, and in the entry's own value, it
+means the variable that the image or the portal sets: `PATH=/opt/tool/bin:$PATH`. `$$` is a dollar sign. A reference to an unset
+variable stays as written, as in Kubernetes.
 
-Nobody but the image knows its variables, so a shell replaces references where the task starts, on every cloud alike. Values stand
-in SCRIPT, a variable that the program does not see, and not in an argument.
+Only the image knows its variables, so a shell replaces references when the task starts, on every cloud alike. The values are in
+SCRIPT, a variable hidden from the program, rather than in an argument.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
 SCRIPT = "PORTAL_ENV"
-# What a shell runs first; nothing where no SCRIPT is set.
+# The shell runs this first. It does nothing if SCRIPT is not set.
 PREAMBLE = f'eval "${SCRIPT}"; unset {SCRIPT}; '
 
 _NAME = "[A-Za-z_][A-Za-z0-9_]*"
 _REFERENCE = re.compile(rf"\$\$|\$(?:({_NAME})|\{{({_NAME})\}}|\(({_NAME})\))")
-# Where every image has its shell.
+# The folders of the shell in every image.
 _SYSTEM = {"/usr/bin", "/bin"}
 
 
 def references(text: str) -> set[str]:
-    """The names that `text` refers to."""
     return {name for match in _REFERENCE.finditer(text) if (name := _named(match))}
 
 
 def word(text: str) -> str:
-    """A word of a shell that is `text` with its references replaced."""
+    """Returns a shell word that expands to `text` with its references replaced."""
     found, end = [], 0
     for match in _REFERENCE.finditer(text):
         found += [_quoted(text[end : match.start()]), _shell(match)]
@@ -50,12 +49,12 @@ def _shell(match: re.Match[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """`text` as a value that refers to nothing."""
+    """Escapes `text` so that it contains no references."""
     return text.replace("$", "$$")
 
 
 def apart(text: str) -> str:
-    """`text` such that what it means does not depend on what is written before or behind it."""
+    """Rewrites `text` so that text before or after it cannot change its references."""
     parts = [(match.start(), match.end(), _named(match)) for match in _REFERENCE.finditer(text)]
     found, end = [], 0
     for start, stop, name in parts:
@@ -65,7 +64,7 @@ def apart(text: str) -> str:
 
 
 def given(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` as a task is given it: values without references exactly, and in SCRIPT how the others are made."""
+    """Returns `env` for a task: values without references literally, and in SCRIPT the shell code that sets the others."""
     made = [name for name in in_order(env) if references(env[name])]
     plain = {name: _REFERENCE.sub("$", text) for name, text in env.items() if name not in made}
     if not made:
@@ -74,14 +73,14 @@ def given(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def started(argv: tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
-    """`argv` with the variables that `given` has left to the task's start."""
+    """Returns `argv` preceded by running SCRIPT, if any value has references."""
     if not any(map(references, env.values())):
         return argv
     return ("bash", "-c", f'{PREAMBLE}exec "$@"', "bash", *argv)
 
 
 def in_order(env: Mapping[str, str]) -> list[str]:
-    """The names, each behind those that it refers to. Raises ValueError for names that refer to each other."""
+    """Returns the names in dependency order. Raises ValueError for circular references."""
     sorter = TopologicalSorter({name: sorted((references(text) & env.keys()) - {name}) for name, text in env.items()})
     try:
         return list(sorter.static_order())
@@ -91,7 +90,7 @@ def in_order(env: Mapping[str, str]) -> list[str]:
 
 
 def check(env: Mapping[str, str]) -> None:
-    """Raises ValueError for variables with which no program could be started."""
+    """Raises ValueError for circular references, and for a PATH that would hide the system's programs."""
     in_order(env)
     path = env.get("PATH")
     if path is not None and "PATH" not in references(path) and not set(path.split(":")) >= _SYSTEM:

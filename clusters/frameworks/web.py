@@ -1,6 +1,6 @@
-"""A web program of people's own: Gradio, Streamlit, MLflow, a dashboard; whatever answers HTTP at a port.
+"""A user's web program: Gradio, Streamlit, MLflow, a dashboard; anything that answers HTTP on a port.
 
-It finds where to listen in HOST and PORT, and in the variables that the usual ones read.
+HOST and PORT, and the variables that common frameworks read, name the address to listen on.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""That what gateways are to route has changed: heard by the threads that tell them, or look at them (runs/routing.py), in the
-same process."""
+"""Notifies routing threads (runs/routing.py) in the same process when endpoints change."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ _listeners: list[threading.Event] = []
 
 
 def listen() -> threading.Event:
-    """An event of one's own, which is set whenever something has changed."""
+    """Returns a new event that is set on every change."""
     heard = threading.Event()
     _listeners.append(heard)
     return heard

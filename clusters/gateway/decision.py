@@ -1,12 +1,12 @@
-"""What becomes of one request to an application. Pure: it comes in as values, and the answer is a value.
+"""Authorizes one request to an application. Pure: values in, a value out.
 
-    a token of this application                         → let through, without the token
-    a cookie of this origin, of who may open it         → let through, without the cookie
-      … but sent by a page of another origin            → refused: their cookies, not their wish
-    neither, and a person looks at it in a browser      → to the portal, which knows them, and back with a ticket
-    neither                                             → refused
+    a token of this application                          → let through, without the token
+    a cookie of this origin, of a person who may open it → let through, without the cookie
+      … but sent by a page of another origin             → refused: browsers attach cookies without the person's intent
+    neither, from a browser that opens a page            → redirected to the portal, which returns the person with a ticket
+    neither                                              → refused
 
-Nothing of what the portal gave a browser or a program goes further than to here.
+Credentials issued by the portal never reach the application.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from clusters.clouds.drivers import entrance
 
-# Addresses below it belong to the gateway on every origin; no application has one.
+# Paths below it belong to the gateway on every origin; applications cannot serve them.
 RESERVED = "/.portal/"
 TICKET = f"{RESERVED}ticket"
 ROUTED = f"{RESERVED}routed"
-# What the portal has to say inside an application, and the answer to it: the gateway leads these two to the portal.
+# The portal's idle notice inside an application, and the request to keep it. The gateway routes both to the portal.
 IDLE, KEEP = f"{RESERVED}idle", f"{RESERVED}keep"
-# Where a gateway that knows only yes and no sends who was not let in, with where they wanted to go.
+# Where NGINX, which understands only yes and no, redirects refused requests. The query has the target.
 SIGN_IN_AT = f"{RESERVED}sign-in"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-# How tokens of the portal itself begin (REST_KNOX in settings): sent here by mistake, they go no further.
+# Prefix of the portal's own API tokens (REST_KNOX in settings). One sent here by mistake is not forwarded.
 PORTAL_TOKEN = "gpc_"  # noqa: S105
-# Headers that the gateway alone may set, removed from whatever a client sends.
-OURS = ("X-Portal-User", entrance.HEADER)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as the gateway received it. `uri` is its path and query, `origin` that of the page that sends it."""
+    """A request as the gateway received it. `uri`: path and query. `origin`: of the page that sent it."""
 
     method: str
     uri: str
@@ -45,7 +43,7 @@ class Asked:
     authorization: str = ""
     cookies: str = ""
     accept: str = ""
-    # Forward-auth of Traefik leaves Upgrade out; the key of RFC 6455 comes with every handshake.
+    # Detects WebSockets: Traefik's forward-auth omits Upgrade, but every handshake has this key (RFC 6455).
     socket_key: str = ""
     fetch_site: str = ""
     fetch_mode: str = ""
@@ -65,7 +63,7 @@ class Asked:
 
     @property
     def is_visit(self) -> bool:
-        """Whether a person looks at the answer: a page of its own in a browser, and no part of one."""
+        """True if a browser navigates to this address, rather than loading a part of a page."""
         if self.method != "GET" or self.is_socket:
             return False
         if self.fetch_mode or self.fetch_dest:
@@ -75,9 +73,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Sender:
-    """Who sent it: the holder of a `token` of this application, a `person` by the cookie of this origin, or nobody that is known.
-    `may_open` says whether the person may open this endpoint now, `is_use` whether letting them in is use of it. `proof` is what
-    lets a request into the cluster behind it."""
+    """Who sent the request: a `token` of this application, a `person` by the cookie of this origin, or neither. `may_open`: the
+    person may open this endpoint now. `is_use`: letting it in counts as use. `proof`: admits the request to the cluster."""
 
     token: bool = False
     person: str = ""
@@ -88,7 +85,7 @@ class Sender:
 
 @dataclass(frozen=True)
 class Answer:
-    """`let_through` with what the request's headers become; otherwise a `status` with a sentence or where to go."""
+    """`let_through` with the headers to set; otherwise a `status` and a sentence, or a redirect to the portal."""
 
     what: Literal["let_through", "to_portal", "refuse"]
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +100,7 @@ FRAMED = "An application is not shown inside pages of other origins."
 
 
 def decide(asked: Asked, sender: Sender, cookie: str) -> Answer:
-    """What becomes of a request; `cookie` is the name of the gateway's own."""
+    """`cookie` is the name of the gateway's cookie."""
     if asked.path.startswith(RESERVED) or _confusing(asked.uri):
         return Answer("refuse", status=404, sentence="There is nothing at this address.")
     if sender.token:
@@ -118,7 +115,7 @@ def decide(asked: Asked, sender: Sender, cookie: str) -> Answer:
 
 
 def _why_foreign(asked: Asked) -> str:
-    """Why a cookie does not speak for the person: a browser sends it along with what pages of other applications do."""
+    """Returns why the cookie does not prove intent, or "". Browsers attach it to requests from other applications' pages, too."""
     if asked.fetch_dest in ("iframe", "frame", "embed", "object") and asked.fetch_site not in ("same-origin", ""):
         return FRAMED
     if asked.origin and asked.origin != asked.address:
@@ -131,13 +128,13 @@ def _why_foreign(asked: Asked) -> str:
 
 
 def _confusing(uri: str) -> bool:
-    """Whether two programs might read the address differently: then they could disagree on what was asked for."""
+    """True if two programs might parse the address differently, and so authorize one path and serve another."""
     path = urlsplit(uri).path
     return not uri.startswith("/") or "\\" in path or any(ord(letter) < 33 or ord(letter) == 127 for letter in uri)
 
 
 def _inward(asked: Asked, sender: Sender, cookie: str, *, keep_authorization: bool) -> dict[str, str]:
-    """The headers that an application sees in the place of those that were sent; what is left out is removed."""
+    """Returns the headers that replace those sent; omitted ones are removed."""
     user = "" if sender.token else sender.person
     headers = {"Cookie": without(asked.cookies, cookie), "X-Portal-User": user, entrance.HEADER: sender.proof}
     if keep_authorization and PORTAL_TOKEN not in asked.authorization:
@@ -146,14 +143,14 @@ def _inward(asked: Asked, sender: Sender, cookie: str, *, keep_authorization: bo
 
 
 def without(cookies: str, name: str) -> str:
-    """A Cookie header without the gateway's own cookies; everything else exactly as it was sent."""
+    """Returns a Cookie header without the gateway's cookies and otherwise unchanged."""
     parts = (part.strip() for part in cookies.split(";"))
     ours = (name, f"{name}-state")
     return "; ".join(part for part in parts if part and part.partition("=")[0].strip() not in ours)
 
 
 def values_of(cookies: str, name: str) -> list[str]:
-    """All values that a Cookie header has for `name`: another page of the domain may have set one, too."""
+    """Returns all values for `name` in a Cookie header, at most 5: another page of the domain may have set one, too."""
     found = []
     for part in cookies.split(";"):
         key, equals, value = part.strip().partition("=")
@@ -167,16 +164,16 @@ def values_of(cookies: str, name: str) -> list[str]:
 
 
 def token_in(asked: Asked) -> str:
-    """The access token that a request carries, as Jupyter's own clients send it; "" when there is none."""
+    """Returns the access token in a request, in the forms of Jupyter's clients, or ""."""
     scheme, _, value = asked.authorization.strip().partition(" ")
     if scheme.lower() in ("token", "bearer"):
         return value.strip()
-    # What a browser shows it also remembers and passes on: there a person is asked who they are.
+    # Browsers store the address in history and pass it on as a referrer: people sign in instead.
     return "" if asked.is_visit else asked.query.get("token", "")
 
 
 def back_to(asked: Asked) -> str:
-    """The address of the request without the token that it may carry: what is shown in a browser is remembered there."""
+    """Returns the path and query without a token, because browsers keep addresses in their history."""
     parts = urlsplit(asked.uri)
     query = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name != "token"]
     return f"{parts.path or '/'}{'?' + urlencode(query) if query else ''}"

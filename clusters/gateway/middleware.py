@@ -1,12 +1,12 @@
-"""What the gateway asks the portal, and what the portal answers under names that are not its own.
+"""Middleware for the gateway's calls to the portal, and for requests to applications that have no route.
 
-    /gateway/judge     by forward-auth, of each request to an endpoint that has a route: may it go on, and with which headers?
-    …/judge/nginx      the same for a gateway that knows only yes and no, as NGINX does
-    /gateway/trouble   in the place of the gateway's own 502 and 504
-    <label>.apps.…     everything for which there is no route (yet): why, and how to come back
+    /gateway/judge     forward-auth for each request to a routed endpoint: may it pass, and with which headers?
+    …/judge/nginx      the same for a gateway that understands only yes and no, such as NGINX
+    /gateway/trouble   replaces the gateway's own 502 and 504 pages
+    <label>.apps.…     everything without a route (yet): explains why, and how to return
 
-It stands before everything else of the portal: a page of the portal is never shown under the name of an application, a session
-of the portal is never read there, and a judgement costs no more than it has to."""
+It runs before the portal's sessions and pages: portal pages never appear under an application's name, portal sessions are never
+read there, and authorization stays cheap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonRes
 from django.template.loader import render_to_string
 from django.utils import timezone
 
-from clusters.gateway import origins, own, visits
+from clusters.gateway import origins, portal_proof, visits
 from clusters.gateway.decision import (
     IDLE,
     KEEP,
@@ -39,15 +39,14 @@ from clusters.gateway.decision import (
     token_in,
     values_of,
 )
-from clusters.models import Cluster
-from portal.gateway import proven
-from portal.hooks import Hook
+from clusters.runs.models import Cluster
+from portal.extension_points import ExtensionPoint
+from portal.web.gateway import proven
 
-# What is said inside an application, and whether its person keeps it: (cluster, user name, keeps) → status and JSON. It is
-# known above this room.
-inside: Hook[Callable[[Cluster, str, bool], tuple[int, dict[str, Any]]]] = Hook()
+# Answers IDLE and KEEP: (cluster, user name, keeps) → status and JSON. A higher layer registers it.
+inside: ExtensionPoint[Callable[[Cluster, str, bool], tuple[int, dict[str, Any]]]] = ExtensionPoint()
 JUDGE, YES_OR_NO, TROUBLE = "/gateway/judge", "/gateway/judge/nginx", "/gateway/trouble"
-# A browser sends a cookie with this prefix to the one host that set it, over TLS alone, and takes none from pages of other hosts.
+# Browsers send a cookie with this prefix only to the host that set it and only over TLS. Pages of other hosts cannot set it.
 COOKIE = ("__Host-" if settings.APPS_SCHEME == "https" else "") + "portal-app"
 STATE = f"{COOKIE}-state"
 POLICY = "default-src 'none'; style-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -75,7 +74,7 @@ class ApplicationsMiddleware:
 
 
 def judge(asked: tuple[str, Asked]) -> HttpResponse:
-    """The answer to the gateway: 2xx lets the request through with these headers, anything else goes to the client."""
+    """Answers forward-auth: 2xx lets the request through with these headers; any other answer goes to the client."""
     host, request = asked
     label = origins.label_of(host)
     if not label:
@@ -92,13 +91,13 @@ def judge(asked: tuple[str, Asked]) -> HttpResponse:
 
 
 def yes_or_no(asked: tuple[str, Asked]) -> HttpResponse:
-    """200 or 401: with any other answer NGINX would show an error of its own. It sends who is not let in to SIGN_IN_AT."""
+    """Returns 200 or 401, because NGINX turns any other status into an error page. NGINX redirects a 401 to SIGN_IN_AT."""
     answer = judge(asked)
     return answer if answer.status_code == 200 else HttpResponse(status=401)
 
 
 def absent(asked: Asked, label: str) -> HttpResponse:
-    """Of an endpoint that the gateway has no route to: why, for who may open it; for others it looks like one that never was."""
+    """Answers for an endpoint without a route: why, to those who may open it; to others as if it did not exist."""
     if asked.path.startswith(RESERVED):
         return _reserved(asked, label, routed=False)
     answer = decide(asked, _sender(asked, label), COOKIE)
@@ -112,7 +111,7 @@ def absent(asked: Asked, label: str) -> HttpResponse:
 
 
 def waiting(cluster: Cluster, endpoint: str, *, is_visit: bool) -> HttpResponse:
-    """Starting, ended or failed: in a sentence, and a page that comes back by itself while there is something to wait for."""
+    """Returns a page with the cluster's state, which reloads itself while the endpoint may still come up."""
     run = cluster.current_run
     where = f"{settings.PORTAL_ORIGIN}/clusters/{cluster.appcode.code}/{cluster.name}"
     again = 0
@@ -137,18 +136,18 @@ def waiting(cluster: Cluster, endpoint: str, *, is_visit: bool) -> HttpResponse:
 
 
 def _sender(asked: Asked, label: str) -> Sender:
-    if own.is_ours(asked, label):
+    if portal_proof.is_ours(asked, label):
         return Sender(token=True, is_use=False, proof=visits.proof_of(label))
     found = visits.sender(token_in(asked), values_of(asked.cookies, COOKIE), label)
     return Sender(found.token, found.person, found.may_open, proof=found.proof)
 
 
 def _reserved(asked: Asked, label: str, *, routed: bool) -> HttpResponse:
-    """The gateway's own addresses on every origin."""
+    """Answers the gateway's own paths, which exist on every origin."""
     if asked.path in (IDLE, KEEP) and not routed:
         return _inside(asked, label)
     if asked.path == ROUTED:
-        # Whoever tells the gateway its routes looks here whether it has them.
+        # runs/routing.py checks here whether the gateway has the route.
         return HttpResponse(status=404, headers={"X-Portal-Routed": "yes" if routed else "no"})
     if asked.path == SIGN_IN_AT and asked.method in SAFE:
         return _sent_here(asked, label)
@@ -158,7 +157,7 @@ def _reserved(asked: Asked, label: str, *, routed: bool) -> HttpResponse:
     state = next(iter(values_of(asked.cookies, STATE)), "")
     cookie = visits.exchange(query.get("ticket", ""), state, label)
     target = _path_inside(query.get("next", "/"))
-    # Without a cookie the browser is sent round once more, with a state of its own by then.
+    # Without a valid ticket the redirect leads through the portal again, with a fresh state.
     response = HttpResponseRedirect(f"{asked.address}{target}")
     if cookie:
         _set(response, COOKIE, cookie, int(visits.LIFE.total_seconds()))
@@ -169,7 +168,7 @@ def _reserved(asked: Asked, label: str, *, routed: bool) -> HttpResponse:
 
 
 def _inside(asked: Asked, label: str) -> HttpResponse:
-    """What the portal says to people inside an application. They are judged as for any other address of it."""
+    """Answers IDLE and KEEP. The caller is authorized as for any other address of the application."""
     sender = _sender(asked, label)
     answer = decide(replace(asked, uri="/"), sender, COOKIE)
     origin = visits.origin_of(label) if answer.what == "let_through" and sender.person else None
@@ -184,7 +183,7 @@ def _inside(asked: Asked, label: str) -> HttpResponse:
 
 
 def _sent_here(asked: Asked, label: str) -> HttpResponse:
-    """What a gateway that answers yes would have shown who was not let in: why, or the way to the portal."""
+    """Shows a caller redirected by NGINX the reason for the refusal, or the way to the portal."""
     wanted = replace(asked, uri=_path_inside(asked.query.get("rd", "/")))
     answer = decide(wanted, _sender(wanted, label), COOKIE)
     if answer.what == "let_through":
@@ -193,7 +192,7 @@ def _sent_here(asked: Asked, label: str) -> HttpResponse:
 
 
 def _path_inside(target: str) -> str:
-    """A path of this origin that is no address of the gateway, and nothing that leads elsewhere."""
+    """Returns `target` if it is a path on this origin outside RESERVED, else "/". Prevents open redirects."""
     outside = not target.startswith("/") or target.startswith(("//", "/\\", RESERVED))
     return "/" if outside else target
 
@@ -217,13 +216,13 @@ def _set(response: HttpResponse, name: str, value: str, seconds: int) -> None:
 
 
 def _forwarded(meta: Mapping[str, str]) -> tuple[str, Asked]:
-    """The request that forward-auth asks about. Traefik itself sets these headers, whatever the client sent."""
+    """Parses a forward-auth request. Traefik overwrites these headers, so clients cannot forge them."""
     host = meta.get("HTTP_X_FORWARDED_HOST", "")
     return host, _asked(meta, meta.get("HTTP_X_FORWARDED_METHOD", ""), meta.get("HTTP_X_FORWARDED_URI", ""), host)
 
 
 def _original(meta: Mapping[str, str]) -> tuple[str, Asked]:
-    """The same of NGINX, which itself sets these two, whatever the client sent."""
+    """Parses NGINX's auth request. NGINX overwrites these two headers, so clients cannot forge them."""
     parts = urlsplit(meta.get("HTTP_X_ORIGINAL_URL", ""))
     uri = f"{parts.path}?{parts.query}" if parts.query else parts.path
     return parts.netloc, _asked(meta, meta.get("HTTP_X_ORIGINAL_METHOD", ""), uri, parts.netloc)
@@ -253,7 +252,7 @@ def _asked(meta: Mapping[str, str], method: str, uri: str, host: str) -> Asked:
 def _page(status: int, title: str, text: str, *, again: int = 0, link: str = "") -> HttpResponse:
     nonce = secrets.token_urlsafe(12)
     context = {"title": title, "text": text, "again": again, "link": link, "nonce": nonce}
-    response = HttpResponse(render_to_string("clusters/gateway.html", context), status=status)
+    response = HttpResponse(render_to_string("clusters/gateway/gateway.html", context), status=status)
     response["Content-Security-Policy"] = POLICY.format(nonce=nonce)
     response["Cache-Control"] = "no-store"
     response["X-Content-Type-Options"] = "nosniff"

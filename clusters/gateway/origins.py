@@ -1,9 +1,9 @@
-"""The origin of an endpoint: a label before the domain of applications, and whose it is.
+"""The origin of an endpoint: a label before the domain of applications, and the endpoint that owns it.
 
-`<endpoint>-<cluster>-<appcode>` where that is a DNS label and nobody else's; otherwise it ends in eight characters of a hash.
-Browsers keep scripts, cookies and permissions by origin for years, so a label stays with its endpoint for ever
-(`models.Origin`). The domain is that of the portal, or of the cloud where the cluster ran last: a definition keeps where it is
-opened (`Cluster.origins`), as the label alone or as the whole name."""
+The label is `<endpoint>-<cluster>-<appcode>` if that is a free DNS label; otherwise it ends in eight characters of a hash.
+Browsers keep scripts, cookies and permissions per origin for years, so an endpoint keeps its label for ever (`models.Origin`).
+The domain is the portal's, or that of the cloud where the cluster last ran: `Cluster.origins` stores the label alone or the
+whole host name."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from django.db import IntegrityError, transaction
 from clusters.clouds.kinds import DRIVERS
 from clusters.clouds.registry import registered
 from clusters.frameworks.base import Endpoint
-from clusters.models import Cluster, Origin, Run
+from clusters.gateway.models import Origin
+from clusters.runs.models import Cluster, Run
 
 MAX_LABEL = 63
-# Seconds for which a process believes what domains clouds have.
+# Seconds to cache the domains of clouds.
 REMEMBERED = 5.0
 
 
 def label(*names: str, plain: bool = True) -> str:
-    """The label of an endpoint, by its own name, that of its cluster and the appcode; not `plain`: the one that nobody else can
-    have. Those of services are made the same way, of fewer names."""
+    """Returns the label for the names of endpoint, cluster and appcode. `plain=False`: the variant with a hash, which is unique.
+    Services use it with fewer names."""
     text = "-".join(names).replace("_", "-").strip("-")
     if plain and len(text) <= MAX_LABEL and "_" not in names[-1]:
         return text
@@ -37,18 +38,18 @@ def label(*names: str, plain: bool = True) -> str:
 
 
 def label_of(host: str) -> str:
-    """The label that the Host header of a request names, "" for a host that is no application's."""
+    """Returns the label in a Host header, or "" if the host is not an application's."""
     name, _, port = host.lower().partition(":")
     head, dot, domain = name.partition(".")
     if not dot or (port or settings.APPS_USUAL_PORT) != settings.APPS_PORT:
         return ""
-    # The portal's own names, and addresses, are asked for without looking into the database.
+    # Skips the database for the portal's own names and for IP addresses.
     others = name not in settings.ALLOWED_HOSTS and not head.isdigit()
     return head if domain == settings.APPS_DOMAIN or (others and domain in _domains.now()) else ""
 
 
 class _Domains:
-    """Those of clouds with a gateway and a domain of their own, as they were REMEMBERED seconds ago at most."""
+    """Domains of clouds that have their own gateway and domain, cached for REMEMBERED seconds."""
 
     def __init__(self) -> None:
         self._until, self._found = 0.0, frozenset[str]()
@@ -66,20 +67,20 @@ _domains = _Domains()
 
 
 def name_of(origin: str) -> str:
-    """The host of an origin as `Cluster.origins` has it."""
+    """Returns the host for a value of `Cluster.origins`."""
     return origin if "." in origin else f"{origin}.{settings.APPS_DOMAIN}"
 
 
 def url(origin: str) -> str:
-    """Where people open it, with a slash at its end."""
+    """Returns the URL for people, with a trailing slash."""
     port = "" if settings.APPS_PORT == settings.APPS_USUAL_PORT else f":{settings.APPS_PORT}"
     return f"{settings.APPS_SCHEME}://{name_of(origin)}{port}/"
 
 
 def keep(cluster: Cluster, endpoints: Iterable[Endpoint], domain: str = "") -> None:
-    """Gives each endpoint of a cluster its origin; within the transaction in which they are defined. `domain` is that of the
-    cloud where it is to run, "" for the portal's. A replica of a service has none: fronts alone lead there. Repeating it
-    changes nothing."""
+    """Gives each endpoint of a cluster its origin. Call it in the transaction that defines the endpoints. `domain`: of the cloud
+    where the cluster will run, "" for the portal's. Replicas of services get none, because only routers reach them.
+    Idempotent."""
     if cluster.is_replica:
         return
     names = {each.name for each in endpoints}
@@ -94,7 +95,7 @@ def keep(cluster: Cluster, endpoints: Iterable[Endpoint], domain: str = "") -> N
 
 
 def move(cluster: Cluster, domain: str) -> None:
-    """Puts its origins below the domain of the cloud of its next run."""
+    """Moves the origins below the domain of the cloud of the next run."""
     labels = {name: origin.partition(".")[0] for name, origin in cluster.origins.items()}
     cluster.origins = {name: f"{each}.{domain}" if domain else each for name, each in labels.items()}
     cluster.save(update_fields=["origins"])
@@ -105,14 +106,14 @@ def _new(name: str, cluster: Cluster, ours: Mapping[str, Any]) -> str:
     try:
         with transaction.atomic():
             return Origin.objects.create(label=plain, endpoint=name, **ours).label
-    except IntegrityError:  # somebody else's: a-b of c, and a of b-c
+    except IntegrityError:  # taken: a-b of c, and a of b-c, have the same plain label
         unique = label(name, cluster.name, cluster.appcode.code, plain=False)
         return Origin.objects.get_or_create(label=unique, defaults={"endpoint": name, **ours})[0].label
 
 
 @dataclass(frozen=True)
 class Opening:
-    """An endpoint for people: where it is, and whether the gateway leads there now."""
+    """An endpoint for people. `ready`: the gateway routes to it now."""
 
     name: str
     url: str
@@ -120,7 +121,7 @@ class Opening:
 
 
 def openings(cluster: Cluster, run: Run | None) -> list[Opening]:
-    """The endpoints of a cluster in the order of their names, as they are in `run`. No query."""
+    """Returns the endpoints of a cluster by name, with their state in `run`. No query."""
     there = run.endpoints if run and not run.is_terminal else {}
     return [
         Opening(name, url(place), bool(there.get(name, {}).get("routed")))

@@ -1,8 +1,8 @@
-"""Who may come to an origin: people by a cookie of that origin alone, programs by the access token of that cluster alone.
+"""Who may access an origin: people by a cookie for that origin only, programs by the access token of that cluster only.
 
-A browser gets its cookie in one exchange. The portal, which knows the person, writes a row with the hash of a ticket and sends
-the browser back with the ticket; the origin exchanges it, once and only in the browser that asked for it, for a cookie. The row
-lives as long as the session of the portal that it came from, so signing out closes every origin, too."""
+A browser gets its cookie in one exchange. The portal, which knows the person, stores the hash of a ticket and redirects the
+browser with the ticket. The origin exchanges the ticket for a cookie, once and only in the browser that requested it. The row is
+valid only while the person's portal session lives, so signing out of the portal closes every origin."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from django.utils.crypto import constant_time_compare
 
 from clusters.events import cluster_event
 from clusters.frameworks import FRAMEWORKS
-from clusters.models import AccessToken, Cluster, Origin, Visit
+from clusters.gateway.models import AccessToken, Origin, Visit
+from clusters.runs.models import Cluster
 from portal.access import OPERATE, VIEW, may
 from portal.events import record_all
 from portal.models import User
 
-# From the portal back to the origin; and how long a browser may come without asking the portal again.
+# Validity of a ticket, and of a cookie before the browser must return to the portal.
 TICKET_LIFE, LIFE = dt.timedelta(seconds=60), dt.timedelta(hours=12)
-# Seconds for which a process believes what it found: who was put out of an appcode, or signed out, is put out here by then.
+# Seconds to cache decisions: the delay after which removal from an appcode, or signing out, takes effect here.
 BELIEVED = 2.0
 MOST_BELIEVED = 10_000
-# How exactly is known when an origin was used.
+# Seconds between two updates of an origin's last use.
 NOTED = 60.0
 
 
 @dataclass(frozen=True)
 class Found:
-    """Of one request: whether it carries the token, else the person of its cookie, and whether they may open this endpoint; then
-    with the proof that lets them in there."""
+    """The sender of one request: a valid `token`, or the `person` of a cookie, and whether they may open this endpoint. If so,
+    `proof` is what the entrance requires."""
 
     token: bool = False
     person: str = ""
@@ -52,7 +53,7 @@ class Found:
 
 
 def cluster_at(origin: Origin) -> Cluster | None:
-    """The living cluster whose endpoint it is."""
+    """Returns the living cluster that has this endpoint."""
     rows = Cluster.objects.select_related("appcode", "current_run")
     return rows.filter(appcode=origin.appcode_id, name=origin.cluster_name, deleted_at=None).first()
 
@@ -62,7 +63,7 @@ def origin_of(label: str) -> Origin | None:
 
 
 def may_open(user: User, cluster: Cluster) -> bool:
-    """Whether a person may open the endpoints of a cluster now: who may run it, and whom its definition names."""
+    """True if a person may open the endpoints of a cluster now: they may run it, or its definition admits them."""
     if not user.is_active:
         return False
     spec = cluster.spec
@@ -74,8 +75,7 @@ def may_open(user: User, cluster: Cluster) -> bool:
 
 
 def is_open_to(user: User, spec: Mapping[str, Any], *, member: bool) -> bool:
-    """Whether the definition lets in somebody who may not run the cluster: a `member` of its appcode who only looks, or a person
-    who is none. No query."""
+    """True if the definition admits a user who may not run the cluster. `member`: the user may view the appcode. No query."""
     access = spec.get("access") or {}
     if access.get("to") == "everybody" or user.username in access.get("people", ()):
         return True
@@ -84,8 +84,8 @@ def is_open_to(user: User, spec: Mapping[str, Any], *, member: bool) -> bool:
 
 
 def issue(request: HttpRequest, origin: Origin, state: str) -> str:
-    """A ticket for a person who may open `origin`, from their session of the portal. It is good for a minute, for one exchange,
-    and only together with `state`, which the browser that wants it has."""
+    """Returns a ticket for a person who may open `origin`, bound to their portal session. It is valid for a minute, for one
+    exchange, and only with the `state` that the browser holds."""
     ticket = secrets.token_urlsafe(32)
     Visit.objects.create(
         origin=origin,
@@ -99,8 +99,7 @@ def issue(request: HttpRequest, origin: Origin, state: str) -> str:
 
 
 def exchange(ticket: str, state: str, label: str) -> str:
-    """The cookie for a ticket, "" when it is not good (any more). One conditional UPDATE decides between two who bring it at
-    once."""
+    """Exchanges a ticket for a cookie, or "" if it is invalid. A conditional UPDATE decides between concurrent calls."""
     cookie, now = secrets.token_urlsafe(32), timezone.now()
     rows = Visit.objects.filter(ticket_hash=_hash(ticket, state), origin__label=label, expires_at__gt=now)
     if not state or not rows.update(ticket_hash=None, cookie_hash=_hash(cookie, label), expires_at=now + LIFE):
@@ -109,12 +108,12 @@ def exchange(ticket: str, state: str, label: str) -> str:
 
 
 def forget_old() -> int:
-    """Removes what is over; by the clock."""
+    """Deletes expired rows. Called periodically."""
     return Visit.objects.filter(expires_at__lt=timezone.now()).delete()[0]
 
 
 def person_by(cookie: str, label: str) -> Found:
-    """Whose cookie it is, while their session of the portal is alive. Three queries."""
+    """Returns the owner of a cookie while their portal session lives. Three queries."""
     now = timezone.now()
     alive = Session.objects.filter(session_key=OuterRef("session_key"), expire_date__gt=now)
     rows: QuerySet[Visit] = Visit.objects.filter(
@@ -123,7 +122,8 @@ def person_by(cookie: str, label: str) -> Found:
     visit = rows.select_related("user", "origin").first()
     if visit is None or visit.origin.label != label or not visit.user.is_active:
         return Found()
-    if not constant_time_compare(visit.session_hash, visit.user.get_session_auth_hash()):
+    good = visit.user.get_session_auth_hash(), *visit.user.get_session_auth_fallback_hash()
+    if not any(constant_time_compare(visit.session_hash, each) for each in good):
         return Found()
     cluster = cluster_at(visit.origin)
     if cluster is None or not may_open(visit.user, cluster):
@@ -132,8 +132,7 @@ def person_by(cookie: str, label: str) -> Found:
 
 
 def proof_of(label: str, token: str | None = None) -> str:
-    """What lets requests into the cluster behind this label; with `token`, "" unless that is its access token. Three queries at
-    most."""
+    """Returns the proof for the cluster behind `label`; "" if `token` is given and is not its token. At most three queries."""
     origin = origin_of(label)
     cluster = cluster_at(origin) if origin else None
     if cluster is None:
@@ -149,7 +148,7 @@ _noted: dict[str, float] = {}
 
 
 def note_use(label: str) -> None:
-    """Somebody was let in at an origin: written down at most once in NOTED seconds by each process."""
+    """Records that an origin was used, at most once in NOTED seconds per process."""
     now = time.monotonic()
     if now - _noted.get(label, -NOTED) >= NOTED:
         if len(_noted) >= MOST_BELIEVED:
@@ -159,7 +158,7 @@ def note_use(label: str) -> None:
 
 
 class Believed:
-    """Answers that are believed for BELIEVED seconds; pages of an application ask for a hundred files at once."""
+    """Caches answers for BELIEVED seconds, because one page of an application may request a hundred files."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], tuple[float, Any]] = {}
@@ -182,7 +181,7 @@ _believed = Believed()
 
 
 def sender(token: str, cookies: list[str], label: str) -> Found:
-    """Who sends a request with this token ("" for none) and these cookies to the origin `label`."""
+    """Identifies the sender of a request to `label` by its token ("" for none) and cookies."""
     if token and (proof := _believed.ask(("token", _hash(token, label)), lambda: proof_of(label, token))):
         return Found(token=True, proof=proof)
     found = Found()
@@ -196,7 +195,7 @@ def sender(token: str, cookies: list[str], label: str) -> Found:
 
 @transaction.atomic
 def new_token(cluster: Cluster, *, acting_user: User) -> str:
-    """A new access token in the place of the old one, which opens nothing from now on (elsewhere after BELIEVED)."""
+    """Replaces the access token. The old one stops working within BELIEVED seconds, once cached decisions expire."""
     token = secrets.token_urlsafe(32)
     AccessToken.objects.update_or_create(cluster=cluster, defaults={"token": token, "made_by": acting_user})
     record_all([cluster_event("cluster.token_made", cluster, acting_user, "A new access token was made.")])
@@ -205,13 +204,13 @@ def new_token(cluster: Cluster, *, acting_user: User) -> str:
 
 @transaction.atomic
 def stop_token(cluster: Cluster, *, acting_user: User) -> None:
-    """No program comes in by a token any more. Repeating it changes nothing."""
+    """Deletes the access token. Idempotent."""
     if AccessToken.objects.filter(cluster=cluster).delete()[0]:
         record_all([cluster_event("cluster.token_stopped", cluster, acting_user, "The access token was stopped.")])
 
 
 def token_of(cluster: Cluster) -> str:
-    """The access token for who may run the cluster, "" when there is none."""
+    """Returns the access token, or "". Only for people who may run the cluster."""
     row = AccessToken.objects.filter(cluster=cluster).first()
     return row.token if row else ""
 

@@ -1,10 +1,9 @@
-"""Where logs are kept whose cloud loses them with their pods: an object for each attempt in a bucket of the installation's own.
+"""Stores logs whose cloud loses them with their pods: an object for each attempt in a bucket of the installation.
 
     logs/<cloud>/<run id>/<role>-<index>-<attempt>.log      what the program wrote
     logs/<cloud>/<run id>/<role>-<index>-<attempt>.times    when (clouds/drivers/marks.py), written before the log
 
-Objects are written in parts and read by ranges. There are no rows in here and no clouds; `collect.py` decides what is
-copied when.
+Objects are written in parts and read by ranges. There are no rows or clouds here; `collect.py` decides what is copied when.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ class Archive:
         self._store = store
 
     def keep(self, key: str, file: IO[bytes], size: int, times: IO[bytes], times_size: int) -> None:
-        """Stores a log, replacing what was there; all of it or nothing."""
+        """Stores a log, replacing an earlier one; all of it or nothing."""
         with _told():
             self._store.upload(_times_of(key), times, times_size)
             self._store.upload(key, file, size)
 
     def read(self, key: str, size: int, wanted: Wanted) -> LogChunk:
-        """A piece of a log of `size` bytes; as `Cloud.log`."""
+        """A piece of a log of `size` bytes, as from `Cloud.log`."""
         times = _times_of(key)
         try:
             with _told():
@@ -54,7 +53,7 @@ class Archive:
 
 
 class _Blocks:
-    """Marks in an object, asked for in blocks and each of these once: neighbours are often looked at together."""
+    """Marks in an object, read in blocks and each block once, since neighbouring marks are often read together."""
 
     def __init__(self, store: S3, path: str) -> None:
         self._store, self._path = store, path
@@ -72,7 +71,7 @@ class _Blocks:
 
 
 class Gone(CloudError):
-    """Somebody removed it from the bucket."""
+    """The log was removed from the bucket."""
 
 
 def folder_of(cloud: str, run_id: int) -> str:
@@ -88,15 +87,15 @@ def _times_of(key: str) -> str:
 
 
 def archive() -> Archive | None:
-    """That of this installation: the one that PORTAL_LOGS_S3_URL names, else a bucket of the portal's own object storage. None
-    where there is neither: then logs last as long as their pods."""
+    """The archive of this installation: PORTAL_LOGS_S3_URL, else a bucket of the portal's own object storage. None without
+    either; then logs last as long as their pods."""
     if settings.LOGS_S3["server"]:
         return _archive(*settings.LOGS_S3.values())
     return _own_archive(logs_bucket()) if settings.STORAGE["url"] else None
 
 
 def is_there() -> bool:
-    """Whether this installation has one."""
+    """Whether this installation has an archive."""
     return bool(settings.LOGS_S3["server"] or settings.STORAGE["url"])
 
 

@@ -1,17 +1,15 @@
-"""Copying logs into the archive before they are gone, for clouds that do not keep them.
+"""Copies logs into the archive before they are gone, for clouds that do not keep them.
 
-A node throws a container's log away within a second after its pod was deleted and has ended. So before a run is ended, all
-its logs are opened: `prepare` marks them as due, `copy_due` opens and follows them to their end, and only then the cloud is
-told to end the run (or after PREPARE, should nobody be able to open them). What ends by itself is marked by the watch
-(`note`) in the transaction of that news and can still be read then; `Holding` keeps the controller from letting such a pod
-go before that was done, for HOLD_SECONDS at most.
+A node discards a container's log within a second after its pod has been deleted and has ended. So before a run is ended, all its
+logs are opened: `prepare` marks them as due, `copy_due` opens and follows them to their end, and only then is the cloud asked to
+end the run (or after PREPARE, if no worker opens them). When a task ends by itself, the watch marks its log (`note`) with that
+news, and `Holding` makes the controller keep the pod until the log is open, for at most HOLD_SECONDS.
 
-`copy_due` works by claims that run out, outside of any transaction; it is woken on commit, and by the sweep as long as
-something is due, so it may die anywhere. Each log is copied by a thread (`copy`). Neither metering nor the controller
-ever waits for a log.
+`copy_due` uses claims that expire, outside of any transaction. It is woken on commit, and by the sweep while logs are due, so
+it may die anywhere. Each log is copied by a thread (`copy`). Neither metering nor the controller ever waits for a log.
 
-Of a run with more tasks than can be followed at a time (FOLLOWED in each loop), the logs of the others are copied as they
-are, one portion after the other, before it is ended: what they write after that is missing, and they say so.
+If a run has more tasks than can be followed at a time (FOLLOWED in each loop), the other logs are copied as they are, one batch
+after the other, before it is ended. What they write after that is missing, and they say so.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from clusters.clouds import registry
 from clusters.clouds.drivers.base import Cloud, CloudError, Seen, TaskSeen
 from clusters.logs.archive import archive, folder_of, is_there
 from clusters.logs.copy import Job, Outcome, copy
-from clusters.models import Run, Task
+from clusters.runs.models import Run, Task
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.text import readable
 
@@ -41,17 +39,17 @@ log = logging.getLogger(__name__)
 
 ENDED = ("Succeeded", "Failed")
 DUE, OPEN, KEPT, LOST = Task.LogState.DUE, Task.LogState.OPEN, Task.LogState.KEPT, Task.LogState.LOST
-# How long a run waits to be ended, and the pod of a task that has ended to be let go, while logs are not open yet.
+# How long a run's end, and the release of an ended task's pod (in seconds), wait for logs to be opened.
 PREPARE = dt.timedelta(seconds=3)
 HOLD_SECONDS = 20.0
 CLAIM = dt.timedelta(seconds=60)
-# What failed is tried again after half the time that it has been due for, within these bounds …
+# A failed copy is retried after half the time for which it has been due, within these bounds,
 SHORTEST, LONGEST = dt.timedelta(seconds=1), dt.timedelta(minutes=1)
-# … and as long as it may fail for other reasons than that the log is gone.
+# and for this long, unless it failed because the log is gone.
 PATIENCE = dt.timedelta(days=3)
-# … and as long as its logs are being opened, at most.
+# Maximum delay of a run's end while its logs are being opened.
 LONGEST_PREPARE = dt.timedelta(seconds=60)
-# Loops in the whole installation, each with so many logs at a time, of which so many are of tasks that are still to end.
+# Loops in the whole installation, logs that each copies at a time, and how many of these may be of tasks that are still running.
 LOOPS, AT_ONCE, FOLLOWED = 2, 160, 128
 TICK = 0.5
 EARLY = "What it wrote after its run was to end is missing: more than {} logs were to be kept at that moment."
@@ -63,11 +61,11 @@ def is_wanted(cloud: str) -> bool:
 
 
 def note(cloud: str, seen: Iterable[TaskSeen], known: Collection[str]) -> None:
-    """Marks what has ended as due, in the transaction of that news; `known` are the pods of which there was news before."""
+    """Marks logs of ended tasks as due, in the transaction of that news. `known` are uids of pods with earlier news."""
     if not is_wanted(cloud):
         return
     told = list(seen)
-    # A pod may have taken the place of one whose log was kept: of a cloud that began to count anew.
+    # A pod may have replaced one whose log was kept, in a cloud that began to count anew.
     fresh = [item.uid for item in told if item.uid not in known]
     Task.objects.filter(uid__in=fresh).exclude(log_state="").update(log_state="", log_size=None, log_message="")
     ended = [item.uid for item in told if item.phase in ENDED and item.started_at]
@@ -76,8 +74,8 @@ def note(cloud: str, seen: Iterable[TaskSeen], known: Collection[str]) -> None:
 
 
 def prepare(run: Run) -> bool:
-    """Before a run is ended: whether somebody has to open the logs of its running tasks first, who then wakes it. Inside the
-    transaction that locks the run and lets go of it."""
+    """Whether the logs of a run's running tasks must be opened before it is ended; the worker that opens them wakes it. Called
+    in the transaction that locks the run and gives its claim back."""
     if run.release_asked_at is not None or run.cluster.deleted_at is not None or not is_wanted(run.cloud):
         return False
     if run.tasks.filter(phase="Running", log_state="").update(log_state=DUE, log_claimed_until=None):
@@ -86,8 +84,8 @@ def prepare(run: Run) -> bool:
         return True
     if run.logs_asked_at is None or run.logs_asked_at < timezone.now() - LONGEST_PREPARE:
         return False
-    # More than can be opened at a time; whether somebody is at it. One that could not be opened says why, and is tried again
-    # without holding its run up: a node that nobody reaches would keep its GPUs for as long.
+    # There are more logs than can be opened at once: wait while a worker makes progress. A log that failed to open has a
+    # message and does not hold up the run, because an unreachable node would keep its GPUs for that long.
     untried = Q(log_state=DUE, log_message="")
     waiting = run.tasks.filter(untried, phase="Running")
     at_work = run.tasks.filter(Q(log_state__in=[OPEN, KEPT]) | untried & Q(log_claimed_until__gt=timezone.now()))
@@ -95,14 +93,14 @@ def prepare(run: Run) -> bool:
 
 
 class Holding:
-    """For the thread that follows a cloud: what it may tell the cloud to be written down."""
+    """Decides for a follower thread which news it may acknowledge to its cloud."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._is_wanted = is_wanted(cloud.name)
         self._held: dict[str, tuple[TaskSeen, float]] = {}
 
     def settle(self, items: Sequence[Seen]) -> list[Seen]:
-        """`items` and what was held before, without the ends of tasks whose logs are still being copied."""
+        """`items` plus those held before, without the ends of tasks whose logs are not open yet."""
         if not self._is_wanted:
             return list(items)
         settled: list[Seen] = []
@@ -127,17 +125,17 @@ def is_due(at: dt.datetime) -> Q:
 
 
 def copy_due() -> None:
-    """Copies what is due until nothing is. At once at an end when enough of these are at work."""
+    """Copies logs until none is due. Returns at once if enough other loops are at work."""
     while Task.objects.filter(is_due(timezone.now())).exists():
         with ExitStack() as held:
             if not any(held.enter_context(advisory_lock(Lock.LOG_COPIES, str(loop))) for loop in range(LOOPS)):
                 return
             Copying().run()
-    # What became due in the last moment found the others at work and went away, so it is looked for once more above.
+    # A log that became due at the last moment may have found all loops busy, so check once more above.
 
 
 class Copying:
-    """One loop: the only one here with a database; each log has a thread."""
+    """One loop. Only its own thread uses the database; each log has another thread."""
 
     def __init__(self) -> None:
         self._store = archive()
@@ -145,14 +143,14 @@ class Copying:
         self._renewed = time.monotonic()
 
     def run(self) -> None:
-        """New logs are taken as long as old ones are at work: one that does not end must not hold up those of others."""
+        """Takes new logs while old ones are being copied: a log that does not end must not hold up others."""
         done: set[Future[Outcome]] = set()
         looked_at = float("-inf")
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="archive") as threads:
             while True:
                 if done or time.monotonic() - looked_at > TICK:
                     looked_at = time.monotonic()
-                    # A cloud is looked up once for all that were claimed together.
+                    # Looks each cloud up once for all logs claimed together.
                     clouds = lru_cache(registry.cloud)
                     for task in _claim(AT_ONCE - len(self._jobs)):
                         self._begin(threads, task, clouds)
@@ -183,7 +181,7 @@ class Copying:
         return all(job.opened.is_set() for job in self._jobs.values())
 
     def _note_opened(self) -> None:
-        """Writes down which logs are open now, and wakes the runs that waited for that."""
+        """Stores which logs are open now, and wakes the runs that waited for that."""
         opened = [job.task for job in self._jobs.values() if job.opened.is_set() and job.task.log_state == DUE]
         if not opened:
             return
@@ -198,7 +196,7 @@ class Copying:
                 wakeups.wake(run_id)
 
     def _note_trouble(self) -> None:
-        """Writes down what copies wait for, and that they are still at work."""
+        """Stores what copies wait for, and renews their claims."""
         for job in self._jobs.values():
             if job.trouble != job.written:
                 job.written = job.trouble
@@ -218,7 +216,7 @@ def _claim(count: int) -> list[Task]:
         rows = Task.objects.select_for_update(of=("self",), no_key=True, skip_locked=True).filter(is_due(at))
         found = list(rows.select_related("run__cluster__appcode").order_by(longest_ago, "pk")[:count])
         if found:
-            # Nobody has it open who let its claim run out.
+            # A log whose claim has expired is not open in any worker.
             ours = Task.objects.filter(pk__in=[task.pk for task in found])
             ours.update(log_claimed_until=at + CLAIM, log_state=DUE)
     for task in found:
@@ -227,7 +225,7 @@ def _claim(count: int) -> list[Task]:
 
 
 def _finish(task: Task, outcome: Outcome) -> None:
-    """Writes down what became of it, unless another pod has taken its place meanwhile."""
+    """Stores the outcome, unless another pod has replaced the task's pod."""
     at = timezone.now()
     age = at - (task.finished_at or task.observed_at)
     state, message = outcome.state, outcome.message
@@ -244,7 +242,7 @@ def _finish(task: Task, outcome: Outcome) -> None:
 
 
 def forget(runs: Sequence[Run]) -> None:
-    """Removes the copies of logs of runs that are gone. Raises CloudError while one is being made: it would stay."""
+    """Deletes archived logs of runs that are gone. Raises CloudError while one is being copied, as that copy would stay."""
     at_work = Task.objects.filter(run__in=runs, log_state__in=[DUE, OPEN], log_claimed_until__gt=timezone.now())
     if at_work.exists():
         raise CloudError("A log is being copied.")

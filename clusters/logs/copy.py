@@ -1,7 +1,7 @@
-"""Copying one log, from its cloud into the archive, in a thread without a database.
+"""Copies one log from its cloud into the archive, in a thread without a database.
 
-It is collected in a file here and stored as a whole, so that an object store that is away for a while holds up nothing. The
-files of one process have LOGS_SPOOL_BYTES together; a log for which there is no room is cut, and says so.
+The log is collected in a local file and stored as a whole, so that an unavailable object store does not hold up reading. The
+files of one process may take LOGS_SPOOL_BYTES together. A log without room is cut, and says so.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from django.conf import settings
 from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import Cloud, CloudError, LogChunk, RunRef
 from clusters.logs.archive import Archive, key_of
-from clusters.models import Task
+from clusters.runs.models import Task
 
 log = logging.getLogger(__name__)
 
-# A task that is being ended ends within so many seconds, and the log of one that has ended within fewer.
+# Seconds without output after which a log is given up: of a task that is being ended, and of one that has ended.
 ENDING_SECONDS, SILENCE_SECONDS = 3900.0, 30.0
-# How long a log that was read waits here for the object store, and the pauses after which that is asked again.
+# Seconds that a log that was read waits for the object store; shortest and longest pause between two tries.
 STORE_SECONDS, SHORTEST_PAUSE, LONGEST_PAUSE = 900.0, 1.0, 30.0
 IN_MEMORY = 256 * 1024
 PIECE = 1024 * 1024
-# How long a log waits for others to leave it room.
+# Seconds that a log waits for others to free room.
 ROOM_SECONDS = 10.0
 CUT = "The log is longer than {} MiB; only its beginning was kept."
 NO_ROOM = "The portal had no room for more of it; only its beginning was kept."
@@ -41,7 +41,7 @@ GONE = "Its pod was gone before the log could be copied."
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of it, as the row of its task says it."""
+    """The result, as it is stored in the task's row."""
 
     state: str
     size: int | None = None
@@ -50,8 +50,8 @@ class Outcome:
 
 @dataclass
 class Job:
-    """One log on its way, seen by the thread that copies it and by the loop that writes down how it goes. `early` is what is said
-    at the end of one that is copied as it is now; "" for one that is followed to its end."""
+    """One log being copied, shared by the thread that copies it and the loop that stores its progress. `early` is the final
+    note of a log that is copied as it is now; "" for one that is followed to its end."""
 
     task: Task
     is_ending: bool
@@ -62,7 +62,7 @@ class Job:
 
 
 def copy(job: Job, store: Archive, cloud: Cloud, ref: RunRef) -> Outcome:
-    """The whole way; whatever fails is told by the outcome."""
+    """Copies a log. Failures are part of the outcome, never raised."""
     task = job.task
     try:
         with ExitStack() as held:
@@ -93,14 +93,14 @@ class _Absent(Exception):
 
 
 def _collect(job: Job, cloud: Cloud, ref: RunRef, file: IO[bytes], times: IO[bytes], room: Share) -> tuple[int, str]:
-    """Writes the whole log, to its end, and when its lines were written; its size, and what people should know of it."""
+    """Writes the whole log and the times of its lines to files. Returns its size and a note for users."""
     task = job.task
     left, said, marked = settings.LOGS_MAX_BYTES, "", -1
     follow: Callable[..., Iterator[LogChunk]] = functools.partial(_as_it_is, cloud) if job.early else cloud.follow
     for chunk in _patiently(job, follow(ref, task.role, task.index, attempt=task.attempt)):
         if chunk.absent and not file.tell():
             raise _Absent
-        # Chunks repeat the mark of what went before them, and of what is cut off there are none.
+        # Chunks repeat the last mark before them, and text that is cut off gets no marks.
         end = file.tell() + min(len(chunk.data), max(left, 0))
         new = b"".join(
             marks.RECORD.pack(*mark) for mark in marks.each(chunk.marks) if marked < mark[marks.OFFSET] < end
@@ -127,7 +127,7 @@ def _collect(job: Job, cloud: Cloud, ref: RunRef, file: IO[bytes], times: IO[byt
 
 
 def _as_it_is(cloud: Cloud, ref: RunRef, role: str, index: int, *, attempt: int) -> Iterator[LogChunk]:
-    """The log up to now; the last piece is empty unless the log is complete."""
+    """The log up to now. The last piece is empty unless the log is complete."""
     offset, cursor = 0, ""
     while True:
         chunk = cloud.log(ref, role, index, attempt=attempt, offset=offset, limit=PIECE, cursor=cursor)
@@ -138,7 +138,7 @@ def _as_it_is(cloud: Cloud, ref: RunRef, role: str, index: int, *, attempt: int)
 
 
 class Room:
-    """What the files of all logs that are on their way in this process may take together."""
+    """Limit for the files of all logs that this process is copying."""
 
     def __init__(self) -> None:
         self._used = 0
@@ -167,7 +167,7 @@ class Room:
 
 @dataclass
 class Share:
-    """What one log has of it."""
+    """The part of Room that one log uses."""
 
     room: Room
     taken: int = 0
@@ -182,11 +182,11 @@ _room = Room()
 
 
 def _patiently(job: Job, chunks: Iterator[LogChunk]) -> Iterator[LogChunk]:
-    """Raises CloudError when the end does not come."""
+    """Yields the chunks. Raises CloudError if the log does not end."""
     most = ENDING_SECONDS if job.is_ending else SILENCE_SECONDS
     last = time.monotonic()
     for chunk in chunks:
-        # The first chunk comes when the log is open, however little is in it.
+        # The first chunk arrives when the log is open, even if it is empty.
         job.opened.set()
         if chunk.data:
             last = time.monotonic()
@@ -196,7 +196,7 @@ def _patiently(job: Job, chunks: Iterator[LogChunk]) -> Iterator[LogChunk]:
 
 
 def _store(job: Job, keep: Callable[[], None], file: IO[bytes], size: int, message: str) -> Outcome:
-    """Tries again while the object store is away: what was read here may be nowhere else any more."""
+    """Retries while the object store is unavailable: this may be the only copy left."""
     end, pause = time.monotonic() + STORE_SECONDS, SHORTEST_PAUSE
     while True:
         try:

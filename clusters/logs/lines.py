@@ -1,7 +1,6 @@
-"""Chunks of logs as lines with their times: for answers with timestamps, of several logs merged, or only of lines that were
-looked for.
+"""Chunks of logs as lines with their times: for answers with timestamps, for several logs merged, or for search.
 
-Pure. A line is bytes, as the program wrote them; one of more than LONGEST bytes counts as several.
+Pure. A line is bytes, as the program wrote them. One longer than LONGEST bytes counts as several.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b
 
 @dataclass(frozen=True)
 class Line:
-    """`time` in µs since 1970 (0 when it is not known), `offset` and `number` from 0; `text` is without the newline."""
+    """`time` in µs since 1970 (0 if unknown), `offset` and `number` from 0. `text` is without the newline."""
 
     time: int
     offset: int
@@ -32,7 +31,7 @@ class Line:
 
 
 class Splitter:
-    """Cuts chunks that follow one another into lines, of which only those with `wanted` in them (in small letters) come."""
+    """Cuts consecutive chunks into lines and yields those that contain `wanted` (in lower case)."""
 
     def __init__(self, wanted: bytes = b"") -> None:
         self._wanted = wanted
@@ -44,12 +43,12 @@ class Splitter:
         if not self._rest:
             self._offset, self._number = chunk.start, chunk.line
         for mark in marks.each(chunk.marks):
-            # Chunks repeat the mark of what went before them.
+            # Chunks repeat the last mark before them.
             if mark[marks.OFFSET] > self._marked:
                 self._marks.append(mark)
                 self._marked = mark[marks.OFFSET]
         *lines, self._rest = (self._rest + chunk.data).split(b"\n")
-        # Why a log cannot be read is always of interest.
+        # The reason why a log cannot be read is always shown.
         wanted = b"" if chunk.absent else self._wanted
         for text in lines:
             if not wanted or wanted in text.lower():
@@ -60,7 +59,7 @@ class Splitter:
             yield from self.end()
 
     def end(self) -> Iterator[Line]:
-        """What has no newline at its end."""
+        """Yields the last line if it has no newline."""
         text, self._rest = self._rest, b""
         if text and self._wanted in text.lower():
             yield self._line(text)
@@ -80,7 +79,7 @@ def lines_of(chunks: Iterable[LogChunk], wanted: bytes = b"") -> Iterator[Line]:
 
 
 def merged(logs: Iterable[tuple[str, Iterable[LogChunk]]], wanted: bytes = b"") -> Iterator[tuple[str, Line]]:
-    """The lines of several logs by their times; a line of each is held. Those of one log stay in their order."""
+    """The lines of several logs by time, holding one line of each. Lines of the same log keep their order."""
 
     def named(name: str, chunks: Iterable[LogChunk]) -> Iterator[tuple[str, Line]]:
         return ((name, line) for line in lines_of(chunks, wanted))
@@ -90,8 +89,8 @@ def merged(logs: Iterable[tuple[str, Iterable[LogChunk]]], wanted: bytes = b"") 
 
 @dataclass(frozen=True)
 class Style:
-    """How lines are written down: with their times, only those with `search` in them (whatever the case of its Latin letters),
-    and without the escapes of terminals."""
+    """How lines are shown: with times, only those with `search` (ignoring the case of Latin letters), without terminal
+    escapes."""
 
     timestamps: bool = False
     search: str = ""
@@ -99,23 +98,23 @@ class Style:
 
     @property
     def is_plain(self) -> bool:
-        """As the program wrote it."""
+        """Whether lines are shown as the program wrote them."""
         return not (self.timestamps or self.search or self.clean)
 
     @property
     def wanted(self) -> bytes:
-        """What has to be in a line, for a Splitter."""
+        """The text that a Splitter searches for."""
         return self.search.encode().lower()
 
     def show(self, line: Line, name: str = "") -> bytes:
-        """A line with its newline, behind `name`."""
+        """A line with its newline, prefixed by `name`."""
         text = _ESCAPES.sub(b"", line.text) if self.clean else line.text
         begin = f"{name}  " if name else ""
         return (f"{stamp(line.time)} {begin}" if self.timestamps else begin).encode() + text + b"\n"
 
 
 class Shown:
-    """For `LogStream.show`: chunks as a style shows them."""
+    """For `LogStream.show`: renders chunks in a style."""
 
     def __init__(self, style: Style) -> None:
         self._style, self._splitter = style, Splitter(style.wanted)
@@ -126,7 +125,7 @@ class Shown:
 
 
 def stamp(time: int) -> str:
-    """µs since 1970 as RFC 3339; "-" for a line of which it is not known."""
+    """µs since 1970 as RFC 3339; "-" if unknown."""
     if not time:
         return "-"
     at = dt.datetime.fromtimestamp(time // 1_000_000, dt.UTC)

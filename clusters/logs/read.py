@@ -1,7 +1,6 @@
-"""The log of one task, wherever it is: in the cloud while its pod exists, afterwards (for clouds that lose it) in the archive.
+"""Reads the log of one task, wherever it is: in the cloud while its pod exists, then (for clouds that lose it) in the archive.
 
-Every stream ends by itself after FOLLOW_SECONDS and can be taken up again at its offset, so that a forgotten window does not
-hold a thread of the web server for ever.
+Every stream ends after FOLLOW_SECONDS and can be resumed, so that a forgotten window does not hold a web server thread forever.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from clusters.clouds.drivers.base import Cloud, CloudError, LogChunk, RunRef
 from clusters.clouds.drivers.lines import Wanted
 from clusters.logs.archive import archive, key_of
 from clusters.logs.collect import is_wanted
-from clusters.models import Run, Task
+from clusters.runs.models import Run, Task
 from portal.limits import Place
 
 log = logging.getLogger(__name__)
 
 FOLLOW_SECONDS = 900
 CHUNK = 262_144
-# The last lines are looked for in this much of the log's end.
+# The last lines are searched for in this many bytes at the log's end.
 TAIL_BYTES = 1024 * 1024
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
 NO_ARCHIVE = (
@@ -38,7 +37,7 @@ Key = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Copy:
-    """How far the copy of a log is: `Task.log_*`."""
+    """Progress of a log's copy: `Task.log_*`."""
 
     state: str = ""
     size: int = 0
@@ -52,7 +51,7 @@ class Copy:
 class RunLogs:
     """The logs of all tasks of a run. It reads outside of any transaction; every call may raise CloudError.
 
-    Who reads in threads calls `load` before, because they have no database.
+    Call `load` before reading in threads, because they have no database.
     """
 
     def __init__(self, run: Run) -> None:
@@ -61,7 +60,7 @@ class RunLogs:
 
     @cached_property
     def _cloud(self) -> Cloud | CloudError:
-        """What is copied can be read of a cloud, too, that is not there any more."""
+        """An error is kept until it is needed: archived logs can be read even if their cloud no longer exists."""
         try:
             return registry.cloud_of(self.run)
         except CloudError as error:
@@ -79,7 +78,7 @@ class RunLogs:
 
     @cached_property
     def copies(self) -> dict[Key, Copy]:
-        """Of logs that are copied, or were to be. One query, and none for a cloud that keeps logs."""
+        """Logs that were or should be copied. One query, none for a cloud that keeps logs."""
         if self.keeps:
             return {}
         rows = Task.objects.filter(run=self.run).exclude(log_state="")
@@ -90,7 +89,7 @@ class RunLogs:
         }
 
     def load(self) -> None:
-        """Reads from the database what `read` needs."""
+        """Reads everything that `read` needs from the database."""
         _ = self.ref, self.copies, self._cloud
 
     def read(
@@ -107,8 +106,8 @@ class RunLogs:
         line: int | None = None,
         before: str = "",
     ) -> LogChunk:
-        """As `Cloud.log`, of which it differs in that a log which is still to be copied is not complete before it is. Positions
-        that are not placed are nowhere in a copy: who has one asks `is_kept` before, and begins anew."""
+        """Like `Cloud.log`, except that a log that is still to be copied is not complete. Positions that are not placed do not
+        exist in a copy: check `is_kept` first and start over if it is true."""
         copy = self.copies.get((role, index, attempt), Copy())
         if copy.state == Task.LogState.KEPT:
             return self._copied((role, index, attempt), copy, Wanted(offset, limit, tail, since, line))
@@ -123,7 +122,8 @@ class RunLogs:
     def follow(
         self, role: str, index: int, attempt: int, *, offset: int, cursor: str, placed: bool = True
     ) -> Iterator[LogChunk]:
-        """As `Cloud.follow`. What was not placed goes on in the archive by its time, and lines of up to a second come twice."""
+        """Like `Cloud.follow`. A position that is not placed is found in the archive by its time, which may repeat up to one
+        second of lines."""
         key = (role, index, attempt)
         copy, time_ = self.copies.get(key, Copy()), 0
         while copy.state != Task.LogState.KEPT:
@@ -134,7 +134,7 @@ class RunLogs:
                     yield chunk
             if not chunk.absent or self.keeps:
                 return
-            # Its pod is gone: the rest is in the archive, or will be soon.
+            # The pod is gone: the rest is in the archive, or will be soon.
             copy = self.again(key)
             if copy.state != Task.LogState.KEPT:
                 yield replace(chunk, complete=not copy.is_coming)
@@ -150,16 +150,16 @@ class RunLogs:
             offset, since = chunk.offset, None
 
     def is_kept(self, role: str, index: int, attempt: int) -> bool:
-        """Whether it is read from the archive."""
+        """Whether the log is read from the archive."""
         return self.copies.get((role, index, attempt), Copy()).state == Task.LogState.KEPT
 
     def again(self, key: Key) -> Copy:
-        """How far the copy is by now."""
+        """The current progress of the copy."""
         self.__dict__.pop("copies", None)
         return self.copies.get(key, Copy())
 
     def note(self, role: str, index: int, attempt: int, chunk: LogChunk) -> str:
-        """What people should know of this log; "" when it is simply what the program wrote."""
+        """A note for users about this log; "" if it is simply the program's output."""
         copy = self.copies.get((role, index, attempt), Copy())
         if copy.state == Task.LogState.LOST:
             lost = sum(each.state == Task.LogState.LOST for each in self.copies.values())
@@ -184,8 +184,6 @@ class RunLogs:
 
 @dataclass(frozen=True)
 class LogSource:
-    """One log."""
-
     logs: RunLogs
     role: str
     index: int
@@ -200,7 +198,7 @@ class LogSource:
         return self.logs.read(self.role, self.index, self.attempt, **where)  # type: ignore[arg-type]
 
     def follow(self, last: LogChunk) -> Iterator[LogChunk]:
-        """What comes after a chunk."""
+        """The chunks after `last`."""
         place = {"offset": last.offset, "cursor": last.cursor, "placed": last.placed}
         return self.logs.follow(self.role, self.index, self.attempt, **place)  # type: ignore[arg-type]
 
@@ -208,20 +206,20 @@ class LogSource:
         return self.logs.note(self.role, self.index, self.attempt, chunk)
 
     def last_lines(self, lines: int) -> LogChunk:
-        """The last `lines` lines, of about TAIL_BYTES together at most."""
+        """The last `lines` lines, at most about TAIL_BYTES together."""
         chunk = self.logs.read(self.role, self.index, self.attempt, limit=TAIL_BYTES, tail=TAIL_BYTES)
         kept = b"".join(chunk.data.splitlines(keepends=True)[-lines:]) if lines else b""
         return without_start(chunk, len(chunk.data) - len(kept))
 
     def everything(self, first: LogChunk, limit: int = CHUNK) -> Iterator[LogChunk]:
-        """What there is now, from a chunk that was read already. What cannot be read any more is missing."""
+        """The rest of the log as of now, from a chunk that was read already. Ends early if reading fails."""
         chunk = first
         while chunk.data:
             yield chunk
             try:
                 chunk = self.read(chunk.offset, chunk.cursor, limit=limit)
             except CloudError as error:
-                # The status has been sent already. Ending early is all that is left; the reader goes on at its offset.
+                # The status has been sent, so ending early is the only option; the reader resumes at its offset.
                 log.warning("A log ends early: %s", error)
                 return
 
@@ -232,11 +230,10 @@ def without_start(chunk: LogChunk, size: int) -> LogChunk:
 
 
 class LogStream:
-    """An iterable of bytes for a streaming response, which calls `close` whatever happens.
+    """An iterable of bytes for a streaming response, which always calls `close`.
 
-    `first` was read already, so that an error of the cloud is still an error of the request. `is_over` says whether nothing
-    more can come although the cloud has no log yet, `is_gone` whether the reader hung up. `show` makes bytes of a chunk; given
-    None, of what it still holds.
+    `first` was read before, so that a cloud's error is still an error of the request. `is_over` returns whether nothing more
+    can come although the cloud has no log yet, `is_gone` whether the reader left. `show` renders a chunk; with None, its rest.
     """
 
     def __init__(
@@ -274,10 +271,10 @@ class LogStream:
             log.warning("A log stream ends early: %s", error)
 
     def _all(self, end: float) -> Iterator[LogChunk]:
-        """As it comes; the log of a task that has not begun yet is looked for again and again."""
+        """Yields chunks as they come. Polls for the log of a task that has not started yet."""
         chunk, pause, over = self.first, SHORTEST_PAUSE, False
         while not (chunk.complete and over):
-            # Asked before the log is: a task that begins in between has a log that was not there yet.
+            # Checked before the log is read: a task that starts in between has a log that was not there yet.
             offset, over = chunk.offset, self.is_over()
             for news in self.source.follow(chunk):
                 chunk = replace(news, placed=chunk.placed)

@@ -1,5 +1,5 @@
-"""Searching whole logs on the server, a piece after the other: what is looked for is found wherever it stands, and nothing is
-held but a piece and the first hits. Case matters not for Latin letters."""
+"""Searches whole logs on the server, piece by piece: finds every hit, and holds only one piece and the first hits in memory.
+The case of Latin letters does not matter."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import LogChunk
 from clusters.logs.lines import Line
 
-# What is read at once, and how long is searched.
+# Bytes read at once, and maximum seconds of a search.
 PIECE, SECONDS = 4 * 1024 * 1024, 20.0
 SHOWN = 300
-# A line with one of the words, small, in it is an error when it also looks like one.
+# A line is an error if it contains one of these words in lower case and matches _ERROR.
 _WORDS = (b"error", b"exception", b"traceback", b"fatal", b"critical", b"panic")
 _ERROR = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|Traceback \(most recent call last\)|panic:|[Ff]atal error|error:)|(?:Error|Exception)\b"
@@ -26,7 +26,7 @@ Read = Callable[[int, str], LogChunk]
 
 @dataclass(frozen=True)
 class Found:
-    """The first hits, how many lines are hits in all, how many lines were searched, and whether these are all there are."""
+    """The first hits, the number of all hits, the number of lines searched, and whether the search is complete."""
 
     hits: tuple[Line, ...]
     total: int
@@ -35,9 +35,9 @@ class Found:
 
 
 def search(read: Read, words: str, most: int, until: float) -> Found:
-    """Lines with `words` in them, found before the clock says `until`. `read(offset, cursor)` gives the next chunk of about PIECE
-    bytes. Raises CloudError."""
-    # As the lines will be: other letters than Latin ones stay as they are.
+    """Lines that contain `words`, found before time.monotonic() reaches `until`. `read(offset, cursor)` returns the next chunk
+    of about PIECE bytes. Raises CloudError."""
+    # Lower-cased as bytes, like the lines: only Latin letters change.
     wanted = words.encode().lower()
     hits: list[Line] = []
     total, lines = 0, 0
@@ -75,7 +75,7 @@ def first_error(read: Read, until: float) -> Found:
 
 
 def _error(data: bytes, small: bytes, word: bytes) -> int:
-    """Where the first line begins that has `word` in it and looks like an error; -1: there is none."""
+    """Start of the first line that has `word` in it and looks like an error; -1 if there is none."""
     at = 0
     while (found := small.find(word, at)) >= 0:
         start, end = small.rfind(b"\n", 0, found) + 1, small.find(b"\n", found)
@@ -89,7 +89,7 @@ def _error(data: bytes, small: bytes, word: bytes) -> int:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Whole lines: `line` is the number of the first and `offset` where it begins."""
+    """Whole lines. `line` is the number of the first, `offset` its position in the log."""
 
     data: bytes
     offset: int

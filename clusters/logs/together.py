@@ -1,5 +1,5 @@
-"""The logs of all tasks of a run at once: one after the other or merged by time, as text or as an archive. Read while it is sent;
-a piece of each log is held."""
+"""The logs of all tasks of a run: one after the other or merged by time, as text or as an archive. Read while it is sent,
+holding one piece of each log."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from clusters.clouds.drivers.base import CloudError, LogChunk
 from clusters.frameworks import ROLES
 from clusters.logs.lines import Line, Shown, Style, lines_of, merged
 from clusters.logs.read import CHUNK, LogSource, RunLogs
-from clusters.models import Run
+from clusters.runs.models import Run
 from portal.limits import TRANSFERS, Sending
 from portal.models import User
 
-# What is held of each log while many are merged, and how much is sent at once.
+# Bytes of each log that are held while merging, and bytes sent at once.
 PIECE, PORTION = 64 * 1024, 64 * 1024
 
 
 def attempts(run: Run) -> list[LogSource]:
-    """Of every attempt that was seen, in the order of roles, indexes and attempts."""
+    """The log of every attempt that was seen, ordered by role, index and attempt."""
     logs = RunLogs(run)
     logs.load()
     seen = run.tasks.order_by().values_list("role", "index", "attempt")
@@ -33,19 +33,19 @@ def attempts(run: Run) -> list[LogSource]:
 
 
 def newest(run: Run) -> list[LogSource]:
-    """That of the newest attempt of every task that was seen."""
+    """The log of each task's newest attempt."""
     return list({source.name: source for source in attempts(run)}.values())
 
 
 def lines(logs: Iterable[LogSource], style: Style, *, since: int | None, merge: bool) -> Iterator[tuple[str, Line]]:
-    """Every line that is wanted, with the name of its task."""
+    """Every matching line, with the name of its task."""
     if merge:
         return merged(((source.name, chunks(source, since=since, limit=PIECE)) for source in logs), style.wanted)
     return ((source.name, line) for source in logs for line in lines_of(chunks(source, since=since), style.wanted))
 
 
 def chunks(source: LogSource, *, since: int | None = None, limit: int = CHUNK) -> Iterator[LogChunk]:
-    """A log from its beginning; in its place, why it cannot be read."""
+    """A log from its beginning. If it cannot be read, a line says why."""
     try:
         first = source.read(0, limit=limit, since=since)
     except CloudError as error:
@@ -59,7 +59,7 @@ def chunks(source: LogSource, *, since: int | None = None, limit: int = CHUNK) -
 
 
 def in_portions(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Few large ones instead of many small ones."""
+    """Joins many small pieces into few large ones."""
     held, size = [], 0
     for piece in pieces:
         held.append(piece)
@@ -72,7 +72,7 @@ def in_portions(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def archive_response(run: Run, user: User, style: Style) -> StreamingHttpResponse:
-    """A ZIP archive with a file for each attempt of each task. Raises Unavailable when this person has too many transfers."""
+    """A ZIP archive with a file for each attempt of each task. Raises Unavailable if this user has too many transfers."""
     with ExitStack() as held:
         held.enter_context(TRANSFERS.enter(user.pk))
         packed = ZipStream(compress_type=ZIP_DEFLATED, compress_level=1)
@@ -89,7 +89,7 @@ def archive_response(run: Run, user: User, style: Style) -> StreamingHttpRespons
 
 
 def _bytes(source: LogSource, style: Style) -> Iterator[bytes]:
-    """Opened when it is its turn."""
+    """A generator, so that a log is opened only when its turn comes."""
     if style.is_plain:
         yield from (chunk.data for chunk in chunks(source))
         return

@@ -1,6 +1,6 @@
-"""This terminal and a command inside a task: what is typed goes there as it is, Ctrl-C included, and what it writes comes here.
+"""Connects this terminal with a command in a task: input is passed on as is, Ctrl-C included, and output is printed.
 
-The terminal is put into raw mode and back, however this ends. Knows neither rows nor clouds.
+The terminal is put into raw mode and always restored. Knows neither rows nor clouds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import FrameType
 from clusters.clouds.drivers.base import CloudError, Session
 
 PIECE = 1 << 16
-# A new size of the window is passed on within so many seconds.
+# Seconds within which a new window size is passed on.
 LOOK_SECONDS = 0.2
 STDIN, STDOUT, STDERR = 0, 1, 2
 
@@ -28,7 +28,7 @@ def is_terminal() -> bool:
 
 
 def talk(session: Session, *, terminal: bool) -> int:
-    """Until the command has ended; its exit code. Raises CloudError when it was cut off."""
+    """Runs until the command has ended and returns its exit code. Raises CloudError when it was cut off."""
     threading.Thread(target=_type, args=(session, terminal), daemon=True).start()
     if not terminal:
         return _listen(session)
@@ -48,14 +48,14 @@ def _listen(session: Session, changed: threading.Event | None = None) -> int:
 
 
 def _type(session: Session, terminal: bool) -> None:
-    """Runs in a thread that nobody waits for: it may be reading when the command has ended."""
+    """Runs in a thread that is never joined: it may still block in read() when the command has ended."""
     try:
         while data := os.read(STDIN, PIECE):
             session.send(data)
         if not terminal:
             session.end_input()
     except CloudError:
-        # The command has ended; how, its reader is told.
+        # The command has ended; the reader gets the exit code.
         return
     except OSError as error:
         sys.stderr.write(f"The input cannot be read: {error.strerror}\r\n")
@@ -81,7 +81,7 @@ def _raw() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _window_changes() -> Iterator[threading.Event]:
-    """Set when the window has another size than the command knows of, as it has at first."""
+    """An event that is set when the command does not know the window's size yet, as at the start."""
     changed = threading.Event()
     changed.set()
     before = signal.signal(signal.SIGWINCH, lambda *_: changed.set())

@@ -9,7 +9,8 @@ import encrypted_fields.fields
 from django.conf import settings
 from django.db import migrations, models
 
-import clusters.models.runs
+import clusters.runs.models
+from portal.tables import at_once
 
 
 class Migration(migrations.Migration):
@@ -345,8 +346,8 @@ class Migration(migrations.Migration):
                 (
                     "proof",
                     models.CharField(
-                        default=clusters.models.runs.new_proof,
-                        help_text="What requests to its endpoints carry that the gateway or a front sends.",
+                        default=clusters.runs.models.new_proof,
+                        help_text="What requests to its endpoints carry that the gateway or a router sends.",
                         max_length=64,
                     ),
                 ),
@@ -436,7 +437,7 @@ class Migration(migrations.Migration):
                 (
                     "given_up_at",
                     models.DateTimeField(
-                        help_text="Since when it counts as lost; see runs/decommission.py.", null=True
+                        help_text="Since when it counts as lost; see cloud_admin/decommission.py.", null=True
                     ),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
@@ -1594,7 +1595,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="Front",
+            name="Router",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("name", models.CharField(max_length=80, unique=True)),
@@ -1997,7 +1998,7 @@ class Migration(migrations.Migration):
             name="ServiceMinute",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("front", models.CharField(max_length=80)),
+                ("router", models.CharField(max_length=80)),
                 ("minute", models.DateTimeField()),
                 ("mirrored", models.BooleanField(default=False)),
                 ("requests", models.PositiveIntegerField(default=0)),
@@ -2039,7 +2040,7 @@ class Migration(migrations.Migration):
             options={
                 "constraints": [
                     models.UniqueConstraint(
-                        fields=("service", "minute", "revision", "front", "mirrored"), name="service_minute_once"
+                        fields=("service", "minute", "revision", "router", "mirrored"), name="service_minute_once"
                     )
                 ],
             },
@@ -2106,3 +2107,4 @@ class Migration(migrations.Migration):
             constraint=models.UniqueConstraint(fields=("service", "number"), name="revision_once"),
         ),
     ]
+    operations = at_once(operations)

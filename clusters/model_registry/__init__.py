@@ -1,1 +1,1 @@
-"""The model registry: which versions a model has, from where each came, and which of them an alias named at any moment."""
+"""The model registry: a model's versions, their origins, and which version an alias named at any moment."""

@@ -1,7 +1,7 @@
-"""What people do to models, versions and aliases. Each change is one transaction with its Event, under the lock of the model.
+"""User actions on models, versions and aliases. Each change is one transaction with its Event, under the lock of the model.
 
-A version is made while nobody changes files of its datastore (`at_rest`), so what it lists is what is frozen. Its files are read
-afterwards (loop.py): until then it is Pending, and no alias names it.
+A version is created while no files of its datastore change (`at_rest`), so its list of files is what is frozen. The files are
+read afterwards (loop.py); until then the version is Pending, and no alias may name it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from django.utils import timezone
 from pydantic import BaseModel, ValidationError
 
 from clusters import wakeups
+from clusters.catalog.data import runs_named
+from clusters.catalog.folders import output_folder
+from clusters.hooks.models import HookRun
 from clusters.model_registry import mlflow
-from clusters.model_registry.finding import chosen, models_among
+from clusters.model_registry.access import MODELS
+from clusters.model_registry.detection import chosen, models_among
 from clusters.model_registry.manifest import MAX_SAMPLE_BYTES, About, ModelManifest, ModelVersionSpec, checked_alias
+from clusters.model_registry.models import ModelAlias, ModelRetention, ModelVersion, RegisteredModel
 from clusters.model_registry.retention import RetentionSpec
-from clusters.model_registry.users import VersionUse, users_of
-from clusters.models import HookRun, ModelAlias, ModelRetention, ModelVersion, RegisteredModel, Run
-from clusters.spec.data import runs_named
-from clusters.spec.folders import output_folder
+from clusters.model_registry.usage import VersionUse, users_of
+from clusters.runs.models import Run
 from datastores.actions import open_store
 from datastores.drivers.patience import within
 from datastores.files import versions
@@ -36,22 +39,22 @@ from datastores.files.downloads import COUNT_SECONDS
 from datastores.models import Datastore
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
-from portal.events import record
+from portal.kept import refuse_changes
 from portal.limits import refuse_nul
 from portal.manifests import parse
 from portal.models import Appcode, User
 
 MAX_MODELS, MAX_VERSIONS, MAX_ALIASES = 200, 500, 50
-# Each with its digest stands in the row.
+# Files of a version; each is in the row with its digest.
 MAX_FILES = 1000
-# Of a version: its digests are made by reading all of it.
+# Bytes of a version, all of which are read for the digests.
 MAX_BYTES = 50 * 2**30
 ROOM = "models/"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where files lie: `folder` of `store`; `run` has written them, and `hook_run` told of them."""
+    """Files in `folder` of `store`. `run` wrote them, and `hook_run` reported them."""
 
     store: Datastore
     folder: str
@@ -61,7 +64,7 @@ class Source:
 
 @transaction.atomic
 def create_model(manifest: ModelManifest, appcode: Appcode, *, acting_user: User) -> RegisteredModel:
-    """One that was deleted comes back with its history. Raises Invalid for a name that is taken, and PermissionDenied."""
+    """Creates a model; a deleted one of that name returns with its history. Raises Invalid for a taken name, PermissionDenied."""
     require(acting_user, appcode, OPERATE)
     Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode.pk)
     rows = RegisteredModel.objects.filter(appcode=appcode).select_related("appcode", "created_by")
@@ -77,27 +80,26 @@ def create_model(manifest: ModelManifest, appcode: Appcode, *, acting_user: User
     made = found or RegisteredModel.objects.create(
         appcode=appcode, name=name, description=description, created_by=acting_user
     )
-    _record("model.created", made, acting_user, "Created." if not found else "Created anew; its numbers go on.")
+    MODELS.record(made, "created", acting_user, "Created." if not found else "Created anew; its numbers go on.")
     return made
 
 
 @transaction.atomic
 def change_model(model: RegisteredModel, manifest: ModelManifest, *, acting_user: User) -> RegisteredModel:
-    """Its description. Raises Invalid, PermissionDenied, and Http404 where it was deleted meanwhile."""
-    found = _locked(model, acting_user)
-    if manifest.metadata.name != found.name:
-        raise Invalid.at("metadata", "name", message="A model keeps its name: programs find it by that.")
+    """Changes the description. Raises Invalid, PermissionDenied, and Http404 if it was deleted meanwhile."""
+    found = MODELS.locked(model, acting_user)
+    refuse_changes(manifest, name=found.name)
     if manifest.metadata.description != found.description:
         found.description = manifest.metadata.description
         found.save(update_fields=["description", "changed_at"])
-        _record("model.changed", found, acting_user, "Changed.")
+        MODELS.record(found, "changed", acting_user, "Changed.")
     return found
 
 
 @transaction.atomic
 def delete_model(model: RegisteredModel, *, acting_user: User) -> None:
-    """With all versions, whose files stay. Raises Conflict while an alias names one of them, or a cluster has one."""
-    found = _locked(model, acting_user)
+    """Deletes it with all versions; files stay. Raises Conflict while an alias names one of them, or one is used."""
+    found = MODELS.locked(model, acting_user)
     if names := list(_living(found).values_list("name", flat=True)):
         raise Conflict(f"{', '.join(names)} of {found.name} still names a version; remove that alias first.")
     versions = _held_alone(found, Q())
@@ -108,24 +110,24 @@ def delete_model(model: RegisteredModel, *, acting_user: User) -> None:
         raise Conflict(f"The service {services} answers with a version of {found.name}; delete the service first.")
     for version in versions:
         _let_go(version)
-    # Who creates it again has said nothing of this.
+    # A model created again under this name starts without the rule.
     ModelRetention.objects.filter(model=found).delete()
     found.deleted_at = timezone.now()
     found.save(update_fields=["deleted_at", "changed_at"])
-    _record("model.deleted", found, acting_user, "Deleted; its files and the history of its aliases stay.")
+    MODELS.record(found, "deleted", acting_user, "Deleted; its files and the history of its aliases stay.")
 
 
 def register(
     appcode: Appcode, name: str, spec: ModelVersionSpec, *, acting_user: User, create: bool = False
 ) -> ModelVersion:
-    """The next version of the model `name`, which is made where there is none and `create` says so. Asks the datastore, so not
-    inside a transaction. Raises Invalid at ("spec", …), Conflict, Http404, PermissionDenied, DriverError."""
+    """Registers the next version of the model `name`, which `create` may create. Queries the datastore, so not inside a
+    transaction. Raises Invalid at ("spec", …), Conflict, Http404, PermissionDenied, DriverError."""
     require(acting_user, appcode, OPERATE)
     return register_from(appcode, name, source_of(appcode, spec), spec, acting_user=acting_user, create=create)
 
 
 def source_of(appcode: Appcode, spec: ModelVersionSpec) -> Source:
-    """Raises Invalid at the field that names what is not there."""
+    """Raises Invalid at the field that names something missing."""
     if spec.run is not None:
         run = runs_named([spec.run], appcode).get(spec.run)
         if run is None:
@@ -138,7 +140,7 @@ def source_of(appcode: Appcode, spec: ModelVersionSpec) -> Source:
 
 
 def output_of(run: Run) -> Source:
-    """Where a run has written. Raises Invalid at ("spec", "run")."""
+    """The output of a run. Raises Invalid at ("spec", "run")."""
     name = f"{run.cluster.name}/{run.number}"
     if not run.is_terminal:
         raise Invalid.at("spec", "run", message=f"{name} has not ended yet.")
@@ -154,7 +156,7 @@ def output_of(run: Run) -> Source:
 def register_from(
     appcode: Appcode, name: str, source: Source, about: About, *, acting_user: User, create: bool
 ) -> ModelVersion:
-    """As `register`, of files that `source` names. What a hook has told of is registered once."""
+    """`register` for files in `source`. A version from a hook is registered once."""
     store = source.store
     if store.kind not in (Datastore.Kind.S3, Datastore.Kind.LOCAL):
         raise Invalid.at(
@@ -199,14 +201,14 @@ def register_from(
             locked.version_count = number
             locked.save(update_fields=["version_count", "changed_at"])
             where = f"{source.run.cluster.name}/{source.run.number}" if source.run else f"{store.name}/{folder}"
-            _record("model.registered", locked, acting_user, f"Version {number}, of {where}.", version=number)
+            MODELS.record(locked, "registered", acting_user, f"Version {number}, of {where}.", version=number)
             _wake(locked)
     return version
 
 
 def _which(store: Datastore, folder: str, about: About) -> tuple[str, str, About, dict[str, Any]]:
-    """The folder of the model in `folder`, its format, and what its MLmodel says, if it has one, where nobody has said it: the
-    last are words about its origin. Raises Invalid."""
+    """The model's folder below `folder`, its format, `about` completed from its MLmodel (if it has one), and the origin that
+    the MLmodel states. Raises Invalid."""
     if about.format is not None:
         return folder, about.format, about, {}
     paths = [path for path, _, _ in _below(store, folder)]
@@ -224,7 +226,7 @@ def _which(store: Datastore, folder: str, about: About) -> tuple[str, str, About
 def _by_mlflow(
     store: Datastore, folder: str, file: str, paths: Sequence[str], about: About
 ) -> tuple[str, str, About, dict[str, Any]]:
-    """As `_which`. What MLflow has no safe format for, such as a pickle, is of the format "other", with all that lies there."""
+    """`_which` for an MLmodel. A flavor without a safe format, such as a pickle, gets the format "other", with all its files."""
     driver = open_store(store)
     top = file.rpartition("/")[0]
     try:
@@ -243,7 +245,7 @@ def _by_mlflow(
         data = driver.read_range(posixpath.join(folder, example), 0, MAX_SAMPLE_BYTES + 1)
         if len(data) <= MAX_SAMPLE_BYTES:
             known["sample"] = mlflow.sample(data)
-    # Checked as what people say is; what would not be taken from them is left out.
+    # Validated like user input; invalid values are left out.
     with suppress(ValidationError, Invalid):
         refuse_nul([_said(each) for each in known.values()])
         about = about.model_validate(about.model_dump(by_alias=True) | {k: _said(v) for k, v in known.items()})
@@ -266,7 +268,7 @@ def _plain(signature: Any) -> dict[str, Any] | None:
 
 
 def lineage_of(run: Run) -> dict[str, Any]:
-    """From where it came, kept when the run is gone."""
+    """The origin of a version, kept after the run is gone."""
     return {
         "run": f"{run.cluster.name}/{run.number}",
         "partOf": run.cluster.part_of or None,
@@ -281,9 +283,10 @@ def lineage_of(run: Run) -> dict[str, Any]:
 
 @transaction.atomic
 def delete_version(version: ModelVersion, *, acting_user: User | None, rule: str = "") -> None:
-    """Its files stay, and may be changed again; its number is never used again. Deleted twice, it is deleted once. `rule` says by
-    which one the portal does it, for whom `acting_user` is None. Raises Conflict while somebody uses it, and as `_locked`."""
-    model = _locked(version.model, acting_user)
+    """Deletes a version; its number is never reused. Its files stay, and may be changed again. Deleted twice, it is deleted
+    once. With `rule` the portal deletes it, and `acting_user` is None. Raises Conflict while it is used, and what `locked`
+    raises."""
+    model = MODELS.locked(version.model, acting_user)
     found = next(iter(_held_alone(model, Q(pk=version.pk))), None)
     if found is None:
         return
@@ -297,16 +300,15 @@ def delete_version(version: ModelVersion, *, acting_user: User | None, rule: str
     _let_go(found)
     by = f" by the rule “{rule}”" if rule else ""
     facts = {"version": found.number, "rule": rule} if rule else {"version": found.number}
-    _record(
-        "model.version-deleted", model, acting_user, f"Version {found.number}: deleted{by}; its files stay.", **facts
+    MODELS.record(
+        model, "version-deleted", acting_user, f"Version {found.number}: deleted{by}; its files stay.", **facts
     )
 
 
 @transaction.atomic
 def save_retention(model: RegisteredModel, spec: RetentionSpec, *, acting_user: User) -> ModelRetention:
-    """The rule by which versions go, in place of the one before; it is applied in a minute, and then every day. Saved twice, it
-    is saved once."""
-    model = _locked(model, acting_user)
+    """Replaces the rule by which versions are deleted, applied within a minute, then daily. Saved twice, it is saved once."""
+    model = MODELS.locked(model, acting_user)
     rule = ModelRetention.objects.filter(model=model).select_related("created_by").first()
     if rule and (rule.keep, rule.days) == (spec.keep, spec.days):
         return rule
@@ -314,20 +316,20 @@ def save_retention(model: RegisteredModel, spec: RetentionSpec, *, acting_user: 
     rule.keep, rule.days, rule.created_by = spec.keep, spec.days, acting_user
     rule.created_at = rule.due_at = timezone.now()
     rule.save()
-    _record("model.rule-saved", model, acting_user, f"{spec.words}.", keep=spec.keep, days=spec.days)
+    MODELS.record(model, "rule-saved", acting_user, f"{spec.words}.", keep=spec.keep, days=spec.days)
     return rule
 
 
 @transaction.atomic
 def forget_retention(model: RegisteredModel, *, acting_user: User) -> None:
-    """Nothing goes by a rule any more. Where there is none, nothing changes."""
-    model = _locked(model, acting_user)
+    """Removes the rule, if there is one."""
+    model = MODELS.locked(model, acting_user)
     if ModelRetention.objects.filter(model=model).delete()[0]:
-        _record("model.rule-removed", model, acting_user, "Nothing goes by a rule any more.")
+        MODELS.record(model, "rule-removed", acting_user, "Nothing goes by a rule any more.")
 
 
 def _named_users(uses: Sequence[VersionUse]) -> tuple[str, str]:
-    """The names of services, at most ten, and before them those of everything else."""
+    """Names of all users except services, and names of services; at most ten each."""
     services = dict.fromkeys(each.name for each in uses if each.kind == "service")
     others = dict.fromkeys(
         each.name if each.kind == "cluster" else f"the {each.kind} {each.name}"
@@ -339,8 +341,8 @@ def _named_users(uses: Sequence[VersionUse]) -> tuple[str, str]:
 
 @transaction.atomic
 def ask_check(version: ModelVersion, *, acting_user: User) -> ModelVersion:
-    """Has all its files read again, and compared with what they were. Asked twice, they are read once."""
-    model = _locked(version.model, acting_user)
+    """Requests that all files are read again and compared with their digests. Requested twice, they are read once."""
+    model = MODELS.locked(version.model, acting_user)
     found = model.versions.filter(pk=version.pk, deleted_at=None).first()
     if found is None:
         raise Http404(f"{model.name} has no version {version.number} any more.")
@@ -358,13 +360,13 @@ def ask_check(version: ModelVersion, *, acting_user: User) -> ModelVersion:
 
 @transaction.atomic
 def move_alias(model: RegisteredModel, name: str, number: int, reason: str = "", *, acting_user: User) -> ModelAlias:
-    """Makes the alias name a version, from now on; where it names that already nothing changes. Raises Invalid at "version",
-    Conflict for a version whose files are not known to be what they were, Http404, PermissionDenied."""
+    """Makes the alias name a version from now on. Changes nothing if it names it already. Raises Invalid at "version", Conflict
+    for a version whose files are not verified, Http404, PermissionDenied."""
     try:
         checked_alias(name)
     except ValueError as error:
         raise Invalid.at("alias", message=str(error)) from None
-    model = _locked(model, acting_user)
+    model = MODELS.locked(model, acting_user)
     version = model.versions.filter(number=number, deleted_at=None).first()
     if version is None:
         raise Invalid.at("version", message=f"{model.name} has no version {number}.")
@@ -383,16 +385,16 @@ def move_alias(model: RegisteredModel, name: str, number: int, reason: str = "",
     row = _moved(model, name, version, before, reason, acting_user)
     was = f", before {before.version.number}" if before and before.version else ""
     why = f" {reason}" if reason else ""
-    _record(
-        "model.alias-moved", model, acting_user, f"{name} names version {number}{was}.{why}", alias=name, version=number
+    MODELS.record(
+        model, "alias-moved", acting_user, f"{name} names version {number}{was}.{why}", alias=name, version=number
     )
     return row
 
 
 @transaction.atomic
 def remove_alias(model: RegisteredModel, name: str, reason: str = "", *, acting_user: User) -> None:
-    """It names nothing from now on; its history stays. Where it names nothing, nothing changes."""
-    model = _locked(model, acting_user)
+    """Makes the alias name nothing from now on; its history stays. Changes nothing if it names nothing."""
+    model = MODELS.locked(model, acting_user)
     before = _living(model).filter(name=name).select_related("version").first()
     if before is None:
         return
@@ -400,13 +402,13 @@ def remove_alias(model: RegisteredModel, name: str, reason: str = "", *, acting_
     assert before.version is not None
     number = before.version.number
     why = f" {reason}" if reason else ""
-    _record("model.alias-removed", model, acting_user, f"{name} names nothing, before {number}.{why}", alias=name)
+    MODELS.record(model, "alias-removed", acting_user, f"{name} names nothing, before {number}.{why}", alias=name)
 
 
 def _moved(
     model: RegisteredModel, name: str, version: ModelVersion | None, before: ModelAlias | None, reason: str, user: User
 ) -> ModelAlias:
-    """Ends one row and begins the next at the same moment, which is later than the one before even where the clock is not."""
+    """Ends one row and begins the next at the same moment, always later than the last, even if the clock was set back."""
     now = timezone.now()
     if before:
         now = max(now, before.since + dt.timedelta(microseconds=1))
@@ -421,8 +423,8 @@ def _living(model: RegisteredModel) -> Any:
 
 
 def _held_alone(model: RegisteredModel, which: Q) -> list[ModelVersion]:
-    """Its versions of which no run can be made until the end of the transaction, and the runs of which all are seen from here on.
-    Raises Conflict where one is being made, without waiting for that: who makes it may wait for the model."""
+    """Locks these versions, so that until the end of the transaction no new run can use them and all existing runs are visible.
+    Raises Conflict, without waiting, if a run of one is just being created: that transaction may wait for the model."""
     rows = model.versions.filter(which, deleted_at=None)
     found = list(rows.select_for_update(of=("self",), no_key=True, skip_locked=True).select_related("frozen"))
     if len(found) < rows.count():
@@ -438,20 +440,8 @@ def _let_go(version: ModelVersion) -> None:
         frozen.delete()
 
 
-def _locked(model: RegisteredModel, user: User | None) -> RegisteredModel:
-    """The model as it is now, for this transaction alone; for None, which is the portal itself, whoever may change it. Raises
-    PermissionDenied, and Http404 where it was deleted meanwhile."""
-    if user is not None:
-        require(user, model.appcode, OPERATE)
-    rows = RegisteredModel.objects.select_for_update(of=("self",), no_key=True).select_related("appcode", "created_by")
-    found = rows.filter(pk=model.pk, deleted_at=None).first()
-    if found is None:
-        raise Http404(f"There is no model “{model.name}” any more.")
-    return found
-
-
 def _named(appcode: Appcode, name: str, user: User, *, create: bool) -> RegisteredModel:
-    """The model of this name, for this transaction alone."""
+    """The model of this name, locked until the end of the transaction."""
     found = (
         RegisteredModel.objects.select_related("appcode").filter(appcode=appcode, name=name, deleted_at=None).first()
     )
@@ -460,12 +450,8 @@ def _named(appcode: Appcode, name: str, user: User, *, create: bool) -> Register
     if found is None:
         manifest = parse(ModelManifest, {"metadata": {"name": name}}, appcode=appcode.code)
         found = create_model(manifest, appcode, acting_user=user)
-    return _locked(found, user)
+    return MODELS.locked(found, user)
 
 
 def _wake(model: RegisteredModel) -> None:
     transaction.on_commit(lambda: wakeups.wake_whole(model.appcode_id, ROOM))
-
-
-def _record(verb: str, model: RegisteredModel, actor: User | None, message: str, **data: Any) -> None:
-    record(verb, actor=actor, appcode=model.appcode.code, object=f"model {model}", message=message, **data)

@@ -1,10 +1,10 @@
-"""How far what a model is asked and answers has gone from the sample that it was trained with. Pure.
+"""Drift: how far a model's inputs and outputs are from its training sample. Pure.
 
-A model server (frameworks/serve.py) counts the values of each column in bins of that sample, and its counts only grow. Here they
-are read, whatever such a server says; what came between two readings is their difference, which is added up over servers; and of
-the sum each column has its population stability index (PSI): Σ (seen - expected) · ln(seen / expected) over the shares of bins.
-Below 0.1 people say that nothing has changed, from 0.25 on that the model is asked something else. Source: Siddiqi, Credit Risk
-Scorecards, 2006. Of few rows the index is large by chance (about bins ÷ rows), so under 200 nothing is said.
+A model server (frameworks/inside/serve.py) counts each column's values in bins of that sample; its counters only grow. This
+module validates its readings, takes the difference of two readings, and adds differences over servers. Each column of the sum
+has its population stability index (PSI): Σ (seen - expected) · ln(seen / expected) over the shares of bins. By convention, below
+0.1 nothing has changed, and from 0.25 on the population is different. Source: Siddiqi, Credit Risk Scorecards, 2006. With few
+rows the index is large by chance (about bins ÷ rows), so it is not computed for fewer than 200.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 Word = Literal["stable", "moderate", "large", "too few"]
 MODERATE, LARGE = 0.1, 0.25
 MIN_ROWS = 200
-# Of a share: an empty bin counts as if it had this.
+# Minimum share of a bin, used for empty ones.
 LEAST = 1e-4
-# 16 tensors of 64 columns, in and out.
+# Limit of columns: 16 tensors of 64 columns, in and out.
 MOST_COLUMNS, MOST_EDGES = 2048, 20
-# What a reading may have, in bytes.
+# Maximum bytes of a reading.
 MOST_BYTES = 4 * 2**20
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
@@ -36,7 +36,7 @@ class _Frozen(BaseModel):
 
 
 class Column(_Frozen):
-    """One more bin than edges: the last is beyond all of them."""
+    """There is one more bin than edges; the last bin is above all edges."""
 
     tensor: Annotated[str, StringConstraints(max_length=200)]
     column: Annotated[int, Field(ge=0, lt=2**31)]
@@ -67,20 +67,20 @@ class Column(_Frozen):
 
     @property
     def psi(self) -> float | None:
-        """None of too few rows."""
+        """None for too few rows."""
         return psi(self.expected, self.seen) if self.rows >= MIN_ROWS else None
 
     def counted(self, seen: Iterable[int]) -> Column:
         return self.model_copy(update={"seen": tuple(seen)})
 
     def document(self) -> dict[str, Any]:
-        """As a row keeps it: the counts, with `psi` and its `word`."""
+        """As stored in a row: the counts, with `psi` and its `word`."""
         found = self.psi
         return self.model_dump(mode="json") | {"psi": None if found is None else round(found, 4), "word": word(found)}
 
 
 class Reading(_Frozen):
-    """What a server has counted since it began. `rows` are all that it answered, of which columns may have only a part."""
+    """A server's counters since its start. `rows` counts all rows that it answered; columns may have counted only some."""
 
     since: AwareDatetime
     rows: Count
@@ -88,12 +88,12 @@ class Reading(_Frozen):
 
     @property
     def bins(self) -> str:
-        """The same where each column has the same bins."""
+        """A digest of the bins of all columns."""
         return hashlib.sha256(repr([(each.key, each.expected) for each in self.columns]).encode()).hexdigest()
 
 
 def read(document: Any) -> Reading:
-    """What a server, which is a tenant's program, answered as JSON. Raises ValueError with a sentence."""
+    """Validates the JSON of a server, which is a tenant's program. Raises ValueError with a sentence."""
     try:
         found = Reading.model_validate(document)
     except ValidationError as error:
@@ -105,7 +105,7 @@ def read(document: Any) -> Reading:
 
 
 def psi(expected: Sequence[float], seen: Sequence[int]) -> float:
-    """Of the shares that were expected and the counts that were seen, bin by bin. 0 where nothing was seen."""
+    """PSI of the expected shares and the counts seen, bin by bin. 0 if nothing was seen."""
     if len(expected) != len(seen):
         raise ValueError("There are as many counts as shares.")
     total = sum(seen)
@@ -122,7 +122,7 @@ def word(value: float | None) -> Word:
 
 
 def between(later: Reading, earlier: Reading | None) -> Reading:
-    """What came between two readings of one server. One that has begun anew since, has counted all that it says since then."""
+    """The increase between two readings of one server. After a restart of the server it is the whole later reading."""
     if earlier is None or later.since != earlier.since or later.rows < earlier.rows:
         return later
     before = {each.key: each.seen for each in earlier.columns}
@@ -138,7 +138,7 @@ def between(later: Reading, earlier: Reading | None) -> Reading:
 
 
 def together(readings: Iterable[Reading]) -> Reading | None:
-    """Of several servers of one version. None of none."""
+    """The sum over servers of one version; None without readings."""
     since: dt.datetime | None = None
     rows, columns = 0, dict[Any, Column]()
     for reading in readings:
@@ -153,7 +153,7 @@ def together(readings: Iterable[Reading]) -> Reading | None:
 
 
 def documents(reading: Reading) -> list[dict[str, Any]]:
-    """Its columns as a row keeps them (`Column.document`), what drifted most first."""
+    """The columns as stored in a row (`Column.document`), largest drift first."""
     found = [each.document() for each in reading.columns]
     return sorted(
         found,
@@ -167,5 +167,5 @@ def documents(reading: Reading) -> list[dict[str, Any]]:
 
 
 def again(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Columns of what `documents` made, to add to them."""
+    """The columns from `documents`, to add to them."""
     return [Column.model_validate(each) for each in rows]

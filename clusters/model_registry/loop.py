@@ -1,8 +1,8 @@
-"""What becomes of versions after people have asked for them: their files are read, and what hooks told of is registered.
+"""Processes versions after they were requested: reads their files, and registers versions that hooks reported.
 
-A version is Pending until all its files have been read; who dies over it has kept what was read before, and the sweep finds the
-rest. Before and after reading, the files are compared with the listing that was frozen, so a digest is of that and nothing else.
-Asked again, the same loop reads them again and says which are no longer what they were.
+A version is Pending until all its files were read. After a crash, files that were read stay read, and the resync finds the
+rest. The files are compared with the frozen listing before and after reading, so digests match that listing. When a check is
+requested, the same loop reads the files again and reports those that changed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from clusters import wakeups
+from clusters.catalog.folders import output_folder
 from clusters.clouds.drivers.base import CloudError
+from clusters.hooks.facts import metrics_of
+from clusters.hooks.models import HookRun
 from clusters.model_registry.actions import ROOM, Source, output_of, register_from
 from clusters.model_registry.manifest import SAID, Said
+from clusters.model_registry.models import ModelVersion
 from clusters.model_registry.signature import read_signature
-from clusters.models import HookRun, ModelVersion
-from clusters.run_hooks.facts import metrics_of
-from clusters.spec.folders import output_folder
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, NotThere
 from datastores.drivers.patience import within
@@ -44,9 +45,9 @@ from portal.text import readable
 log = logging.getLogger(__name__)
 
 State = ModelVersion.State
-# For how long what cannot be read is tried again, and how often.
+# How long unreadable files are retried, and the interval.
 PATIENCE, AGAIN = dt.timedelta(minutes=10), dt.timedelta(seconds=20)
-# After which a turn begins no other file; how long a store may take over one, and over a listing.
+# Seconds after which a turn starts no more files; maximum seconds for one file, and for a listing.
 TURN_SECONDS, FILE_SECONDS, LIST_SECONDS = 60.0, 900.0, 30.0
 MAX_SAID = 256 * 1024
 RESYNC_LIMIT = 500
@@ -54,8 +55,8 @@ TOLD = Q(did__phase__in=("Succeeded", "Failed", "Stopped"), message="", run__clu
 
 
 def advance(appcode_id: int, _: str = "") -> None:
-    """Registers what hooks of an appcode told of, and reads what is Pending. One worker at a time is at an appcode, so that a
-    slow server of its people keeps no more."""
+    """Registers versions reported by an appcode's hooks, and reads Pending ones. One worker at a time handles an appcode, so
+    that its slow server does not block more."""
     until = time.monotonic() + TURN_SECONDS
     with advisory_lock(Lock.MODELS, str(appcode_id)) as is_mine:
         if not is_mine:
@@ -71,7 +72,7 @@ def advance(appcode_id: int, _: str = "") -> None:
 
 
 def resync() -> None:
-    """Finds those of which the wake-up was lost, and those that are tried again: one wake-up for an appcode."""
+    """Finds lost wake-ups and due retries. One wake-up for each appcode."""
     told = HookRun.objects.filter(TOLD).values_list("run__cluster__appcode").annotate(count=Count("pk"))
     due = _due().order_by().values_list("model__appcode").annotate(count=Count("pk"))
     for appcode_id in {pk for pk, _ in (*told[:RESYNC_LIMIT], *due[:RESYNC_LIMIT])}:
@@ -85,7 +86,6 @@ def _due() -> Any:
 
 
 def _read(version: ModelVersion, until: float) -> None:
-    """One turn of a version."""
     mine = ModelVersion.objects.filter(pk=version.pk, state=State.PENDING, asked_at=version.asked_at, deleted_at=None)
     mine.update(tried_at=timezone.now())
     is_late = timezone.now() - version.asked_at > PATIENCE
@@ -100,7 +100,7 @@ def _read(version: ModelVersion, until: float) -> None:
 
 
 def _looked(version: ModelVersion, until: float, *, is_late: bool) -> dict[str, Any]:
-    """What is to be written of it. Raises DriverError, and CloudError."""
+    """The columns to update. Raises DriverError and CloudError."""
     assert version.frozen is not None
     driver = open_store(version.frozen.datastore)
     if why := _why_other(version, driver):
@@ -108,7 +108,7 @@ def _looked(version: ModelVersion, until: float, *, is_late: bool) -> dict[str, 
     if version.checked_at is None:
         files, is_all = _digests(version, driver, until)
         if not is_all:
-            # What was read is kept; the rest has its turn at once.
+            # What was read is kept; the rest is read in the next turn, at once.
             return {"files": files, "tried_at": None}
         found = {"files": files} | _told(version, driver, is_late=is_late)
     else:
@@ -124,7 +124,7 @@ def _looked(version: ModelVersion, until: float, *, is_late: bool) -> dict[str, 
 
 
 def _digests(version: ModelVersion, driver: Driver, until: float) -> tuple[list[dict[str, Any]], bool]:
-    """Its files with the digests of those that are read by now, one at least, and whether these are all."""
+    """The files, with digests of those read so far (at least one more), and whether all are read."""
     files = [dict(each) for each in version.files]
     for each in files:
         if not each["sha256"]:
@@ -135,8 +135,7 @@ def _digests(version: ModelVersion, driver: Driver, until: float) -> tuple[list[
 
 
 def _again(version: ModelVersion, driver: Driver, until: float) -> tuple[list[dict[str, Any]], str, bool]:
-    """Its files, with a mark of this check on those that were read again by now, one more at least; the first that has other
-    bytes, or ""; and whether these are all."""
+    """The files, marked by this check if read so far (at least one more); the first changed one, or ""; whether all are read."""
     files, check = [dict(each) for each in version.files], version.asked_at.isoformat()
     for each in files:
         if each.get("again") != check:
@@ -149,7 +148,7 @@ def _again(version: ModelVersion, driver: Driver, until: float) -> tuple[list[di
 
 
 def _told(version: ModelVersion, driver: Driver, *, is_late: bool) -> dict[str, Any]:
-    """Signature and metrics, where nobody has said them."""
+    """Signature and metrics, unless they were given."""
     found: dict[str, Any] = {}
     if version.signature is None:
         sizes = [(each["path"], each["size"]) for each in version.files]
@@ -167,7 +166,7 @@ def _told(version: ModelVersion, driver: Driver, *, is_late: bool) -> dict[str, 
 
 
 def _why_other(version: ModelVersion, driver: Driver) -> str:
-    """How what lies there differs by names, sizes and times from what was frozen, or ""."""
+    """How the files now differ by name, size or time from the frozen listing, or ""."""
     assert version.frozen is not None
     with within(LIST_SECONDS):
         lies = []
@@ -201,8 +200,8 @@ def _joined(folder: str, path: str) -> str:
 
 
 def _register(row: HookRun) -> None:
-    """Makes the version that a hook told of, or writes down why not, or not yet. Of one that has failed there is none. Who dies
-    between the two has it made again, which is the same version."""
+    """Creates the version that a hook reported, or stores why that failed or has to wait. A failed hook creates none. After a
+    crash between the two, it is created again, which returns the same version."""
     found = {"model": ""}
     assert row.did is not None
     try:
@@ -225,7 +224,7 @@ def _refused(why: str) -> dict[str, str]:
 
 
 def _make(row: HookRun) -> None:
-    """Raises what `register_from` does."""
+    """Raises what `register_from` raises."""
     user = _acting(row)
     said, its_own = _said(row)
     source = its_own if said.output == "hook" else output_of(row.run)
@@ -241,7 +240,7 @@ def _acting(row: HookRun) -> User:
 
 
 def _said(row: HookRun) -> tuple[Said, Source]:
-    """What the hook wrote as model-version.json, and where its output lies."""
+    """The hook's model-version.json, and the folder of its output."""
     assert row.did is not None
     spec, cluster = row.did.spec, row.did.cluster
     if not spec["output"]:

@@ -1,7 +1,7 @@
-"""What people say of models and their versions. Pure.
+"""Manifests of models and their versions. Pure.
 
-A version says where its files lie: in the output of a run, which is then its origin, or in a folder of a datastore. What a hook
-writes as model-version.json says the rest of it, for files that its run, or the hook itself, has written.
+A version's files are in the output of a run, which is then its origin, or in a folder of a datastore. A hook describes a
+version in model-version.json, for files that its run or the hook itself wrote.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from clusters.after import ModelName
+from clusters.manifest.hook_spec import ModelName
+from portal.kept import Kept
 from portal.manifests import AppcodeName, Manifest, Strict, field_error
 from portal.specs import Line
 
@@ -28,9 +29,9 @@ FORMATS: dict[Format, str] = {
 }
 MAX_DESCRIPTION, MAX_REASON, MAX_ALIAS = 500, 300, 40
 MAX_SAMPLE_BYTES = 64 * 1024
-# What a run has told of itself, and its hooks have as PORTAL_METRICS, fits.
+# Everything that a run may report, and its hooks get as PORTAL_METRICS, fits.
 MAX_METRICS, MAX_TENSORS, MAX_DIMENSIONS = 1000, 200, 16
-# How hooks tell of a version.
+# The file in which hooks describe a version.
 SAID = "model-version.json"
 _RUN = re.compile(r"[a-z][a-z0-9-]{0,62}/[1-9][0-9]{0,8}")
 _ALIAS = re.compile(r"[a-z][a-z0-9_-]*")
@@ -54,7 +55,7 @@ def _sample(value: Any) -> Any:
         raise ValueError(f"This cannot be kept as JSON: {error}.") from None
     if len(said) > MAX_SAMPLE_BYTES:
         raise ValueError(f"A sample request has at most {MAX_SAMPLE_BYTES // 1024} KiB.")
-    # Without NaN, which no JSON has.
+    # orjson has replaced NaN, which JSON does not have, by null.
     return orjson.loads(said)
 
 
@@ -86,14 +87,14 @@ class Tensor(Strict):
 
 
 class Signature(Strict):
-    """What a model takes and gives; `outputs` are null where only running it would tell."""
+    """Inputs and outputs of a model. `outputs` is null if only running the model would show them."""
 
     inputs: Annotated[list[Tensor], Field(max_length=MAX_TENSORS)]
     outputs: Annotated[list[Tensor], Field(max_length=MAX_TENSORS)] | None
 
 
 class ModelMetadata(Strict):
-    name: ModelName
+    name: Annotated[ModelName, Kept("A model keeps its name: programs find it by that.")]
     appcode: AppcodeName
     description: Annotated[Line, StringConstraints(max_length=200)] = Field(
         default="", examples=["Reads handwritten digits"]
@@ -108,7 +109,7 @@ class ModelManifest(Manifest):
 
 
 class About(Strict):
-    """What is said of a version besides where its files lie."""
+    """The description of a version, apart from where its files are."""
 
     path: Folder = Field(
         default="",
@@ -157,7 +158,7 @@ class ModelVersionManifest(Manifest):
 
 
 class Said(About):
-    """model-version.json, as hooks write it; what else stands there is for its readers."""
+    """model-version.json as hooks write it. Other fields are ignored here; they are for its readers."""
 
     model_config = ConfigDict(extra="ignore")
 

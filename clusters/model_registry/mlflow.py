@@ -1,7 +1,7 @@
-"""A version as MLflow has models, and back: what stands in its file MLmodel. Pure; nothing of a model is run.
+"""Converts versions to MLflow's file MLmodel and back. Pure; no model is run.
 
-Format: mlflow.org/docs/latest/ml/model (MLmodel, flavors), and mlflow/models/model.py of 3.17. Of the shapes of a signature there
-is one that is ours, too: tensors. Columns of a table say nothing that a model server could check, so they are left out.
+Format: mlflow.org/docs/latest/ml/model (MLmodel, flavors), and mlflow/models/model.py of 3.17. Of MLflow's kinds of signature
+only tensors exist here, too. Table columns contain nothing that a model server could check, so they are left out.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from clusters.model_registry.finding import models_among
+from clusters.model_registry.detection import models_among
 from clusters.model_registry.manifest import Format, Signature
 from portal.text import readable
 
 FILE, DATA, REQUIREMENTS, EXAMPLE, SERVING = (
     "MLmodel", "data", "requirements.txt", "input_example.json", "serving_input_example.json"
 )  # fmt: skip
-# The release whose format this is.
+# The MLflow release whose format is written.
 RELEASE = "3.17.2"
 MAX_BYTES = 256 * 1024
-# A class of one's own is no class of MLflow's: this file leads from one to the other.
+# MLflow cannot load a plain Python class; this loader wraps it.
 LOADER = "portal_loader"
 LOADER_PROGRAM = '''"""Reads model.py, with its class Model, as a model of MLflow: `predict` takes and returns arrays by name."""
 
@@ -49,13 +49,13 @@ def _load_pyfunc(folder):
     spec.loader.exec_module(module)
     return Wrapped(module.Model(Path(folder)))
 '''
-# What an environment needs at least. Which versions were there, only its image knows.
+# Minimum requirements. The exact versions are only known inside the image.
 NEEDS: Mapping[str, Sequence[str]] = {
     "saved-model": ("tensorflow",), "keras": ("keras",), "onnx": ("onnxruntime",), "sklearn": ("scikit-learn", "skops"),
     "python": ("numpy",),
 }  # fmt: skip
 _KINDS: Mapping[str, Format] = {"keras": "keras", "onnx": "onnx"}
-# Those of NumPy that a tensor of ours may have, too; texts are objects there.
+# NumPy types that tensors may have in both formats. Texts are objects in MLflow.
 _TYPES = {
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
 }  # fmt: skip
@@ -65,7 +65,7 @@ _MOST_DIMENSIONS = 32
 
 @dataclass(frozen=True)
 class Told:
-    """What an MLmodel says: where its model lies, from its own folder, and of which format; None where no flavor is ours."""
+    """The content of an MLmodel. `folder` is relative to the MLmodel; `format` is None if no flavor is supported."""
 
     folder: str
     format: Format | None
@@ -78,7 +78,7 @@ def files(
     name: str, number: int, *, format_: str, paths: Sequence[str], signature: Mapping[str, Any] | None, sample: Any,
     lineage: Mapping[str, Any], digests: Mapping[str, str], created: str, lock: str = "",
 ) -> dict[str, bytes]:  # fmt: skip
-    """The files beside those of the model, which lie in DATA, by their names."""
+    """The files beside those of the model (which are in DATA), by name."""
     made: dict[str, bytes] = {}
     document: dict[str, Any] = {
         "artifact_path": name, "flavors": _flavors(format_, paths), "mlflow_version": RELEASE, "utc_time_created": created,
@@ -112,7 +112,7 @@ def _flavors(format_: str, paths: Sequence[str]) -> dict[str, Any]:
             "python_function": {"loader_module": "mlflow.tensorflow"},
         }
     if format_ == "keras" and main:
-        # MLflow puts the ending there itself.
+        # MLflow appends the extension itself.
         return {
             "keras": {"data": main.removesuffix(".keras"), "save_exported_model": False},
             "python_function": {"loader_module": "mlflow.keras"},
@@ -138,7 +138,7 @@ def _flavors(format_: str, paths: Sequence[str]) -> dict[str, Any]:
 
 
 def _signature(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """None where one of its tensors is of a type that MLflow has no word for."""
+    """None if a tensor has a type that MLflow does not have."""
     if not said:
         return None
     written: dict[str, Any] = {"params": None}
@@ -161,7 +161,7 @@ def _spec(tensor: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _example(sample: Any) -> Any:
-    """The inputs of a request of either protocol as MLflow has them, arrays by name or one array; None for anything else."""
+    """The inputs of a request in either protocol in MLflow's form: arrays by name, or one array. None for anything else."""
     if not isinstance(sample, dict):
         return None
     rows, inputs = sample.get("instances"), sample.get("inputs")
@@ -184,7 +184,7 @@ def _flat(data: Any) -> list[Any]:
 
 
 def _shaped(flat: list[Any], shape: Sequence[int]) -> Any:
-    """Raises ValueError where there are not as many."""
+    """Raises ValueError if the number of values does not match."""
     if len(shape) > _MOST_DIMENSIONS:
         raise ValueError("too many dimensions")
     for size in reversed(shape[1:]):
@@ -196,11 +196,11 @@ def _shaped(flat: list[Any], shape: Sequence[int]) -> Any:
     return flat
 
 
-# -- and back ----------------------------------------------------------------------------------------------------------------
+# -- reading an MLmodel ------------------------------------------------------------------------------------------------------
 
 
 class _Plain(yaml.SafeLoader):
-    """Without references: a few of them would stand for as much as fills all memory."""
+    """A loader without aliases: a few of them can expand to more than all memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -209,7 +209,7 @@ class _Plain(yaml.SafeLoader):
 
 
 def told(data: bytes) -> Told:
-    """Of an MLmodel of anybody's. Raises ValueError with a sentence."""
+    """Parses an untrusted MLmodel. Raises ValueError with a sentence."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"MLmodel has more than {MAX_BYTES // 1024} KiB.")
     try:
@@ -239,7 +239,7 @@ def _model(flavors: Mapping[str, Any]) -> tuple[str, Format | None]:
     for name, format_ in _KINDS.items():
         if said := own.get(name):
             path = str(said.get("data") or "")
-            # MLflow itself names a folder for Keras, in which there is model.keras.
+            # For Keras, MLflow itself names a folder that contains model.keras.
             return path if name == "keras" and "/" not in path else path.rpartition("/")[0], format_
     said = own.get("python_function", {})
     return (str(said.get("data") or ""), "python") if said.get("loader_module") == LOADER else ("", None)
@@ -265,7 +265,7 @@ def _tensors(text: Any, key: str) -> list[dict[str, Any]] | None:
 
 
 def _origin(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Words for people, which nobody has proved."""
+    """The stated origin, for display only; it is not verified."""
     portal = _dict(_dict(said.get("metadata")).get("portal"))
     lineage = _dict(portal.get("lineage"))
     code, read = _dict(lineage.get("code")), _dict(lineage.get("input"))
@@ -278,7 +278,7 @@ def _origin(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sample(data: bytes) -> Any:
-    """A request of an example of MLflow's; None where it is another kind."""
+    """A request from an MLflow input example; None if it is of another kind."""
     try:
         said = json.loads(data)
     except (ValueError, RecursionError):
@@ -291,7 +291,7 @@ def sample(data: bytes) -> Any:
 
 
 def the_one(paths: Iterable[str]) -> str | None:
-    """The only MLmodel among these files."""
+    """The only MLmodel among these files; None if there are none or several."""
     found = [path for path in paths if path.rpartition("/")[2] == FILE]
     return found[0] if len(found) == 1 else None
 

@@ -1,4 +1,4 @@
-"""A version as an archive that MLflow reads: read from its datastore while it is written."""
+"""A version as an archive for MLflow, streamed from its datastore."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import datetime as dt
 
 from zipstream import ZipStream
 
+from clusters.environments.models import Environment
 from clusters.model_registry import mlflow
-from clusters.models import Environment, ModelVersion
+from clusters.model_registry.models import ModelVersion
 from datastores.actions import open_store
 from datastores.files import contents
 from portal.errors import Conflict
 
 
 def packed(version: ModelVersion) -> ZipStream:
-    """Not compressed, so its size is known before. Raises Conflict, DriverError."""
+    """Not compressed, so its size is known beforehand. Raises Conflict and DriverError."""
     if version.state != ModelVersion.State.READY or version.frozen is None:
         raise Conflict(f"Version {version.number} is {version.state}; only what is Ready can be taken along.")
     driver = open_store(version.frozen.datastore)

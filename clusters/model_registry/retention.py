@@ -1,8 +1,8 @@
-"""The retention rule of a model: which versions go by themselves, and why each other one stays. Pure.
+"""The retention rule of a model: which versions are deleted, and why each other one stays. Pure.
 
-The newest that are Ready stay, and with `days` those that are younger; of the others whatever somebody uses, names or may go
-back to. So a preview and what is done by the rule are one decision, made twice. A number of versions has to be said, so no rule
-leaves a model without one that can be served: a rule of days alone, which would have let all go while nobody trains, was refused.
+The newest Ready versions stay, with `days` also the younger ones, and any version that is used, named or may be rolled back to.
+Preview and deletion use the same decision. A number of versions is required, so that no rule leaves a model without one that
+can be served. A rule of days alone was rejected, because it would delete all versions while nobody trains.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ READY, PENDING = "Ready", "Pending"
 
 
 class RetentionSpec(Strict):
-    """What stays of a model; all else goes."""
+    """What is kept of a model; everything else is deleted."""
 
     keep: int = Field(
         ge=1,
@@ -38,7 +38,7 @@ class RetentionSpec(Strict):
 
     @property
     def words(self) -> str:
-        """As people would say it: "Keep the last 10 versions, and all of the last 30 days"."""
+        """For display: "Keep the last 10 versions, and all of the last 30 days"."""
         last = f"{self.keep} versions" if self.keep != 1 else "version"
         more = ""
         if self.days is not None:
@@ -48,7 +48,7 @@ class RetentionSpec(Strict):
 
 @dataclass(frozen=True)
 class Found:
-    """A version: `state` is that of its files, `size` their bytes."""
+    """A version. `state` is that of its files, `size` their bytes."""
 
     number: int
     state: str
@@ -58,8 +58,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Named:
-    """That `alias` names a version (`until` None), or named it last until then. `goes_back`: it names another one now, and this
-    was the one before, to which people roll back."""
+    """`alias` names a version (`until` None), or named it last until then. `goes_back`: the alias names another version now,
+    and this is the one that a rollback would return to."""
 
     number: int
     alias: str
@@ -69,7 +69,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Held:
-    """Who keeps a version, for people, "service answers has it", and the page of that, where it has one."""
+    """What keeps a version, for display ("service answers has it"), and its page if it has one."""
 
     number: int
     why: str
@@ -78,7 +78,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Stays:
-    """A version that would go, were it not `held`, by one at least."""
+    """A version that would be deleted without `held`, which has at least one entry."""
 
     version: Found
     held: tuple[Held, ...]
@@ -86,7 +86,7 @@ class Stays:
 
 @dataclass(frozen=True)
 class Kept:
-    """Versions that the rule leaves alone, the newest first, and why."""
+    """Versions that the rule does not touch, newest first, and why."""
 
     why: str
     numbers: tuple[int, ...]
@@ -94,7 +94,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Decision:
-    """Each version is in one of these. Going and held are in the order in which they go, the oldest first."""
+    """Each version is in one of these. `going` and `held` have the oldest first, the order of deletion."""
 
     going: tuple[Found, ...]
     held: tuple[Stays, ...]
@@ -102,17 +102,17 @@ class Decision:
 
     @property
     def size(self) -> int:
-        """Bytes of those that go."""
+        """Bytes of the versions that are deleted."""
         return sum(version.size for version in self.going)
 
 
 def decide(
     spec: RetentionSpec, versions: Iterable[Found], named: Iterable[Named], held: Iterable[Held], now: dt.datetime
 ) -> Decision:
-    """What goes of all the `versions` of a model now."""
+    """What is deleted now, of all `versions` of a model."""
     newest_first = sorted(versions, key=lambda version: -version.number)
     ready = [version.number for version in newest_first if version.state == READY]
-    # None of these, and nothing that is newer than they are.
+    # The oldest of the newest `keep` Ready versions. It and everything newer stays.
     oldest_kept = ready[spec.keep - 1] if len(ready) >= spec.keep else 0
     since = now - dt.timedelta(days=spec.days) if spec.days is not None else None
     holders = defaultdict[int, list[Held]](list)
@@ -136,7 +136,7 @@ def _why_kept(version: Found, spec: RetentionSpec, oldest_kept: int, since: dt.d
         return f"among the last {spec.keep}" if spec.keep != 1 else "the last"
     if since is not None and version.registered >= since:
         return f"registered in the last {spec.days} days" if spec.days != 1 else "registered in the last day"
-    # What it is, is known when its files have been read; then its turn comes.
+    # A Pending version has its turn once its files were read.
     return "its files are being read" if version.state == PENDING else ""
 
 
@@ -151,8 +151,7 @@ def _by_names(named: Iterable[Named], since: dt.datetime | None) -> Iterable[Hel
 
 
 def versions_in(spec: object, model: str) -> set[int]:
-    """The numbers of versions of a model that a definition names as `"model": "digits/3"`, wherever it does: what consists of
-    clusters has that in each of them."""
+    """Version numbers that a definition names as `"model": "digits/3"`, at any depth, as it may contain several clusters."""
     found: set[int] = set()
     if isinstance(spec, dict):
         said = spec.get("model")

@@ -1,9 +1,9 @@
-"""Retention rules of models: what goes by itself, seen before it does.
+"""Retention rules of models, with a preview.
 
-A rule is looked at once a day, decided anew each time (retention.py) by what holds versions at that moment, and done by what
-deletes a version for people, which asks once more who uses it. Decision and deletion are one transaction under the lock of the
-model, so no alias moves between them; who dies meanwhile has deleted none of that turn, and the next one decides again. Marks
-at versions that say which are to go were refused, as for files (datastores/files/rules.py): they would have to be kept true.
+A rule runs once a day. Each time it decides anew (retention.py) from what uses versions at that moment, and deletes by the same
+action as users, which checks the uses again. Decision and deletion are one transaction under the model's lock, so no alias
+moves between them, and a crash undoes the whole turn. Versions are deliberately not marked for deletion, nor are files
+(datastores/files/rules.py): marks would have to be kept up to date.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from django.urls import reverse
 from django.utils import timezone
 
 from clusters.model_registry import actions
+from clusters.model_registry.models import ModelAlias, ModelRetention, RegisteredModel
 from clusters.model_registry.retention import Decision, Found, Held, Named, RetentionSpec, decide
-from clusters.model_registry.users import users_of
-from clusters.models import ModelAlias, ModelRetention, RegisteredModel, Rollout
+from clusters.model_registry.usage import users_of
+from clusters.services.models import Rollout
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict
 
 log = logging.getLogger(__name__)
 
 EVERY = dt.timedelta(days=1)
-# What could not be done is tried again.
+# Pause before a failed turn is repeated.
 AGAIN = dt.timedelta(hours=1)
-# How many go in one transaction, and for how many seconds a round begins others. The rest has its turn when other models have had
-# theirs.
+# Versions deleted in one transaction, and seconds after which a round starts no more rules. The rest waits until other models
+# have had their turn.
 MOST_DELETED, ROUND_SECONDS = 50, 50.0
 
 
@@ -48,14 +49,14 @@ def retention_of(model: RegisteredModel) -> ModelRetention:
 
 
 def preview(model: RegisteredModel, spec: RetentionSpec) -> Decision:
-    """What the rule would delete now, and who holds back what. Nine queries."""
+    """What the rule would delete now, and what keeps the other versions. Nine queries."""
     rows = model.versions.filter(deleted_at=None).values_list("number", "state", "created_at", "size")
-    # Asked after that: what has begun to use a version since counts, too.
+    # Uses are read after the versions, so that recent ones count, too.
     return decide(spec, [Found(*row) for row in rows], _named(model), _held(model), timezone.now())
 
 
 def sweep() -> None:
-    """Applies the rules that are due, that which waits longest first. One at a time, however many workers there are."""
+    """Applies the due rules, the one that waits longest first. One worker at a time."""
     with advisory_lock(Lock.MODEL_RULES) as is_mine:
         until = time.monotonic() + ROUND_SECONDS
         while is_mine and time.monotonic() < until:
@@ -63,14 +64,14 @@ def sweep() -> None:
             rule = due.select_related("model__appcode").first()
             if rule is None:
                 return
-            # Whoever dies over it does not keep the others waiting.
+            # Set first, so that a crash does not block the other rules.
             ModelRetention.objects.filter(pk=rule.pk).update(due_at=timezone.now() + AGAIN)
             apply(rule.model)
 
 
 @transaction.atomic
 def apply(model: RegisteredModel) -> None:
-    """One turn of its rule, as that is by now."""
+    """One turn of the model's current rule."""
     now = timezone.now()
     RegisteredModel.objects.select_for_update(no_key=True).get(pk=model.pk)
     rule = ModelRetention.objects.filter(model=model, model__deleted_at=None).first()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What a SavedModel takes and gives: reads saved_model.pb on its standard input and writes JSON,
-`{"inputs": […], "outputs": […]}`, or null where the model has no signature.
+"""Inputs and outputs of a SavedModel: reads saved_model.pb from standard input and writes JSON, `{"inputs": […], "outputs":
+[…]}`, or null for a model without a signature.
 
-A program of its own, because the file is a tenant's: it is parsed and nothing of it is run, in bounded memory and time, and what
-breaks over it is this process alone. The messages are those that TensorBoard brings; only the outermost is not among them
-(tensorflow/core/protobuf/saved_model.proto), so its one field of interest is named here.
+It is a separate program because the file is a tenant's: the file is only parsed, with limited memory and time, and can crash
+only this process. The message classes come from TensorBoard. It lacks the outermost one
+(tensorflow/core/protobuf/saved_model.proto), so the one field that is needed is declared here.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 MEMORY, SECONDS = 2 * 2**30, 20
 MOST = 200
 SERVING = "serving_default"
-# As NumPy calls them.
+# NumPy's names.
 TYPES = {"float": "float32", "double": "float64", "half": "float16"}
 
 

@@ -1,4 +1,4 @@
-"""What a model takes and gives, read from its files; nothing of a model is ever run here. What they do not tell is not known."""
+"""Inputs and outputs of a model, read from its files without ever running it. What the files do not contain stays unknown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from clusters.model_registry.finding import models_among
+from clusters.model_registry.detection import models_among
 from clusters.model_registry.manifest import Signature
 from datastores.drivers.base import Driver
 from portal.errors import Invalid
@@ -25,12 +25,12 @@ from portal.limits import refuse_nul
 
 log = logging.getLogger(__name__)
 
-# Weights lie beside saved_model.pb, not in it; config.json of a .keras file describes layers.
+# Limits in bytes. Weights are beside saved_model.pb, not in it; config.json in a .keras file describes layers.
 MAX_SAVED_MODEL, MAX_CONFIG = 64 * 2**20, 8 * 2**20
-# Bytes of a .keras file that are asked for at a time, and of which its list of files and its config.json have to be.
+# Bytes read at a time of a .keras file, and the total within which its directory and config.json must be.
 PIECE, MAX_READ = 256 * 1024, MAX_CONFIG + 4 * 2**20
 CHILD_SECONDS = 30
-# Of what a tenant wrote anything may be wrong, and each way of packing has errors of its own.
+# A tenant's file may be broken in any way, and each compression method has its own errors.
 BROKEN = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, LookupError, TypeError, ValueError,
     AttributeError, RuntimeError, ArithmeticError, MemoryError,
@@ -39,7 +39,7 @@ PROGRAM = Path(__file__).with_name("saved_model.py")
 
 
 def read_signature(driver: Driver, folder: str, files: Iterable[tuple[str, int]], known: str) -> Signature | None:
-    """Of a model of format `known` in `folder`, with these `files` (path from there, and bytes). Raises DriverError."""
+    """Signature of a model of format `known` in `folder`, which has `files` (relative path and bytes). Raises DriverError."""
     sizes = dict(files)
     main = next((each.main for each in models_among(sizes) if not each.folder and each.format == known), None)
     if main is None:
@@ -53,7 +53,7 @@ def read_signature(driver: Driver, folder: str, files: Iterable[tuple[str, int]]
 
 
 def _checked(found: Any) -> Signature | None:
-    """What a file says may be anything."""
+    """Validates `found`, as a file may contain anything."""
     try:
         refuse_nul(found)
         return Signature.model_validate(found) if found else None
@@ -79,8 +79,8 @@ def _of_saved_model(data: bytes) -> Any:
 
 
 class _Ranges(io.RawIOBase):
-    """A file of a datastore of which only what is wanted is read. Raises BadZipFile where that is more than a model needs: how
-    long its list of files is the file itself says."""
+    """A file in a datastore that is read in ranges. Raises BadZipFile beyond MAX_READ bytes, which no model needs: the file
+    itself declares the length of its directory."""
 
     def __init__(self, driver: Driver, path: str, size: int) -> None:
         self._driver, self._path, self._size, self._at = driver, path, size, 0
@@ -111,7 +111,7 @@ class _Ranges(io.RawIOBase):
 
 
 def _of_keras(file: _Ranges) -> Any:
-    """Of the input layers. What comes out only running it would tell."""
+    """Signature of the input layers. Outputs are only known by running it."""
     try:
         with zipfile.ZipFile(io.BufferedReader(file, PIECE)) as archive, archive.open("config.json") as stream:
             data = stream.read(MAX_CONFIG + 1)

@@ -1,32 +1,22 @@
-"""Reading pipelines: the only way from a person to rows. What is not theirs raises the same Http404 as what does not exist."""
+"""Access of users to pipelines (`portal/objects.py`), their runs and stages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import datetime as dt
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
 
-from django.db.models import QuerySet
 from django.http import Http404
 
-from clusters.models import Pipeline, PipelineRun, StageRun
-from portal.access import VIEW, Capability, appcodes_for, require
+from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
+from clusters.sweeps.totals import Sums
 from portal.models import User
+from portal.objects import Objects
 
-
-def pipelines_for(user: User) -> QuerySet[Pipeline]:
-    """Those of one's appcodes, with appcode, creator and latest run joined; the specs, which may be long, where they are asked
-    for."""
-    rows = Pipeline.objects.select_related("appcode", "created_by", "current_run__created_by")
-    rows = rows.defer("spec", "current_run__spec")
-    return rows if user.is_administrator else rows.filter(appcode__in=appcodes_for(user).order_by().values("pk"))
-
-
-def pipeline_for(user: User, appcode: str, name: str, capability: Capability = VIEW) -> Pipeline:
-    """Raises Http404 (absent or not theirs) or PermissionDenied (visible, but they may not do that)."""
-    pipeline = pipelines_for(user).filter(appcode__code=appcode, name=name).first()
-    if pipeline is None:
-        raise Http404(f"There is no pipeline “{name}” in {appcode} that you can see.")
-    require(user, pipeline.appcode, capability)
-    return pipeline
+# Their specs may be long, and lists do not need them.
+_ROWS = Pipeline.objects.select_related("appcode", "created_by", "current_run__created_by")
+PIPELINES = Objects("pipeline", _ROWS.defer("spec", "current_run__spec"))
+pipelines_for, pipeline_for = PIPELINES.visible, PIPELINES.find
 
 
 def pipeline_run_for(user: User, appcode: str, name: str, number: int) -> PipelineRun:
@@ -37,10 +27,18 @@ def pipeline_run_for(user: User, appcode: str, name: str, number: int) -> Pipeli
 
 
 def stages_of(runs: Iterable[PipelineRun]) -> dict[int, list[StageRun]]:
-    """Of each of these runs by its number in the database: all rows of its stages with their runs, in the order in which they
-    were made, so that the last one of a stage counts. One query."""
+    """Stage rows with their runs, by the pipeline run's primary key, oldest first: the last row of a stage counts. One query."""
     rows = StageRun.objects.filter(pipeline_run__in=[run.pk for run in runs]).order_by("pk")
     found: dict[int, list[StageRun]] = {run.pk: [] for run in runs}
     for row in rows.select_related("run__cluster", "sweep").defer("run__spec", "run__cluster__spec", "sweep__spec"):
         found[row.pipeline_run_id].append(row)
     return found
+
+
+def used_by(rows: Iterable[StageRun], sums: Mapping[int, Sums], now: dt.datetime) -> tuple[int, Decimal]:
+    """GPU-seconds and cost of what these stages started themselves. `sums` are the totals of their sweeps."""
+    rows = list(rows)
+    runs = [row.run for row in rows if row.run and not row.reused]
+    searched = [sums[row.sweep.pk] for row in rows if row.sweep]
+    cost = sum((run.cost_at(now) for run in runs), Decimal(0)) + sum((each.cost for each in searched), Decimal(0))
+    return sum(run.gpu_seconds_at(now) for run in runs) + sum(each.gpu_seconds for each in searched), cost

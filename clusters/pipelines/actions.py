@@ -1,4 +1,4 @@
-"""Everything that a person does to a pipeline. Each action is one transaction: the change, its Event, and a wake-up on commit.
+"""User actions on pipelines. Each is one transaction: the change, its Event, and a wake-up on commit.
 
 Rows are locked in one order: appcode → pipeline → cluster → run.
 """
@@ -6,27 +6,30 @@ Rows are locked in one order: appcode → pipeline → cluster → run.
 from __future__ import annotations
 
 from django.db import transaction
-from django.http import Http404
 from django.utils import timezone
 
-from clusters import actions
-from clusters.models import Cluster, Pipeline, PipelineRun, StageRun, Sweep
-from clusters.pipelines.advance import begin, forget_removed, go_on, latest_of, lock, told, wake
+from clusters.catalog.lookup import require_active, resolve
+from clusters.cluster import actions
+from clusters.pipelines.access import PIPELINES
 from clusters.pipelines.graph import RUNNING, Node, behind
+from clusters.pipelines.loop import begin, forget_removed, go_on, latest_of, wake
 from clusters.pipelines.manifest import PipelineManifest, PipelineSpec, cluster_name, part_of, reading
-from clusters.spec.catalog import require_active, resolve
+from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
+from clusters.runs.models import Cluster
 from clusters.sweeps.actions import cancel_sweep, delete_sweep, judge_sweep
 from clusters.sweeps.manifest import SweepSpec
+from clusters.sweeps.models import Sweep
 from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid
+from portal.kept import refuse_changes
 from portal.models import Appcode, User
 
-# Of one appcode.
+# Pipelines of one appcode.
 MOST = 500
 
 
 def judge(manifest: PipelineManifest, appcode: Appcode) -> None:
-    """Raises Invalid with every field that names what is absent or taken. Writes nothing."""
+    """Raises Invalid with every field that names something missing or taken. Writes nothing."""
     errors: list[FieldError] = []
     name, stages = manifest.metadata.name, manifest.spec.stages
     names = [cluster_name(name, stage.name) for stage in stages]
@@ -51,42 +54,36 @@ def judge(manifest: PipelineManifest, appcode: Appcode) -> None:
 
 
 def _unread(sweep: SweepSpec, pipeline: str, node: Node) -> SweepSpec:
-    """The sweep as far as it can be judged before there is what it reads."""
+    """The sweep without its input, to be judged before its input exists."""
     template = reading(sweep.template, pipeline, node, None)
     return sweep.model_copy(update={"template": template, "folds": sweep.folds if template.input else None})
 
 
 @transaction.atomic
 def create_pipeline(manifest: PipelineManifest, appcode: Appcode, *, acting_user: User) -> Pipeline:
-    """Defines it and runs nothing. Raises Invalid."""
+    """Creates the pipeline without running it. Raises Invalid."""
     require(acting_user, appcode, OPERATE)
     require_active(appcode)
-    Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode.pk)
-    rows, name = Pipeline.objects.filter(appcode=appcode), manifest.metadata.name
-    if rows.filter(name=name).exists():
-        sentence = f"{appcode.code} already has a pipeline “{name}”; choose another name."
-        raise Invalid.at("metadata", "name", message=sentence)
-    if rows.count() >= MOST:
-        raise Invalid.at("metadata", "name", message=f"{appcode.code} has {MOST} pipelines already; delete one.")
+    name = manifest.metadata.name
+    PIPELINES.reserve(appcode, name, MOST)
     judge(manifest, appcode)
     spec = manifest.spec.model_dump(mode="json", by_alias=True)
     made = Pipeline.objects.create(appcode=appcode, name=name, spec=spec, created_by=acting_user)
-    told(made, "created", acting_user, "Created.")
+    PIPELINES.record(made, "created", acting_user, "Created.")
     return made
 
 
 @transaction.atomic
 def change_pipeline(pipeline: Pipeline, manifest: PipelineManifest, *, acting_user: User) -> Pipeline:
-    """Replaces the definition; a living run keeps what it was started with, the next one uses the new definition."""
-    pipeline = _locked(pipeline, acting_user)
-    if manifest.metadata.name != pipeline.name:
-        raise Invalid.at("metadata", "name", message="A pipeline keeps its name; create another one.")
+    """Replaces the definition. A live run keeps the one it started with; the next run uses the new one."""
+    pipeline = PIPELINES.locked(pipeline, acting_user)
+    refuse_changes(manifest, name=pipeline.name)
     judge(manifest, pipeline.appcode)
     spec = manifest.spec.model_dump(mode="json", by_alias=True)
     if spec != pipeline.spec:
         pipeline.spec = spec
         pipeline.save(update_fields=["spec", "changed_at"])
-        told(pipeline, "changed", acting_user, "Changed; the next run uses the new definition.")
+        PIPELINES.record(pipeline, "changed", acting_user, "Changed; the next run uses the new definition.")
         if pipeline.current_run is None or pipeline.current_run.finished_at:
             forget_removed(pipeline)
     return pipeline
@@ -94,9 +91,9 @@ def change_pipeline(pipeline: Pipeline, manifest: PipelineManifest, *, acting_us
 
 @transaction.atomic
 def run_pipeline(pipeline: Pipeline, *, acting_user: User, fresh: bool = False, newest: bool = False) -> PipelineRun:
-    """Starts the next run; with `fresh` nothing is used again, with `newest` code of Git is asked for its newest commit. Raises
-    Conflict while one is alive, and Invalid where the appcode takes nothing new."""
-    pipeline = _locked(pipeline, acting_user)
+    """Starts the next run. With `fresh` no earlier result is reused; with `newest` code from Git is updated to its newest
+    commit. Raises Conflict while a run is alive, and Invalid if the appcode accepts nothing new."""
+    pipeline = PIPELINES.locked(pipeline, acting_user)
     require_active(pipeline.appcode)
     living = pipeline.current_run
     if living and living.finished_at is None:
@@ -106,8 +103,8 @@ def run_pipeline(pipeline: Pipeline, *, acting_user: User, fresh: bool = False, 
 
 @transaction.atomic
 def run_pipeline_next(pipeline: Pipeline, *, acting_user: User) -> None:
-    """The next run as soon as the living one is over, with the newest code; once, however often it is asked for."""
-    pipeline = _locked(pipeline, acting_user)
+    """Requests the next run, with the newest code, as soon as the live one is over; once, however often it is called."""
+    pipeline = PIPELINES.locked(pipeline, acting_user)
     pipeline.next_by = acting_user
     pipeline.save(update_fields=["next_by"])
     wake(pipeline)
@@ -115,8 +112,8 @@ def run_pipeline_next(pipeline: Pipeline, *, acting_user: User) -> None:
 
 @transaction.atomic
 def cancel_pipeline(pipeline: Pipeline, *, acting_user: User) -> PipelineRun:
-    """Ends the living run and the runs of its stages; their output is stored first. Repeating it changes nothing."""
-    pipeline = _locked(pipeline, acting_user)
+    """Ends the live run and its stages' runs; their output is stored first. Repeating it changes nothing."""
+    pipeline = PIPELINES.locked(pipeline, acting_user)
     run = pipeline.current_run
     if run is None:
         raise Conflict(f"{pipeline.name} has never been run.")
@@ -128,7 +125,7 @@ def cancel_pipeline(pipeline: Pipeline, *, acting_user: User) -> PipelineRun:
     run.cancelled_at, run.message = timezone.now(), f"Cancelled by {acting_user.display_name}."
     run.phase = PipelineRun.Phase.RUNNING
     run.save(update_fields=["cancelled_at", "message", "phase"])
-    told(pipeline, "cancelled", acting_user, f"Run {run.number} cancelled.", run)
+    PIPELINES.record(pipeline, "cancelled", acting_user, f"Run {run.number} cancelled.", run=run.number)
     _end_stages(run, acting_user)
     go_on(pipeline, {})
     run.refresh_from_db()
@@ -137,37 +134,36 @@ def cancel_pipeline(pipeline: Pipeline, *, acting_user: User) -> PipelineRun:
 
 @transaction.atomic
 def pause_pipeline(pipeline: Pipeline, *, acting_user: User) -> PipelineRun:
-    """Starts no more stages of the living run; those that run go on. Repeating it changes nothing. Raises Conflict where none
-    lives."""
-    pipeline = _locked(pipeline, acting_user)
+    """Starts no more stages; those that run go on. Repeating it changes nothing. Raises Conflict without a live run."""
+    pipeline = PIPELINES.locked(pipeline, acting_user)
     run = _living(pipeline)
     if run.phase != PipelineRun.Phase.PAUSED:
         run.phase, run.message = PipelineRun.Phase.PAUSED, f"Paused by {acting_user.display_name}."
         run.save(update_fields=["phase", "message"])
-        told(pipeline, "paused", acting_user, f"Run {run.number} paused.", run)
+        PIPELINES.record(pipeline, "paused", acting_user, f"Run {run.number} paused.", run=run.number)
     return run
 
 
 @transaction.atomic
 def resume_pipeline(pipeline: Pipeline, *, acting_user: User) -> PipelineRun:
-    """Goes on, from now in the name of who resumes it. Repeating it changes nothing. Raises Conflict where no run lives, and
-    Invalid where the appcode takes nothing new."""
-    pipeline = _locked(pipeline, acting_user)
+    """Resumes the run in the name of `acting_user`. Repeating it changes nothing. Raises Conflict without a live run, and
+    Invalid if the appcode accepts nothing new."""
+    pipeline = PIPELINES.locked(pipeline, acting_user)
     run = _living(pipeline)
     if run.phase == PipelineRun.Phase.PAUSED:
         require_active(pipeline.appcode)
         run.phase, run.message, run.created_by = PipelineRun.Phase.RUNNING, "", acting_user
         run.save(update_fields=["phase", "message", "created_by"])
-        told(pipeline, "resumed", acting_user, f"Run {run.number} resumed.", run)
+        PIPELINES.record(pipeline, "resumed", acting_user, f"Run {run.number} resumed.", run=run.number)
         wake(pipeline)
     return run
 
 
 @transaction.atomic
 def retry_stage(pipeline: Pipeline, stage: str, *, acting_user: User) -> PipelineRun:
-    """Runs a stage of the latest run again, and all that come after it, as they were defined then. Raises Conflict while one of
-    these is under way or has not ended yet, and Invalid for a stage that is none."""
-    pipeline = _locked(pipeline, acting_user)
+    """Runs a stage of the latest run again, and all that depend on it, as they were defined then. Raises Conflict while the
+    stage or one of these is unfinished, and Invalid for an unknown stage."""
+    pipeline = PIPELINES.locked(pipeline, acting_user)
     require_active(pipeline.appcode)
     run = pipeline.current_run
     if run is None:
@@ -179,7 +175,7 @@ def retry_stage(pipeline: Pipeline, stage: str, *, acting_user: User) -> Pipelin
         raise Conflict(f"Run {run.number} is being cancelled.")
     if run.phase == PipelineRun.Phase.PAUSED:
         raise Conflict(f"Run {run.number} is paused; resume it first.")
-    again = {stage, *behind(stage, PipelineSpec.model_validate(run.spec).nodes)}
+    again = {stage, *behind(stage, PipelineSpec.stored(run.spec).nodes)}
     if latest[stage].finished_at is None:
         raise Conflict(f"{stage} has not ended yet.")
     if busy := sorted(name for name in again if latest[name].phase == RUNNING):
@@ -191,8 +187,9 @@ def retry_stage(pipeline: Pipeline, stage: str, *, acting_user: User) -> Pipelin
     run.phase, run.message, run.finished_at, run.cancelled_at = PipelineRun.Phase.RUNNING, "", None, None
     run.created_by = acting_user
     run.save(update_fields=["phase", "message", "finished_at", "cancelled_at", "created_by"])
-    told(pipeline, "retried", acting_user, f"Run {run.number}: {stage} and what comes after it run again.", run)
-    # At once: while another stage runs, nobody would look for a wake-up that was lost.
+    said = f"Run {run.number}: {stage} and what comes after it run again."
+    PIPELINES.record(pipeline, "retried", acting_user, said, run=run.number)
+    # At once: while another stage runs, the resync would not find a lost wake-up.
     go_on(pipeline, {})
     run.refresh_from_db()
     return run
@@ -200,19 +197,19 @@ def retry_stage(pipeline: Pipeline, stage: str, *, acting_user: User) -> Pipelin
 
 @transaction.atomic
 def delete_pipeline(pipeline: Pipeline, *, acting_user: User) -> None:
-    """Removes it with its history and the clusters of its stages, whose runs end. Data in datastores stays."""
-    pipeline = _locked(pipeline, acting_user)
+    """Deletes the pipeline with its history and its stages' clusters, whose runs end. Data in datastores stays."""
+    pipeline = PIPELINES.locked(pipeline, acting_user)
     clusters = Cluster.objects.filter(appcode=pipeline.appcode, part_of=part_of(pipeline.name), deleted_at=None)
     for cluster in clusters.order_by("pk"):
         actions.delete_cluster(cluster, acting_user=acting_user)
     for sweep in Sweep.objects.filter(stages__pipeline_run__pipeline=pipeline, deleted_at=None).distinct():
         delete_sweep(sweep, acting_user=acting_user)
-    told(pipeline, "deleted", acting_user, "Deleted.")
+    PIPELINES.record(pipeline, "deleted", acting_user, "Deleted.")
     pipeline.delete()
 
 
 def _living(pipeline: Pipeline) -> PipelineRun:
-    """The run of a locked pipeline that goes on, or is paused. Raises Conflict."""
+    """The live run of a locked pipeline, which may be paused. Raises Conflict."""
     run = pipeline.current_run
     if run is None:
         raise Conflict(f"{pipeline.name} has never been run.")
@@ -230,13 +227,3 @@ def _end_stages(run: PipelineRun, user: User) -> None:
         actions.disable(cluster, acting_user=user)
     for sweep in Sweep.objects.filter(stages__pipeline_run=run, stages__phase=RUNNING, deleted_at=None).distinct():
         cancel_sweep(sweep, acting_user=user)
-
-
-def _locked(pipeline: Pipeline, user: User) -> Pipeline:
-    """The row as it is now, locked until the end of the transaction. Raises Http404 where it was deleted meanwhile."""
-    require(user, pipeline.appcode, OPERATE)
-    try:
-        lock(pipeline)
-    except Pipeline.DoesNotExist:
-        raise Http404(f"There is no pipeline “{pipeline.name}” any more.") from None
-    return Pipeline.objects.select_related("appcode__org_node", "current_run").get(pk=pipeline.pk)

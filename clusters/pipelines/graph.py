@@ -1,7 +1,6 @@
-"""Which stage of a pipeline starts, which is skipped, and when the whole is over. Pure.
+"""Decides which stages of a pipeline start or are skipped, and when the run is over. Pure.
 
-One idea: from what the stages are and how far each of them is follows everything that is to be done next, whatever happened in
-between. So whoever asks may ask twice, and after any death.
+The idea: the next steps follow from the stages and their states alone, so a call may be repeated, also after a crash.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ BROKEN = frozenset({FAILED, STOPPED})
 
 @dataclass(frozen=True)
 class Node:
-    """A stage: `after` are the stages that it waits for, `source` the one of them whose output it reads, "" for none; with
-    `reads_always` however that has ended."""
+    """A stage: waits for those in `after`, reads the output of `source` ("" for none), with `reads_always` even after failure."""
 
     name: str
     after: tuple[str, ...] = ()
@@ -36,14 +34,13 @@ class Node:
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """Who reads what another one writes waits for it, whether it says so or not."""
+        """Includes the source, even if `after` does not name it."""
         return self.after if not self.source or self.source in self.after else (*self.after, self.source)
 
 
 @dataclass(frozen=True)
 class State:
-    """How far a stage is; `may_retry`: should it have failed, it is tried again. `has_run`: there was a run of it, which may have
-    written something."""
+    """State of a stage. `may_retry`: it is tried again if it failed. `has_run`: it had a run, which may have written output."""
 
     phase: str = WAITING
     may_retry: bool = False
@@ -52,8 +49,7 @@ class State:
 
 @dataclass(frozen=True)
 class Next:
-    """What is to be done: stages to start, to skip (with a sentence) and to try again. `phase` is how the whole has ended, ""
-    while it goes on."""
+    """The next steps: stages to start, to skip (with a sentence) and to retry; and the run's final phase, "" while it goes on."""
 
     start: tuple[str, ...] = ()
     skip: tuple[tuple[str, str], ...] = ()
@@ -62,7 +58,7 @@ class Next:
 
 
 def decide(nodes: Sequence[Node], states: Mapping[str, State], *, cancelled: bool, paused: bool = False) -> Next:
-    """`nodes` have no cycle; `states` has each of them. Paused it starts nothing and tries nothing again."""
+    """`nodes` have no cycle, and `states` has all of them. A paused run starts and retries nothing."""
     again = tuple(
         node.name
         for node in nodes
@@ -86,7 +82,7 @@ def decide(nodes: Sequence[Node], states: Mapping[str, State], *, cancelled: boo
 
 
 def _why_skipped(node: Node, nodes: Sequence[Node], phases: Mapping[str, str], *, has_run: bool) -> str:
-    """All that it waits for has ended; "" when it starts. `has_run`: there was a run of its source."""
+    """Called when all stages it waits for have ended; "" if it starts. `has_run`: its source had a run."""
     if node.source and phases[node.source] != SUCCEEDED and not (node.reads_always and has_run):
         return f"{_how(node.source, phases)}, so there is nothing to read."
     if node.when == "succeeded":
@@ -111,7 +107,7 @@ def _end(phases: Iterable[str], *, cancelled: bool) -> str:
 
 
 def before(name: str, nodes: Iterable[Node]) -> set[str]:
-    """All stages that have to end before it, directly or not."""
+    """All stages that have to end before it, directly or indirectly."""
     by_name = {node.name: node for node in nodes}
     found: set[str] = set()
     left = list(by_name[name].waits_for)
@@ -124,19 +120,18 @@ def before(name: str, nodes: Iterable[Node]) -> set[str]:
 
 
 def behind(name: str, nodes: Sequence[Node]) -> set[str]:
-    """All stages that wait for it, directly or not."""
+    """All stages that wait for it, directly or indirectly."""
     return {node.name for node in nodes if name in before(node.name, nodes)}
 
 
 def cycle(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Stages that wait for each other in a circle, the first one again at the end; () where there are none. Of stages that are
-    not there nothing is said."""
+    """A cycle of stages, with the first one repeated at the end; () if there is none. Unknown stages are ignored."""
     by_name = {node.name: node for node in nodes}
     done: set[str] = set()
     for node in nodes:
         path: list[str] = []
         name = node.name
-        # Whoever is followed to an end, by one after the other of those that it waits for, is in no circle.
+        # Depth-first search. A stage whose dependencies are all done is in no cycle.
         stack = [(name, iter(by_name[name].waits_for))]
         path.append(name)
         while stack:
@@ -155,7 +150,7 @@ def cycle(nodes: Sequence[Node]) -> tuple[str, ...]:
 
 
 def layers(nodes: Sequence[Node]) -> list[list[str]]:
-    """The stages in columns: each stands right of all that it waits for, and as far left as that allows."""
+    """The stages in columns: each as far left as possible, but right of all that it waits for."""
     depth: dict[str, int] = {}
     left = list(nodes)
     while left:

@@ -1,9 +1,8 @@
-"""What people ask for: the manifest of a pipeline, as one typed and validated value. Pure.
+"""The manifest of a pipeline, as one typed and validated value. Pure.
 
-A stage says what a cluster says (`spec`) or what a sweep says (`sweep`), and which stages it waits for. One with `best` trains
-once more what a sweep before it has found. Where its input is `{"from": "prepare"}` and there is a
-stage of that name, it reads what that one has written in the same run of the pipeline; any other name is a cluster of the
-appcode, as everywhere.
+A stage is a cluster (`spec`) or a sweep (`sweep`), or trains the best trial of an earlier sweep again (`best`), and names the
+stages that it waits for. If its input is `{"from": "prepare"}` and a stage has that name, it reads what that stage wrote in the
+same run of the pipeline. Any other name is a cluster of the appcode, as everywhere.
 """
 
 from __future__ import annotations
@@ -12,22 +11,23 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from clusters.manifest import MAX_NAME as MAX_CLUSTER_NAME
-from clusters.manifest import ClusterSpec
+from clusters.manifest.cluster import MAX_NAME as MAX_CLUSTER_NAME
+from clusters.manifest.cluster import ClusterSpec
 from clusters.pipelines.graph import Node, When, cycle
 from clusters.sweeps.manifest import MAX_NAME as MAX_SWEEP_NAME
 from clusters.sweeps.manifest import SweepSpec
+from portal.kept import Kept
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict, field_error
 
 MAX_STAGES = 50
-# With a stage behind it, it is the name of a cluster.
+# With a stage's name appended, it becomes a cluster's name.
 MAX_NAME = 30
-# Of what stands behind the name of a sweep: -1234r12.
+# Maximum length of the suffix in a sweep's name: -1234r12.
 MAX_NUMBER = 8
 
 
 class StageSpec(Strict):
-    """A stage: a cluster, a sweep, or the best of a sweep trained once more, and when it starts."""
+    """A stage, and when it starts: a cluster, a sweep, or the best trial of a sweep trained again."""
 
     name: Annotated[DnsLabel, StringConstraints(max_length=MAX_NAME)]
     after: Annotated[tuple[str, ...], Field(max_length=MAX_STAGES)] = Field(
@@ -69,7 +69,7 @@ class PipelineSpec(Strict):
 
     @model_validator(mode="after")
     def _stages(self) -> Self:
-        if not self.stages:  # as a bound of the field it would be said of a single stage that is wrong, too
+        if not self.stages:  # as a constraint of the field, it would also be reported for a single invalid stage
             raise field_error("Give at least one stage.", "stages")
         for place, stage in enumerate(self.stages):
             self._check_names(place, stage)
@@ -153,7 +153,7 @@ class PipelineSpec(Strict):
         ]
 
     def cluster_of(self, stage: StageSpec) -> ClusterSpec:
-        """What its cluster is, or each of its trials but for the parameters."""
+        """The spec of the stage's cluster, or of its trials without their parameters."""
         if stage.spec:
             return stage.spec
         sweep = stage.sweep or next(each.sweep for each in self.stages if each.name == stage.best)
@@ -162,13 +162,15 @@ class PipelineSpec(Strict):
 
 
 class PipelineMetadata(Strict):
-    name: Annotated[DnsLabel, StringConstraints(max_length=MAX_NAME)]
+    name: Annotated[
+        DnsLabel, StringConstraints(max_length=MAX_NAME), Kept("A pipeline keeps its name; create another one.")
+    ]
     appcode: AppcodeName
 
 
 class PipelineManifest(Manifest):
-    """`{"kind":"pipeline","metadata":{"name","appcode"},"spec":{"stages":[…]}}`; `status` is ours and is ignored when it comes
-    back."""
+    """`{"kind":"pipeline","metadata":{"name","appcode"},"spec":{"stages":[…]}}`. The portal writes `status` and ignores it in
+    requests."""
 
     kind: Literal["pipeline"] = "pipeline"
     metadata: PipelineMetadata
@@ -194,13 +196,13 @@ def cluster_name(pipeline: str, stage: str) -> str:
 
 
 def part_of(pipeline: str) -> str:
-    """What the clusters of its stages are a part of."""
+    """`Cluster.part_of` of its stages' clusters."""
     return f"pipelines/{pipeline}"
 
 
 def reading(spec: ClusterSpec, pipeline: str, node: Node, run: int | None) -> ClusterSpec:
-    """What a stage is when it starts: `run` is that of the stage whose output it reads. None leaves such an input out, to judge
-    the rest before there is a run."""
+    """The spec of a stage at its start. `run` is the number of the run whose output it reads; None leaves such an input out, to
+    judge the rest before there is a run."""
     if not node.source or spec.input is None:
         return spec
     if run is None:

@@ -1,8 +1,8 @@
-"""Whether a stage would do again what it has done before. Then its last run that succeeded is used once more.
+"""Decides whether a stage would repeat its last succeeded run. Then that run is reused.
 
-One idea: a run is the same as an earlier one when its spec is, with everything settled that it leaves open (the run whose output
-it reads, versions of its environment), when the files that it reads are those that were noted, and when all that it has written
-lies there still. What nobody can tell is no reason to reuse anything. Servers of people are asked here, outside any transaction.
+The idea: a run is the same as an earlier one if its spec is equal, including everything that is resolved at the start (the run
+whose output it reads, versions of its environment), if its input files equal those noted then, and if its output is still
+complete. Whatever cannot be checked counts as different. User-supplied servers are queried here, outside any transaction.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import time
 
-from clusters.actions import settled
+from clusters.catalog.folders import output_folder
+from clusters.catalog.lookup import Resolved, resolve
 from clusters.clouds.drivers.base import CloudError
-from clusters.manifest import ClusterSpec
-from clusters.models import Cluster, PipelineRun, Run, StageRun
+from clusters.cluster.actions import settled
+from clusters.manifest.cluster import ClusterSpec
 from clusters.pipelines.graph import RUNNING, SUCCEEDED, WAITING, before, layers
 from clusters.pipelines.manifest import PipelineSpec, cluster_name, part_of, reading
+from clusters.pipelines.models import PipelineRun, StageRun
 from clusters.runs.code import commit_of
-from clusters.runs.listed import lies_there
-from clusters.spec.catalog import Resolved, resolve
-from clusters.spec.folders import output_folder
+from clusters.runs.input_listing import lies_there
+from clusters.runs.models import Cluster, Run
 from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
 from datastores.models import Datastore
@@ -28,12 +29,12 @@ from portal.models import Appcode
 
 log = logging.getLogger(__name__)
 
-# How long a store may take to list what a run has read or written, and all of them together.
+# Maximum seconds for a store to list what a run read or wrote, and for all stages together.
 SECONDS, ALL_SECONDS = 20.0, 60.0
 
 
 def unchanged(run: PipelineRun, spec: PipelineSpec, latest: dict[str, StageRun]) -> dict[str, Run]:
-    """The stages that wait and need not be run again, each with the run that is as good. Raises nothing."""
+    """The waiting stages that need not run again, each with the run to reuse. Raises nothing."""
     if run.fresh:
         return {}
     appcode = run.pipeline.appcode
@@ -41,7 +42,7 @@ def unchanged(run: PipelineRun, spec: PipelineSpec, latest: dict[str, StageRun])
     clusters = Cluster.objects.filter(appcode=appcode, part_of=part_of(name), deleted_at=None)
     by_name = {cluster.name: cluster for cluster in clusters.defer("spec")}
     stages, nodes = {stage.name: stage for stage in spec.stages}, {node.name: node for node in spec.nodes}
-    # What waits for these is asked about when they have ended, because they may write what it reads.
+    # Stages behind these are checked once these have ended, as they may write what is read.
     under_way = {each for each, row in latest.items() if row.phase == RUNNING and not row.has_ended}
     until = time.monotonic() + ALL_SECONDS
     found: dict[str, Run] = {}
@@ -53,7 +54,7 @@ def unchanged(run: PipelineRun, spec: PipelineSpec, latest: dict[str, StageRun])
         cluster = by_name.get(cluster_name(name, each))
         spec_of = stages[each].spec
         if spec_of is None or row.phase != WAITING or row.attempt > 1 or cluster is None:
-            continue  # sweeps, and what they have found, are made anew
+            continue  # sweeps, and stages that train their best trial, are never reused
         if node.source and node.source not in sources:
             continue
         if not _may_be(stages[each].when, spec_of) or under_way & before(each, spec.nodes):
@@ -67,13 +68,13 @@ def unchanged(run: PipelineRun, spec: PipelineSpec, latest: dict[str, StageRun])
 
 
 def _may_be(when: str, spec: ClusterSpec) -> bool:
-    """Of what keeps nothing there is nothing to be used again: it tells somebody, or changes something elsewhere. And what is
-    done after a failure, or always, is about how the others have ended this time."""
+    """A stage without output has nothing to reuse: it notifies somebody or changes something elsewhere. A stage that starts
+    after a failure, or always, depends on how the others ended this time."""
     return when == "succeeded" and spec.output is not None
 
 
 def _same(cluster: Cluster, spec: ClusterSpec, appcode: Appcode, *, newest: bool) -> Run | None:
-    """The last run of the cluster that succeeded, when one of `spec` would be the same."""
+    """The cluster's last succeeded run, if a run of `spec` would repeat it."""
     last = cluster.runs.filter(phase=Run.Phase.SUCCEEDED).select_related("cluster__appcode").first()
     if last is None:
         return None
@@ -94,7 +95,7 @@ def _same(cluster: Cluster, spec: ClusterSpec, appcode: Appcode, *, newest: bool
 
 
 def _reads_the_same(last: Run, resolved: Resolved) -> bool:
-    """What another run has written is the same if that run is, which the spec says."""
+    """Another run's output counts as the same if the spec names the same run."""
     if resolved.input is None or resolved.input.run:
         return True
     digest = last.read.get("digest")

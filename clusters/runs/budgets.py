@@ -1,7 +1,7 @@
-"""Stops what budgets have ordered to be stopped. Billing says what stands and why; only here is known what runs.
+"""Stops the runs that budgets ordered to stop. Billing has the orders and their reasons; only this app knows what runs.
 
-An order is looked at as long as it stands, so whoever dies in the middle is followed by another, and what slipped through is
-found by the next. A stopped run ends as if somebody had disabled it: its output is stored first.
+An order is checked for as long as it is in force, so another worker continues after a crash, and missed runs are found on the
+next pass. A stopped run ends like a disabled one: its output is stored first.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from django.db.models import Q, QuerySet
 
 from billing.budgets import access
 from billing.budgets.access import Order
-from clusters.models import Run
 from clusters.runs.ending import end_by_portal
+from clusters.runs.models import Run
 
 log = logging.getLogger(__name__)
 
 REASON = "BudgetUsedUp"
-# So many runs end in one transaction, during which nobody can lift their order.
+# Runs ended in one transaction. Their order cannot be lifted during it.
 PORTION = 50
 
 
 def stop() -> int:
-    """Asks every run to end that an order of a budget is about, and says how many. May run twice or at once."""
+    """Asks every run that an order of a budget covers to end. Returns their number. May run twice or concurrently."""
     stopped = 0
     for order in access.orders():
         while portion := _stop_some(order):
@@ -36,8 +36,7 @@ def stop() -> int:
 def _stop_some(order: Order) -> int:
     if not access.hold(order):
         return 0
-    # Nobody is waited for while rows of others are held, as the watch may hold some and want ours. Whom somebody else has
-    # hold of is found by the next look.
+    # Never wait for locked rows while holding others: the watch may hold some and want ours. The next pass finds skipped rows.
     rows = _runs(order).select_for_update(of=("self",), no_key=True, skip_locked=True).order_by("pk")
     runs = list(rows.select_related("cluster__appcode")[:PORTION])
     for run in runs:
@@ -48,7 +47,7 @@ def _stop_some(order: Order) -> int:
 
 
 def _runs(order: Order) -> QuerySet[Run]:
-    """What holds or may be given GPUs. What was not admitted yet costs nothing: it waits, because new runs are blocked."""
+    """Runs that hold or may get GPUs. Runs that are not admitted cost nothing: they wait, because new runs are blocked."""
     alive = Q(gone=False, desired=Run.Desired.RUNNING, verdict="", admitted_at__isnull=False)
     runs = Run.objects.filter(alive, cluster__appcode__in=order.appcodes)
     return runs.filter(spec__mode="service") if order.kind == "stop_services" else runs

@@ -1,8 +1,7 @@
-"""Which program a run starts from: the files of its spec, or the commit that a ref has when the run is planned.
+"""The program that a run starts from: the files in its spec, or the commit that a ref has when the run is planned.
 
-The commit is asked for once, outside any transaction, and kept with the run before the cloud is told anything: all its tasks and
-attempts start from that one. Servers of people are asked by few threads at a time, and for each appcode by one of them, so that
-one that is slow keeps nobody else.
+The commit is resolved once, outside any transaction, and stored with the run before the cloud is called: all tasks and attempts
+start from it. Few threads at a time wait for Git servers, one for each appcode, so that a slow server holds up nobody else.
 """
 
 from __future__ import annotations
@@ -15,22 +14,23 @@ from django.conf import settings
 from clusters.clouds.bulkhead import PutOff
 from clusters.clouds.drivers import git
 from clusters.clouds.drivers.base import CloudError, CloudRefused, CodeCommit, CodeFiles
-from clusters.code import CodeSpec
-from clusters.models import GitToken, Run
+from clusters.git_tokens.models import GitToken
+from clusters.manifest.code import CodeSpec
+from clusters.runs.models import Run
 from portal import outgoing
 
-# Threads of a process that wait for Git servers.
+# Threads of a process that may wait for Git servers.
 AT_ONCE = 2
 _places = threading.Semaphore(AT_ONCE)
 _of: collections.defaultdict[int, threading.Lock] = collections.defaultdict(threading.Lock)
 
 
 class NotYet(CloudError):
-    """A Git server cannot be asked now."""
+    """A Git server cannot be reached now."""
 
 
 def commit_of(run: Run, code: CodeSpec) -> str:
-    """The commit from which it starts. Raises NotYet, CloudRefused for what will not become better, and PutOff."""
+    """The commit that the run starts from. Raises NotYet, CloudRefused for permanent errors, and PutOff."""
     assert code.git is not None
     own = _of[run.cluster.appcode_id]
     if not own.acquire(blocking=False):
@@ -51,7 +51,7 @@ def commit_of(run: Run, code: CodeSpec) -> str:
 
 
 def planned(run: Run, code: CodeSpec | None) -> CodeFiles | CodeCommit | None:
-    """For the plan. A commit must have been found."""
+    """The code for the plan. `commit_of` must have stored a commit in `run.code`."""
     if code is None:
         return None
     if code.files is not None:

@@ -1,4 +1,4 @@
-"""Asks a running task something by a command that ends soon: what is installed there, what a notebook in its home says."""
+"""Runs a short command in a running task for information, such as its installed packages or a notebook in its home."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 from clusters.clouds.drivers.base import NO_COMMANDS, RunsCommands
 from clusters.clouds.registry import cloud_of, run_ref
-from clusters.models import Run
+from clusters.runs.models import Run
 from portal.errors import Conflict
 from portal.limits import STREAMS
 from portal.models import User
 
-# How long a task may take to say it, and how much.
+# Limits of a command: seconds, and bytes of output.
 SECONDS = 100.0
 MAX_SAID = 9 * 2**20
 
 
 def answer_of(run: Run, role: str, argv: Sequence[str], *, user: User) -> tuple[bytes, str, int]:
-    """Output, errors and exit code of a command in the first task of a role. One of the places for streams is held meanwhile.
-    Raises CloudError, and Conflict where no command can be run, or it takes too long or says too much."""
+    """Output, errors and exit code of a command in the first task of a role. Uses one of the places for streams meanwhile.
+    Raises CloudError, and Conflict where commands cannot be run, or if this one takes too long or prints too much."""
     cloud = cloud_of(run)
     if not isinstance(cloud, RunsCommands):
         raise Conflict(NO_COMMANDS)

@@ -1,5 +1,5 @@
-"""Which hooks are due, of runs that have just come to their end and of those that could start. Written in the transaction that
-finds it out, so that none is lost; `clusters/run_hooks/loop.py` makes them."""
+"""Finds the hooks that are due, of runs that have just ended or could start. Written in the transaction that discovers them, so
+none is lost; `clusters/hooks/loop.py` starts them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator
 from django.db import transaction
 
 from clusters import wakeups
-from clusters.after import HookSpec, model_of, part_of
-from clusters.models import HookRun, Run
-from clusters.phase import TERMINAL
+from clusters.hooks.models import HookRun
+from clusters.manifest.hook_spec import HookSpec, model_of, part_of
+from clusters.runs.models import Run
+from clusters.runs.phase import TERMINAL
 
 
 def note_due(ended: Iterable[Run]) -> None:
-    """Of a deleted cluster none is. One statement, none where there are no hooks."""
+    """Records the due hooks of ended runs, except those of deleted clusters. One statement, none without hooks."""
     due = []
     for run in ended:
         if run.cluster.deleted_at is None and (hooks := list(_hooks(run))):
@@ -24,9 +25,9 @@ def note_due(ended: Iterable[Run]) -> None:
 
 
 def before(run: Run) -> tuple[str, str]:
-    """Of a locked run that nothing else holds back: which of the hooks before it it waits for, and why it will never start, in
-    sentences; two times "" when all of them have succeeded. They are done one after the other, so the first that is not done yet
-    is noted to be due. One query where there are any, none where there are none."""
+    """For a locked run that nothing else holds back: what it waits for, and why it will never start. Each is a sentence or "";
+    both are "" once all its `before` hooks have succeeded. These hooks run one after the other, so this marks the first
+    unfinished one as due. One query, none without hooks."""
     names = [said["name"] for said in run.spec.get("hooks") or () if said["on"] == "before"]
     rows = {row.name: row for row in run.hook_runs.select_related("did__cluster")} if names else {}
     for name in names:
@@ -50,6 +51,6 @@ def _wake(run: Run) -> None:
 
 def _hooks(run: Run) -> Iterator[HookSpec]:
     for said in run.spec.get("hooks") or ():
-        hook = HookSpec.model_validate(said)
+        hook = HookSpec.stored(said)
         if hook.is_due(run.phase):
             yield hook

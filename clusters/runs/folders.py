@@ -1,4 +1,4 @@
-"""Which folders of a datastore runs write and read, for the rules by which files go from there (datastores/retention.py)."""
+"""The folders of a datastore that runs read and write, for its retention rules (datastores/retention.py)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from django.db.models import Q
 
-from clusters.input import input_of
-from clusters.models import Run
-from clusters.spec.data import runs_named
-from clusters.spec.folders import output_folder
+from clusters.catalog.data import runs_named
+from clusters.catalog.folders import output_folder
+from clusters.manifest.input import input_of
+from clusters.runs.models import Run
 from datastores.models import Datastore
 from datastores.retention import Held, Output
 
 
 def outputs(store: Datastore) -> Iterator[Output]:
-    """Where runs wrote to, of all that the appcode ever had, one query read row by row. Only what has failed and is gone counts
-    as failed, from the moment that it did."""
+    """Output folders of all runs that the appcode ever had, from one query read row by row. A run counts as failed only once it
+    has failed and is gone, from the time of its failure."""
     rows = Run.objects.filter(cluster__appcode=store.appcode_id, spec__output=store.name).order_by()
     facts = rows.values_list(
         "cluster__name", "number", "spec__outputPath", "phase", "gone", "finished_at", "phase_since"
@@ -28,7 +28,7 @@ def outputs(store: Datastore) -> Iterator[Output]:
 
 
 def in_use(store: Datastore) -> list[Held]:
-    """What runs that are not over, of whatever appcode, read and write there. Two queries, and one more where runs are shown."""
+    """What live runs of any appcode read and write in this datastore. Two queries, plus one if runs are shown."""
     named = Q(spec__input=str(store)) | Q(spec__input__datastore=str(store))
     rows = Run.objects.filter(Q(cluster__appcode=store.appcode_id) | named, gone=False).order_by("pk")
     living = list(rows.select_related("cluster__appcode", "source__cluster"))

@@ -1,8 +1,8 @@
-"""Follows every cloud and has written down what happened there (`observe`), for as long as it lives: `manage.py controller`.
+"""Follows every cloud and writes what happens there (`observe`) for as long as it lives: `manage.py controller`.
 
-Each cloud is followed in a thread of its own, with a database connection of its own, so that one that fails or is slow
-disturbs no other. Only one process follows a cloud at a time: its thread holds an advisory lock of PostgreSQL on the
-connection that it writes with. So starting two controllers is safe, and the other takes over when the first dies.
+Each cloud has its own thread and database connection, so that a failing or slow one does not disturb others. Only one process
+follows a cloud at a time: its thread holds a PostgreSQL advisory lock on the connection that it writes with. So two controllers
+may run, and the second takes over when the first dies.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from django.utils import timezone
 from billing.efficiency.capacity import record as record_gpus
 from clusters.clouds import registry
 from clusters.clouds.drivers.base import Capacity, Cloud, CloudError, WatchExpired
+from clusters.clouds.models import CloudState
 from clusters.logs.collect import Holding
-from clusters.models import CloudState
 from clusters.runs.observe import apply_batch, apply_listing, save_capacity, save_trouble
 from portal.db.advisory_lock import Lock, advisory_lock
-from portal.health import alive
+from portal.monitoring.health import alive
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-# How long a thread waits for the lead before it looks whether it is still wanted.
+# Seconds that a thread waits for the lead before it checks whether it was stopped.
 LEAD_SECONDS = 2
-# Seconds: from when on a watch counts as going well, and the longest pause before the next try.
+# Seconds after which a watch counts as stable; longest pause before a retry in seconds.
 STEADY, LONGEST_PAUSE = 10.0, 5.0
-# While much happens, what is free is told at most so often.
+# Minimum seconds between two updates of the capacity while there is much news.
 CAPACITY_SECONDS = 0.5
-# How long a thread that has its answer from PostgreSQL or Kubernetes waits at most for one that computes. Python's own 5 ms, at
-# each of a batch's queries, would leave the processor idle for as long as it works.
+# Maximum seconds for which a thread with an answer from PostgreSQL or Kubernetes waits for a computing thread. With Python's
+# default of 5 ms, at each query of a batch, the processor would be idle as long as it works.
 SWITCH_SECONDS = 0.0005
-# News are JSON, which has no cycles: looking for some among all that is remembered, at Python's own rate of every 700 objects,
-# takes twice as long as parsing.
+# News is JSON, which has no cycles. At Python's default (every 700 objects), searching all remembered objects for cycles takes
+# twice as long as parsing.
 COLLECTED = (50_000, 20, 50)
 
 
 def tune() -> None:
-    """Settings of the interpreter for a process that reads news in one thread, writes them in another, and remembers much."""
+    """Tunes the interpreter for a process that reads news in one thread, writes it in another, and remembers much."""
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.set_threshold(*COLLECTED)
 
 
 def follow_all(stopped: threading.Event) -> None:
-    """Follows every cloud that there is, those that come later too, until it is stopped."""
+    """Follows every cloud, including those added later, until `stopped` is set."""
     followers: dict[str, Follower] = {}
     while not stopped.is_set():
         try:
@@ -69,7 +69,7 @@ def follow_all(stopped: threading.Event) -> None:
 
 
 def adjust(followers: dict[str, Follower], wanted: dict[str, Hashable]) -> None:
-    """Ends what follows a cloud that is not wanted any more, or is reached in another way now, and begins what is missing."""
+    """Stops followers of clouds that were removed or are reached differently now, and starts the missing ones."""
     for name, follower in list(followers.items()):
         if wanted.get(name) != follower.version or not follower.is_alive():
             follower.stop()
@@ -80,8 +80,7 @@ def adjust(followers: dict[str, Follower], wanted: dict[str, Hashable]) -> None:
 
 
 class Follower(threading.Thread):
-    """Follows one cloud as it is reached in `version`. What is stopped ends with its next news; the one that takes its place
-    waits for its lock meanwhile."""
+    """Follows one cloud with the connection settings of `version`. After `stop` it ends at its next news and frees the lock."""
 
     def __init__(self, cloud: str, version: Hashable) -> None:
         super().__init__(name=f"follow-{cloud}", daemon=True)
@@ -92,16 +91,15 @@ class Follower(threading.Thread):
         self._stopped.set()
 
     def run(self) -> None:
-        """A database that restarts or a cloud that is away is waited for, never given up on. After a time that went well the
-        pauses are short again: what restarts once a day is followed again at once."""
+        """Retries forever while the database restarts or the cloud is away. Pauses are short again after a stable period, so
+        that a cloud that restarts once a day is followed again at once."""
         log.info("following %s", self.cloud)
         failures = 0
         while not self._stopped.is_set():
             began = time.monotonic()
             with ExitStack() as held:
                 try:
-                    # It belongs to the connection that `_follow` writes with: who loses that loses the lead and every later
-                    # write at the same moment.
+                    # `_follow` writes with the connection that holds the lock: losing it ends the lead and all later writes.
                     if held.enter_context(advisory_lock(Lock.FOLLOWER, self.cloud, seconds=LEAD_SECONDS)):
                         self._follow(registry.cloud(self.cloud))
                     continue
@@ -109,7 +107,7 @@ class Follower(threading.Thread):
                     log.warning("%s: trying again: %s", self.cloud, error)
                     trouble = str(error) if isinstance(error, CloudError) else ""
                 except Exception as error:
-                    # A mistake of ours about one cloud must not take the others along.
+                    # A bug with one cloud must not stop the others.
                     log.exception("%s: trying again", self.cloud)
                     trouble = f"The portal failed ({type(error).__name__}); the controller's log says more."
                 self._tell(trouble)
@@ -121,10 +119,9 @@ class Follower(threading.Thread):
         log.info("not following %s any more", self.cloud)
 
     def _follow(self, source: Cloud) -> None:
-        """Lists when there is no position, then watches until it is stopped. Raises CloudError or OperationalError when cut
-        off."""
+        """Lists if there is no position, then watches until it is stopped. Raises CloudError or OperationalError when cut off."""
         with connection.cursor() as cursor:
-            # A leader whose machine is gone says no goodbye; its lock is free when PostgreSQL has asked in vain.
+            # A leader whose machine dies does not disconnect; PostgreSQL frees its lock when its keepalives fail.
             cursor.execute(
                 "SELECT set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false), "
                 "set_config('tcp_keepalives_count', '3', false)"
@@ -161,7 +158,7 @@ class Follower(threading.Thread):
                 position = ""
 
     def _forget(self) -> None:
-        """Of a cloud that was removed, this thread may have written the last news after that."""
+        """Deletes the state of a removed cloud, as this thread may have written it after the removal."""
         try:
             if self.cloud not in registry.cloud_names():
                 CloudState.objects.filter(name=self.cloud).delete()

@@ -1,4 +1,4 @@
-"""Stops what nobody needs, after it was announced: rows → `clusters/idle.py` → what it says, within one transaction a run.
+"""Stops what nobody needs, after announcing it: rows → runs/idle_policy.py → what it decides, in one transaction a run.
 
 Whether a run works is told by its cloud (`observe`), and when somebody was let in by the gateway; each run has a column that says
 when it is to be looked at next, so that thousands that work cost nothing. What is stopped ends as if somebody had disabled it.
@@ -19,31 +19,33 @@ from django.utils import timezone
 
 from clusters.clouds.drivers.base import ActivitySeen
 from clusters.clouds.health import SILENT
+from clusters.clouds.models import LOCAL, CloudState
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
-from clusters.idle import Life, Step, step
-from clusters.models import LOCAL, CloudState, Cluster, Origin, Run
+from clusters.gateway.models import Origin
 from clusters.runs.ending import end_by_portal, span
-from clusters.runs.telling import url_of
-from portal import hooks
+from clusters.runs.idle_policy import Life, Step, step
+from clusters.runs.models import Cluster, Run
+from clusters.runs.notifications import url_of
+from portal import extension_points
 from portal.events import record_all
 from portal.text import readable
 
 REASON = "Idle"
-# So many are looked at in one turn; a cloud that is silent, or a use that nobody tells of, is looked at again after so long.
+# Runs checked in one turn; the recheck interval while the cloud is silent, or where only visits count as use.
 PORTION, AGAIN = 500, dt.timedelta(seconds=15)
-# What is known counts for nothing once so many rounds of questions have failed to come.
+# Activity counts as unknown after this many missed polling rounds.
 ASKED = 4
 UNASKED = "Nobody has asked yet whether it works."
 RESUMES = "Its files are kept, and Re-Deploy resumes it."
-# Columns that are written here.
+# Columns written here.
 COLUMNS = ["activity", "activity_since", "activity_why", "kept_at", "idle_announced_at", "idle_stops_at",
            "end_announced_at", "needed_asked_at", "look_at"]  # fmt: skip
 
 
 def note(run: Run, item: ActivitySeen, now: dt.datetime) -> None:
-    """What a cloud tells, in a locked run. An idleness begins at the earliest when something else was told before: the clocks of
-    machines differ, and an old one counts for nothing."""
+    """Writes the activity that a cloud reported to a locked run. An idle period starts no earlier than the previous state did
+    (or now, without one): machine clocks differ, and idle time from before that does not count."""
     before = run.activity_since if run.activity else now
     since = now if item.state != "idle" else min(now, max(item.since, before or now))
     if item.state == run.activity and (item.state != "idle" or before is None or since <= before):
@@ -53,7 +55,7 @@ def note(run: Run, item: ActivitySeen, now: dt.datetime) -> None:
 
 
 def turn(now: dt.datetime) -> int:
-    """Looks at what is due, and says at how many. May run twice or at once."""
+    """Checks the runs that are due. Returns their number. May run twice or concurrently."""
     due = Run.objects.filter(look_at__lte=now, desired=Run.Desired.RUNNING, verdict="", gone=False)
     ids = list(due.order_by("look_at").values_list("pk", flat=True)[:PORTION])
     for run_id in ids:
@@ -82,7 +84,7 @@ def _look(run_id: int, now: dt.datetime) -> None:
 
 
 def life_of(run: Run) -> Life:
-    """What is known of a run with its cluster. One query, and one more where use counts and it was ever let in."""
+    """The facts about a run with its cluster. One query, plus one where visits count as use."""
     signal = FRAMEWORKS[run.spec["framework"]].idle_signal
     idle = run.spec.get("idle") or {"policy": "never", "after": 0}
     counts = run.spec["mode"] == "service" and run.phase == Run.Phase.RUNNING
@@ -104,9 +106,9 @@ def life_of(run: Run) -> Life:
 
 @dataclass(frozen=True)
 class Outlook:
-    """For people: since when a run has done nothing, when it is stopped if that goes on, whether that is announced; `is_last`:
-    its end by its time limit is announced. None where it works, or nobody knows; of what is used by visits, before it is
-    announced."""
+    """What users see: since when a run has been idle, when it stops if it stays idle, and whether that was announced.
+    `is_last`: the end by its time limit was announced. Times are None while the run works or its activity is unknown; where
+    visits count as use, also until the announcement."""
 
     since: dt.datetime | None = None
     stops_at: dt.datetime | None = None
@@ -114,8 +116,8 @@ class Outlook:
     is_last: bool = False
 
 
-def outlook(run: Run, now: dt.datetime) -> Outlook:
-    """No query."""
+def outlook(run: Run) -> Outlook:
+    """Needs no query."""
     if run.phase != Run.Phase.RUNNING or run.verdict or run.desired != Run.Desired.RUNNING:
         return Outlook()
     if run.end_announced_at and run.deadline and (run.idle_stops_at is None or run.deadline <= run.idle_stops_at):
@@ -130,13 +132,13 @@ def outlook(run: Run, now: dt.datetime) -> Outlook:
 
 
 def used_at(cluster: Cluster) -> dt.datetime | None:
-    """When the gateway last let somebody in at any of its endpoints, to a minute or so."""
+    """When the gateway last let a user in at any of its endpoints, accurate to about a minute."""
     known = Origin.objects.filter(label__in=cluster.origins.values(), used_at__isnull=False)
     return max((at for at in known.values_list("used_at", flat=True) if at), default=None)
 
 
 def _is_heard(cloud: str, signal: str) -> bool:
-    """Whether what is known of its runs is of now: it tells its news, and where the portal asks it, each was asked lately."""
+    """Whether its runs' activity is current: the cloud reports news, and where the portal polls runs, did so recently."""
     state, now = CloudState.objects.filter(name=cloud, trouble="").only("heard_at", "asked_at").first(), timezone.now()
     if state is None or state.heard_at is None or now - state.heard_at > SILENT:
         return False
@@ -189,12 +191,12 @@ def _do(run: Run, what: Step, life: Life, now: dt.datetime) -> None:
 
 
 def _mail(run: Run, about: str, subject: str, text: str) -> None:
-    """To who deployed it; without an address of theirs to the notification addresses of the appcode."""
+    """Mails the user who deployed it; without an address of theirs, the notification addresses of the appcode."""
     cluster = run.cluster
     owner = run.created_by or cluster.created_by
     to = [owner.email] if owner and owner.is_active and owner.email else []
     link = f"{settings.PORTAL_ORIGIN}{url_of(run)}"
-    for tell in hooks.mail:
+    for tell in extension_points.mail:
         tell(f"run {run.pk} {about}", cluster.appcode_id, f"{cluster}: {subject}", f"{cluster}: {text}\n\n{link}\n", to)
 
 
@@ -203,8 +205,8 @@ def _clock(at: dt.datetime) -> str:
 
 
 def saved(clusters: QuerySet[Any, Any] | Collection[Cluster], since: dt.datetime) -> int:
-    """GPU-seconds since then that idle stops gave back: of each, its GPUs from its end to the next deployment of the cluster, its
-    deletion, or now. One query."""
+    """GPU-seconds since `since` that idle stops freed: each stopped run's GPUs from its end to the cluster's next deployment,
+    its deletion, or now. One query."""
     following = Run.objects.filter(cluster=OuterRef("cluster"), number__gt=OuterRef("number")).order_by("number")
     again = Subquery(following.values("created_at")[:1], output_field=DateTimeField())
     until = Least(Coalesce(again, Now()), Coalesce("cluster__deleted_at", Now()), Now())

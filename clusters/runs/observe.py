@@ -1,7 +1,7 @@
-"""What happened: every batch of news from a cloud becomes rows in one transaction, together with the position after it.
+"""Writes each batch of news from a cloud into rows, in one transaction together with the watch position after it.
 
-Because the position is saved with the news, a controller that dies resumes exactly where it had written; because every
-write is keyed by pod uid and never goes backwards, news that comes twice or out of order changes nothing.
+Because the position is saved with the news, a controller that dies resumes exactly where it stopped writing. Because every
+write is keyed by pod uid and never goes backwards, repeated or reordered news changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from django.utils import timezone
 from billing.efficiency.capacity import record as record_gpus
 from billing.metering import record
 from billing.models import Quarantined
-from clusters import failure, wakeups
+from clusters import wakeups
 from clusters.clouds.drivers.base import (
     ActivitySeen,
     Batch,
@@ -38,14 +38,16 @@ from clusters.clouds.drivers.base import (
     TaskSeen,
     Unreadable,
 )
-from clusters.clouds.drivers.base.seen import READ_OTHERS
+from clusters.clouds.drivers.base.observations import READ_OTHERS
+from clusters.clouds.models import CloudState
 from clusters.events import run_event
 from clusters.gateway.changes import routes_changed
-from clusters.input import input_of
-from clusters.models import CloudState, Run, Task
-from clusters.phase import TERMINAL
+from clusters.logs import failure
+from clusters.manifest.input import input_of
 from clusters.runs import idle, task_status
-from clusters.runs.status import refresh
+from clusters.runs.models import Run, Task
+from clusters.runs.phase import TERMINAL
+from clusters.runs.phase_update import refresh
 from clusters.runs.task_status import ENDED
 from portal.db.bulk_update import update_rows
 from portal.events import entry, record_all
@@ -54,23 +56,23 @@ from portal.text import readable
 
 log = logging.getLogger(__name__)
 
-# A label with a number beyond this was not written by a portal.
+# A run id that exceeds our newest by this much was not written by a portal.
 ID_GAP = 1_000_000
-# What one absurd sighting may end a transaction with; anything else is no fault of what was told.
+# Errors that one absurd item may raise. Other errors are not caused by reported data.
 NOT_UNDERSTOOD = (DataError, IntegrityError, ValueError, OverflowError)
 Write = Callable[[str, Sequence[Seen]], None]
-# What `_note` and `_vanished` may change in a run.
+# Columns of a run that `_note` and `_vanished` may change.
 NOTED = [
     "storage_state", "storage_message", "data_warning", "read", "wrote", "refusal", "endpoints", "gone", "stored", "gone_message",
     "blocked_reason", "blocked_message", "applied_at", "not_before", "release_asked_at", "claim_token", "claimed_until",
     "activity", "activity_since", "activity_why", "look_at", "crashes", "deadline",
 ]  # fmt: skip
-# A run is put right this often at most: something else, like an autoscaler, may change it each time.
+# Minimum interval between re-applying a run: something, such as an autoscaler, may change it every time.
 PUT_RIGHT_AGAIN = dt.timedelta(seconds=30)
 
 
 def apply_batch(cloud: str, batch: Batch) -> None:
-    """Writes the news of `batch` and its position, in a number of queries that does not grow with the news."""
+    """Writes the news of `batch` and its position. The number of queries does not grow with the news."""
 
     def apply(write: Write) -> None:
         with transaction.atomic():
@@ -83,14 +85,14 @@ def apply_batch(cloud: str, batch: Batch) -> None:
 
 
 def apply_activity(cloud: str, items: Sequence[ActivitySeen]) -> None:
-    """Writes what was found out about runs of a cloud by asking them; the position of its watch is another's."""
+    """Writes activity that polling the runs of a cloud found. Does not touch the position: it belongs to the watch."""
     with transaction.atomic():
         _write(cloud, items)
 
 
 def apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime) -> None:
-    """Takes a complete listing, asked for at `asked_at`: what it has is news, and what the cloud had been told of or had
-    told by then but does not list was lost behind our back: whole runs, or single pods of runs that go on."""
+    """Writes a complete listing requested at `asked_at`. Listed items are news. What was applied to or reported by the cloud
+    before `asked_at` but is not listed was lost without a report: whole runs, or single pods of runs that go on."""
     _whatever_is_in_it(cloud, lambda write: _apply_listing(cloud, batch, asked_at, write))
 
 
@@ -101,7 +103,7 @@ def _apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime, write: Write
     with transaction.atomic():
         here = Run.objects.filter(cloud=cloud, gone=False)
         last_seen = _last_seen(cloud, asked_at)
-        # Before their places are taken by others; what blocks a run is told anew by the watch.
+        # Missing pods are written first, before new pods take their places. The watch reports blocks again.
         missing = _missing(here.filter(pk__in=listed), uids, asked_at, last_seen)
         blocked = here.filter(pk__in=listed).exclude(blocked_reason="").values_list("pk", flat=True)
         answered = {(item.run_id, item.name) for item in batch.items if isinstance(item, EndpointSeen)}
@@ -119,20 +121,20 @@ def _apply_listing(cloud: str, batch: Batch, asked_at: dt.datetime, write: Write
 
 
 def _last_seen(cloud: str, asked_at: dt.datetime) -> dt.datetime:
-    """Until when everything that the rows say was known to be so."""
+    """The time until which the rows are known to match the cloud."""
     heard_at = CloudState.objects.filter(name=cloud).values_list("heard_at", flat=True).first()
     return min(heard_at or asked_at, asked_at)
 
 
 def _missing(runs: QuerySet[Run], uids: set[str], asked_at: dt.datetime, last_seen: dt.datetime) -> list[TaskSeen]:
-    """Pods that were alive when last heard of and are not listed (`uids`) any more."""
+    """Pods that were alive when last reported and are not listed (`uids`) any more, as lost."""
     alive = Task.objects.filter(run__in=runs, phase__in=["Pending", "Running"], observed_at__lt=asked_at)
     gone = [pk for pk, uid in alive.values_list("pk", "uid") if uid not in uids]
     return [task_status.lost(task, last_seen) for task in Task.objects.filter(pk__in=gone).order_by("pk")]
 
 
 def _not_over(items: Sequence[Seen]) -> list[Seen]:
-    """The items without those of runs that are over, of which everything is known: nearly all of a long listing."""
+    """The items without those of runs that are over and fully recorded, which are most of a long listing."""
     ids = {item.run_id for item in items} - {item.run_id for item in items if isinstance(item, RunFound)}
     over = set(Run.objects.filter(pk__in=ids, gone=True, phase__in=TERMINAL).values_list("pk", flat=True))
     ended = set(Task.objects.filter(run__in=over, phase__in=ENDED).values_list("uid", flat=True))
@@ -144,7 +146,7 @@ def _not_over(items: Sequence[Seen]) -> list[Seen]:
 
 
 def save_capacity(cloud: str, capacity: Capacity) -> None:
-    """Keeps what the cloud has, so that no page has to ask it, and notes for billing what GPUs are there from now on."""
+    """Stores the capacity, so that pages need not call the cloud, and records its GPUs for billing from now on."""
     found = {
         "capacity": asdict(capacity),
         "simulated": sum(node.gpus for node in capacity.nodes if node.simulated),
@@ -159,16 +161,15 @@ def save_capacity(cloud: str, capacity: Capacity) -> None:
 
 
 def save_trouble(cloud: str, trouble: str) -> None:
-    """Keeps why the cloud cannot be followed at the moment; the next news takes it away."""
+    """Stores why the cloud cannot be followed now. The next news clears it."""
     CloudState.objects.update_or_create(name=cloud, defaults={"trouble": readable(trouble, 1000)})
 
 
 def machine_notes(nodes: Sequence[Node]) -> list[str]:
-    """What a user must know of the machines, each sentence once: simulated GPUs, limits that are not enforced, machines that
-    are away."""
+    """Notes about the machines for users, each once: simulated GPUs, limits that are not enforced, unreachable machines."""
     simulated = sum(node.gpus for node in nodes if node.simulated)
     first = f"The {simulated} GPUs here are simulated: held and billed like real ones, but programs compute on the CPU."
-    # What keeps tasks off machines without GPUs is said to nobody: most clusters have some for themselves.
+    # Notes on machines without GPUs that take no tasks are left out: most clusters keep some machines for themselves.
     told = Counter(node.note for node in nodes if node.note and (node.gpus or node.takes_tasks))
     notes = [
         note if count == len(nodes) else f"{count} of {len(nodes)} machines: {note}" for note, count in told.items()
@@ -178,13 +179,13 @@ def machine_notes(nodes: Sequence[Node]) -> list[str]:
 
 def _save_position(cloud: str, position: str) -> None:
     told = {"position": position, "heard_at": timezone.now(), "trouble": ""}
-    # Several times a second, and only one process writes for a cloud: without reading it before.
+    # UPDATE without a read before: this runs several times a second, and only one process writes for a cloud.
     if not CloudState.objects.filter(name=cloud).update(**told):
         CloudState.objects.update_or_create(name=cloud, defaults=told)
 
 
 def _whatever_is_in_it(cloud: str, apply: Callable[[Write], None]) -> None:
-    """All at once; should the database not take something, then everything but that, which is put in quarantine."""
+    """Writes all items at once. If the database rejects any, writes the others and quarantines those."""
     try:
         apply(_write)
     except NOT_UNDERSTOOD:
@@ -193,7 +194,7 @@ def _whatever_is_in_it(cloud: str, apply: Callable[[Write], None]) -> None:
 
 
 def _write_what_can_be(cloud: str, items: Sequence[Seen]) -> None:
-    """In halves, so that one among thousands is soon found."""
+    """Bisects the items, so that one bad item among thousands is found quickly."""
     try:
         with transaction.atomic():
             _write(cloud, items)
@@ -207,13 +208,13 @@ def _write_what_can_be(cloud: str, items: Sequence[Seen]) -> None:
 
 
 def _raw(item: Seen) -> str:
-    """As text, without what a program has said."""
+    """The item as text, without the program's output."""
     facts = {name: value for name, value in asdict(item).items() if name != "log_tail"}
     return json.dumps({"kind": type(item).__name__, **facts}, sort_keys=True, default=str)
 
 
 def _quarantine(cloud: str, told: Sequence[Unreadable]) -> None:
-    """Each thing once for the same reason: every listing has it again, with a little something that is new."""
+    """Stores each object once per reason. Every listing repeats it with slightly different text, so texts cannot be compared."""
     if not told:
         return
     at = timezone.now()
@@ -228,7 +229,7 @@ def _write(cloud: str, items: Sequence[Seen]) -> None:
         return
     at = timezone.now()
     ids = {item.run_id for item in items}
-    # Locked in one order everywhere, so that a person's action and the watch cannot wait for each other.
+    # Locks are taken in pk order everywhere, so that a user's action and the watch cannot deadlock.
     rows = Run.objects.filter(pk__in=ids, cloud=cloud).order_by("pk").select_for_update(of=("self",), no_key=True)
     runs = {run.pk: run for run in rows.select_related("cluster__appcode", "created_by")}
     _tell_unknown(cloud, [item for item in items if item.run_id not in runs])
@@ -247,8 +248,8 @@ def _write(cloud: str, items: Sequence[Seen]) -> None:
 
 
 def _close(cloud: str, runs: dict[int, Run], gone: Sequence[int], at: dt.datetime) -> Set[str]:
-    """Nothing of a run that is gone holds anything, whatever was told of its pods: nobody will tell of them any more. Returns
-    for whom that changes usage."""
+    """Closes the live pods of runs that are gone: they hold nothing any more, and no further news of them will come. Returns
+    the billing keys of the runs whose usage changes."""
     alive = list(Task.objects.filter(run__in=gone, phase__in=["Pending", "Running"]).order_by("pk"))
     if not alive:
         return set()
@@ -257,7 +258,7 @@ def _close(cloud: str, runs: dict[int, Run], gone: Sequence[int], at: dt.datetim
 
 
 def _crashed(runs: dict[int, Run], gone: Sequence[int]) -> None:
-    """Of runs that are gone now, those with tasks that were started again: what it cost is counted next."""
+    """Marks runs that are now gone and had restarted tasks, so that the cost of their crashes is counted next."""
     again = Task.objects.filter(run__in=gone, attempt__gt=0).values_list("run_id", flat=True).distinct()
     for run in (runs[pk] for pk in again):
         if not run.gone and run.crashes is not None:
@@ -274,7 +275,7 @@ def _expected(cloud: str, runs: dict[int, Run], item: Seen) -> bool:
 
 
 def _clean(item: Seen) -> Seen:
-    """The item with texts that its columns take: programs and machines may say anything, of any length."""
+    """The item with texts that fit their columns: programs and machines may report anything, of any length."""
     if isinstance(item, TaskSeen):
         said = item.message or (failure.why(item.log_tail) if item.phase == "Failed" else "")
         texts = {
@@ -303,7 +304,7 @@ def _note_storage(run: Run, item: StorageSeen) -> None:
     if item.state == "refused" and not run.verdict:
         run.refusal = item.message
     if run.started_at is None and (limit := run.spec.get("timeLimit")):
-        # The time limit counts while input is fetched, and not while the run waits for GPUs. When it runs, it counts anew.
+        # The time limit runs while input is fetched, but not while the run waits for GPUs. It restarts when the run starts.
         moves = item.state in ("fetching", "failed")
         run.deadline = (run.deadline or timezone.now() + dt.timedelta(seconds=limit)) if moves else None
     if item.warning and item.warning != run.data_warning:
@@ -314,7 +315,8 @@ def _note_storage(run: Run, item: StorageSeen) -> None:
 
 
 def _note_read(run: Run, item: StorageSeen) -> None:
-    """What it reads, by the first of its tasks that says so, and whether the run before read the same."""
+    """Stores what the run reads, as its first task reports it. Warns if another task read something else, and records an event
+    if the previous run with the same input did."""
     if run.read:
         if run.read["digest"] != item.digest and not run.data_warning:
             run.data_warning = READ_OTHERS
@@ -359,7 +361,7 @@ def _note(run: Run, item: Seen) -> None:
 
 
 def _note_endpoint(run: Run, item: EndpointSeen) -> None:
-    """What answers is routed next, by whoever tells the gateway; what does not any more is taken out of its routes."""
+    """Stores an endpoint that answers, for the gateway to route next, or removes one that has stopped answering."""
     known = run.endpoints.get(item.name)
     if item.ready and (known is None or known["address"] != item.address):
         since = timezone.now().isoformat()
@@ -372,30 +374,30 @@ def _note_endpoint(run: Run, item: EndpointSeen) -> None:
 
 
 def _put_right(run: Run, message: str) -> None:
-    """It is applied again: now, or PUT_RIGHT_AGAIN after it was the last time."""
+    """Has the run applied again: now, but not sooner than PUT_RIGHT_AGAIN after the last time."""
     at = timezone.now()
     if run.applied_at is not None or run.claim_token is not None:
         run.applied_at = None
         run.not_before = max(at, run.not_before + PUT_RIGHT_AGAIN) if run.not_before else at
     if run.claim_token is not None:
-        # Whoever applies it at this moment may have been there before the change: their word counts no more.
+        # A worker that is applying it now may have done so before the change, so its claim is revoked.
         run.claim_token = run.claimed_until = None
     record_all([run_event("run.changed_by_hand", run, f"{message} The run is applied again.")])
     transaction.on_commit(lambda: wakeups.wake(run.pk))
 
 
 def _found_again(run: Run) -> None:
-    """The cloud has a run that was gone: somebody's order to start it came late, after the one to end it. It is to be ended
-    again, and holds what it holds until then."""
+    """The cloud has a run that was gone: an order to start it arrived after the order to end it. The run is ended again, and
+    its resources count until then."""
     record_all([run_event("run.found", run, "The cloud has this run again although it is over; it is ended.")])
     run.gone, run.release_asked_at = False, None
     transaction.on_commit(lambda: wakeups.wake(run.pk))
 
 
 def _tell_unknown(cloud: str, items: Sequence[Seen]) -> None:
-    """Runs that were never made there, as far as the database knows: it may have been restored from a backup, or another portal
-    may use the same name. So nothing is recorded for them and nothing is done to them but to tell administrators, once;
-    `manage.py unknown_runs` lists and ends them."""
+    """Reports runs that this portal never started there: the database may come from a backup, or another portal may use the
+    same name. Administrators get one event for each; otherwise they are ignored. `manage.py unknown_runs` lists and ends
+    them."""
     for unknown in {item.run_id for item in items}:
         log.error("%s reports run %s, which was never made there; nothing is recorded for it", cloud, unknown)
     verb, about = "cloud.unknown_run", f"cloud {cloud}"
@@ -423,7 +425,7 @@ def _tell_changes(cloud: str, changes: Sequence[PlaceChanged]) -> None:
 
 
 def _keep_ids_apart(known: int) -> None:
-    """No run is given an id that the cloud knows another one by: its pods would be taken for those of the new run."""
+    """Keeps new runs from getting the id of an unknown run in the cloud, whose pods would then count as theirs."""
     with connection.cursor() as cursor:
         table = Run._meta.db_table
         cursor.execute(f"SELECT coalesce(max(id), 0) FROM {table}")  # noqa: S608 — a name of our own
@@ -437,7 +439,7 @@ def _keep_ids_apart(known: int) -> None:
 
 
 def _tell_failures(failed: Iterable[tuple[Run, TaskSeen]]) -> None:
-    """One event for each task that failed by itself; those that were stopped were meant to end."""
+    """Records an event for each task that failed by itself; stopped tasks were meant to end."""
     events = []
     for run, item in failed:
         exit_code = "" if item.exit_code is None else f" with exit code {item.exit_code}"
@@ -447,7 +449,7 @@ def _tell_failures(failed: Iterable[tuple[Run, TaskSeen]]) -> None:
 
 
 def _vanished(cloud: str, run: Run, last_seen: dt.datetime) -> None:
-    """The cloud has forgotten a run: close its pods with an estimated end, then start it again or call it gone."""
+    """Handles a run that the cloud lost: closes its pods with an estimated end, then restarts the run or marks it gone."""
     at = timezone.now()
     lost = [task_status.lost(task, last_seen) for task in run.tasks.filter(phase__in=["Pending", "Running"])]
     task_status.write(cloud, {run.pk: run}, lost, at)
@@ -459,7 +461,7 @@ def _vanished(cloud: str, run: Run, last_seen: dt.datetime) -> None:
                 "The cloud no longer knew this run, so nobody can tell what was stored.",
             )
     else:
-        # It begins anew with first attempts; what the forgotten pods held stays in the usage.
+        # It starts anew with first attempts. What the lost pods used stays in the usage.
         run.tasks.all().delete()
         run.storage_state = run.storage_message = run.data_warning = run.activity = ""
         run.read = {}

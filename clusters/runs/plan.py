@@ -1,4 +1,4 @@
-"""From a spec to the plan that a cloud carries out. Pure: everything it needs comes in as arguments."""
+"""Builds the plan that a cloud carries out from a spec. Pure: all input comes as arguments."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from itertools import accumulate
 from types import MappingProxyType
 
+from clusters.catalog.size import too_long
 from clusters.clouds.drivers.base import (
     CloudRefused,
     CodeCommit,
@@ -25,8 +26,7 @@ from clusters.clouds.drivers.base import (
 from clusters.frameworks import FRAMEWORKS, starting, variables
 from clusters.frameworks.base import Addresses, Framework, Launch, Resources, Role
 from clusters.frameworks.runtimes import FOLDER
-from clusters.manifest import ClusterSpec, Mode
-from clusters.spec.size import too_long
+from clusters.manifest.cluster import ClusterSpec, Mode
 
 INPUT_PATH = "/elearn/input"
 OUTPUT_PATH = "/elearn/output"
@@ -48,20 +48,20 @@ def build_plan(
     model: Mapping[str, str] = MappingProxyType({}),
     proof: str = "",
 ) -> Plan:
-    """The plan of one run. `resources` and `addresses` cover every active role and task of `spec`, `origins` its endpoints;
-    `model` are variables that say what its model is, `proof` is that of its cluster. Raises CloudRefused."""
+    """The plan of one run. `resources` covers every active role of `spec`, `addresses` every task, `origins` its endpoints.
+    `model` has the variables that describe its model, `proof` is its cluster's. Raises CloudRefused."""
     framework = FRAMEWORKS[spec.framework]
     roles: list[RolePlan] = []
     first_parts = parts_of(framework, spec)
     for role in framework.roles:
         if not (count := spec.count(role.name)):
             continue
-        # As many tasks stand before it as the roles before it have.
         launch = framework.launch(spec, role.name, addresses, resources)
-        # Within the layer, so that PATH=/demo:$PATH comes before what is installed there.
+        # Inside the layer, so that PATH=/demo:$PATH comes before what is installed there.
         launch = replace(launch, argv=variables.started(launch.argv, spec.env))
         if not launch.from_image:
             launch = replace(launch, argv=starting.started(launch.argv))
+        # The rank of the first task is the number of tasks in the roles before it.
         launch = ranked(launch, sum(each.count for each in roles), count)
         held = resources[role.name]
         roles.append(
@@ -113,12 +113,12 @@ def build_plan(
 
 
 def model_folder(spec: ClusterSpec) -> str:
-    """Where its program finds the model."""
+    """The folder where the program finds its model."""
     return spec.server.folder if spec.server else FOLDER
 
 
 def parts_of(framework: Framework, spec: ClusterSpec) -> dict[str, int]:
-    """Which part of a divided input the first task of each role gets, of those that get one; nothing for any other input."""
+    """The part of a divided input that the first task of each reading role gets; empty for any other input."""
     if spec.input is None or spec.input.mode != "shard":
         return {}
     counts = {role: spec.count(role) for role in framework.readers(spec)}
@@ -128,8 +128,8 @@ def parts_of(framework: Framework, spec: ClusterSpec) -> dict[str, int]:
 def ranked(launch: Launch, first: int, count: int) -> Launch:
     """`launch` with a TASK_RANK in its environment, where `first` is the rank of the role's first task.
 
-    Kubernetes fills in an index and cannot add to it. So several tasks behind those of another role start by a line of shell,
-    which adds, and writes the rank into the variables that refer to it (references to what is not defined are left as they are).
+    Kubernetes substitutes an index but cannot add to it. So several tasks that follow those of another role start through a shell
+    line that adds and writes the rank into the variables that refer to it. References to undefined variables stay as they are.
     """
     if count == 1 or not first:
         return replace(launch, env={"TASK_RANK": str(first) if first else "$(TASK_INDEX)", **launch.env})

@@ -1,7 +1,7 @@
-"""What would happen if this were submitted now: tasks, GPUs, whether it fits and why not, and what it costs.
+"""What would happen if a manifest were submitted now: tasks, GPUs, whether they fit and why not, and the cost.
 
-Reads the capacity that the controller last saw and the prices of now; asks no cloud. The quota is judged again after
-submit, in the same words; what a run waits for in its cloud, the cloud says then.
+Uses the capacity that the controller last saw and today's prices; calls no cloud. The quota is judged again after submit,
+in the same words. What a run waits for in its cloud is only known from the cloud.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ from django.utils import timezone
 from billing.metering.segments import Resources
 from billing.prices.book import price_book
 from billing.prices.rates import Prices, hourly, planned
-from clusters.after import TIME_LIMIT
+from clusters.catalog.admission import Quota, judge_quota
+from clusters.catalog.hook_lookup import judge_hook_names
+from clusters.catalog.lookup import Resolved, name_taken, resolve, usable_appcode
+from clusters.catalog.models import Flavor
 from clusters.clouds.drivers.base import Capacity, Mount, Node, S3Source, Waiting
 from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, free_rooms, judge, worst
 from clusters.clouds.health import silences
+from clusters.clouds.models import CloudState
 from clusters.clouds.placement import Place
 from clusters.clouds.registry import asked
 from clusters.frameworks import FRAMEWORKS
-from clusters.manifest import ClusterManifest, ClusterSpec
-from clusters.models import CloudState, Cluster, Flavor
+from clusters.manifest.cluster import ClusterManifest, ClusterSpec
+from clusters.manifest.hook_spec import TIME_LIMIT
+from clusters.runs.models import Cluster
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
 from clusters.runs.quota import UNHOOKED, held, waiting, why_unread
-from clusters.spec.admission import Quota, judge_quota
-from clusters.spec.catalog import Resolved, name_taken, resolve, usable_appcode
-from clusters.spec.hooks import judge_hook_names
 from datastores.models import Datastore
 from portal.models import Appcode, User
 
 NOTHING_TO_SAY = Judgement("now", "", "")
-# Room for more tasks than this is said as that.
+# More room than this is shown as this number of tasks.
 MOST_SHOWN = 999
 
 
 @dataclass(frozen=True)
 class Cost:
-    """For an hour at the prices of now, and at most until the time limit (None without one) at the prices that are known for
-    that time; in settings.CURRENCY, unrounded. A task that takes any GPU is paid by the model that it gets: `per_hour` is with
-    the dearest that its cloud has, `per_hour_low` with the cheapest. `hooks` is what all hooks of a run cost besides, at most, by
-    their time limits."""
+    """In settings.CURRENCY, unrounded. `per_hour` is the cost of an hour at today's prices, `limit` the maximum until the time
+    limit at the prices known for that time (None without a time limit). A task that takes any GPU is billed by the model it
+    gets: `per_hour` assumes the dearest that its cloud has, `per_hour_low` the cheapest. `hooks` is the maximum for all hooks
+    of a run, by their time limits; it is not part of the others."""
 
     per_hour_low: Decimal
     per_hour: Decimal
@@ -52,7 +54,7 @@ class Cost:
     hooks: Decimal = Decimal(0)
 
     def __add__(self, other: Cost) -> Cost:
-        """Together; without a limit when one of them has none."""
+        """The sum; without a limit if either has none."""
         limit = None if self.limit is None or other.limit is None else self.limit + other.limit
         return Cost(
             self.per_hour_low + other.per_hour_low, self.per_hour + other.per_hour, limit, self.hooks + other.hooks
@@ -64,8 +66,8 @@ NOTHING = Cost(Decimal(0), Decimal(0), Decimal(0))
 
 @dataclass(frozen=True)
 class Preview:
-    """`place` is where it would run, and `notice` a sentence while that cloud is out of reach. `larger_quota` are the GPUs of a
-    quota by which it would not wait for others of its appcode, None where it does not."""
+    """`place` is where the run would run, `notice` a sentence while that cloud is unreachable. `larger_quota` is the GPU quota
+    with which it would not wait for other runs of its appcode; None if it does not wait for them."""
 
     place: Place
     notice: str
@@ -78,15 +80,15 @@ class Preview:
 
 
 def preview(
-    manifest: ClusterManifest, *, acting_user: User, instead_of: Cluster | None = None, by_fronts: bool = False
+    manifest: ClusterManifest, *, acting_user: User, instead_of: Cluster | None = None, by_routers: bool = False
 ) -> Preview:
-    """Raises Invalid and PermissionDenied exactly where `actions.create_cluster` would; `instead_of` is the cluster whose
-    next run it is to be, where it is no new one, `by_fronts` says that it is a replica of a service."""
+    """Raises Invalid and PermissionDenied exactly where `actions.create_cluster` would. `instead_of` is the existing cluster
+    whose next run this is; None for a new cluster. `by_routers`: it is a replica of a service."""
     appcode = usable_appcode(manifest.metadata.appcode, acting_user)
     spec, name = manifest.spec, manifest.metadata.name
     if instead_of is None and Cluster.objects.filter(appcode=appcode, name=name, deleted_at=None).exists():
         raise name_taken(appcode.code, name)
-    resolved = resolve(spec, appcode, by_fronts=by_fronts)
+    resolved = resolve(spec, appcode, by_routers=by_routers)
     judge_hook_names(spec, appcode, name)
     capacity = capacity_of(resolved.place.cloud)
     notice = silences(timezone.now()).get(resolved.place.cloud, "")
@@ -125,8 +127,8 @@ def preview(
 
 @dataclass(frozen=True)
 class Size:
-    """A flavor as it is to be had now: for how many of its tasks there is room, and what one costs an hour, from the cheapest to
-    the dearest model that it may get."""
+    """A flavor, how many of its tasks would fit now, and one's hourly cost from the cheapest to the dearest possible GPU
+    model."""
 
     flavor: Flavor
     room: int
@@ -134,7 +136,7 @@ class Size:
 
 
 def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int) -> list[Size]:
-    """Of each flavor. One query and the book of prices."""
+    """One Size for each flavor. One query, and the price book."""
     capacity, prices, now = capacity_of(cloud), price_book(), timezone.now()
     rooms, found = free_rooms(capacity), []
     for flavor in flavors:
@@ -146,22 +148,22 @@ def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int) -> list[Size]:
 
 
 def _rates(prices: Prices, now: dt.datetime, tasks: Tasks, capacity: Capacity, appcode_id: int) -> list[Decimal]:
-    """What these tasks cost an hour with each model of GPU that they may get."""
+    """Hourly cost of these tasks, for each GPU model that they may get."""
     return [hourly(prices, now, [size], appcode_id) for size in _held(prices, tasks, capacity)]
 
 
 def _held(prices: Prices, tasks: Tasks, capacity: Capacity) -> list[Resources]:
-    """What they hold together, for each model that they may get."""
+    """Total resources of these tasks, for each GPU model that they may get."""
     models, n = [tasks.gpu_model], tasks.count
     if tasks.gpus and not tasks.gpu_model:
-        # Where no machine is known that has so many, each that has a price, and any other.
+        # If no known machine has that many GPUs: every model with a price, and models without one.
         had = {node.gpu_model for node in capacity.nodes if node.gpus >= tasks.gpus}
         models = sorted(had or prices.gpu_models | {""})
     return [Resources(tasks.gpus * n, model, tasks.cpu_milli * n, tasks.memory_mb * n) for model in models]
 
 
 def _scheduled(spec: ClusterSpec) -> Judgement:
-    """Only a first run waits for its time."""
+    """Whether it waits for its start time. Only a cluster's first run does."""
     at, now = spec.schedule_after, timezone.now()
     if at is None:
         return NOTHING_TO_SAY
@@ -171,7 +173,7 @@ def _scheduled(spec: ClusterSpec) -> Judgement:
 
 
 def tasks_of(resolved: Resolved) -> list[Tasks]:
-    """What a run would put onto machines."""
+    """The tasks that a run would place on machines."""
     return [
         Tasks(role, each.together, held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb)
         for role, each in resolved.spec.active_roles.items()
@@ -190,7 +192,7 @@ def _room(resolved: Resolved, capacity: Capacity) -> Judgement:
 
 
 def placed(resolved: Resolved) -> list[Tasks]:
-    """As `tasks_of`, with what copies, serves and stores data beside them: it takes room, and nobody pays for it. One query."""
+    """`tasks_of` plus the unbilled helpers beside each task that copy, serve and store data and take room, too. One query."""
     tasks = tasks_of(resolved)
     mounts, framework = _copied(resolved), FRAMEWORKS[resolved.spec.framework]
     serving = {each.role for each in tasks if framework.endpoints(resolved.spec, each.role)}
@@ -202,7 +204,7 @@ def placed(resolved: Resolved) -> list[Tasks]:
 
 
 def resources_of(resolved: Resolved) -> dict[str, dict[str, object]]:
-    """What a run keeps of what its tasks hold, by role, as JSON. One query."""
+    """The resources by role as a run stores them, as JSON. One query."""
     found = dict(resolved.resources)
     for task in placed(resolved):
         held = found[task.role]
@@ -213,7 +215,7 @@ def resources_of(resolved: Resolved) -> dict[str, dict[str, object]]:
 
 
 def _copied(resolved: Resolved) -> list[Mount]:
-    """What of it lies in S3, which something beside a task copies or serves; without keys."""
+    """Its mounts of S3 datastores, which a helper beside each task copies or serves; without keys."""
     spec, source = resolved.spec, S3Source("", "", "", "", "")
     mode = spec.input.mode if spec.input else ""
     follow = FRAMEWORKS[spec.framework].shows_runs == "events"
@@ -233,7 +235,7 @@ def _copied(resolved: Resolved) -> list[Mount]:
 
 
 def cost_of(spec: ClusterSpec, appcode: Appcode) -> Cost:
-    """What a run of `spec` costs. Raises Invalid where it cannot be run as it is."""
+    """Cost of a run of `spec`. Raises Invalid if it cannot run as it is."""
     resolved = resolve(spec, appcode)
     return _cost(spec, resolved, appcode, capacity_of(resolved.place.cloud))
 
@@ -250,7 +252,7 @@ def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode, capacity: Cap
 
 
 def _cost_of_hooks(resolved: Resolved, appcode: Appcode, capacity: Capacity) -> Decimal:
-    """At most, of all of them. One query where there are any."""
+    """Maximum cost of all hooks. One query if there are any."""
     if not resolved.hooks:
         return Decimal(0)
     prices, now = price_book(), timezone.now()
@@ -266,12 +268,12 @@ def _cost_of_hooks(resolved: Resolved, appcode: Appcode, capacity: Capacity) -> 
 
 
 def capacity_of(cloud: str) -> Capacity:
-    """What a cloud had when the controller last looked; empty before it did."""
+    """Capacity of a cloud when the controller last saw it; empty before that."""
     return capacity_from(CloudState.objects.filter(name=cloud).values_list("capacity", flat=True).first() or {})
 
 
 def capacity_from(seen: Mapping[str, Any]) -> Capacity:
-    """As it is kept in `CloudState`."""
+    """From the JSON of `CloudState.capacity`."""
     return Capacity(
         nodes=tuple(Node(**node) for node in seen.get("nodes", [])),
         queue=tuple(Waiting(**each) for each in seen.get("queue", [])),

@@ -1,8 +1,8 @@
-"""Who waits for what, in which place, and who holds what, on each cloud. Reads only.
+"""Which runs wait for what, their places, and which runs hold what, on each cloud. Reads only.
 
-One idea: in detail only what the reader may see; everybody else's runs are two sums for each cloud, made by the database, so that
-neither names nor the number of appcodes come into it. What a run waits for is said as the preview would say it now, by the same
-decision (`clouds/drivers/base/fit.py`), where its cloud does not say it by itself.
+The idea: details only of runs that the reader may see. Everyone else's runs are two sums per cloud, computed by the database,
+so that neither names nor the number of appcodes leak. What a run waits for is decided as in the preview
+(`clouds/drivers/base/fit.py`), unless its cloud reports it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from django.utils import timezone
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base.fit import Tasks, judge
 from clusters.clouds.health import silences_of
+from clusters.clouds.models import CloudState
 from clusters.clouds.placement import titles
-from clusters.models import CloudState, Run, Task
-from clusters.phase import WAITING
+from clusters.runs.models import Run, Task
+from clusters.runs.phase import WAITING
 from clusters.runs.preview import capacity_from
 
-# Of each list: the first that wait, and those that hold most.
+# Maximum length of each list: the first that wait, and those that hold most.
 MOST = 200
 ALIVE = Q(gone=False, desired=Run.Desired.RUNNING, verdict="", cluster__deleted_at=None)
-# Of a run of which some roles have started already, too: tasks that have no machine, or that the cloud does not make.
+# Tasks without a machine, or that the cloud cannot create; also of a run in which some roles have started.
 _UNPLACED = Task.objects.filter(run=OuterRef("pk"), phase="Pending", node="", reason__in=WAITING)
 WAITS = ALIVE & (Q(phase=Run.Phase.QUEUED) | ~Q(blocked_message="") | Q(Exists(_UNPLACED)))
 HOLDS = Q(gone=False, gpu_rate__gt=0)
@@ -34,7 +35,7 @@ HOLDS = Q(gone=False, gpu_rate__gt=0)
 
 @dataclass(frozen=True)
 class Waits:
-    """`place` counts from 1, 0 where there is no order; in the queue of the appcode's quota, or in that of the cloud."""
+    """`place` counts from 1 in the queue of `place_in`: the appcode's quota or the cloud; 0 where there is no order."""
 
     run: Run
     why: str
@@ -44,7 +45,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Sums:
-    """Runs of appcodes that the reader does not see."""
+    """Sums over runs of appcodes that the reader may not see."""
 
     waiting: int = 0
     waiting_gpus: int = 0
@@ -54,7 +55,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Queue:
-    """One cloud. `more` of those that wait and that hold are not listed."""
+    """One cloud. `more_waiting` and `more_holding` count the runs that are not listed."""
 
     cloud: str
     title: str
@@ -69,7 +70,7 @@ class Queue:
 
 
 def queues(appcodes: Collection[int] | None) -> list[Queue]:
-    """Of each cloud that has machines or runs; `appcodes` are those that the reader sees, None for all. Seven queries."""
+    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Seven queries."""
     states = {state.name: state for state in CloudState.objects.order_by("name")}
     names, quiet = titles(), silences_of(states.values(), timezone.now())
     seen = Q() if appcodes is None else Q(cluster__appcode__in=list(appcodes))
@@ -107,15 +108,14 @@ def _joined(which: Q) -> QuerySet[Run]:
 
 
 def _waiting(seen: Q) -> list[tuple[Run, int]]:
-    """The first that wait, each with its place among those of its appcode that wait for its quota: who sees it sees all of
-    it."""
+    """The first waiting runs, with their places in their appcode's quota queue, all of which the reader of an appcode sees."""
     place = Window(RowNumber(), partition_by=[F("cluster__appcode"), F("wait_reason")], order_by=F("pk").asc())
     rows = _joined(WAITS & seen).annotate(place=place).order_by("pk")[:MOST]
     return [(run, run.place if run.wait_reason == "QuotaExceeded" and not run.admitted_at else 0) for run in rows]
 
 
 def _sums(which: Q) -> dict[str, Sums]:
-    """By cloud. One query."""
+    """Sums by cloud. One query."""
     waits, holds = Q(waits=True), Q(gpu_rate__gt=0)
     rows = Run.objects.filter(which).annotate(waits=Case(When(WAITS, then=True), default=False))
     sums = rows.values("cloud").order_by("cloud").annotate(
@@ -127,7 +127,7 @@ def _sums(which: Q) -> dict[str, Sums]:
 
 
 def _pending(runs: Iterable[Run]) -> Mapping[tuple[int, str], int]:
-    """By run and role how many tasks are to have a machine now, and have none. One query."""
+    """Number of tasks by run and role that should have a machine now and have none. One query."""
     runs = list(runs)
     has = Q(phase__in=["Pending", "Running"]) & ~Q(node="")
     rows = Task.objects.filter(run__in=[run.pk for run in runs]).values_list("run_id", "role")
@@ -168,7 +168,7 @@ def _waits(run: Run, place: int, capacity: Capacity, pending: Mapping[tuple[int,
 
 
 def _lacks(tasks: Sequence[Tasks], run: Run) -> str:
-    """All that is missing, of a run of which some has its place: what else is said may be about one task."""
+    """A sentence about all missing tasks of a partly placed run, as the other message may be about one task only."""
     missing, whole = sum(each.count for each in tasks), sum(role["count"] for role in run.roles.values())
     if missing in (0, whole):
         return ""

@@ -1,6 +1,6 @@
 """Which runs count against the quota of their appcode, and which wait for it: first come, first served.
 
-Whoever decides holds the lock of the appcode's row, so that no two runs are admitted to the same GPUs.
+Decisions are made under the lock of the appcode's row, so that two runs are never admitted to the same GPUs.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Sum, Window
 from django.utils import timezone
 
 from billing.budgets.access import why_blocked
-from clusters.input import input_of
-from clusters.models import HookRun, Run
-from clusters.phase import TERMINAL
+from clusters.catalog.admission import MOST_NAMED, Held, Holder, Quota, judge_quota
+from clusters.catalog.data import why_not_read
+from clusters.hooks.models import HookRun
+from clusters.manifest.input import input_of
 from clusters.runs import due_hooks
-from clusters.runs.status import refresh
-from clusters.spec.admission import MOST_NAMED, Held, Holder, Quota, judge_quota
-from clusters.spec.data import why_not_read
+from clusters.runs.models import Run
+from clusters.runs.phase import TERMINAL
+from clusters.runs.phase_update import refresh
 from portal.models import Appcode
 
-# So many of an appcode's waiting runs are looked at, and told their place, at one time.
+# Number of an appcode's waiting runs that one pass checks and gives their places.
 QUEUE_LIMIT = 100
 JOINED = ("cluster__appcode", "source__cluster")
 BUDGET = "BudgetUsedUp"
 UNREAD = "WaitingForInput"
 UNHOOKED = "WaitingForHook"
-# Why the portal itself holds a run back; `admit_waiting` lets it go. Other reasons to wait end by themselves.
+# Reasons for which the portal itself holds a run back, until `admit_waiting` admits it. Other reasons end by themselves.
 HELD = ("QuotaExceeded", "AppcodeDisabled", "AppcodeExpired", BUDGET, UNREAD, UNHOOKED)
 
 
 @transaction.atomic
 def admit(run_id: int) -> bool:
-    """Counts the run against the quota of its appcode, or notes what it waits for. Locks the appcode: one at a time."""
+    """Admits the run against its appcode's quota, or notes what it waits for. Returns whether it may start. Locks the appcode."""
     appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
     appcode = appcodes.get(clusters__runs=run_id)
     run = Run.objects.select_for_update(of=("self",), no_key=True).select_related(*JOINED).get(pk=run_id)
     if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
         return run.desired == Run.Desired.RUNNING and not run.verdict
     in_use, before = Held(), list[int]()
-    if run.gpus:  # one without waits for nobody's
+    if run.gpus:  # one without GPUs waits for no other run
         older = waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True)
         in_use, before = held(appcode.pk), [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota]
     _save_judged([run] if _judge(run, appcode, in_use, before, barred(appcode)) else [])
@@ -51,9 +52,9 @@ def admit(run_id: int) -> bool:
 
 @transaction.atomic
 def admit_waiting(appcode_id: int) -> list[int]:
-    """Admits the runs of an appcode that fit by now, first come, first served, and tells the others their place.
+    """Admits the waiting runs of an appcode that fit now, first come, first served, and updates the places of the others.
 
-    Returns those that were admitted. Runs without GPUs wait for nobody's, so they are looked at apart from the queue.
+    Returns the ids of the admitted runs. Runs without GPUs do not wait for others, so they are checked apart from the queue.
     """
     appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
     appcode = appcodes.get(pk=appcode_id)
@@ -75,7 +76,7 @@ def admit_waiting(appcode_id: int) -> list[int]:
 
 
 def barred(appcode: Appcode) -> tuple[str, str]:
-    """Why no run of `appcode` may begin, as a reason and a sentence; two times "" when they may. One query."""
+    """Why no run of `appcode` may start, as a reason and a sentence; two empty strings if they may. One query."""
     if sentence := appcode.why_not:
         reason = "AppcodeExpired" if appcode.expired else "AppcodeDisabled"
         return reason, f"{sentence} It starts when the appcode can be used again."
@@ -84,8 +85,7 @@ def barred(appcode: Appcode) -> tuple[str, str]:
 
 
 def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], bar: tuple[str, str]) -> bool:
-    """Admits a locked run of a locked appcode, or notes why not; True when that is news. A run that is larger than the
-    quota holds up nobody."""
+    """Admits a locked run of a locked appcode, or notes why not. True on a change. A run above the quota holds up no other."""
     was = (run.admitted_at, run.wait_reason, run.wait_message)
     always = reads_always(run.spec)
     unread = why_unread(run.source, always=always) if run.source else ("", "")
@@ -110,8 +110,8 @@ def _save_judged(runs: list[Run]) -> None:
 
 
 def why_unread(source: Run, *, always: bool = False) -> tuple[str, str]:
-    """Why a run that reads the output of `source` cannot begin, as a reason and a sentence; two times "" when it can. `always` is
-    one that reads it however that ends."""
+    """Why a run that reads the output of `source` cannot start, as a reason and a sentence; two empty strings if it can. With
+    `always` it reads the output whether `source` succeeded or not."""
     if source.phase == Run.Phase.SUCCEEDED or (always and source.is_terminal):
         return "", ""
     ended = "ended" if always else "succeeded"
@@ -127,7 +127,7 @@ def reads_always(spec: Mapping[str, Any]) -> bool:
 
 
 def held(appcode_id: int) -> Held:
-    """What counts against the quota of an appcode: the GPUs of runs that were admitted and are not gone. One query."""
+    """The GPUs that count against an appcode's quota: those of runs that are admitted and not gone. One query."""
     runs = Run.objects.filter(cluster__appcode=appcode_id, gone=False, admitted_at__isnull=False, gpus__gt=0)
     rows = runs.annotate(sum=Window(Sum("gpus")), count=Window(Count("pk"))).order_by("-gpus", "pk")
     found = list(rows.values_list("cluster__name", "number", "gpus", "sum", "count")[:MOST_NAMED])
@@ -138,20 +138,19 @@ def held(appcode_id: int) -> Held:
 
 
 def enough(run: Run) -> int:
-    """GPUs of a quota by which a run that waits for it would start, whatever others hold and wait for before it. Two queries."""
+    """The GPU quota with which a waiting run would start despite what others hold and wait for before it. Two queries."""
     appcode = run.cluster.appcode
     older = waiting(appcode.pk).filter(pk__lt=run.pk, gpus__lte=appcode.gpu_quota)
     return held(appcode.pk).gpus + (older.aggregate(gpus=Sum("gpus"))["gpus"] or 0) + run.gpus
 
 
 def waiting(appcode_id: int) -> QuerySet[Run]:
-    """Runs of an appcode that could start but for the portal, oldest first; what is to start later is in nobody's way."""
+    """Runs of an appcode that only the portal keeps from starting, oldest first. Runs scheduled for later hold up nobody."""
     return Run.objects.filter(waits(timezone.now()), cluster__appcode=appcode_id).order_by("pk")
 
 
 def waits(at: dt.datetime) -> Q:
-    """Runs that could start at that time but for the portal; one that reads what is still being written could not, nor one of
-    which a hook before it is still to be done."""
+    """Runs that only the portal keeps from starting at `at`: their input is complete, and no hook before them is pending."""
     written = ~Exists(Run.objects.filter(pk=OuterRef("source_id")).exclude(phase__in=TERMINAL))
     undone = Q(did=None, message="") | (Q(did__isnull=False) & ~Q(did__phase__in=TERMINAL))
     hooked = ~Exists(HookRun.objects.filter(undone, run=OuterRef("pk"), before=True))

@@ -1,9 +1,8 @@
-"""The loop from what is wanted to what the cloud is told: claim → plan → tell the cloud → record. It can die at any line.
+"""The loop that brings the desired state of a run to its cloud: claim → plan → call the cloud → record. It may die at any line.
 
-A claim is a conditional UPDATE with a token and an end: whoever holds it works outside any transaction, renews it while a step
-takes long, and writes back only while the token is still theirs. Telling the cloud is repeatable, so a worker that dies after
-telling and before recording is followed by one that tells again. What is left undone is found by `resync`, which is the
-only thing that may not be lost.
+A claim is a conditional UPDATE with a token and an expiry. Its holder works outside any transaction, renews it in long steps,
+and writes back only while it holds the token. Calls to the cloud are repeatable: if a worker dies between call and record, the
+next one calls again. `resync` finds whatever is left undone; it is the only part that must not be lost.
 """
 
 from __future__ import annotations
@@ -24,6 +23,10 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
+from clusters.catalog.data import why_frozen
+from clusters.catalog.folders import output_folder
+from clusters.catalog.locks import PLUGINS, REQUIREMENTS, together
+from clusters.catalog.lookup import needs
 from clusters.clouds.bulkhead import PutOff, lane
 from clusters.clouds.drivers.base import (
     CloudError,
@@ -40,52 +43,50 @@ from clusters.clouds.drivers.base import (
 )
 from clusters.clouds.drivers.base import Environment as PlannedEnvironment
 from clusters.clouds.registry import cloud_names, cloud_of, run_ref
-from clusters.code import code_of
+from clusters.environments.models import Environment, Plugin
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.base import Resources
-from clusters.frameworks.programs import whole
+from clusters.frameworks.programs import text
 from clusters.gateway.origins import url
 from clusters.logs import collect
-from clusters.manifest import ClusterSpec
-from clusters.models import Cluster, Environment, ModelVersion, Plugin, Run
-from clusters.pull_secrets import registries_of
+from clusters.manifest.cluster import ClusterSpec
+from clusters.manifest.code import code_of
+from clusters.model_registry.models import ModelVersion
+from clusters.pull_secrets.actions import registries_of
 from clusters.runs import quota
 from clusters.runs.code import NotYet, commit_of, planned
+from clusters.runs.models import Cluster, Run
+from clusters.runs.phase_update import refresh
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, model_folder
-from clusters.runs.status import refresh
-from clusters.spec.catalog import needs
-from clusters.spec.data import why_frozen
-from clusters.spec.folders import output_folder
-from clusters.spec.locks import PLUGINS, REQUIREMENTS, together
 from clusters.volumes import lifecycle
 from clusters.wakeups import wake
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
 from datastores.storage.place import is_own
 from portal.db.advisory_lock import Lock, advisory_lock
-from portal.errors import Invalid
+from portal.errors import Invalid, sentence
 from portal.events import record_all
 from portal.text import readable
 
 log = logging.getLogger(__name__)
 
-# How soon another takes over from a worker that died, and for how long a step that hangs is waited for.
+# Time until another worker may take over from a dead one; maximum time for which a hanging step keeps its claim.
 CLAIM, LONGEST_STEP = dt.timedelta(seconds=15), dt.timedelta(minutes=3)
-# A cloud that was asked to end a run and has not said so: ask again.
+# Interval between requests to end a run while the cloud has not confirmed the end.
 ASK_AGAIN = dt.timedelta(seconds=30)
-# Pauses after which trouble is tried again: the cloud's, and our own, of which somebody should read in the log.
+# Pauses before a retry after trouble: the cloud's, or a bug of ours, for which there should be time to read the log.
 CLOUD_PAUSE = dt.timedelta(seconds=5)
 OWN_PAUSE = dt.timedelta(seconds=30)
 LONGEST_PAUSE = dt.timedelta(minutes=1)
 TROUBLE = "CloudUnreachable"
-# What is copied out of a bucket of what a run wrote, only to be looked at.
+# Maximum GiB copied from a bucket of another run's output that is only shown.
 SHOWN_GIB = 20
-INSTALL = whole("install.py")
+INSTALL = text("install.py")
 
 
 def reconcile(run_id: int) -> None:
-    """Moves one run as far as it can go now. Does nothing while another worker holds it: that one looks again at its end."""
+    """Moves one run as far as it can go now. Does nothing while another worker holds it; that worker checks again at its end."""
     token = uuid.uuid4()
     while _claim(run_id, token):
         run = Run.objects.select_related("cluster__appcode", "source__cluster").get(pk=run_id)
@@ -113,7 +114,7 @@ def reconcile(run_id: int) -> None:
 
 
 def unsettled(at: dt.datetime) -> Q:
-    """Runs of which the cloud has not yet been told what is wanted, without those that the portal itself holds back."""
+    """Runs whose desired state the cloud has not been sent yet, except those that the portal itself holds back."""
     to_start = (
         Q(desired="running", verdict="", applied_at=None, refusal="")
         & (Q(not_before=None) | Q(not_before__lte=at))
@@ -134,7 +135,7 @@ def _claim(run_id: int, token: uuid.UUID) -> bool:
 
 @contextmanager
 def _kept(run_id: int, token: uuid.UUID) -> Iterator[None]:
-    """Renews the claim while the step takes. Nothing is asked of the database when it takes as long as usual."""
+    """Renews the claim during a step. A step of usual length costs no query."""
     done, end = threading.Event(), time.monotonic() + LONGEST_STEP.total_seconds()
 
     def renew() -> None:
@@ -157,20 +158,20 @@ def _kept(run_id: int, token: uuid.UUID) -> Iterator[None]:
 
 
 def _release(run_id: int, token: uuid.UUID) -> bool:
-    """Gives the claim back. True when it was still ours and the run may need another step (its wants changed meanwhile)."""
+    """Gives the claim back. True if it was still ours, so the run may need another step (its desired state may have changed)."""
     return Run.objects.filter(pk=run_id, claim_token=token).update(claim_token=None, claimed_until=None) == 1
 
 
 @transaction.atomic
 def _pause(was: Run, token: uuid.UUID, why: str, pause: dt.timedelta, *, is_news: bool = True) -> None:
-    """Gives the claim back in such a way that nobody takes it for a while, and tells people what the run waits for; what they
-    know of its cloud already says more than what `is_news` is not. `was` is the run as this worker began with it."""
+    """Gives the claim back, but keeps the run from being claimed for `pause`, and shows users what it waits for. Without
+    `is_news`, a message about trouble with the cloud that is already shown stays. `was` is the run as this worker loaded it."""
     run = _ours(was.pk, token)
     if run is None:
         return
     run.claim_token, run.claimed_until = None, timezone.now() + pause
     if _is_to_end(run) and not _is_to_end(was):
-        # Whoever asked for that found the run held, and their wake-up did nothing. The pause was meant for starting it.
+        # The request to end it came while we held the claim, so its wake-up did nothing. The pause was meant for the start.
         run.claimed_until = None
         transaction.on_commit(lambda: wake(run.pk))
     run.save(update_fields=["claim_token", "claimed_until"])
@@ -183,12 +184,12 @@ def _is_to_end(run: Run) -> bool:
 
 
 def _step(run: Run, token: uuid.UUID) -> bool:
-    """Whether the claim is still held after it."""
+    """Makes one step. Returns whether the claim is still held after it."""
     run_id = run.pk
     if _is_to_end(run):
         if collect.is_wanted(run.cloud) and _waits_for_logs(run_id, token):
             return False
-        # What somebody ends is not asked that: its tasks live, or the cloud finds out.
+        # Skipped for a run that a user ends: its tasks are alive, or the cloud finds out itself.
         ended_itself = run.desired == Run.Desired.RUNNING and run.tasks.exists()
         over = ended_itself and not run.tasks.filter(phase__in=["Pending", "Running"]).exists()
         try:
@@ -206,7 +207,7 @@ def _step(run: Run, token: uuid.UUID) -> bool:
             with lane(run.cloud):
                 cloud_of(run).apply(plan)
         except Invalid as refusal:
-            _refuse(run_id, token, " ".join(error.message for error in refusal.errors))
+            _refuse(run_id, token, sentence(refusal))
         except (CloudRefused, SourceError) as refusal:
             _refuse(run_id, token, str(refusal))
         else:
@@ -216,7 +217,7 @@ def _step(run: Run, token: uuid.UUID) -> bool:
 
 
 def _commit_kept(run: Run, token: uuid.UUID) -> bool:
-    """Whether the claim is still held when the commit that its code starts from stands with it, where it needs one."""
+    """Resolves and stores the commit of the run's code, if it needs one. Returns whether the claim is still held."""
     code = code_of(run.spec)
     if code is None or code.git is None or run.code:
         return True
@@ -226,11 +227,11 @@ def _commit_kept(run: Run, token: uuid.UUID) -> bool:
 
 @transaction.atomic
 def _waits_for_logs(run_id: int, token: uuid.UUID) -> bool:
-    """Whether its logs have to be opened first; then the claim is given back. The run is woken when they are open, and by the
-    sweep when nobody opens them.
+    """Whether the run's logs have to be opened before its end; then the claim is given back. The run is woken when the logs are
+    open, or by the sweep if no worker opens them.
 
-    Under the lock of its row, with the claim: whoever has opened the logs looks for a run that nobody holds, and one that is
-    still held at that moment would wait for the sweep.
+    Runs under the lock of the run's row, claim included: the worker that opens the logs wakes a run that is not claimed. If the
+    run were still claimed then, it would have to wait for the sweep.
     """
     run = _ours(run_id, token)
     if run is None:
@@ -244,8 +245,8 @@ def _waits_for_logs(run_id: int, token: uuid.UUID) -> bool:
 
 @transaction.atomic
 def _told(run_id: int, token: uuid.UUID, field: str) -> bool:
-    """Writes down that the cloud has been told; what kept us from it is over. The claim is given back with that, unless the run
-    is to end by now, of which the cloud is told next: whether it is still held."""
+    """Records that the cloud was called, which ends any trouble with it. Gives the claim back, unless the run was started but
+    is to end by now, which the cloud is sent next. Returns whether the claim is still held."""
     run = _ours(run_id, token)
     if run is None:
         return False
@@ -262,7 +263,7 @@ def _told(run_id: int, token: uuid.UUID, field: str) -> bool:
 
 @transaction.atomic
 def _never_there(run_id: int, token: uuid.UUID) -> None:
-    """Where it was to run belongs to somebody else: nothing of it is left there, as nothing was made."""
+    """Marks a run gone whose place in the cloud belongs to somebody else: it was never created there, so nothing is left."""
     run = _ours(run_id, token)
     if run is not None:
         run.release_asked_at, run.gone = timezone.now(), True
@@ -271,7 +272,7 @@ def _never_there(run_id: int, token: uuid.UUID) -> None:
 
 
 def _ours(run_id: int, token: uuid.UUID) -> Run | None:
-    """The locked row while the claim is ours, None when it ran out and another worker has taken it."""
+    """The locked row while the claim is ours; None if it expired and another worker took it."""
     rows = Run.objects.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode")
     return rows.filter(pk=run_id, claim_token=token).first()
 
@@ -289,7 +290,7 @@ def _refuse(run_id: int, token: uuid.UUID, why: str) -> None:
         return
     why = readable(why) or "The cloud refused it and did not say why."
     if run.tasks.exists():
-        # It was started before and is only to be put right: it goes on as it is.
+        # It was started before and is only being re-applied: it goes on as it is.
         run.applied_at = timezone.now()
         run.save(update_fields=["applied_at"])
         sentence = f"It differs from what was submitted and could not be put right; it goes on as it is: {why}"
@@ -303,8 +304,9 @@ def _refuse(run_id: int, token: uuid.UUID, why: str) -> None:
 
 
 def plan_of(run: Run) -> Plan:
-    """The plan of a run as it was submitted. Raises Invalid when something it names is gone, CloudError from `reserve`."""
-    spec = ClusterSpec.model_validate(run.spec)
+    """The plan of a run as it was submitted. Raises Invalid if something that it names is gone, SourceError if a datastore
+    cannot be mounted, and CloudError from `reserve` or while another run has its volume."""
+    spec = ClusterSpec.stored(run.spec)
     found = needs(spec, run.cluster.appcode, run.cloud, run.namespace, run.source)
     ref = run_ref(run)
     folder = output_folder(spec.output_path, name=run.cluster.name, run=run.number)
@@ -357,7 +359,7 @@ def plan_of(run: Run) -> Plan:
         source = mount_source(run, shown.store, folder)
         follow = FRAMEWORKS[spec.framework].shows_runs == "events"
         mounts.append(Mount(f"{RUNS_PATH}/{shown.name}", True, source, follow=follow, shown_gib=SHOWN_GIB))
-    # Tasks that know nothing of each other are told no addresses: thousands would use up the ports of a machine.
+    # Independent tasks get no addresses: thousands would use up the ports of a machine.
     are_apart = FRAMEWORKS[spec.framework].is_independent
     counts: dict[str, int] = {role: 0 if are_apart else each.count for role, each in spec.active_roles.items()}
     cloud = cloud_of(run)
@@ -381,8 +383,8 @@ def plan_of(run: Run) -> Plan:
 
 
 def _about(version: ModelVersion, folder: str) -> dict[str, str]:
-    """What tasks are told of the model that lies in `folder`."""
-    # In UTF-8, as it was bounded: with all other letters escaped it could be more than a program takes.
+    """Environment variables that describe the model in `folder` to tasks."""
+    # In UTF-8, which its size limit refers to. Escaped to ASCII, it could exceed what a program accepts.
     sample = json.dumps(version.sample, ensure_ascii=False, separators=(",", ":")) if version.sample is not None else ""
     return {
         "PORTAL_MODEL": folder,
@@ -394,12 +396,12 @@ def _about(version: ModelVersion, folder: str) -> dict[str, str]:
 
 
 def _stream_key(run: Run) -> str:
-    """The same whenever it is asked for; nobody makes it of what a run may see."""
+    """The key of a run, always the same. It cannot be derived from what a run can see."""
     return salted_hmac("clusters.stream", str(run.pk), algorithm="sha256").hexdigest()
 
 
 def _planned(spec: ClusterSpec, saved: Environment | None, plugins: Sequence[Plugin]) -> PlannedEnvironment | None:
-    """One thing to be made, so that clouds know of one only: plugins are a part of it with a layer of its own."""
+    """The environment to build, None without one. Clouds know only one per run, so plugins are a layer of it."""
     if spec.requirements:
         lock = REQUIREMENTS + "".join(f"{each}\n" for each in spec.required)
         digest = hashlib.sha256(f"{spec.image}\n{lock}".encode()).hexdigest()
@@ -416,7 +418,7 @@ def _planned(spec: ClusterSpec, saved: Environment | None, plugins: Sequence[Plu
 
 
 def mount_source(run: Run, store: Datastore, folder: str) -> Source:
-    """What the cloud needs to mount `folder` of a datastore. Raises SourceError when it cannot be mounted any more, and
+    """The source from which the cloud mounts `folder` of a datastore. Raises SourceError if it cannot be mounted any more, and
     CloudError while another run has it."""
     if store.kind == Datastore.Kind.VOLUME:
         return lifecycle.source_for_run(run, store, folder)
@@ -427,10 +429,10 @@ def mount_source(run: Run, store: Datastore, folder: str) -> Source:
 
 
 def purge(cluster_id: int) -> None:
-    """Removes the logs of a deleted cluster. Nothing happens while one of its runs is not gone, or while another cluster's are
-    removed: the sweep comes again. So an archive or a cloud that is away holds one thread of all workers, and no run waits.
+    """Deletes the logs of a deleted cluster. Does nothing while one of its runs still exists, or while another cluster is being
+    purged; the sweep retries. So an unreachable archive or cloud blocks one worker thread at most, and no run waits for it.
 
-    A cloud that was taken off the list meanwhile took its logs along.
+    The logs of a cloud that has been removed from the portal are gone with it.
     """
     with advisory_lock(Lock.PURGE) as is_ours:
         cluster = Cluster.objects.filter(pk=cluster_id, deleted_at__isnull=False, purged=False).first()

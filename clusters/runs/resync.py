@@ -1,5 +1,5 @@
-"""The sweep: every few seconds it finds by the rows what wake-ups lost and what only time brings about. It may run twice, or at
-once with another; what it finds is done by others, each of which looks for itself.
+"""The sweep: every few seconds it finds in the rows what wake-ups lost and what only time causes. It only wakes other code,
+which checks again, so it may run twice or concurrently.
 """
 
 from __future__ import annotations
@@ -14,39 +14,40 @@ from django.utils import timezone
 from billing.metering.segments import MAX_SKEW
 from billing.prices.book import price_book
 from clusters import wakeups
+from clusters.clouds.models import CloudState
 from clusters.logs import collect
-from clusters.models import CloudState, Cluster, Run, Task
-from clusters.phase import TERMINAL
-from clusters.runs import idle, listed
+from clusters.runs import idle, input_listing
 from clusters.runs.ending import end_by_portal, span
+from clusters.runs.models import Cluster, Run, Task
+from clusters.runs.phase import TERMINAL
+from clusters.runs.phase_update import refresh
 from clusters.runs.quota import HELD, waits
 from clusters.runs.reconcile import unsettled
-from clusters.runs.status import refresh
 from clusters.volumes import lifecycle
 from portal.wakeups import waiting
 
 SWEEP_LIMIT = 500
-# A run that is younger has its own wake-up under way; another one would only make busy workers busier.
+# The wake-up of a younger run is still under way; a second one would only load busy workers.
 WAKEUP_LOST = dt.timedelta(seconds=5)
-# While so many wake-ups wait, those of runs are among them. One more of each, every few seconds, and the queue would grow faster
-# than it is worked off: to hear a message takes longer than to see that a run needs nothing.
+# With this many waiting wake-ups, those of runs are among them. Adding one for each run every few seconds would grow the queue
+# faster than it shrinks: receiving a message takes longer than seeing that a run needs nothing.
 BUSY = 100
-# By then a listing of an output has ended, one way or the other.
-LISTING_LOST = dt.timedelta(seconds=2 * listed.SECONDS)
-# Of each cloud that is away, so many runs find out whether it is back.
+# By then the listing of an output has succeeded or failed.
+LISTING_LOST = dt.timedelta(seconds=2 * input_listing.SECONDS)
+# Runs of each unreachable cloud that probe whether it is back.
 PROBES = 4
-# A price may hold from a moment before its row could be seen.
+# A price may hold from slightly before its row is visible.
 PRICE_SEEN = dt.timedelta(seconds=10)
-# For how long after a run was told of it is looked for times that were ahead then: billing takes none that was further ahead
-# than MAX_SKEW, and a sweep may come late.
+# How long after news of a run its task times that were ahead of our clock are checked. Billing rejects times further ahead than
+# MAX_SKEW, and a sweep may be late.
 AHEAD = 2 * MAX_SKEW
 
 
 def sweep() -> None:
-    """Finds what wake-ups lost: unsettled runs, runs past their time limit or idle, queues that could move, rates that are old,
-    logs to be copied, and deleted clusters whose logs are left."""
+    """Finds what wake-ups lost: unsettled runs, runs past their time limit or idle, quota queues, outdated rates, logs to copy,
+    outputs and crashes to count, volumes, and deleted clusters with logs."""
     at = timezone.now()
-    # Every five seconds for as long as the portal lives: where nothing lives, that is all that is asked of runs.
+    # Runs every five seconds forever; without live runs this is its only query about them.
     if Run.objects.filter(gone=False).exists():
         _sweep_runs(at)
     if Task.objects.filter(collect.is_due(at)).exists():
@@ -62,7 +63,7 @@ def sweep() -> None:
     for run_id in unlisted.values_list("pk", flat=True)[:SWEEP_LIMIT]:
         wakeups.wake_output(run_id)
     uncounted = Run.objects.filter(crashes__isnull=True, phase_since__lt=at - LISTING_LOST)
-    # Who counts one of an appcode counts all of them.
+    # One wake-up for each appcode: its worker counts all runs of it.
     uncounted = uncounted.order_by("cluster__appcode_id").distinct("cluster__appcode_id")
     for run_id in uncounted.values_list("pk", flat=True)[:SWEEP_LIMIT]:
         wakeups.wake_crashes(run_id)
@@ -77,7 +78,7 @@ def _sweep_runs(at: dt.datetime) -> None:
     idle.turn(at)
     _renew_costs(at)
     free = Q(claimed_until=None) | Q(claimed_until__lt=at)
-    # Those that were looked at longest ago come first, so that many that cannot go on do not hide one that can.
+    # Least recently tried first, so that many stuck runs do not hide one that can go on.
     longest_ago = F("claimed_until").asc(nulls_first=True)
     away = list(CloudState.objects.exclude(trouble="").values_list("name", flat=True))
     lost = Run.objects.filter(unsettled(at), free, created_at__lt=at - WAKEUP_LOST).order_by(longest_ago, "pk")
@@ -97,11 +98,11 @@ def _sweep_runs(at: dt.datetime) -> None:
 
 @transaction.atomic
 def _renew_costs(at: dt.datetime) -> None:
-    """Reckons usage and cost of living runs anew when the rate that they carry is an old one: a price has changed since, or a
-    task began or ended since, by the clock of its node, which was ahead when it told. There may be no more news of it."""
+    """Recomputes usage and cost of live runs with outdated rates: a price changed since, or a task began or ended since by its
+    node's clock, which was ahead in the last news. There may be no more news of it."""
     since = OuterRef("usage_as_of")
     overtaken = Q(began_at__gt=since, began_at__lte=at) | Q(finished_at__gt=since, finished_at__lte=at)
-    # In this order, because nearly all living runs are quiet: of those no task is looked at.
+    # The time is checked first: nearly all live runs are quiet, and their tasks need not be read.
     stale = Q(usage_as_of__gt=at - AHEAD) & Q(Exists(Task.objects.filter(overtaken, run=OuterRef("pk"))))
     if changed := price_book().last_change(at):
         stale |= Q(usage_as_of__lt=changed + PRICE_SEEN)

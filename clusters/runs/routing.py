@@ -1,9 +1,9 @@
-"""Gateways and what they lead to, as soon as an endpoint answers or does not any more: two threads of the controller.
+"""Updates gateway routes as soon as an endpoint starts or stops answering: two threads of the controller.
 
-`Publisher` tells the gateway of this machine: it writes one file that Traefik watches. Gateways of other clouds hear from their
-cloud itself, by Ingress. Both threads then look through the gateway whether a new route is there: an endpoint counts as ready
-when the gateway leads to it, and not before. Nothing is polled while nothing changes. Traefik could ask the portal instead (its
-HTTP provider), several times a second for ever; that is for gateways that share no folder with the portal.
+`Publisher` serves the gateway of this machine: it writes one file that Traefik watches. Gateways of other clouds get their
+routes from their cloud, by Ingress. Both threads then poll the gateway until the new route works, because an endpoint counts as
+ready only once the gateway routes to it. Nothing is polled while nothing changes. Traefik's HTTP provider would poll the portal
+several times a second forever; it is meant for gateways that share no folder with the portal.
 """
 
 from __future__ import annotations
@@ -27,37 +27,39 @@ from django.db.utils import InterfaceError
 from django.utils import timezone
 
 from clusters.clouds.drivers.base import Gateway
+from clusters.clouds.models import LOCAL
 from clusters.clouds.registry import gateway_of
 from clusters.gateway.changes import listen
 from clusters.gateway.decision import ROUTED, SIGN_IN_AT
 from clusters.gateway.origins import name_of
-from clusters.gateway.routes import Route, routers
-from clusters.models import LOCAL, Run
-from clusters.runs.status import refresh
+from clusters.gateway.traefik import Route, routers
+from clusters.runs.models import Run
+from clusters.runs.phase_update import refresh
 
 log = logging.getLogger(__name__)
 
 FILE = "endpoints.yaml"
-# What was missed, because a write failed or a controller died, is found after so many seconds at most.
+# Seconds after which changes missed by a failed write or a dead controller are found.
 ROUND = 30.0
-# Before it is tried again after a failure.
+# Seconds before a retry after a failure.
 AGAIN = 1.0
-# How long a route is waited for, and between two looks: at least, and so much of the time that it has taken until then.
+# Seconds to wait for a route; minimum pause between two polls; the pause as a share of the time waited so far.
 PATIENCE, PAUSE, SHARE = 10.0, 0.01, 0.1
-# Between two looks at gateways elsewhere, at first and at most; how long one may take to answer, and how many are asked at once.
+# Polls of gateways on other clouds: first and longest pause in seconds.
 FAR_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+# Seconds until a poll times out; number of concurrent polls.
 FAR_SECONDS, FAR_AT_ONCE = 3.0, 8
 
 
 class Routing(threading.Thread):
-    """Does its work again whenever something has changed."""
+    """Repeats its work whenever endpoints change."""
 
     def __init__(self, stopped: threading.Event) -> None:
         super().__init__(name=type(self).__name__, daemon=True)
         self.stopped, self.changed = stopped, listen()
 
     def work(self) -> float:
-        """Does what there is to do, and returns after how many seconds there may be more."""
+        """Does the pending work. Returns the seconds after which there may be more."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -66,7 +68,7 @@ class Routing(threading.Thread):
             try:
                 pause = self.work()
             except Exception as error:
-                # A mistake of ours about one endpoint must not keep all others from being opened.
+                # A bug with one endpoint must not keep the others from being opened.
                 expected = isinstance(error, OperationalError | InterfaceError | OSError)
                 log.warning("%s: trying again: %s", self.name, error, exc_info=not expected)
                 connections.close_all()
@@ -76,12 +78,12 @@ class Routing(threading.Thread):
 
 
 class Publisher(Routing):
-    """`folder` is the one that the gateway watches; `port` that of the gateway on this machine's loopback."""
+    """`folder` is the folder that the gateway watches, `port` the gateway's port on this machine's loopback."""
 
     def __init__(self, folder: Path, port: int, stopped: threading.Event) -> None:
         super().__init__(stopped)
         self.folder, self.port = folder, port
-        # What an earlier controller wrote is written anew.
+        # Differs from any configuration, so a file of an earlier controller is rewritten.
         self._written = "?"
 
     def work(self) -> float:
@@ -89,11 +91,11 @@ class Publisher(Routing):
         return ROUND
 
     def publish(self) -> None:
-        """Writes what lives, and marks as routed what the gateway leads to by then."""
+        """Writes the routes of live endpoints, and marks those as routed that the gateway serves within PATIENCE."""
         living = living_endpoints()
         text = json.dumps(routers((each.route for each in living), settings.APPS_DOMAIN), indent=1)
         if text != self._written:
-            # Traefik takes no file without routes, and with it none of the others.
+            # Traefik rejects a file without routes, and with it all other files.
             if living:
                 _write(self.folder / FILE, text)
             else:
@@ -109,14 +111,14 @@ class Publisher(Routing):
             elif self.changed.is_set():
                 return
             else:
-                # Nobody tells when Traefik has taken a configuration over.
+                # Traefik does not report when it has loaded a configuration, so poll.
                 time.sleep(max(PAUSE, SHARE * (time.monotonic() - began)))
         if waiting:
             log.warning("the gateway has no route to %s yet", ", ".join(each.route.label for each in waiting[:5]))
 
 
 class Lookout(Routing):
-    """Looks at the gateways of other clouds until they lead to what answers there."""
+    """Polls the gateways of other clouds until they route to the endpoints that answer there."""
 
     def __init__(self, stopped: threading.Event) -> None:
         super().__init__(stopped)
@@ -147,7 +149,7 @@ class Living:
 
 
 def living_endpoints() -> list[Living]:
-    """Every endpoint on this machine that answers, with its label. One query."""
+    """Every answering endpoint on this machine, with its label. One query."""
     rows = Run.objects.filter(gone=False, cloud=LOCAL).exclude(endpoints={}).select_related("cluster").order_by("pk")
     return [
         Living(run.pk, name, facts, run.cluster.origins[name])
@@ -158,8 +160,7 @@ def living_endpoints() -> list[Living]:
 
 
 def waiting_elsewhere() -> Iterator[tuple[Living, str, Gateway]]:
-    """Endpoints on other clouds that answer and are not known to be led to, each with its host and gateway. One query, and one
-    for each cloud."""
+    """Answering endpoints on other clouds not known to be routed yet, with host and gateway. One query, plus one per cloud."""
     rows = Run.objects.filter(gone=False).exclude(cloud=LOCAL).exclude(endpoints={}).select_related("cluster")
     gateways: dict[str, Gateway | None] = {}
     for run in rows.only("cloud", "endpoints", "cluster__origins").order_by("pk"):
@@ -174,8 +175,8 @@ def waiting_elsewhere() -> Iterator[tuple[Living, str, Gateway]]:
 
 
 def leads_to(host: str, gateway: Gateway) -> bool:
-    """Whether a gateway elsewhere leads to the endpoint that is opened as `host`. It is asked as anybody may ask it, and what it
-    says opens nothing, so its certificate is for browsers to judge."""
+    """Whether another cloud's gateway routes to the endpoint at `host`. The request carries no credentials and the answer
+    grants no access, so the certificate is not verified."""
     address, named = way_to(host, gateway)
     options: dict[str, Any] = {"timeout": FAR_SECONDS, "retries": False, "maxsize": 1}
     pool: urllib3.HTTPConnectionPool
@@ -191,7 +192,7 @@ def leads_to(host: str, gateway: Gateway) -> bool:
             told = pool.request("GET", ROUTED, headers=headers, redirect=False)
             if told.headers.get("X-Portal-Routed") == "yes":
                 return True
-            # One that knows only yes and no sends whoever asks for the endpoint itself on, and nobody else does that.
+            # A gateway that only understands allow and deny redirects a request for the endpoint to sign-in; nothing else does.
             found = pool.request("GET", "/", headers=headers, redirect=False)
             return urlsplit(found.headers.get("Location", "")).path == SIGN_IN_AT
         except urllib3.exceptions.HTTPError:
@@ -199,13 +200,13 @@ def leads_to(host: str, gateway: Gateway) -> bool:
 
 
 def way_to(host: str, gateway: Gateway) -> tuple[SplitResult, str]:
-    """Where a gateway elsewhere is asked for what is opened as `host`, and what such a request has in its Host header."""
+    """The URL of another cloud's gateway for requests to `host`, and their Host header."""
     port = "" if settings.APPS_PORT == settings.APPS_USUAL_PORT else f":{settings.APPS_PORT}"
     return urlsplit(gateway.address or f"{settings.APPS_SCHEME}://{host}:{settings.APPS_PORT}"), f"{host}{port}"
 
 
 def is_routed(label: str, port: int) -> bool:
-    """Whether the gateway leads to this endpoint by a route of its own."""
+    """Whether the local gateway has a route for this endpoint."""
     asked = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         asked.request("GET", ROUTED, headers={"Host": f"{label}.{settings.APPS_DOMAIN}:{settings.APPS_PORT}"})
@@ -217,7 +218,7 @@ def is_routed(label: str, port: int) -> bool:
 
 
 def mark_routed(there: list[Living]) -> None:
-    """From now on people are sent there. What stopped answering meanwhile is left as it is."""
+    """Marks endpoints as routed: users are sent there from now on. Skips those that have stopped answering since."""
     with transaction.atomic():
         for each in there:
             with connection.cursor() as cursor:
@@ -232,7 +233,7 @@ def mark_routed(there: list[Living]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """In one step, so that the gateway never reads half of it."""
+    """Replaces the file in one step, so that the gateway never reads a partial file."""
     new = path.with_name(f".{path.name}.new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(handle, "w") as file:

@@ -1,6 +1,6 @@
-"""Rows of tasks: what was seen of pods, written once and never backwards, and what billing may know of them.
+"""Task rows: what was seen of pods, written once and never backwards, and what billing may know of it.
 
-Called by `observe` in its transaction. Which pod an item is about is told by its uid; (run, role, index, attempt) is its place.
+Called by `observe` in its transaction. An item's pod is identified by its uid; (run, role, index, attempt) is its place.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from billing.metering.segments import PodState
 from clusters.clouds.drivers.base import TaskSeen
 from clusters.frameworks import FRAMEWORKS
 from clusters.logs import collect
-from clusters.models import Run, Task
-from clusters.runs.status import consumer
+from clusters.runs.models import Run, Task
+from clusters.runs.phase_update import consumer
 
 ENDED = ("Succeeded", "Failed")
 RANK = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
@@ -23,36 +23,34 @@ TASK_FIELDS = [
     "uid", "phase", "reason", "message", "node", "gpus", "gpu_model", "scheduled_at", "began_at", "started_at", "finished_at",
     "exit_code", "disrupted", "log_tail", "observed_at",
 ]  # fmt: skip
-# What billing is told of a task that has not ended, besides its place.
+# What billing gets of a task that has not ended, besides its place.
 METERED = ("phase", "gpu_model", "scheduled_at", "began_at", "started_at", "finished_at")
-# What a repeated sighting has in common with the row, besides its place.
+# Columns in which a repeated sighting equals the row, besides its place.
 COMPARED = [name for name in TASK_FIELDS if name not in ("uid", "gpus", "observed_at")]
 
 
 @dataclass(frozen=True)
 class Written:
-    """`failed`: those of which it is news that they failed. `metered`: whose usage or cost is another now, by the key under
-    which billing knows them."""
+    """`failed`: tasks whose failure is news. `metered`: billing keys of the runs whose usage or cost changed."""
 
     failed: Sequence[TaskSeen]
     metered: Set[str]
 
 
 def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.datetime) -> Written:
-    """One upsert for all, and what billing has to know of them; the latest news of a pod wins unless it would take the pod
-    backwards. A pod of a cloud that began anew takes the place of the one that had its role, index and attempt before.
-    """
+    """Writes all items in one upsert, and records for billing what it has to know of them. The latest news of a pod wins unless
+    it would move the pod backwards. When a cloud starts counting anew, its pod replaces the earlier one at the same place."""
     told = list(told)
     stored = {row.uid: row for row in Task.objects.filter(uid__in={item.uid for item in told})}
     told = _with_models(stored, told)
-    # A long listing repeats what is known, and that was recorded when it was written.
+    # A long listing repeats known items, which were recorded when they were written.
     seen = [item for item in told if not _is_known(stored.get(item.uid), item)]
     metered = record.record(
         [pod_state(cloud, runs[item.run_id], item) for item in seen if not _is_metered(stored.get(item.uid), item)]
     )
     newest: dict[tuple[int, str, int, int], TaskSeen] = {}
     for each in seen:
-        # A cloud that counts the pods of a service by itself may begin anew; a pod keeps the number that it had first.
+        # A cloud that counts a service's pods itself may start anew; a pod keeps the number that it got first.
         row = stored.get(each.uid)
         item = replace(each, attempt=row.attempt) if row else each
         key = (item.run_id, item.role, item.index, item.attempt)
@@ -82,7 +80,7 @@ def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.
 
 
 def _succeeds(item: TaskSeen, other: TaskSeen | Task) -> bool:
-    """Whether a pod takes the place of another one: the one before may end after the next has begun, and tell so late."""
+    """Whether `item` replaces another pod at its place. The earlier pod may end, and be reported, after the later one starts."""
     if item.scheduled_at and other.scheduled_at and item.scheduled_at != other.scheduled_at:
         return item.scheduled_at > other.scheduled_at
     if other.phase in ENDED:
@@ -91,7 +89,7 @@ def _succeeds(item: TaskSeen, other: TaskSeen | Task) -> bool:
 
 
 def _without_predecessors(items: list[TaskSeen], stored: Mapping[str, Task]) -> list[TaskSeen]:
-    """Without pods whose places others have taken by now. Billing knows of them already."""
+    """The items without pods that others have replaced by now. Billing has them already."""
     new = [item for item in items if item.uid not in stored]
     if not new:
         return items
@@ -107,7 +105,7 @@ def _without_predecessors(items: list[TaskSeen], stored: Mapping[str, Task]) -> 
 
 
 def _with_models(stored: Mapping[str, Task], told: list[TaskSeen]) -> list[TaskSeen]:
-    """Which GPUs a pod has is told by its node; that of a pod whose node is gone stays what it was, and so does its price."""
+    """Fills in missing GPU models. The node reports the model; a pod whose node is gone keeps its model, and so its price."""
     models = {uid: row.gpu_model for uid, row in stored.items() if row.gpu_model}
     models |= {item.uid: item.gpu_model for item in told if item.gpu_model}
     if not models:
@@ -124,7 +122,7 @@ def _is_known(row: Task | None, item: TaskSeen) -> bool:
 
 
 def _is_metered(row: Task | None, item: TaskSeen) -> bool:
-    """Whether billing was told the same when the row was written: only words have changed. An end is always told."""
+    """Whether billing got the same when the row was written, so that only texts have changed. An end always counts as new."""
     return (
         row is not None
         and item.phase not in ENDED
@@ -134,7 +132,7 @@ def _is_metered(row: Task | None, item: TaskSeen) -> bool:
 
 
 def lost(task: Task, last_seen: dt.datetime) -> TaskSeen:
-    """The end that nobody saw of a pod that was there at `last_seen`: what nobody saw is not billed."""
+    """The unseen end of a pod that was last known at `last_seen`. Unseen time is not billed."""
     times = [each for each in (task.scheduled_at, task.began_at, task.started_at, last_seen) if each is not None]
     return TaskSeen(
         run_id=task.run_id, role=task.role, index=task.index, attempt=task.attempt, uid=task.uid, phase="Failed", reason="Lost",

@@ -1,1 +1,1 @@
-"""The numbers that a run tells by the way (loss, accuracy, speed): of its TensorBoard event files, or of what it prints."""
+"""Scalars that a run reports while it trains (loss, accuracy, speed), from its TensorBoard event files or its printed output."""

@@ -1,7 +1,6 @@
-"""What crashes have cost a run, counted once, when nothing of it is left: `Run.crashes` is None until then.
+"""Counts once what crashes cost a run, when the run is gone: `Run.crashes` is None until then.
 
-While a run goes on, who looks at it is told the same from what there is (reading.py). Its output may be removed later, and its
-logs: the count stays, and so does the event.
+For a live run, pages compute the same from current data (reading.py). Count and event outlast the run's output and logs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from django.utils import timezone
 
 from clusters.clouds.drivers.base import CloudError
 from clusters.events import run_event
-from clusters.models import Run
+from clusters.runs.models import Run
 from clusters.scalars.crashes import Crash, crashes
 from clusters.scalars.reading import crashes_of, ends_of
 from datastores.drivers.base import DriverError
@@ -28,16 +27,16 @@ from portal.events import record_all
 
 log = logging.getLogger(__name__)
 
-# For one run, and for those of one appcode at a time.
+# Maximum seconds for one run, and for all waiting runs of one appcode.
 SECONDS, TURN_SECONDS = 30.0, 60.0
-# For how long after its end a run whose numbers cannot be read is asked for again: its logs may be on their way to the archive.
+# How long after its end a run with unreadable numbers is retried: its logs may still be on their way to the archive.
 PATIENCE = dt.timedelta(minutes=10)
 
 
 def note_crashes(run_id: int) -> None:
-    """Once a run is gone of which tasks were started again. May run twice. One after the other of an appcode, so that a server of
-    theirs that is slow keeps one worker; who is at it takes those that come meanwhile. Where the numbers cannot be read, the
-    crashes are noted without them in the end."""
+    """Counts the crashes of a run that is gone and had restarted tasks. May run twice. Runs of an appcode are counted one at a
+    time, so that its slow server occupies one worker; that worker also takes those that arrive meanwhile. If the numbers stay
+    unreadable, the crashes are stored without them."""
     appcode = Run.objects.filter(pk=run_id).values_list("cluster__appcode", flat=True).first()
     waiting = Run.objects.filter(cluster__appcode=appcode, crashes__isnull=True).order_by("?")
     found, until, tried = appcode and run_id, time.monotonic() + TURN_SECONDS, set[int]()
@@ -54,7 +53,7 @@ def _note(run_id: int) -> None:
     if run is None:
         return
     try:
-        # Not in the lane of its cloud, which is everybody's: most of it waits for a server of the appcode.
+        # Not in the cloud's shared lane: most of the time is spent waiting for a server of the appcode.
         with within(SECONDS):
             found = crashes_of(run, time.monotonic() + SECONDS)
     except (CloudError, DriverError) as error:
@@ -70,16 +69,16 @@ def _note(run_id: int) -> None:
 
 
 def kept(run: Run) -> list[Crash] | None:
-    """None until a run is gone and they are counted."""
+    """The stored crashes; None until the run is gone and they are counted."""
     found: list[dict[str, Any]] | None = run.crashes if run.gone else None
     return None if found is None else [Crash(**each) for each in found]
 
 
 def repeated(found: Sequence[Crash]) -> int:
-    """Steps that were trained again, as far as is known."""
+    """Number of steps known to have been trained again."""
     return sum(each.repeated or 0 for each in found)
 
 
 def gpu_seconds(run: Run, found: Sequence[Crash]) -> int:
-    """What those steps had taken the first time, with all GPUs of the run."""
+    """GPU-seconds that those steps took the first time, on all GPUs of the run."""
     return round(sum(each.seconds for each in found) * run.gpus)

@@ -1,8 +1,8 @@
-"""Tasks that ended before their time and came back, and how many steps were trained again because of it. Pure.
+"""Tasks that ended early and came back, and how many steps were trained again because of it. Pure.
 
-One idea: the steps that a program told are its diary. Where they fall behind a crash it went on from a checkpoint, and everything
-between that and the last step told before was trained twice. Where workers ask parameter servers, nothing falls: the others went
-on. A program that begins anew by itself, and a folder in which an earlier run has written, say nothing of crashes.
+The idea: a program's reported steps are a record of its training. Where they drop after a crash, it resumed from a checkpoint,
+and all steps between that and the last one reported before were trained twice. With parameter servers nothing drops, since the
+other workers went on. A program that starts over by itself, or a folder with an earlier run's files, does not count as a crash.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from statistics import median
 
-from clusters.phase import often
 from clusters.scalars.events import Progress, Series
+from portal.text import often
 
-# What is kept of a run, and how many ends are looked at for it: something may end and come back for weeks.
+# Limits for one run, as a task may crash and come back for weeks: crashes kept, and ends evaluated for them.
 MAX_CRASHES, MAX_ENDS = 50, 500
-# Seconds since 1970: what is later, or is no number, is no time at which something was told.
+# Later times (seconds since 1970) and NaN are not valid times of a point.
 END_OF_TIME = 1e11
 
 
 @dataclass(frozen=True)
 class End:
-    """An attempt of a task that ended without having been asked to. Times in seconds since 1970; `back_at` is when the next
-    attempt began, None where there is none."""
+    """An attempt of a task that ended without a request to stop. Times in seconds since 1970. `back_at` is the start of the
+    next attempt, None without one."""
 
     role: str
     index: int
@@ -42,23 +42,23 @@ class End:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Steps as a program told them between two starts, rising in time; of them every `stride`-th is here."""
+    """Steps that a program reported between two starts, with rising times. `points` has every `stride`-th of them."""
 
     points: Sequence[tuple[int, float]]
     stride: int = 1
 
     @property
     def gap(self) -> float | None:
-        """How many steps lie between two that are told."""
+        """Steps between two reported ones."""
         found = [after - before for (before, _), (after, _) in pairwise(self.points)]
         return median(found) / self.stride if found else None
 
 
 @dataclass(frozen=True)
 class Crash:
-    """One task's end, or `times` ends with no step between them, with as many `others` as ended before everything was back.
-    `step` is the last that was told before, `repeated` how many steps were trained again (None: nobody knows yet), `seconds` what
-    those had taken the first time."""
+    """One task's end, or `times` ends with no step between them; `others` tasks ended with it before all were back. `step` is
+    the last one reported before, `repeated` steps (None: not known yet) were trained again, and took `seconds` the first
+    time."""
 
     role: str
     index: int
@@ -97,7 +97,7 @@ class Crash:
 
 
 def how(exit_code: int | None, reason: str) -> str:
-    """For people, behind “ended”."""
+    """How a task ended, as text after “ended”."""
     if reason == "OOMKilled":
         return "because memory ran out"
     if reason == "Lost":
@@ -110,14 +110,14 @@ def how(exit_code: int | None, reason: str) -> str:
 
 
 def crashes(ends: Iterable[End], stretches: Sequence[Stretch]) -> list[Crash]:
-    """In the order of time. `ends` are those of a run, `stretches` what its program told since the run began, in that order.
+    """The crashes of a run, ordered by time. `stretches` has what its program reported since the run began, in that order.
 
-    What ends while another task is not back yet, or before another step is told, ended because of it.
+    A task that ends while another is not back yet, or before the next step is reported, belongs to the same crash.
     """
     told = sorted((at, step) for stretch in stretches for step, at in stretch.points)
     found: list[list[End]] = []
     ordered = sorted(ends, key=lambda each: (each.at, each.role, each.index))[-MAX_ENDS:]
-    # Of programs that tell no steps, the ends of a task that failed in the end are one.
+    # Without steps, all ends of a task that failed for good count as one crash.
     last = {each.name: each.back_at for each in ordered}
     for end in ordered:
         together = found[-1] if found else []
@@ -137,7 +137,7 @@ def crashes(ends: Iterable[End], stretches: Sequence[Stretch]) -> list[Crash]:
 
 
 def _until(told: Sequence[tuple[float, int]], at: float) -> int:
-    """How many steps were told before."""
+    """Number of steps reported before `at`."""
     return bisect_left(told, (at, -1))
 
 
@@ -148,7 +148,7 @@ def _crash(
     anew: Sequence[tuple[Stretch, Stretch]],
     usual: float,
 ) -> Crash:
-    """`until` is when the next crash began; `told` are times and steps, in that order."""
+    """`until` is the start of the next crash; `told` has (time, step), sorted."""
     first = group[0]
     last = {each.name: each for each in group}
     is_back = all(each.back_at is not None for each in last.values())
@@ -170,8 +170,8 @@ def _crash(
 
 
 def _lost(before: Stretch, after: Stretch, usual: float) -> tuple[int, float]:
-    """How many steps of `before` were trained again in `after`, and the seconds that they had taken. A step that is told says
-    that those since the one told before it were trained: so `after` began one gap before its first."""
+    """Number of steps of `before` that were trained again in `after`, and the seconds they took the first time. A reported step
+    stands for all since the previous report, so `after` began one gap before its first step."""
     gap = after.gap if after.gap is not None else usual
     resumed = after.points[0][0] - gap
     last, ended = before.points[-1]
@@ -181,7 +181,7 @@ def _lost(before: Stretch, after: Stretch, usual: float) -> tuple[int, float]:
 
 
 def stretches_of(points: Sequence[tuple[int, float]], stride: int = 1) -> list[Stretch]:
-    """Cut where steps fall: a program that began anew in the same file, or log."""
+    """Splits where steps drop: the program restarted within the same file or log."""
     found: list[list[tuple[int, float]]] = []
     for point in points:
         if found and point[0] > found[-1][-1][0]:
@@ -192,8 +192,8 @@ def stretches_of(points: Sequence[tuple[int, float]], stride: int = 1) -> list[S
 
 
 def told_in(files: Mapping[str, Progress], since: float) -> list[Stretch]:
-    """What event files, by their paths, say, without those that were begun before `since`. Several lines have the same steps: the
-    one with most points counts, a tag in one folder. What is written beside it, as by an evaluator, counts in its own way."""
+    """The steps in event files (by path) that were begun at `since` or later. Several lines report the same steps, so only the
+    line (a tag in one folder) with most points counts. Lines beside it, as of an evaluator, count differently."""
     lines: dict[tuple[str, str], list[tuple[float, Series]]] = {}
     for path, file in files.items():
         if file.started >= since:

@@ -1,11 +1,11 @@
-"""The scalars of a run (loss, accuracy, steps per second …), read from its TensorBoard event files without TensorFlow.
+"""Reads the scalars of a run (loss, accuracy, steps per second …) from its TensorBoard event files, without TensorFlow.
 
-The idea: an event file only ever grows, so what was read of it once need not be read again. What is remembered for a file
-is where reading stopped and the points so far; a page reads the bytes after that, and nothing at all while the object's
-etag is the same. Everything is bounded: bytes read for one page, points kept of a line, lines, files.
+The idea: an event file only grows, so nothing is read twice. For each file we keep the offset where reading stopped and the
+points so far. A page reads only the bytes after that, and nothing while the object's etag is unchanged. Everything has a limit:
+bytes read for one page, points of a line, lines, files.
 
-A record of such a file is a protobuf `Event`. Source: tensorflow/core/util/event.proto; the message classes are those of the
-tensorboard package, which need neither TensorFlow nor numpy.
+A record of an event file is a protobuf `Event`. Source: tensorflow/core/util/event.proto. The message classes come from the
+tensorboard package, which needs neither TensorFlow nor numpy for them.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_p
 
 from datastores.tfrecord import split_records
 
-# For one page. A file that is longer is read on by the next page, a few seconds later.
+# Bytes per page. The next page, a few seconds later, goes on with a longer file.
 MAX_BYTES = 16 * 1024 * 1024
 MAX_FILES = 200
-# Of one line. Twice as many are thinned out to every second one.
+# Points of one line. At twice as many, every second point is dropped.
 MAX_POINTS = 1000
 MAX_LINES_PER_FILE = 100
-# Of a run: what is remembered of it stays within some MiB, whatever its programs write.
+# Limits per run, which keep the cache at some MiB whatever a program writes.
 MAX_RUN_POINTS, MAX_TAG = 100_000, 200
 _POINT = struct.Struct("<qdd")
 # A larger record holds a graph, an image or a histogram, never a scalar.
 MAX_RECORD = 256 * 1024
 CHUNK = 4 * 1024 * 1024
 
-# struct's letters, and the field of TensorProto that holds the number when tensor_content does not.
+# struct format, and the field of TensorProto that holds the number when tensor_content does not.
 _FORMATS: dict[int, tuple[str, str]] = {
     types_pb2.DT_FLOAT: ("<f", "float_val"),
     types_pb2.DT_DOUBLE: ("<d", "double_val"),
@@ -47,7 +47,7 @@ _FORMATS: dict[int, tuple[str, str]] = {
 
 
 class EventFile(Protocol):
-    """One object of a datastore. `etag` changes whenever its bytes do."""
+    """One object in a datastore. `etag` changes whenever its bytes do."""
 
     @property
     def path(self) -> str: ...
@@ -66,7 +66,7 @@ class Point:
 
 @dataclass
 class Series:
-    """The points of one tag of one file, thinned out evenly: every `stride`-th, and always the newest."""
+    """The points of one tag in one file, thinned evenly: every `stride`-th point, plus the newest."""
 
     points: list[Point] = field(default_factory=list)
     stride: int = 1
@@ -92,7 +92,7 @@ class Series:
         self.stride *= 2
 
     def to_json(self) -> list[Any]:
-        """Points are bytes in it, because losses are not always numbers that JSON has."""
+        """Packs points as bytes, because JSON has no NaN or infinity."""
         packed = b"".join(_POINT.pack(point.step, point.wall_time, point.value) for point in self.all)
         return [self.stride, self.seen, len(self.points), b64encode(packed).decode()]
 
@@ -105,7 +105,7 @@ class Series:
 
 @dataclass
 class Progress:
-    """What is remembered of one file: the etag that was read to `offset`, and what was in it."""
+    """What is remembered of one file: its content up to `offset` under this etag."""
 
     etag: str = ""
     size: int = 0
@@ -121,7 +121,7 @@ class Progress:
 
     @property
     def state(self) -> tuple[str, int, int]:
-        """Another one when there is something new to remember."""
+        """Changes when there is something new to remember."""
         return self.etag, self.offset, sum(len(each.points) for each in self.series.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart: the points of `tag` in one folder of event files, in the order of steps."""
+    """One line of a chart: the points of `tag` in one folder of event files, ordered by step."""
 
     tag: str
     folder: str
@@ -148,9 +148,9 @@ class Scalars:
     curves: tuple[Curve, ...]
     files: int
     notes: tuple[str, ...] = ()
-    # Whether all that there is was read; the next look reads on.
+    # False if the next call has more to read.
     is_complete: bool = True
-    # Whether it was read from what the program prints.
+    # Whether it was read from the program's printed output.
     is_printed: bool = False
 
     @property
@@ -160,7 +160,7 @@ class Scalars:
 
 
 def is_event_file(path: str) -> bool:
-    """TensorBoard's own rule: the name contains "tfevents"; profiles are files of another kind."""
+    """TensorBoard's rule: the name contains "tfevents". Profiles are files of another kind."""
     name = PurePosixPath(path).name
     return "tfevents" in name and not name.endswith((".profile-empty", ".tmp"))
 
@@ -170,10 +170,10 @@ def read(
     read_range: Callable[[str, int, int], bytes],
     remembered: dict[str, Progress],
 ) -> tuple[Scalars, dict[str, Progress]]:
-    """The scalars in `files`, and what to remember by path for the next time. `remembered` grows as it reads, so that nothing is
-    lost when `read_range` raises.
+    """The scalars in `files`, and the progress by path to remember for the next call. Updates `remembered` while reading, so
+    that nothing is lost if `read_range` raises.
 
-    `read_range(path, start, length)` gives at most `length` bytes and fewer at the end. Damage is noted, never an error.
+    `read_range(path, start, length)` returns at most `length` bytes, fewer at the end. Damaged files add a note, never an error.
     """
     chosen = sorted((file for file in files if is_event_file(file.path)), key=lambda file: file.path)
     notes: list[str] = []
@@ -185,7 +185,7 @@ def read(
         known = remembered.setdefault(file.path, Progress())
         if known.etag != file.etag:
             if file.size < known.offset:
-                # Shorter than what was read: another file under the same name.
+                # Shorter than what was read: another file with the same name.
                 known = remembered[file.path] = Progress()
             known.etag, known.size = file.etag, file.size
         while not known.is_complete and budget > 0:
@@ -193,7 +193,7 @@ def read(
             used = _take(known, data)
             budget -= max(used, 1024)
             if not used:
-                # The rest is half a record, to be finished by its writer; with the next etag there will be more of it.
+                # The rest is a partial record; with the file's next etag there will be more of it.
                 known.size = known.offset
         if known.broken:
             notes.append(f"{file.path} is damaged at byte {known.offset}; what follows is not shown.")
@@ -206,7 +206,7 @@ def read(
 
 
 def thin(progress: Iterable[Progress], most: int = MAX_RUN_POINTS) -> None:
-    """Leaves at most `most` points of a run, of its longest lines first; each line keeps its newest."""
+    """Thins the longest lines of a run until it has at most `most` points. Each line keeps its newest point."""
     lines = [each for file in progress for each in file.series.values()]
     total = sum(len(each.points) for each in lines)
     longest = [(-len(each.points), n) for n, each in enumerate(lines)]
@@ -219,7 +219,7 @@ def thin(progress: Iterable[Progress], most: int = MAX_RUN_POINTS) -> None:
 
 
 def _take(progress: Progress, data: bytes) -> int:
-    """Adds what is in `data` (the bytes from `progress.offset`) and returns how many of them are done with."""
+    """Adds the scalars in `data` (the bytes from `progress.offset`). Returns how many bytes were consumed."""
     records, used, damaged = split_records(data, MAX_RECORD)
     for record in records:
         try:
@@ -239,7 +239,7 @@ def _take(progress: Progress, data: bytes) -> int:
                 series = progress.series[value.tag] = Series()
             series.add(Point(event.step, event.wall_time, number))
     if not used and not damaged and len(data) >= 12:
-        # One record that is longer than all we read at once: step over it.
+        # A record longer than one read: skip it.
         length = struct.unpack_from("<Q", data)[0] + 16
         used = length if length > MAX_RECORD and progress.offset + length <= progress.size else 0
     progress.offset += used
@@ -248,7 +248,7 @@ def _take(progress: Progress, data: bytes) -> int:
 
 
 def _scalar(value: summary_pb2.Summary.Value) -> float | None:
-    """The number of a summary value, in TensorFlow 1's (also PyTorch's) or TensorFlow 2's way; None when it is none."""
+    """The number of a summary value as TensorFlow 1 (and PyTorch) or TensorFlow 2 writes it; None if it is not a scalar."""
     kind = value.WhichOneof("value")
     if kind == "simple_value":
         return float(value.simple_value)
@@ -279,7 +279,7 @@ def _curves(progress: Mapping[str, Progress]) -> list[Curve]:
         for file in sorted(files, key=lambda each: each.started):
             new = file.series[tag].all
             if points and new and file.started > ended:
-                # A program that was started again goes on from its checkpoint: what it repeats replaces what it lost.
+                # A restarted program goes on from its checkpoint: its repeated steps replace the lost ones.
                 points = [point for point in points if point.step < new[0].step]
             points += new
             ended = max(ended, file.ended)

@@ -1,7 +1,7 @@
-"""How fast tasks go, and which of them fall behind: from the steps that each prints, and the times of those lines. Pure.
+"""The pace of tasks and which of them fall behind, from the steps that each prints and the times of those lines. Pure.
 
-One idea: tasks of one role do the same, so one that makes less than half as many steps in a second as the median of them has a
-reason that people want to look for: a slow node, a throttled GPU, a neighbour. Where nobody prints steps nothing is said.
+The idea: tasks of one role do the same work, so a task with less than half the median steps per second has a cause worth
+finding: a slow node, a throttled GPU, a neighbour. Tasks that print no steps are not judged.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from statistics import median
 from clusters.clouds.drivers import marks
 from clusters.scalars.printed import MAX_LINE, STEP
 
-# Of fewer tasks there is no median to be behind; a shorter time tells of a start, and not of a pace.
+# Minimum tasks and seconds before looking for stragglers: fewer tasks have no useful median, and start-up distorts a short time.
 LEAST_TASKS, LEAST_SECONDS = 3, 5.0
 BEHIND = 0.5
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A task that falls behind: its steps in a second, and the median of its role."""
+    """A task that falls behind. `pace` and its role's `median` are in steps per second."""
 
     role: str
     index: int
@@ -33,8 +33,8 @@ class Straggler:
 
 
 def steps_told(data: bytes, start: int, marked: bytes) -> list[tuple[int, float]]:
-    """The steps in a piece of a log and when they were printed, in seconds since 1970: `data` lies at byte `start` of it, and
-    `marked` are its marks. What nobody knows the time of is left out."""
+    """The steps in a piece of a log, each with the time when it was printed, in seconds since 1970. `data` starts at byte
+    `start` of the log, and `marked` has its marks. Lines without a known time are left out."""
     found: list[tuple[int, float]] = []
     offset = start
     for line in data.splitlines(keepends=True):
@@ -46,8 +46,8 @@ def steps_told(data: bytes, start: int, marked: bytes) -> list[tuple[int, float]
 
 
 def pace(data: bytes, start: int, marked: bytes) -> float | None:
-    """Steps in a second over the end of a log, as in `steps_told`. None where no two steps lie LEAST_SECONDS apart. A program
-    that began anew counts from there on."""
+    """Steps per second at the end of a log; arguments as in `steps_told`. None if the steps span less than LEAST_SECONDS. After
+    a restart of the program, only later steps count."""
     found: list[tuple[int, float]] = []
     for step, at in steps_told(data, start, marked):
         if found and step < found[-1][0]:
@@ -59,7 +59,7 @@ def pace(data: bytes, start: int, marked: bytes) -> float | None:
 
 
 def stragglers(paces: Mapping[tuple[str, int], float]) -> list[Straggler]:
-    """Those that fall behind the others of their role, the slowest first. `paces` are those that are known, by role and index."""
+    """Tasks that fall behind others of their role, slowest first. `paces` has the known ones, by role and index."""
     found = []
     for role in {role for role, _ in paces}:
         of = {index: each for (its, index), each in paces.items() if its == role}

@@ -1,8 +1,8 @@
-"""The scalars of a run, read from the event files in its output datastore, or, where there are none, from the log of the task
-that leads, and of each of the first tasks where none does.
+"""Reads the scalars of a run from the event files in its output datastore, or else from the log of the leading task; where no
+task leads, from the logs of the first tasks.
 
-While a run goes on its output is stored every few seconds, so what is shown follows. What was read of a file is remembered in the
-cache by the run and the file's path, so that following a long training reads only what was added to it.
+A running run stores its output every few seconds, so charts follow it. The cache keeps what was read of a file, by run and
+path, so following a long training reads only what was added.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from typing import Any, TypeVar
 from django.core.cache import cache
 from django.db.models import Max
 
+from clusters.catalog.folders import output_folder
 from clusters.clouds.drivers.base import CloudError
 from clusters.frameworks import FRAMEWORKS
 from clusters.logs.read import RunLogs
-from clusters.manifest import ClusterSpec
-from clusters.models import Run
+from clusters.manifest.cluster import ClusterSpec
+from clusters.runs.models import Run
 from clusters.scalars.crashes import MAX_CRASHES, Crash, End, Stretch, crashes, how, stretches_of, told_in
 from clusters.scalars.events import Progress, Scalars, is_event_file, read
 from clusters.scalars.pace import LEAST_TASKS, Straggler, pace, steps_told, stragglers
 from clusters.scalars.printed import scalars_of_log
-from clusters.spec.folders import output_folder
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry, NotPossible
 from datastores.models import Datastore
 
 T = TypeVar("T", Straggler, Crash)
 REMEMBER_SECONDS = 3600
-# Files of the output that are looked at for event files among them; checkpoints may be many.
+# Output files searched for event files; there may be many checkpoints.
 MAX_ENTRIES = 20_000
-# Of a log, at a time.
+# Bytes read of a log at a time.
 MAX_LOG = 2 * 1024 * 1024
-# Tasks that know nothing of each other and each have curves of their own; they share that room.
+# Independent tasks have curves of their own. This many share the space of one.
 MAX_TASKS = 16
-# Of how many tasks the pace is looked at, by how much of the end of each log, and how many of these are read at the same time.
+# Tasks whose pace is measured, bytes read of the end of each log, and logs read concurrently.
 MAX_PACED, PACE_BYTES, AT_ONCE = 200, 16 * 1024, 8
-# When steps are looked for in the log of the task that leads: of its beginning and of its end, and of how many attempts.
+# Limits when searching the leading task's log for steps: bytes of its beginning and of its end, and attempts.
 MAX_DIARY, MAX_ATTEMPTS = 512 * 1024, 20
-# Seconds for which what logs and event files say of a run's tasks is told again to whoever asks.
+# Seconds for which stragglers and crashes of a run are cached.
 SAME = 15
 
 
 def scalars_of(run: Run) -> Scalars:
-    """Raises DriverError when its datastore cannot be read or is gone, CloudError when its log cannot."""
+    """Raises DriverError if its datastore cannot be read or is gone, CloudError if its log cannot be read."""
     found = stored(run) if run.spec["output"] else None
     return found if found and (found.curves or not found.is_complete) else printed(run)
 
 
 def stored(run: Run) -> Scalars:
-    """Of its event files, as far as they are new; none where only nodes see them, as on a volume."""
+    """The scalars in its event files; none if only nodes see these, as on a volume."""
     return _stored(run)[0]
 
 
 def _stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progress]]:
-    """And each file by itself. What is more than one page reads is read on `until` then, by time.monotonic()."""
+    """`stored`, and the progress of each file. More than one page's worth is read until time.monotonic() reaches `until`."""
     store = (
         Datastore.objects.select_related("appcode").filter(appcode=run.cluster.appcode, name=run.spec["output"]).first()
     )
@@ -88,8 +88,8 @@ def _stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progress]]
 
 
 def printed(run: Run) -> Scalars:
-    """What the first task of its first role prints; of tasks that know nothing of each other, each under its own name."""
-    spec = ClusterSpec.model_validate(run.spec)
+    """The scalars that the first task of its first role prints; of independent tasks, each under its own name."""
+    spec = ClusterSpec.stored(run.spec)
     framework = FRAMEWORKS[spec.framework]
     role = next(iter(each for each in framework.roles if each.name in spec.active_roles)).name
     count = min(spec.count(role), MAX_TASKS) if framework.is_independent else 1
@@ -106,7 +106,7 @@ def printed(run: Run) -> Scalars:
 
 
 def printed_by(run: Run, role: str, indexes: Iterable[int]) -> dict[int, Scalars]:
-    """What some tasks print that know nothing of each other, by their index; together they have the room of one."""
+    """The scalars that some independent tasks print, by index. Together they have the space of one task."""
     wanted = list(indexes)
     rows = run.tasks.filter(role=role, index__in=wanted).values_list("index").annotate(last=Max("attempt"))
     logs = RunLogs(run)
@@ -127,8 +127,8 @@ def _scalars_of_task(logs: RunLogs, of: tuple[str, int, int], most: int) -> Scal
 
 
 def stragglers_of(run: Run) -> list[Straggler]:
-    """Tasks that fall behind the others of their role now, as far as they print their steps. The ends of the logs of at most
-    MAX_PACED tasks are read, side by side; what cannot be read now is left out. Raises CloudError where none can."""
+    """Tasks that now fall behind others of their role, if they print steps. Reads the ends of at most MAX_PACED logs
+    concurrently and leaves out those that cannot be read now. Raises CloudError if none can."""
     if run.phase != Run.Phase.RUNNING:
         return []
     roles = [role for role, facts in run.roles.items() if facts["count"] >= LEAST_TASKS]
@@ -154,13 +154,13 @@ def stragglers_of(run: Run) -> list[Straggler]:
 
 
 def crashes_of(run: Run, until: float = 0.0) -> list[Crash]:
-    """The tasks that ended and were started again, the newest MAX_CRASHES, with the steps that were trained again as far as its
-    event files, or the log of the task that leads, tell; `until` as in `told_by`. Raises DriverError and CloudError."""
+    """The newest MAX_CRASHES crashes, with the steps trained again as far as event files or the leading task's log show them;
+    `until` as in `told_by`. Raises DriverError and CloudError."""
     return crashes(ends, told_by(run, until))[-MAX_CRASHES:] if (ends := ends_of(run)) else []
 
 
 def ends_of(run: Run) -> list[End]:
-    """Of tasks that were started again, that of the last attempt only where it failed, too."""
+    """Ends of tasks that were restarted. The end of a last attempt counts only if it failed."""
     again = run.tasks.filter(attempt__gt=0).values_list("role", "index").distinct()
     if not again:
         return []
@@ -176,9 +176,9 @@ def ends_of(run: Run) -> list[End]:
 
 
 def told_by(run: Run, until: float = 0.0) -> list[Stretch]:
-    """The steps that its program told since the run began, of each start. Whoever asks again has more of what is long; who
-    cannot says `until` when it is read (by time.monotonic()); what is longer still raises DriverError, and a log that is still
-    to come CloudError."""
+    """The steps that the program reported since the run began, for each start. Without `until` only a part of long files is
+    read, and the next call reads on. With `until` (in time.monotonic()) it reads all until then; raises DriverError if that is
+    not enough, and CloudError if a log is still to come."""
     if run.spec["output"]:
         scalars, files = _stored(run, until)
         if until and not scalars.is_complete:
@@ -194,7 +194,7 @@ def told_by(run: Run, until: float = 0.0) -> list[Stretch]:
         end = steps_told(chunk.data, chunk.start, chunk.marks)
         if len(chunk.data) >= MAX_DIARY:
             chunk = logs.read(role, 0, attempt, limit=MAX_DIARY)
-            # Both may have the same lines.
+            # Beginning and end may overlap.
             begin = steps_told(chunk.data, chunk.start, chunk.marks)
             points += [each for each in begin if not end or each[1] < end[0][1]]
         points += end
@@ -202,7 +202,7 @@ def told_by(run: Run, until: float = 0.0) -> list[Stretch]:
 
 
 def lately(run: Run, find: Callable[[Run], list[T]], make: Callable[..., T]) -> list[T]:
-    """What `find(run)` says, or has said within the last SAME seconds: people look at a page together, and programs ask often."""
+    """The result of `find(run)`, cached for SAME seconds: several users may view a page, and programs poll often."""
     key = f"lately.{find.__name__}.{run.pk}"
     kept: list[dict[str, Any]] | None = cache.get(key)
     if kept is None:
@@ -212,8 +212,8 @@ def lately(run: Run, find: Callable[[Run], list[T]], make: Callable[..., T]) -> 
 
 
 def leading(run: Run) -> tuple[str, int | None]:
-    """The role whose first task is read, and the newest attempt of that; None before there is one."""
-    spec = ClusterSpec.model_validate(run.spec)
+    """The role whose first task is read, and its newest attempt; None before there is one."""
+    spec = ClusterSpec.stored(run.spec)
     role = next(iter(each for each in FRAMEWORKS[spec.framework].roles if each.name in spec.active_roles)).name
     return role, run.tasks.filter(role=role, index=0).aggregate(last=Max("attempt"))["last"]
 

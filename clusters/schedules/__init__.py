@@ -1,1 +1,1 @@
-"""Schedules: clusters that are deployed, and pipelines that are run, at times that cron says."""
+"""Schedules deploy clusters and run pipelines at cron times."""

@@ -1,8 +1,7 @@
-"""What people ask for: when something is started, as one typed and validated value, and the times that follow from it. Pure.
+"""The manifest of a schedule as one typed and validated value, and its times. Pure.
 
-Times are those of Debian's cron in the zone that was chosen, by cronsim: what is to come at an hour that a change of clocks
-leaves out comes right behind the gap, and what is to come at an hour that comes twice comes the first time only. What comes every
-hour or minute comes in each hour that there is.
+Times follow Debian's cron in the chosen zone, by cronsim: a time in an hour that a clock change skips comes right after the
+gap, and a time in a repeated hour comes only the first time. Hourly and minutely times come in every hour that exists.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from clusters.manifest import ClusterName
+from clusters.manifest.cluster import ClusterName
+from portal.kept import Kept
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict, field_error
 from portal.zones import zones
 
-# Later than this after its time, something has been missed; the portal looks every few seconds.
+# A start later than this after its time counts as missed. The portal checks every few seconds.
 LATE = dt.timedelta(minutes=2)
 
 
@@ -45,7 +45,7 @@ def _zone(value: str) -> str:
 
 
 class ScheduleSpec(Strict):
-    """What is started when: a `cluster` is deployed once more, or a `pipeline` is run."""
+    """When a `cluster` is deployed again, or a `pipeline` is run."""
 
     cron: Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_cron)] = Field(
         examples=["30 2 * * *"], description="Minute, hour, day of month, month, day of week."
@@ -72,9 +72,9 @@ class ScheduleSpec(Strict):
         return self
 
     def times(self, after: dt.datetime) -> Iterator[dt.datetime]:
-        """All that come after that time, in UTC."""
+        """All times after `after`, in UTC."""
         for each in CronSim(self.cron, after.astimezone(ZoneInfo(self.time_zone))):
-            # In an hour that comes for the second time, the first one would be told again.
+            # Within a repeated hour, cronsim returns the earlier time again.
             if each > after:
                 yield each.astimezone(dt.UTC)
 
@@ -85,12 +85,12 @@ class ScheduleSpec(Strict):
 
 
 class ScheduleMetadata(Strict):
-    name: ClusterName
+    name: Annotated[ClusterName, Kept("A schedule keeps its name; create another one.")]
     appcode: AppcodeName
 
 
 class ScheduleManifest(Manifest):
-    """`{"kind":"schedule","metadata":{"name","appcode"},"spec":{…}}`; `status` is ours and is ignored when it comes back."""
+    """`{"kind":"schedule","metadata":{"name","appcode"},"spec":{…}}`. The portal writes `status` and ignores it in requests."""
 
     kind: Literal["schedule"] = "schedule"
     metadata: ScheduleMetadata

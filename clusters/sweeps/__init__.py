@@ -1,1 +1,1 @@
-"""Sweeps: one definition trained many times, each time with other parameters."""
+"""Sweeps: one definition trained many times, each time with different parameters."""

@@ -1,7 +1,7 @@
-"""Trials that share a run: copies of one command that take turns, each with a point of its own. Pure.
+"""Trials that share a run: copies of one command, each with its own point. Pure.
 
-One idea: the command of the run begins with a table of points, of which each copy takes the line of its TASK_INDEX. So a thousand
-trials are one run, one Job and one line of the list; what a program sees is what it would see in a cluster of its own.
+The idea: the run's command begins with a table of points, and each copy uses the line of its TASK_INDEX. So a thousand trials
+are one run, one Job and one line of the list, and a program sees the same as in its own cluster.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from clusters.frameworks import variables
 from clusters.frameworks.base import MAX_TASKS_PER_ROLE, SHELL
-from clusters.manifest import MAX_COMMAND_BYTES
+from clusters.manifest.cluster import MAX_COMMAND_BYTES
 from clusters.sweeps.manifest import SweepSpec, Value, in_braces, put_in, put_in_value, written
 
 ROLE = "worker"
-# Trials of one run.
+# Maximum number of trials in one run.
 MOST = MAX_TASKS_PER_ROLE
 TOO_LONG = "The command and the parameters of one trial are longer than a command may be."
-# Of one task: as often as a cluster's manifest may say.
+# Retries of one task: the maximum in a cluster's manifest.
 MOST_RETRIES = 10
 
 
 def shared_spec(spec: SweepSpec, points: Sequence[Mapping[str, Value]]) -> dict[str, Any]:
-    """The ClusterSpec, as JSON, of the run of which copy n trains `points[n]`."""
+    """The ClusterSpec, as JSON, of a run whose copy n trains `points[n]`."""
     template = spec.template
     body: dict[str, Any] = template.model_dump(mode="json", by_alias=True)
     role = body["roles"][ROLE] | {"count": len(points), "atOnce": min(spec.parallel, len(points))}
@@ -39,14 +39,14 @@ def shared_spec(spec: SweepSpec, points: Sequence[Mapping[str, Value]]) -> dict[
 
 
 def _retries(of_task: int | None, of_trial: int) -> int | None:
-    """As often as so many runs that may each start it again so often; None where nobody says more than a manifest does."""
+    """Retries of a task that match `of_trial` runs with `of_task` retries each; None to keep the manifest's default."""
     if of_task is None and not of_trial:
         return None
     return min(MOST_RETRIES, (1 + (of_task or 0)) * (1 + of_trial) - 1)
 
 
 def fitting(spec: SweepSpec, points: Sequence[Mapping[str, Value]]) -> int:
-    """How many of the first points one run can have: its command holds them all. 0 where it cannot even hold one."""
+    """How many of the first points fit in one run's command. 0 if not even one does."""
     room = MAX_COMMAND_BYTES - len(shared_spec(spec, ())["command"].encode())
     sizes = accumulate(len(line.encode()) for line in _lines(points[:MOST]))
     return bisect(list(sizes), room)
@@ -61,13 +61,13 @@ def _given(point: Mapping[str, Value]) -> str:
 
 
 def _in_command(spec: SweepSpec) -> list[str]:
-    """The template's variables that the command sets, because they have a parameter, or refer to what may be one."""
+    """Variables of the template that the command sets, because they contain a parameter or a reference that may be one."""
     env, braces = spec.template.env, in_braces(spec)
     return [name for name in variables.in_order(env) if braces.search(env[name]) or variables.references(env[name])]
 
 
 def _program(spec: SweepSpec) -> str:
-    """The template's variables and its command, with values of the table where parameters stand in braces."""
+    """The template's variables and command, with shell variables in place of parameters in braces."""
     env, command = spec.template.env, spec.template.command
     exports = [
         f"export {name}={_joined(put_in_value(spec, env[name]), variables.word)}\n" for name in _in_command(spec)
@@ -78,5 +78,5 @@ def _program(spec: SweepSpec) -> str:
 
 
 def _joined(parts: Sequence[tuple[str, bool]], quote: Callable[[str], str]) -> str:
-    """A word of the shell: the parts as `quote` writes them, with `"$lr"` for the name `lr`."""
+    """A shell word: text parts quoted by `quote`, and `"$lr"` for the name `lr`."""
     return "".join(f'"${part}"' if is_name else quote(part) for part, is_name in parts if part or is_name) or "''"

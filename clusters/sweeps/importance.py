@@ -1,7 +1,7 @@
 """Which parameters the values depend on, by Optuna's PED-ANOVA. Pure.
 
-Source: Watanabe, Bansal and Hutter, "PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in Arbitrary Subspaces", IJCAI
-2023: how differently a parameter is spread among the best tenth of the points than among all.
+Source: Watanabe, Bansal and Hutter, "PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in Arbitrary Subspaces",
+IJCAI 2023: compares a parameter's distribution among the best tenth of the points with its distribution among all.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from clusters.sweeps.manifest import SweepSpec, written
 from clusters.sweeps.points import Outcome, is_maximized
 from clusters.sweeps.sampler import distributions
 
-# Of fewer points nothing is said.
+# Minimum number of points.
 LEAST = 10
 
 
 def importances(spec: SweepSpec, points: Sequence[Outcome]) -> dict[str, float]:
-    """The share of each parameter that is there in all trials, the largest first; they add up to 1. Empty for too few points,
-    and where all came to the same."""
+    """The share of each parameter that every trial has, largest first; they add up to 1. Empty for too few points, or if all
+    have the same value."""
     if len(points) < LEAST or len({point.value for point in points}) < 2:
         return {}
     always = [name for name, each in spec.parameters.items() if not each.when]
@@ -42,5 +42,5 @@ def importances(spec: SweepSpec, points: Sequence[Outcome]) -> dict[str, float]:
     try:
         return optuna.importance.get_param_importances(study, evaluator=evaluator, params=always)
     except RuntimeError:
-        # What takes one value only says nothing about it.
+        # A parameter with a single value shows nothing.
         return {}

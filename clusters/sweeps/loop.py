@@ -1,8 +1,7 @@
-"""The loop of a sweep: what has ended is judged, what is next is started, what nobody wants is ended. It can die at any line.
+"""The loop of a sweep: judges ended trials, starts the next ones, ends those no longer needed. It may die at any line.
 
-One worker at a time is at a sweep. It reads the numbers of runs that have succeeded outside any transaction, and then makes one
-turn in a single one: trials and the clusters that they are come to be, or end, together. Nothing is remembered between turns but
-rows, so what is killed is simply done again by the next turn.
+One worker at a time handles a sweep. It reads the values of succeeded runs outside any transaction, then makes a turn in a single
+one: trials and their clusters begin or end together. All state is in rows, so the next turn repeats whatever was killed.
 """
 
 from __future__ import annotations
@@ -12,25 +11,26 @@ import time
 from django.core.cache import cache
 
 from clusters import wakeups
-from clusters.models import Run, Sweep, Trial
+from clusters.runs.models import Run
 from clusters.sweeps import shared
 from clusters.sweeps.manifest import SweepSpec
-from clusters.sweeps.measured import Reading, read_steps, read_value
-from clusters.sweeps.shared_turn import SharedTurn
-from clusters.sweeps.turn import SPECS, Readings, Steps, Turn
+from clusters.sweeps.models import Sweep, Trial
+from clusters.sweeps.objective import Reading, read_steps, read_value
+from clusters.sweeps.shared_step import SharedTurn
+from clusters.sweeps.step import SPECS, Readings, Steps, Turn
 from datastores.drivers.patience import within
 from portal.db.advisory_lock import Lock, advisory_lock
 
-# Of one turn. What is left makes another one.
+# Limits of one turn. What is left is done in another turn.
 READ_AT_ONCE, READ_SECONDS = 50, 30.0
 RESYNC_LIMIT = 500
-# Between two looks at how far trials are.
+# Minimum seconds between two readings of the trials' progress.
 LOOK_SECONDS = 3
 
 
 def advance(appcode_id: int, name: str) -> None:
-    """Makes a turn, and asks for another one where there is more to do. Does nothing while another worker is at it: that one
-    looks again at its end."""
+    """Makes a turn, and requests another if there is more to do. Leaves it to a worker that is at it, which rechecks at its
+    end."""
     rows = Sweep.objects.filter(appcode=appcode_id, name=name, settled=False)
     found = rows.values_list("pk", "spec__oneRun").first()
     if found is None:
@@ -39,8 +39,8 @@ def advance(appcode_id: int, name: str) -> None:
     with advisory_lock(Lock.SWEEP, str(sweep_id)) as is_mine:
         if not is_mine:
             return
-        # One worker of an appcode reads: a server of theirs that is slow keeps no more. Nobody waits for
-        # that, or many sweeps would keep a worker each; what was not read is when the sweep of every five seconds comes.
+        # Only one worker of an appcode reads values, so its slow server does not block more. Others do not wait for it, or many
+        # sweeps would each block a worker; the resync every five seconds repeats what was not read.
         with advisory_lock(Lock.TRIALS, str(appcode_id)) as reads:
             turn = (SharedTurn if one_run else Turn)(
                 sweep_id, *((_readings(sweep_id), _steps(sweep_id)) if reads else (None, {}))
@@ -51,16 +51,16 @@ def advance(appcode_id: int, name: str) -> None:
 
 
 def resync() -> None:
-    """Wakes those that live: a wake-up may have been lost, or what did not answer does now."""
+    """Wakes live sweeps: a wake-up may have been lost, or a server that was silent may answer now."""
     living = Sweep.objects.filter(settled=False).order_by("?")
     for appcode_id, name in living.values_list("appcode", "name")[:RESYNC_LIMIT]:
         wakeups.wake_whole(appcode_id, f"sweeps/{name}")
 
 
 def _readings(sweep_id: int) -> Readings:
-    """The numbers of runs that have succeeded and are not judged yet, by trial and run. What could not be read comes last."""
+    """Values of succeeded runs that are not judged yet, by trial and run. Those that could not be read before come last."""
     sweep = Sweep.objects.filter(pk=sweep_id, deleted_at=None).first()
-    spec = SweepSpec.model_validate(sweep.spec) if sweep else None
+    spec = SweepSpec.stored(sweep.spec) if sweep else None
     if spec is None or spec.goal is None:
         return {}
     goal, until = spec.goal, time.monotonic() + READ_SECONDS
@@ -82,10 +82,10 @@ def _readings(sweep_id: int) -> Readings:
 
 
 def _steps(sweep_id: int) -> Steps:
-    """How far those are that run, where those are ended that fall behind: by trial and run, what they have told."""
+    """The values that running trials have reported, by trial and run, if the sweep ends trials that fall behind."""
     sweep = Sweep.objects.filter(pk=sweep_id, phase__in=(Sweep.Phase.RUNNING, Sweep.Phase.PAUSED)).first()
-    spec = SweepSpec.model_validate(sweep.spec) if sweep else None
-    # Each end of a trial makes a turn, too; nobody has to be looked at as often as that.
+    spec = SweepSpec.stored(sweep.spec) if sweep else None
+    # Each end of a trial causes a turn, too, which is more often than progress needs to be read.
     if (
         spec is None
         or not spec.stop_early
@@ -97,7 +97,7 @@ def _steps(sweep_id: int) -> Steps:
     found: dict[tuple[int, int], list[tuple[int, float]]] = {}
     until = time.monotonic() + READ_SECONDS
     with within(READ_SECONDS):
-        # In another order each time: who is not reached now may be first then.
+        # Random order: a trial that is not reached now may be first next time.
         for trial in running.select_related("cluster__appcode", "cluster__current_run").order_by("?"):
             if time.monotonic() < until and (run := _run_of(trial)):
                 found[trial.pk, run.pk] = read_steps(run, spec.goal.metric)

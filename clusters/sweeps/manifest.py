@@ -1,8 +1,8 @@
-"""What a sweep is: the definition of one trial, the parameters that differ between trials, how the next are chosen. Pure.
+"""The definition of a sweep: one trial, the parameters that differ between trials, and how the next ones are chosen. Pure.
 
-One idea: a parameter reaches the program as an environment variable of its own name, and wherever `{name}` stands in the command
-or in the value of a variable. What stands in a command is a number, or a text of letters that no shell reads as anything else,
-so that whoever may start a sweep writes its command, and no value does.
+The idea: a parameter reaches the program as an environment variable of its name, and replaces `{name}` in the command or in a
+variable's value. In a command it is a number, or text of characters that no shell interprets. So the author of the sweep writes
+the command, and no value can change it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from pydantic import (
 )
 
 from clusters.frameworks import COMPUTING, FRAMEWORKS, variables
-from clusters.input import STREAM_ENV
-from clusters.manifest import MAX_NAME as CLUSTER_NAME
-from clusters.manifest import ClusterSpec, check_env_name
+from clusters.manifest.cluster import MAX_NAME as CLUSTER_NAME
+from clusters.manifest.cluster import ClusterSpec, check_env_name
+from clusters.manifest.input import STREAM_ENV
+from portal.kept import MAY_CHANGE, Kept
 from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
 
-# A trial's cluster is called <sweep>-<number>-<fold>, and a cluster's name has 40 characters.
+# A trial's cluster is named <sweep>-<number>-<fold>, and cluster names have at most 40 characters.
 MAX_NAME = 30
-# Clusters of one sweep, all folds counted.
+# Clusters of one sweep, including all folds.
 MAX_TRIALS = 10_000
 MAX_PARALLEL = 200
 MAX_PARAMETERS = 50
 MAX_VALUES = 1000
-# Of all choices together where TPE weighs each value against each trial, inside a turn of the loop.
+# Values of all choices together for TPE, which weighs each against each trial within a turn of the loop.
 MAX_WEIGHED = 1000
 MAX_FOLDS = 20
-# Beyond this, neighbouring floats differ by more than 1.
+# 2**53: larger integers are not exact as floats.
 MAX_INT = 2**53
-# Far beyond what is trained with; what is drawn between, or squared, is a number still.
+# Far beyond training values, yet interpolating and squaring stay finite.
 MAX_NUMBER = 1e100
-# Variables that bash keeps for itself: no line of a table can set them.
+# Read-only variables of bash, which a table of points cannot set.
 READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
-# What no shell, however it is quoted, takes for anything but itself.
+# Characters that every shell takes literally, however they are quoted.
 PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,=-]*")
 
 Number = float | int
@@ -83,7 +84,7 @@ def _value(value: Any) -> Value:
     return _number(value)
 
 
-# Kept as they were said: 1 is not written as 1.0.
+# Kept as given: 1 is not written as 1.0.
 AnyNumber = Annotated[Number, PlainValidator(_number), WithJsonSchema({"type": "number"})]
 AnyValue = Annotated[
     Value,
@@ -94,12 +95,12 @@ SweepName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME),
 
 
 def written(value: Value) -> str:
-    """As the program sees it: true and false, whole numbers, and the shortest text that is exactly this float."""
+    """The text that the program sees: true or false, whole numbers, or the shortest text that is exactly this float."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Parameter(Strict):
-    """What differs between trials: a number from `low` to `high`, both included, or one of the `values` of a choice."""
+    """A parameter that differs between trials: a number from `low` to `high`, both included, or one of a choice's `values`."""
 
     type: Literal["float", "int", "choice"]
     low: AnyNumber | None = None
@@ -171,17 +172,17 @@ class Parameter(Strict):
 
     @cached_property
     def active(self) -> Mapping[str, frozenset[str]]:
-        """`when`, as texts."""
+        """`when` with values as texts."""
         return {name: frozenset(map(written, values)) for name, values in self.when.items()}
 
     @cached_property
     def texts(self) -> frozenset[str]:
-        """Of a choice, its values as texts."""
+        """Values of a choice, as texts."""
         return frozenset(map(written, self.values))
 
     @property
     def size(self) -> int | None:
-        """How many values it has; None where they are not counted."""
+        """Number of values; None for a continuous range."""
         if self.type == "choice":
             return len(self.values)
         assert self.low is not None
@@ -190,21 +191,21 @@ class Parameter(Strict):
         return None if step is None else math.floor((self.high - self.low) / step + 1e-9) + 1
 
     def at(self, index: int) -> Value:
-        """Of a counted one, its value from 0 on."""
+        """The value at `index`, from 0, of a parameter with a size."""
         if self.type == "choice":
             return self.values[index]
         assert self.low is not None
         number = self.low + index * (self.step or 1)
-        # What a step of 0.1 adds up to is written as people write it.
+        # Rounded, so that steps of 0.1 give 0.3 and not 0.30000000000000004.
         return int(number) if self.type == "int" else float(f"{number:.12g}")
 
     def has(self, value: Value) -> bool:
-        """Whether it is one of a choice."""
+        """Whether a choice has this value."""
         return written(value) in self.texts
 
 
 class Goal(Strict):
-    """Of which number the best is looked for: the last value of a summary in event files, or of what the program prints."""
+    """The number to optimize: the last value of a summary in event files, or of the program's printed output."""
 
     metric: Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_metric)] = Field(
         examples=["val_loss"],
@@ -215,8 +216,8 @@ class Goal(Strict):
 
 
 class StopEarly(Strict):
-    """Ends trials that are behind others at the same step: only the best of `factor` go on (asynchronous successive halving,
-    ASHA). With several brackets it is Hyperband: each compares later than the one before, for those that are slow at first."""
+    """Ends trials that are behind others at the same step: only the best one in `factor` goes on (asynchronous successive
+    halving, ASHA). With several brackets it is Hyperband: later brackets compare later, for trials that start slowly."""
 
     min_steps: int = Field(ge=1, le=10**9, description="Steps, as the program counts them, before any is ended.")
     factor: int = Field(default=3, ge=2, le=10)
@@ -224,7 +225,7 @@ class StopEarly(Strict):
 
 
 class SweepSpec(Strict):
-    """A template of one trial, what differs, and how many. `trials` counts points; with `folds`, each is trained so often."""
+    """A template of one trial, its parameters, and `trials`, the number of points; with `folds`, each is trained that often."""
 
     template: ClusterSpec = Field(description="The cluster that each trial is.")
     parameters: dict[str, Parameter] = Field(min_length=1, max_length=MAX_PARAMETERS)
@@ -234,16 +235,16 @@ class SweepSpec(Strict):
         description="grid: every combination, in order; random; tpe: nearer to what was good (Tree-structured Parzen Estimator).",
     )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Another one chooses other points.")
-    trials: int | None = Field(
+    trials: Annotated[int | None, MAY_CHANGE] = Field(
         default=None, ge=1, le=MAX_TRIALS, description="Points; of a grid all where it is left out."
     )
-    parallel: int = Field(
+    parallel: Annotated[int, MAY_CHANGE] = Field(
         default=1,
         ge=1,
         le=MAX_PARALLEL,
         description="So many clusters at once, at most; the quota holds for them, too.",
     )
-    retries: int = Field(
+    retries: Annotated[int, MAY_CHANGE] = Field(
         default=0,
         ge=0,
         le=10,
@@ -416,26 +417,28 @@ class SweepSpec(Strict):
 
     @property
     def points(self) -> int:
-        """How many there are to be."""
+        """Total number of points."""
         return self.trials if self.trials is not None else grid_size(self.parameters)
 
 
+KEEPS = Kept("A sweep keeps its name and its appcode; make another one.")
+
+
 class SweepMetadata(Strict):
-    name: SweepName
-    appcode: AppcodeName
+    name: Annotated[SweepName, KEEPS]
+    appcode: Annotated[AppcodeName, KEEPS]
 
 
 class SweepManifest(Manifest):
-    """`{"kind":"sweep","metadata":{"name","appcode"},"spec":{…}}`; `status` is ours and is ignored when it comes back."""
+    """`{"kind":"sweep","metadata":{"name","appcode"},"spec":{…}}`. The portal writes `status` and ignores it in requests."""
 
     kind: Literal["sweep"] = "sweep"
     metadata: SweepMetadata
-    spec: SweepSpec
+    spec: Annotated[SweepSpec, Kept("This is what its trials have in common; make another sweep.")]
 
 
 def grid_size(parameters: Mapping[str, Parameter]) -> int:
-    """How many points a grid has; where conditions are respected, it counts no further than to the first number above
-    MAX_TRIALS."""
+    """Number of points of a grid. With conditions (`when`) it stops counting above MAX_TRIALS."""
     total, ordered = 0, in_order(parameters)
     for chosen in _choices(parameters):
         total += math.prod(each.size or 0 for _, each in _free(ordered, chosen))
@@ -445,7 +448,7 @@ def grid_size(parameters: Mapping[str, Parameter]) -> int:
 
 
 def grid_point(parameters: Mapping[str, Parameter], number: int) -> dict[str, Value]:
-    """The parameters of one point, counted from 0; the last by name moves first. Raises IndexError behind the last."""
+    """The parameters of point `number` (from 0); the last parameter by name varies first. Raises IndexError past the end."""
     left, ordered = number, in_order(parameters)
     for chosen in _choices(parameters):
         free = _free(ordered, chosen)
@@ -462,7 +465,7 @@ def grid_point(parameters: Mapping[str, Parameter], number: int) -> dict[str, Va
 
 
 def some_point(parameters: Mapping[str, Parameter]) -> dict[str, Value]:
-    """One that may be, whatever the sampler: the first values."""
+    """A possible point for any sampler: the first values."""
     found: dict[str, Value] = {}
     for name, each in in_order(parameters):
         if is_active(each, found):
@@ -471,22 +474,22 @@ def some_point(parameters: Mapping[str, Parameter]) -> dict[str, Value]:
 
 
 def is_active(parameter: Parameter, chosen: Mapping[str, Value]) -> bool:
-    """Whether it is there, where those choices are made on which it may depend."""
+    """Whether the parameter exists, given the choices that it may depend on."""
     return all(name in chosen and written(chosen[name]) in values for name, values in parameter.active.items())
 
 
 def in_order(parameters: Mapping[str, Parameter]) -> list[tuple[str, Parameter]]:
-    """Those that are always there first, then by name: the database keeps no order of its own."""
+    """Unconditional parameters first, then by name: JSON in the database does not keep the order."""
     return sorted(parameters.items(), key=lambda item: (bool(item[1].when), item[0]))
 
 
 def _leading(parameters: Mapping[str, Parameter]) -> list[str]:
-    """Those on which others depend."""
+    """Parameters on which others depend."""
     return sorted({other for each in parameters.values() for other in each.when})
 
 
 def _choices(parameters: Mapping[str, Parameter]) -> Iterator[dict[str, Value]]:
-    """Every combination of those on which others depend."""
+    """Every combination of values of the parameters on which others depend."""
     names = _leading(parameters)
     sizes = [len(parameters[name].values) for name in names]
     for number in range(math.prod(sizes)):
@@ -498,12 +501,12 @@ def _choices(parameters: Mapping[str, Parameter]) -> Iterator[dict[str, Value]]:
 
 
 def _free(ordered: Iterable[tuple[str, Parameter]], chosen: Mapping[str, Value]) -> list[tuple[str, Parameter]]:
-    """What is left to be chosen."""
+    """Active parameters that are not chosen yet."""
     return [(name, each) for name, each in ordered if name not in chosen and is_active(each, chosen)]
 
 
 def _texts(template: ClusterSpec) -> Iterable[str]:
-    """Where a program's reading of a parameter can be seen."""
+    """The texts in which a program may read a parameter."""
     yield template.command
     yield from template.env.values()
     if template.code and template.code.files:
@@ -521,35 +524,35 @@ def _is_unicode(text: str) -> bool:
 
 
 def trial_name(sweep: str, number: int, fold: int) -> str:
-    """Of its cluster; `fold` is 0 where there are none."""
+    """Name of a trial's cluster. `fold` is 0 without folds."""
     return f"{sweep}-{number}-{fold}" if fold else f"{sweep}-{number}"
 
 
 def name_again(sweep: str, number: int) -> str:
-    """Of a cluster of its own that trains a trial again, where nobody says how to call it: 40 characters at most."""
+    """Default name of a cluster that repeats a trial, at most 40 characters."""
     return f"{trial_name(sweep, number, 0)[: CLUSTER_NAME - 6]}-again"
 
 
 def in_braces(spec: SweepSpec) -> re.Pattern[str]:
-    """What finds a parameter's name in braces, `{lr}`, but for `${lr}`, which is the shell's."""
+    """Matches a parameter's name in braces, `{lr}`, but not `${lr}`, which is a shell variable."""
     return re.compile(r"(?<!\$)\{(" + "|".join(map(re.escape, spec.parameters)) + r")\}")
 
 
 def put_in(spec: SweepSpec, text: str) -> list[tuple[str, bool]]:
-    """The parts of a text in their order, each with whether it is a parameter's name."""
+    """The parts of a text in order, each with whether it is a parameter's name."""
     return [(part, bool(number % 2)) for number, part in enumerate(in_braces(spec).split(text))]
 
 
 def put_in_value(spec: SweepSpec, text: str) -> list[tuple[str, bool]]:
-    """The same of the value of a variable, each part with the references that it has by itself."""
+    """`put_in` for a variable's value. The references of each text part do not depend on the parts beside it."""
     parts = put_in(spec, text)
     return [(part if is_name else variables.apart(part), is_name) for part, is_name in parts] if parts[1:] else parts
 
 
 def trial_spec(spec: SweepSpec, point: Mapping[str, Value], fold: int = 0) -> dict[str, Any]:
-    """The ClusterSpec of one trial, as JSON: the template with the parameters of a point put in.
+    """The ClusterSpec of one trial, as JSON: the template with a point's parameters.
 
-    What is not there at this point leaves nothing where its name stands in braces. Other braces stay as they are, `${name}` too.
+    A parameter that this point does not have becomes empty where its name is in braces. Other braces, also `${name}`, stay.
     """
     template = spec.template
     texts = {name: written(point[name]) if name in point else "" for name in spec.parameters}
@@ -557,7 +560,7 @@ def trial_spec(spec: SweepSpec, point: Mapping[str, Value], fold: int = 0) -> di
     def put(text: str) -> str:
         return "".join(texts[part] if is_name else part for part, is_name in put_in(spec, text))
 
-    # A parameter is no reference, nor makes one with what stands beside it.
+    # A parameter's value must not be read as a reference, nor form one with the text beside it.
     env = {
         name: "".join(variables.literal(texts[part]) if is_name else part for part, is_name in put_in_value(spec, text))
         for name, text in template.env.items()

@@ -1,5 +1,4 @@
-"""What the points of a sweep came to: for its page, never more than can be drawn, for its sampler, and the best. Read in a number
-of queries that does not grow with them."""
+"""Results of a sweep's points, for its page (a limited number), its sampler, and the best. A fixed number of queries."""
 
 from __future__ import annotations
 
@@ -10,17 +9,17 @@ from itertools import groupby
 from django.db.models import Avg, Count, F, FloatField, QuerySet, StdDev
 from django.db.models import Value as Constant
 
-from clusters.models import Sweep, Trial
 from clusters.sweeps.manifest import SweepSpec, Value
+from clusters.sweeps.models import Sweep, Trial
 from clusters.sweeps.sampler import Point, chosen
 
-# Of more points than that the best ones and the newest are drawn.
+# Limits for drawing: the best and the newest points.
 BEST, NEWEST = 100, 400
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A point that has come to a value; of folds it is their mean, and `sd` their standard deviation."""
+    """A point with a value. With folds it is their mean, and `sd` their standard deviation (`valued`)."""
 
     number: int
     parameters: Mapping[str, Value]
@@ -29,28 +28,27 @@ class Outcome:
 
 
 def outcomes(sweep: Sweep, spec: SweepSpec) -> list[Outcome]:
-    """In the order of their numbers. Three queries."""
-    rows = valued(sweep, spec)
-    best = rows.order_by("-mean" if is_maximized(spec) else "mean", "number")[:BEST]
-    newest = rows.order_by("-number")[:NEWEST]
-    found = {number: (mean, sd) for number, mean, sd in (*best, *newest)}
+    """Outcomes ordered by number. Three queries."""
+    newest = valued(sweep, spec).order_by("-number")[:NEWEST]
+    found = {number: (mean, sd) for number, mean, sd in (*_best_first(sweep, spec)[:BEST], *newest)}
     points = sweep.trials.filter(number__in=found, fold__lte=1).order_by("number")
-    sd_of = spec.folds is not None
-    return [
-        Outcome(number, parameters, found[number][0], found[number][1] if sd_of else None)
-        for number, parameters in points.values_list("number", "parameters")
-    ]
+    return [Outcome(number, said, *found[number]) for number, said in points.values_list("number", "parameters")]
 
 
 def valued(sweep: Sweep, spec: SweepSpec) -> QuerySet[Trial, tuple[int, float, float | None]]:
-    """(number, mean, standard deviation, None without folds) of the points all of whose folds have succeeded, unordered."""
+    """(number, mean, standard deviation or None without folds) of points whose folds have all succeeded, unordered. The deviation
+    is that of the population: it describes these folds, and equals the `std_test_score` of scikit-learn."""
     done = Trial.objects.filter(sweep=sweep, phase=Trial.Phase.SUCCEEDED, value__isnull=False).order_by()
     if spec.folds is None:
-        # Each is a group of its own, and among thousands making these is most of the time.
+        # Without folds each point would be its own group, and grouping thousands takes most of the time.
         alone = done.annotate(mean=F("value"), sd=Constant(None, output_field=FloatField()))
         return alone.values_list("number", "mean", "sd")
-    grouped = done.values("number").annotate(mean=Avg("value"), sd=StdDev("value", sample=True), done=Count("pk"))
+    grouped = done.values("number").annotate(mean=Avg("value"), sd=StdDev("value"), done=Count("pk"))
     return grouped.filter(done=spec.folds).values_list("number", F("mean"), F("sd"))
+
+
+def _best_first(sweep: Sweep, spec: SweepSpec) -> QuerySet[Trial, tuple[int, float, float | None]]:
+    return valued(sweep, spec).order_by("-mean" if is_maximized(spec) else "mean", "number")
 
 
 def is_maximized(spec: SweepSpec) -> bool:
@@ -58,8 +56,7 @@ def is_maximized(spec: SweepSpec) -> bool:
 
 
 def known_points(sweep: Sweep, spec: SweepSpec) -> list[Point]:
-    """What the sampler is told of points that were begun: of those of several folds their mean, when all have come to a value.
-    The parameters are read only of those that it is told of."""
+    """The started points for the sampler; with folds the mean, once all have a value. Only loads the parameters it needs."""
     rows = sweep.trials.order_by("number", "fold").values_list("number", "phase", "value", "step")
     points = [
         _known(number, list(trials), spec.folds or 1) for number, trials in groupby(rows.iterator(), lambda row: row[0])
@@ -82,16 +79,10 @@ def _known(number: int, trials: Sequence[tuple[int, str, float | None, int | Non
 
 
 def best_of(sweep: Sweep, spec: SweepSpec) -> dict[str, object] | None:
-    """The best point of which all folds have a value: their mean and, of folds, their standard deviation (that of the values
-    themselves, divided by their count, as scikit-learn says it). Of equal ones the first. Two queries."""
-    if spec.goal is None:
-        return None
-    valued = sweep.trials.filter(phase=Trial.Phase.SUCCEEDED, value__isnull=False).order_by()
-    means = valued.values("number").annotate(count=Count("pk"), mean=Avg("value"), sd=StdDev("value"))
-    means = means.filter(count=spec.folds or 1)
-    best = means.order_by("-mean" if spec.goal.direction == "maximize" else "mean", "number").first()
+    """The best point whose folds all have a value. Ties go to the first. Two queries."""
+    best = _best_first(sweep, spec).first() if spec.goal else None
     if best is None:
         return None
-    trial = sweep.trials.filter(number=best["number"]).order_by("fold")[0]
-    sd = best["sd"] if spec.folds else None
-    return {"number": best["number"], "value": best["mean"], "sd": sd, "parameters": trial.parameters}
+    number, value, sd = best
+    trial = sweep.trials.filter(number=number).order_by("fold")[0]
+    return {"number": number, "value": value, "sd": sd, "parameters": trial.parameters}

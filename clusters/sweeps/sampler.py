@@ -1,8 +1,8 @@
-"""Which point is tried next. Pure: of the spec, the point's number and what is known of others.
+"""Chooses the next points from the spec, a point's number and the results of others. Pure.
 
-Grids and random points follow from their number alone. For the Tree-structured Parzen Estimator a study of Optuna is made anew
-in memory each time, of our rows: they are the truth, and a worker that is killed takes nothing along. It is told at most MOST
-points, the best ones and the newest, so that the ten thousandth costs what the thousandth did.
+Grid and random points depend on their number alone. For the Tree-structured Parzen Estimator, an Optuna study is rebuilt in
+memory from our rows each time, so a killed worker loses nothing. It gets at most MOST points, the best and the newest, so that
+the ten thousandth point costs as much as the thousandth.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from clusters.sweeps.manifest import Parameter, SweepSpec, Value, grid_point, in_order, is_active, written
 
-# What it is told: so many of the best, and so many in all.
+# Points given to the estimator: the best ones, and all together.
 BEST, MOST = 100, 1000
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -26,8 +26,8 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 @dataclass(frozen=True)
 class Point:
-    """What is known of a point that was begun: its value, None while it is trained and where it has come to none. One that was
-    ended early has the `step` that it came to, and no value but that of then, `reached`."""
+    """A point that was started. `value` is None while it trains or if it got none. A point that was ended early has no value,
+    but the `step` and the value (`reached`) at its end."""
 
     number: int
     parameters: Mapping[str, Value]
@@ -38,7 +38,7 @@ class Point:
 
 
 def next_points(spec: SweepSpec, first: int, count: int, known: Iterable[Point] = ()) -> list[dict[str, Value]]:
-    """The parameters of the points `first`, `first` + 1, … . `known` is read for the sampler tpe only."""
+    """The parameters of `count` points from number `first` on. Only the sampler tpe uses `known`."""
     if spec.sampler == "grid":
         return [grid_point(spec.parameters, number) for number in range(first, first + count)]
     if spec.sampler == "random":
@@ -46,12 +46,12 @@ def next_points(spec: SweepSpec, first: int, count: int, known: Iterable[Point] 
     study = _study(spec, first)
     kinds = distributions(spec)
     study.add_trials([_told(spec, kinds, point) for point in chosen(spec, list(known))])
-    # Those that are drawn here run on in the study, so that the next one keeps away from them.
+    # The points drawn here stay in the study as running, so that the next one keeps its distance.
     return [_drawn(spec, study) for _ in range(count)]
 
 
 def chosen(spec: SweepSpec, known: Sequence[Point]) -> list[Point]:
-    """At most MOST of them, in the order of their numbers."""
+    """At most MOST of the points, ordered by number."""
     if len(known) > MOST:
         best = {point.number for point in islice(in_rank(spec, known), BEST)}
         others = [point for point in known if point.number not in best]
@@ -61,7 +61,7 @@ def chosen(spec: SweepSpec, known: Sequence[Point]) -> list[Point]:
 
 
 def in_rank(spec: SweepSpec, known: Iterable[Point]) -> Iterable[Point]:
-    """Those with a value, the best first, of equal ones the first."""
+    """Points with a value, best first; ties by number."""
     sign = -1 if spec.goal and spec.goal.direction == "maximize" else 1
     valued = [(sign * point.value, point.number, point) for point in known if point.value is not None]
     return (point for _, _, point in sorted(valued, key=lambda each: each[:2]))
@@ -109,16 +109,16 @@ def _told(spec: SweepSpec, kinds: Mapping[str, BaseDistribution], point: Point) 
 
 
 def distributions(spec: SweepSpec) -> dict[str, BaseDistribution]:
-    """Of each parameter; made once for all points, because one of a thousand values takes its time."""
+    """Distribution of each parameter. Made once for all points, since one with a thousand values takes time."""
     return {name: distribution(each) for name, each in spec.parameters.items()}
 
 
 def distribution(parameter: Parameter) -> CategoricalDistribution | IntDistribution | FloatDistribution:
     if parameter.type == "choice":
-        # By their texts, because True and 1 are one thing in Python.
+        # As texts, because True == 1 in Python.
         return CategoricalDistribution([written(value) for value in parameter.values])
     assert parameter.low is not None
-    # The last value that its steps come to.
+    # The last value that its steps reach.
     last = parameter.high if parameter.size is None else parameter.at(parameter.size - 1)
     assert isinstance(last, int | float)
     if parameter.type == "int":

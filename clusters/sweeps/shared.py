@@ -1,4 +1,4 @@
-"""The rows of trials that share a run: how each copy has ended, what it came to, and what it used."""
+"""Rows of trials that share a run: how each copy ended, its value, and its usage."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from django.db.models import Case, CharField, DateTimeField, F, FloatField, Oute
 from django.db.models.functions import Extract
 
 from billing.sums.access import used_by_pods
-from clusters import attempts
-from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.base import CloudError, restart_policy
 from clusters.logs.read import RunLogs
-from clusters.models import Run, Task, Trial
-from clusters.phase import TaskState, failed_with
 from clusters.runs import budgets
-from clusters.runs.status import FACTS
+from clusters.runs.models import Run, Task
+from clusters.runs.phase import TaskState, failed_with
+from clusters.runs.phase_update import FACTS
 from clusters.sweeps.copies import ROLE
-from clusters.sweeps.measured import Reading, reading_of, value_in_log
+from clusters.sweeps.models import Trial
+from clusters.sweeps.objective import Reading, reading_of, value_in_log
 
-# Why a run was ended whose trials are begun anew when their sweep goes on.
+# Stop reason of a run whose trials are started anew when their sweep resumes.
 PAUSED = "Paused"
 
 _tasks = Task.objects.filter(run=OuterRef("cluster__current_run"), role=ROLE, index=OuterRef("index"))
 _said = Case(When(phase="Pending", then=Value("Starting")), default=Value("Running"), output_field=CharField())
-# Of a trial that shares a run which goes on: the phase of its task, NULL before its turn; for how long it held something; and
-# when it started.
+# For a trial in a live shared run: its task's phase (NULL before its turn), the seconds it held resources, and its start.
 PHASE = Subquery(_tasks.order_by("-attempt").annotate(said=_said).values("said")[:1])
 SECONDS = Subquery(
     _tasks.order_by()
@@ -41,7 +40,7 @@ STARTED = Subquery(_tasks.order_by("attempt").values("started_at")[:1], output_f
 
 
 def ends_of(run: Run, indexes: Collection[int]) -> dict[int, Task]:
-    """By copy the task with which it ended for good."""
+    """The final task of each copy that has ended for good, by index."""
     rows = run.tasks.filter(role=ROLE, index__in=indexes, phase__in=("Succeeded", "Failed")).order_by(
         "index", "attempt"
     )
@@ -49,14 +48,14 @@ def ends_of(run: Run, indexes: Collection[int]) -> dict[int, Task]:
     failures: defaultdict[int, list[bool]] = defaultdict(list)
     for task in rows:
         if task.phase == "Failed" and not task.disrupted and task.reason != "Stopped":
-            failures[task.index].append(attempts.ended_itself(task))
-        if task.phase == "Succeeded" or attempts.exhausted(failures[task.index], run.spec["retries"]):
+            failures[task.index].append(restart_policy.ended_itself(task))
+        if task.phase == "Succeeded" or restart_policy.exhausted(failures[task.index], run.spec["retries"]):
             found[task.index] = task
     return found
 
 
 def readings(trials: Iterable[Trial], metric: str, most: int, until: float) -> dict[tuple[int, int], Reading]:
-    """The numbers of at most `most` copies that have succeeded, by trial and run, read before `until` (by time.monotonic())."""
+    """Values of at most `most` succeeded copies, by trial and run, read until time.monotonic() reaches `until`."""
     found: dict[tuple[int, int], Reading] = {}
     for run, those in by_run(trials):
         logs, ends = RunLogs(run), ends_of(run, those)
@@ -74,7 +73,7 @@ def readings(trials: Iterable[Trial], metric: str, most: int, until: float) -> d
 
 
 def by_run(trials: Iterable[Trial]) -> list[tuple[Run, dict[int, Trial]]]:
-    """Those that share one by their index, each run once."""
+    """Each run that is shared, once, with its trials by index."""
     found: dict[int, tuple[Run, dict[int, Trial]]] = {}
     for trial in trials:
         if trial.index is not None and trial.cluster is not None and trial.cluster.current_run is not None:
@@ -85,8 +84,8 @@ def by_run(trials: Iterable[Trial]) -> list[tuple[Run, dict[int, Trial]]]:
 
 
 def outcome(trial: Trial, run: Run, task: Task | None) -> bool:
-    """Sets the phase and the message of a trial that is over without a number to read, and says whether it is. One whose run was
-    ended for its sweep's pause or by a budget waits for another run instead."""
+    """Sets phase and message of a trial that is over without a value to read, and returns whether it is. A trial whose run was
+    ended by its sweep's pause or by a budget is detached instead, to wait for another run."""
     if task is not None and task.phase == "Failed":
         facts = TaskState(*(getattr(task, name) for name in FACTS))
         trial.phase, trial.message = Trial.Phase.FAILED, failed_with(facts)
@@ -103,7 +102,7 @@ def outcome(trial: Trial, run: Run, task: Task | None) -> bool:
 
 
 def used_by(trials: Iterable[Trial], now: dt.datetime) -> Mapping[int, tuple[int, Decimal]]:
-    """What copies have used until `now`, by the primary keys of their trials: GPU-seconds and cost. Four queries."""
+    """GPU-seconds and cost of copies until `now`, by the primary keys of their trials. Four queries."""
     which = {(trial.cluster_id, trial.index): trial.pk for trial in trials if trial.index is not None}
     if not which:
         return {}

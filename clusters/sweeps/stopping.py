@@ -1,9 +1,9 @@
-"""Whether a trial is worth going on with. Pure: of what it has told so far, and of how far the others were at the same step.
+"""Whether a trial is worth continuing, from what it has reported and how the others did at the same step. Pure.
 
-Asynchronous successive halving (ASHA), by Optuna: of those that come to a rung (after `minSteps` steps, `factor` times as many,
-and so on) only the best of `factor` go on. With several brackets it is Hyperband: trials are dealt to them by their numbers, and
-each bracket lets its own wait for the first rung `factor` times as long as the one before. What the pruner knows of a trial it
-keeps in that trial's attributes, which are ours to keep; no two brackets are compared.
+Asynchronous successive halving (ASHA), by Optuna: of the trials that reach a rung (after `minSteps` steps, `factor` times as
+many, and so on) only the best one in `factor` goes on. With several brackets it is Hyperband: trials are assigned to brackets
+by number, and each bracket has its first rung `factor` times later than the one before. Brackets are not compared. The pruner's
+state of a trial is in the trial's attributes, which we store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clusters.sweeps.manifest import Goal, StopEarly
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a trial is: the step and the value that it told last, and what the pruner remembers of it."""
+    """Progress of a trial: the step and value that it last reported, and the pruner's state."""
 
     number: int
     step: int = -1
@@ -33,8 +33,8 @@ class Progress:
 def follow(
     rule: StopEarly, goal: Goal, trial: Progress, told: Sequence[tuple[int, float]], others: Iterable[Progress]
 ) -> tuple[Progress, bool]:
-    """How far `trial` is after what it has `told` (steps and values, in their order), and whether it is to end. `others` are
-    those that came to a rung, in any order."""
+    """The progress of `trial` after it reported `told` (steps and values, in order), and whether it should end. `others` are
+    the trials that reached a rung, in any order."""
     bracket = trial.number % rule.brackets
     pruner = SuccessiveHalvingPruner(rule.min_steps, rule.factor, bracket)
     study = optuna.create_study(direction=goal.direction, pruner=pruner)
@@ -45,7 +45,7 @@ def follow(
     for step, value in told:
         if step <= trial.step or is_over:
             continue
-        # What is infinite is compared as little as NaN, which no rung lets pass.
+        # Infinity is reported as NaN, which passes no rung.
         followed.report(value if math.isfinite(value) else math.nan, step)
         is_over = followed.should_prune()
         trial = replace(trial, step=step, value=value)

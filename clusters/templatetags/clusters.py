@@ -1,4 +1,4 @@
-"""How sizes of machines look, cores and memory, and what a program wrote."""
+"""Template tags: sizes of machines, links to runs, and log lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django import template
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
-from clusters.failure import lines_of
+from clusters.logs.failure import lines_of
 
 register = template.Library()
 
@@ -25,15 +25,15 @@ def gib(mib: int) -> str:
     return f"{mib / 1024:.4g} GiB"
 
 
-# A run as sentences name it: train/3.
+# A run in a sentence: train/3.
 RUN = re.compile(r"(?<![\w/.-])([a-z](?:[a-z0-9-]*[a-z0-9])?)/([1-9][0-9]{0,8})(?![\w/-])")
 
 
 @register.filter
 def with_links(sentence: str, appcode: str) -> SafeString:
-    """A sentence of the portal, in which runs of the appcode lead to their pages."""
+    """The sentence as HTML, with links to runs of the appcode."""
     link = rf'<a href="/clusters/{escape(appcode)}/\1?run=\2">\1/\2</a>'
-    # Of names only letters, digits and hyphens come into it.
+    # Matched names have only letters, digits and hyphens, so the HTML is safe.
     return mark_safe(RUN.sub(link, escape(sentence)))  # noqa: S308
 
 

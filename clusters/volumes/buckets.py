@@ -1,9 +1,9 @@
-"""Metering of buckets in the portal's own object storage: what was in one when it was counted is held until it is counted anew.
+"""Metering of buckets in the portal's object storage: the counted size of a bucket holds until the next count.
 
-It is metered as a volume is (metering.py), at the price of storage: a segment for each size, from the second of one count to the
-second of another. A bucket whose size changes all the time begins a segment every ten minutes at most. `Storage.metered_mb` and
-`metered_since` are what is metered now, and change in the same transaction as the observations; a count that was metered already
-changes nothing. While nothing is counted, the last count goes on: the data is still there.
+Buckets are metered like volumes (metering.py), at the price of storage: one segment for each size, from the second of one count
+to the second of another. A bucket whose size changes all the time starts a segment every ten minutes at most.
+`Storage.metered_mb` and `metered_since` are the current metering, and change in the same transaction as the observations;
+metering a count again changes nothing. Without new counts the last one goes on, because the data is still there.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from billing.metering.segments import PodState, floor
 from datastores.models import Storage
 
 MIB = 2**20
-# A segment of a bucket lasts as long at least.
+# Minimum duration of a bucket's segment.
 EVERY = dt.timedelta(minutes=10)
-# Buckets of one transaction, and of one round.
+# Buckets per transaction, and transactions per call.
 BATCH, ROUNDS = 500, 20
-# Where billing says they are.
+# The cloud of buckets in billing.
 CLOUD = "object-storage"
 
 
 def meter_all() -> None:
-    """Brings every bucket that was counted anew into the books. May run twice or at once."""
+    """Meters every bucket with a new count. May run twice or concurrently."""
     for _ in range(ROUNDS):
         if _meter_some() < BATCH:
             return
@@ -61,7 +61,7 @@ def consumer(storage_id: int) -> str:
 def _state(row: Storage, until: dt.datetime | None = None) -> PodState:
     since = row.metered_since
     return PodState(
-        # One begins later than the one before.
+        # Unique, as each segment of a bucket starts later than the one before.
         uid=f"bucket-{row.pk}-{since:%Y%m%dT%H%M%SZ}",
         cloud=CLOUD,
         appcode_id=row.appcode_id,

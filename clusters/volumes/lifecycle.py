@@ -1,7 +1,7 @@
-"""Volumes of datastores: made for the run that first mounts one, grown when people want that, deleted with their datastore.
+"""Volumes of datastores: created for the run that first mounts one, enlarged on request, deleted with their datastore.
 
-A row of `datastores.Volume` is written before the cloud is told and deleted after it was told, so nothing is forgotten by
-whoever dies in between. A volume lies where it was made: a business line that is placed elsewhere later does not reach it.
+A row of `datastores.Volume` is written before the cloud is called and deleted after that, so a crash in between leaks nothing.
+A volume stays where it was created: a business line that is placed elsewhere later cannot reach it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from clusters.clouds.drivers.base import (
     VolumeRef,
     VolumeSource,
 )
+from clusters.clouds.models import Cloud
 from clusters.clouds.placement import place_of, title_of
 from clusters.clouds.registry import cloud, cloud_names
-from clusters.models import Cloud, Run
+from clusters.runs.models import Run
 from clusters.volumes import metering
 from datastores.models import Datastore, Volume
 from datastores.sources import SourceError
@@ -38,19 +39,19 @@ from portal.text import readable
 
 log = logging.getLogger(__name__)
 
-# A cloud that could not do it: ask again.
+# Interval between two tries of a cloud that failed.
 TRY_AGAIN = dt.timedelta(seconds=30)
 TOLD = Q(told_at__isnull=False)
 LARGER = TOLD & ~Q(size=F("told_size")) & ~Q(size=F("refused_size"))
-# One that was made before volumes were metered is paid for from the next sweep on.
+# Volumes created before volumes were metered are billed from the next sweep on.
 UNSETTLED = Q(datastore=None) | LARGER | TOLD & Q(metered_mb=0)
 
 
 @transaction.atomic
 def source_for_run(run: Run, store: Datastore, folder: str) -> VolumeSource:
-    """What `run` mounts; from now on the volume lies where the run does, and `told` begins its metering. Raises SourceError
-    when it lies elsewhere, and CloudError while another run has it and only one may."""
-    # Nobody deletes the datastore, and no other run makes its volume, meanwhile.
+    """The source that `run` mounts. From now on the volume is where the run is; `told` starts its metering. Raises SourceError
+    if it is elsewhere, and CloudError while another run holds a volume that only one may mount."""
+    # The lock keeps the datastore from being deleted, and other runs from creating its volume.
     locked = Datastore.objects.select_for_update(of=("self",)).select_related("appcode").filter(pk=store.pk).first()
     if locked is None:
         raise SourceError(f"Datastore {store.name} is deleted.")
@@ -70,7 +71,7 @@ def source_for_run(run: Run, store: Datastore, folder: str) -> VolumeSource:
     if sentence := why_not_there(volume, run.cloud, run.namespace):
         raise SourceError(sentence)
     if volume.told_at is None and volume.told_size != volume.size:
-        # It was to grow before there was anything.
+        # It was enlarged before it existed.
         volume.told_size = volume.size
         volume.save(update_fields=["told_size"])
     if volume.access_mode == "ReadWriteOnce" and volume.holder != run.pk:
@@ -85,7 +86,7 @@ def source_for_run(run: Run, store: Datastore, folder: str) -> VolumeSource:
 
 
 def told(plan: Plan) -> None:
-    """The cloud has taken a plan, and so made what it mounts: from now on that is paid for. Repeated, it changes nothing."""
+    """Starts metering the volumes of a plan that the cloud has accepted, and so created. Repeated, it changes nothing."""
     for mount in plan.mounts:
         if isinstance(mount.source, VolumeSource):
             with transaction.atomic():
@@ -113,7 +114,7 @@ def why_not_there(volume: Volume, cloud_name: str, namespace: str) -> str:
 
 
 def why_not(store: Datastore, cloud_name: str, namespace: str, tasks: int) -> str:
-    """Why a run of so many tasks cannot mount the volume of `store`, or ""."""
+    """Why a run with this many tasks cannot mount the volume of `store`, or ""."""
     if store.made and (sentence := why_not_there(store.made, cloud_name, namespace)):
         return sentence
     if tasks < 2 or store.spec["access_mode"] != "ReadWriteOnce":
@@ -125,14 +126,14 @@ def why_not(store: Datastore, cloud_name: str, namespace: str, tasks: int) -> st
 
 
 def judge(appcode: Appcode, spec: DatastoreSpec) -> list[FieldError]:
-    """What is wrong with a datastore where `appcode` runs now; see `datastores.placing`."""
+    """Errors of a datastore on the cloud where `appcode` runs now; see `datastores.placing`."""
     wanted = spec.volume
     if wanted is None and spec.s3 is None:
         return []
     try:
         place = place_of(appcode)
     except Invalid:
-        return []  # It runs nowhere yet; that is said where something is to run.
+        return []  # it has no place yet; the error is reported when something is to run
     stored = Cloud.objects.values_list("settings", flat=True).get(name=place.cloud)
     if wanted is None:
         closed = spec.s3 and not is_own(spec.s3.server) and place.driver.why_closed(stored, spec.s3.server)
@@ -146,13 +147,13 @@ def judge(appcode: Appcode, spec: DatastoreSpec) -> list[FieldError]:
 
 
 def unsettled(at: dt.datetime) -> QuerySet[Volume]:
-    """Volumes of which their cloud has not been told what is wanted, those that were tried longest ago first."""
+    """Volumes whose desired state was not sent to their cloud yet, least recently tried first."""
     due = Q(tried_at=None) | Q(tried_at__lt=at - TRY_AGAIN)
     return Volume.objects.filter(UNSETTLED, due).order_by(F("tried_at").asc(nulls_first=True), "pk")
 
 
 def settle(volume_id: int) -> None:
-    """Tells the cloud of one volume what is wanted of it. May run twice or at once: telling twice is free."""
+    """Sends the desired state of one volume to its cloud. May run twice or concurrently: repeated calls change nothing."""
     volume = Volume.objects.filter(UNSETTLED, pk=volume_id).first()
     if volume is None:
         return
@@ -166,7 +167,7 @@ def settle(volume_id: int) -> None:
             if volume.size not in (volume.told_size, volume.refused_size):
                 _grow(volume)
     except PutOff as error:
-        # What people know already says more. It had its turn all the same: many of a cloud that is away hold up no others.
+        # Keep a more specific message. `tried_at` is set all the same, so that a silent cloud's volumes do not hold up others.
         rows.filter(trouble="").update(trouble=readable(str(error)))
     except CloudError as error:
         log.warning("volume %s: its cloud cannot do it now: %s", volume, error)
@@ -174,7 +175,7 @@ def settle(volume_id: int) -> None:
 
 
 def _delete(volume: Volume) -> None:
-    # A cloud that was taken off the list took its volumes along.
+    # The volumes of a cloud that was removed are gone with it.
     if volume.cloud in cloud_names():
         with lane(volume.cloud):
             _keeper(volume).delete_volume(ref(volume))
@@ -185,7 +186,7 @@ def _delete(volume: Volume) -> None:
 
 
 def _grow(volume: Volume) -> None:
-    # Only what was asked for: meanwhile somebody may have asked for more.
+    # Only if the size is still the requested one: another user may have asked for more meanwhile.
     rows = Volume.objects.filter(pk=volume.pk, size=volume.size)
     try:
         with lane(volume.cloud):

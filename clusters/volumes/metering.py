@@ -1,8 +1,8 @@
-"""Metering of volumes: a volume holds its size from the moment its cloud has taken a run that mounts it until the cloud was told
+"""Metering of volumes: a volume's size counts from the moment its cloud accepts a run that mounts it until the cloud is asked
 to delete it, whether anything runs or not.
 
-It is metered as a pod is: one segment for each size, since a change of size begins a new one in the second in which the old one
-ends. `Volume.metered_mb` is what is metered now, and changes in the same transaction as the observations.
+A volume is metered like a pod, with one segment for each size: a change of size starts a new segment in the second in which the
+old one ends. `Volume.metered_mb` is the size metered now, and changes in the same transaction as the observations.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ def mebibytes(size: str) -> int:
 
 @transaction.atomic
 def meter(volume_id: int, size: str, at: dt.datetime, *, estimated: bool = False) -> None:
-    """From `at` on `size` of a volume is metered; "" for nothing any more. Repeated, it changes nothing. `estimated` when nobody
-    saw its end."""
+    """Meters `size` of a volume from `at` on; "" ends it. Repeating changes nothing. `estimated` marks an end that nobody saw."""
     volume = Volume.objects.select_for_update(no_key=True).filter(pk=volume_id).first()
     wanted = mebibytes(size) if size else 0
-    # It never shrinks: whoever says so looked before somebody else let it grow.
+    # A volume never shrinks: a smaller size was read before another worker enlarged it.
     if volume is None or volume.metered_mb == wanted or 0 < wanted < volume.metered_mb:
         return
     at = floor(at)
@@ -55,7 +54,7 @@ def meter(volume_id: int, size: str, at: dt.datetime, *, estimated: bool = False
 
 
 def per_hour(appcode: Appcode, size: str) -> Decimal:
-    """What a volume of this size costs the appcode for an hour, at the prices of now."""
+    """Hourly cost of a volume of this size for the appcode, at current prices."""
     held = [Resources(storage_mb=mebibytes(size))]
     return hourly(price_book(), timezone.now(), held, appcode.pk)
 
@@ -82,5 +81,5 @@ def _state(
 
 
 def _uid(volume_id: int, size_mb: int) -> str:
-    # A volume only grows, so that no size comes twice.
+    # A volume only grows, so no size occurs twice.
     return f"volume-{volume_id}-{size_mb}"

@@ -1,4 +1,4 @@
-"""From the fields of a spec to the driver of its kind."""
+"""Makes the driver of a datastore."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from datastores.specs import Kind
 def driver_for(
     kind: Kind, fields: Mapping[str, str], secret: str = "", *, root: str | None = None, read_only: bool = False
 ) -> Driver:
-    """`fields` and `secret` as a Datastore row has them. `root` is the allowed folder of a `local` one, None for none.
-
-    Drivers are imported when they are needed: the S3 client alone takes 30 MB, which most processes of the portal never use.
-    """
+    """`fields` and `secret` are those of a Datastore row; `root` is the allowed folder of a `local` one, or None.
+    Drivers are imported when needed: the S3 client alone takes 30 MB, which most processes of the portal never use."""
     match kind:
         case "s3":
             from datastores.drivers.s3 import S3

@@ -1,9 +1,9 @@
-"""The contract between pages and wherever data lies. One driver a kind; a driver knows no rows, no people and no requests.
+"""The contract between pages and storage. There is one driver per kind; a driver knows no rows, users or requests.
 
-Paths are relative to the datastore, divided by '/', without a slash at either end and without '.' and '..' ("" is the
-datastore itself); callers have passed them through `specs.relative_path`. A folder exists by what is in it, so listing one that
-does not exist gives an empty page, and storing a file makes the folders above it. All calls may block on the network for
-seconds: no caller holds a transaction.
+Paths are relative to the datastore, separated by '/', without a slash at either end and without '.' and '..' ("" is the
+datastore itself); callers have passed them through `specs.relative_path`. A folder exists only by its contents: listing
+an absent one returns an empty page, and storing a file creates its parent folders. All calls may block on the network
+for seconds, so no caller may hold a transaction.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-# Bytes of one piece of a download.
+# Bytes per chunk of a download.
 CHUNK = 256 * 1024
-# Seconds that a connection may take to be made; how long an answer may take says patience.py.
+# Seconds to connect; patience.py limits the response time.
 CONNECT_SECONDS = 3
-# What is entered while a file comes to be under its name, where nobody wants to know when that is.
+# The default of `appears`, for callers that need not guard the moment at which a file appears.
 ANY_TIME: AbstractContextManager[object] = nullcontext()
 
 
 class DriverError(Exception):
-    """It did not work. The text is a sentence for people; `field` names the part of the spec to mend ("" for none)."""
+    """The operation failed. The text is a sentence for people; `field` names the invalid part of the spec ("" for none)."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -35,16 +35,14 @@ class NotThere(DriverError):
 
 
 class NotPossible(DriverError):
-    """This kind of datastore, or this one, can never do that."""
+    """This kind of datastore, or this datastore, can never do that."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or a folder. `name` is the last part of `path`; folders have neither size nor time.
-
-    `etag` changes whenever the bytes of a file do. `modified` may be any time that a program gave to a file; `since` is when it
-    came to be as it is, where that is known apart from it.
-    """
+    """A file or a folder. `name` is the last part of `path`; folders have neither size nor time. `etag` changes
+    whenever the bytes of a file do. `modified` may be any time that a program has set; `since` is when the file last
+    changed, if the store knows that separately."""
 
     name: str
     path: str
@@ -57,20 +55,20 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listing:
-    """Some entries of one folder, in the order of their names, and the opaque position of the next ones ("" at the end)."""
+    """Some entries of one folder, ordered by name, and the opaque cursor of the next ones ("" at the end)."""
 
     entries: tuple[Entry, ...]
     cursor: str = ""
 
 
 class NoSuchPart(DriverError):
-    """The file has none of the bytes that were asked for."""
+    """The file has none of the requested bytes."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a file that are wanted, as HTTP counts them (RFC 9110, 14.1.2): from `first` to `last`, both included; without
-    `last` to the end; without `first` the `last` last ones."""
+    """A byte range as in HTTP (RFC 9110, 14.1.2): from `first` to `last`, both inclusive; without `last` to the end;
+    without `first` the last `last` bytes."""
 
     first: int | None
     last: int | None
@@ -79,7 +77,7 @@ class Part:
         return f"bytes={'' if self.first is None else self.first}-{'' if self.last is None else self.last}"
 
     def of(self, total: int) -> tuple[int, int]:
-        """Where it starts in a file of `total` bytes, and how many bytes it has. Raises NoSuchPart."""
+        """Start and length of the range in a file of `total` bytes. Raises NoSuchPart."""
         if self.first is None:
             start, end = max(0, total - (self.last or 0)), total
         else:
@@ -91,8 +89,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Content:
-    """A file of `total` bytes being read: exactly `size` of them, from `start` on, come out of `chunks`, or DriverError. Iterate
-    it to the end or close it."""
+    """A file of `total` bytes being read: `chunks` yields exactly `size` bytes from `start` on, or raises DriverError.
+    Consume or close it."""
 
     size: int
     chunks: Iterator[bytes]
@@ -103,20 +101,21 @@ class Content:
 
 @dataclass(frozen=True)
 class Carried:
-    """How moving went: `is_over` unless time ran out; of what stays, `kept` files do because something else lies there."""
+    """The result of a move. `is_over` unless time ran out; `kept` counts files that stay because another file is at
+    their destination."""
 
     is_over: bool = True
     kept: int = 0
 
 
 class Stream(Protocol):
-    """What an upload is read from: `read(n)` gives at most n bytes, and none at the end."""
+    """The source of an upload: `read(n)` returns at most n bytes, and none at the end."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Unseen:
-    """The files of a kind that only tasks see; `why` says so. A kind says for itself what can be tried."""
+    """Base of kinds whose files only tasks can see; `why` explains that. Each kind implements its own `test`."""
 
     why = ""
 
@@ -176,63 +175,63 @@ class Unseen:
 
 class Driver(Protocol):
     def test(self) -> str:
-        """A sentence about what was reached. Raises DriverError naming the field to mend. Changes nothing there."""
+        """Returns a sentence about what was reached. Raises DriverError naming the invalid field. Changes nothing."""
 
     def list(self, folder: str, *, search: str = "", cursor: str = "", limit: int = 200) -> Listing:
-        """One level of `folder`, only names that start with `search`. A cursor of another listing gives DriverError."""
+        """One level of `folder`, only names that start with `search`. A cursor of another listing raises DriverError."""
 
     def walk(self, folder: str) -> Iterator[Entry]:
-        """All files in `folder` and below, in no promised order, asked for as they are consumed."""
+        """Yields all files in `folder` and below, unordered, fetched as they are consumed."""
 
     def look(self, path: str) -> Entry:
-        """One file. Raises NotThere."""
+        """Returns one file. Raises NotThere."""
 
     def open(self, path: str, part: Part | None = None) -> Content:
-        """Raises NotThere, NoSuchPart. A server that knows no parts gives the whole file."""
+        """Raises NotThere, NoSuchPart. Servers without range support return the whole file."""
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        """At most `length` bytes from `start`, fewer at the end, none behind it. Raises NotThere."""
+        """At most `length` bytes from `start`: fewer at the end, none beyond it. Raises NotThere."""
 
     def upload(
         self, path: str, stream: Stream, size: int, *, appears: AbstractContextManager[object] = ANY_TIME
     ) -> None:
-        """Stores `size` bytes of `stream`, replacing a file of that name; all of it or nothing. When all have come `appears` is
-        entered, and left when the file lies there: what it raises lets nothing be stored."""
+        """Stores `size` bytes of `stream` atomically, replacing a file of that name. `appears` is entered once all
+        bytes have arrived and left when the file is in place; if it raises, nothing is stored."""
 
     def begin(self, path: str) -> str:
-        """Begins to store a file in parts; what to call that by."""
+        """Begins a multipart upload; returns its id."""
 
     def write_part(self, path: str, upload: str, number: int, start: int, data: bytes) -> str:
-        """Stores part `number`, from 1, whose first byte is byte `start` of the file, or replaces it; the part's ETag. Raises
-        NotThere for an upload that was finished or aborted."""
+        """Stores or replaces part `number`, from 1, at offset `start` of the file; returns its ETag. Raises NotThere if
+        the upload was finished or aborted."""
 
     def part_url(self, path: str, upload: str, number: int, size: int, seconds: int) -> str:
-        """An address at which part `number`, of exactly `size` bytes, can be PUT by whoever has it, for so long. Asks nobody.
-        Raises NotPossible where there is none."""
+        """A URL at which its holder may PUT part `number`, of exactly `size` bytes, for `seconds`. Sends no request.
+        Raises NotPossible if the store has none."""
 
     def parts(self, path: str, upload: str, after: int = 0) -> Mapping[int, tuple[int, str]]:
-        """The parts that have come, from number `after` + 1 on: number → bytes and ETag. Raises NotThere, and NotPossible where
-        nobody but `write_part` knows."""
+        """The stored parts from number `after` + 1 on: number → (bytes, ETag). Raises NotThere, and NotPossible if the
+        store cannot list parts."""
 
     def finish(self, path: str, upload: str, etags: Sequence[str]) -> None:
-        """Makes the file of its parts, replacing one of that name. Raises NotThere as above."""
+        """Makes the file from its parts, replacing one of that name. Raises NotThere as above."""
 
     def abort(self, path: str, upload: str) -> None:
-        """Forgets the parts. An upload that is absent is as good as aborted."""
+        """Discards the parts. Does nothing if the upload is absent."""
 
     def copy(self, path: str, to: str) -> None:
-        """Makes another file of the same bytes, replacing one of that name. Raises NotThere."""
+        """Copies a file, replacing one of that name. Raises NotThere."""
 
     def move(self, path: str, to: str) -> None:
-        """The same, and afterwards the first one is gone; who dies meanwhile may leave both. Raises NotThere."""
+        """Moves a file, replacing one of that name; a crash may leave both. Raises NotThere."""
 
     def carry(self, path: str, to: str, *, is_folder: bool, before: dt.datetime | None, seconds: float) -> Carried:
-        """Moves a file, or a folder with everything in it, and replaces nothing. Begins no other file after `seconds`. Whoever
-        ran out of time, or died, does the same again until it is over: a file that lies in both places as one and the same
-        is taken from the first. Files that were written after `before` stay. What is absent has been moved."""
+        """Moves a file or a folder with its contents, replacing nothing. Starts no further file after `seconds`. After
+        a timeout or a crash the caller repeats the call until it is over: a file that is in both places is deleted from
+        the first. Files written after `before` stay. An absent source counts as moved."""
 
     def delete(self, path: str) -> None:
-        """Removes one file. One that is absent is as good as removed."""
+        """Deletes one file. Does nothing if it is absent."""
 
     def delete_folder(self, folder: str) -> int:
-        """Removes a folder with everything in it; the number of files that were removed."""
+        """Deletes a folder with its contents; returns the number of deleted files."""

@@ -1,7 +1,7 @@
-"""A folder of this machine. Every path is walked one name at a time from the allowed folder, and no link is ever followed.
+"""A folder of this machine. Every path is walked name by name from the allowed folder, and no link is ever followed.
 
-Looking first and opening afterwards would leave a moment in which a task swaps a folder for a link to /etc; here each
-step opens the next name below an open folder (openat with O_NOFOLLOW), so that there is no such moment.
+Checking first and opening afterwards would leave a moment in which a task could swap a folder for a link to /etc. Here
+each step opens the next name below an open folder (openat with O_NOFOLLOW), so there is no such moment.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from datastores.drivers.base import (
 from datastores.listing import TRASH
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A pipe must not make us wait for its other end.
+# O_NONBLOCK: opening a pipe must not wait for its other end.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LATEST = dt.datetime.max.replace(tzinfo=dt.UTC).timestamp() - 86400
-# The name of a file while it is being uploaded; listings leave it out.
+# Name prefix of a file during its upload; listings leave it out.
 PARTIAL = ".uploading-"
 _PARTIAL = re.compile(re.escape(PARTIAL) + "[0-9a-f]{16}")
 
@@ -164,7 +164,7 @@ class Local:
 
     def move(self, path: str, to: str) -> None:
         self._writable()
-        os.close(self._open(path))  # which says that it is a file
+        os.close(self._open(path))  # raises NotThere unless it is a file
         (above, _, name), (target, _, new) = path.rpartition("/"), to.rpartition("/")
         with self._told(), self._folder(above) as source, self._folder(target, make=True) as folder:
             os.rename(name, new, src_dir_fd=source, dst_dir_fd=folder)
@@ -177,7 +177,7 @@ class Local:
                 if not is_folder:
                     return Carried(kept=_carry_file(source, name, folder, new, before))
                 try:
-                    # Of a folder that has something in it the kernel makes no other.
+                    # rename fails if the target is a folder that is not empty.
                     os.rename(name, new, src_dir_fd=source, dst_dir_fd=folder)
                     return Carried()
                 except OSError as error:
@@ -190,7 +190,7 @@ class Local:
             return Carried()
 
     def _merge(self, path: str, to: str, before: dt.datetime | None, until: float) -> Carried:
-        """Into a folder that is there. Folders that are left empty go, too."""
+        """Moves the contents into an existing folder. Folders left empty are deleted."""
         kept = 0
         with self._told(), self._folder(path) as top:
             for found in trees.walk(top):
@@ -245,7 +245,7 @@ class Local:
             for word in (*self._inside, *path.split("/")) if path else self._inside:
                 if make:
                     with suppress(FileExistsError):
-                        # What was removed is nobody's to read but the portal's.
+                        # Only the portal may read removed files.
                         os.mkdir(word, 0o700 if word == TRASH else 0o755, dir_fd=fd)
                 below = os.open(word, _FOLDER, dir_fd=fd)
                 os.close(fd)
@@ -256,7 +256,7 @@ class Local:
 
     @contextmanager
     def _told(self, field: str = "") -> Iterator[None]:
-        """Turns what the kernel says into a DriverError."""
+        """Converts OSErrors to DriverErrors."""
         try:
             yield
         except FileNotFoundError as error:
@@ -283,19 +283,20 @@ class Local:
 
 
 def _check_partial(upload: str) -> None:
-    """A datastore may have been of another kind when an upload began, and then a server made up what to call it: any path."""
+    """Validates an upload id. If the datastore was of another kind when the upload began, a server chose the id: it may
+    be any path."""
     if not _PARTIAL.fullmatch(upload):
         raise NotThere("There is no such upload any more.")
 
 
 def _shown(name: str) -> bool:
-    """Not what is still being uploaded or was removed, and not what cannot be written on a page (names are bytes here)."""
+    """False for files in upload or in the trash, and for names that a page cannot show (names are bytes here)."""
     return name.isprintable() and name != TRASH and not name.startswith(PARTIAL)
 
 
 def _carry_file(source: int, name: str, folder: int, new: str, before: dt.datetime | None) -> int:
-    """Gives a file another name in another folder: 1 when it stays where it is, because something else is called so. By a second
-    name for it and not by rename, which would replace what is there."""
+    """Moves a file; returns 1 if it stays because another file has the new name. It links and unlinks, because rename
+    would replace that file."""
     try:
         facts = os.stat(name, dir_fd=source, follow_symlinks=False)
     except FileNotFoundError:
@@ -312,7 +313,7 @@ def _carry_file(source: int, name: str, folder: int, new: str, before: dt.dateti
 
 
 def _entry(folder: int, name: str, above: str) -> Entry | None:
-    """None for what is neither file nor folder, or has gone meanwhile."""
+    """None if it is neither file nor folder, or was deleted meanwhile."""
     try:
         facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -326,7 +327,7 @@ def _entry(folder: int, name: str, above: str) -> Entry | None:
 
 
 def _file(name: str, path: str, facts: os.stat_result) -> Entry:
-    # Some file systems keep any number that a program gives.
+    # Some file systems store any timestamp that a program sets.
     modified, since = (
         dt.datetime.fromtimestamp(min(max(each, 0), _LATEST), dt.UTC) for each in (facts.st_mtime, facts.st_ctime)
     )

@@ -1,7 +1,5 @@
-"""NFS: mounted by the nodes that run tasks, not by the portal, so that files are seen only inside a cluster.
-
-What can be tried from here is whether an NFS server answers at that address.
-"""
+"""NFS: the nodes that run tasks mount it, the portal does not, so its files are visible only inside a cluster. A test
+only connects to the NFS server."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How long a server may keep us waiting, and how much it may answer: over a whole answer, however slowly its bytes come.
+"""Limits how long a server may take and how much it may answer, over a whole response, however slowly its bytes arrive.
 
-A timeout of a socket is about silence only, and a byte a second is none. So what is waited for an answer is taken from an
-allowance that its request began with; for files each byte that moves gives some of it back, so that a large one takes its time
-and a server that trickles does not. `within` is about everything that one page or one test asks of servers.
+A socket timeout only limits silence, and a byte a second is not silence. So each request starts with an allowance of
+time, and waiting is deducted from it. When a file is transferred, each byte refunds some time, so a large file may take
+long but a trickling server may not. `within` limits all requests of one page or one test.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-# Seconds to wait in one answer; of a file, behind the slowest pace that it may come with, in bytes a second.
+# Seconds of waiting per response; for files they are refunded at this minimum rate, in bytes a second.
 ANSWER_SECONDS, SLOWEST = 20.0, 32 * 1024
-# Of an answer that is no file. The largest are lists of a thousand long names.
+# For responses other than files. The largest are lists of a thousand long names.
 ANSWER_BYTES = 16 * 2**20
-# How often the end of an answer may be read; botocore looks for the end of a line behind it for ever.
+# How often the end of a response may be read; botocore would look for the end of a line behind it for ever.
 ENDS = 8
 
 Result = TypeVar("Result")
@@ -29,12 +29,12 @@ _file: ContextVar[bool] = ContextVar("file", default=False)
 
 
 class TooLong(OSError):
-    """An answer has more bytes than any of its kind."""
+    """A response is larger than any valid one."""
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """All waiting of this thread for servers ends after `seconds`."""
+    """Ends all waiting of this thread for servers after `seconds`."""
     token = _end.set(min(_end.get(), time.monotonic() + seconds))
     try:
         yield
@@ -44,7 +44,7 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def for_files() -> Iterator[None]:
-    """What is asked meanwhile moves the bytes of a file."""
+    """Marks the requests inside as file transfers."""
     token = _file.set(True)
     try:
         yield
@@ -53,14 +53,14 @@ def for_files() -> Iterator[None]:
 
 
 class Allowance:
-    """What is left of one request and its answer."""
+    """The remaining time and bytes of one request and its response."""
 
     def __init__(self) -> None:
         self.is_file = _file.get()
         self.seconds, self.bytes, self.ends = ANSWER_SECONDS, ANSWER_BYTES, ENDS
 
     def spend(self, connection: socket.socket, move: Callable[[], Result], count: Callable[[Result], int]) -> Result:
-        """Calls `move`, which waits and moves bytes. Raises TimeoutError and TooLong."""
+        """Calls `move`, which waits and transfers bytes, and deducts both. Raises TimeoutError and TooLong."""
         wait = min(self.seconds, _end.get() - time.monotonic())
         if wait <= 0:
             raise TimeoutError("the answer takes too long")
@@ -80,13 +80,13 @@ class Allowance:
 
 
 class Socket(socket.socket):
-    """A connection whose waiting is spent from an allowance, once it has one."""
+    """A connection whose waiting is deducted from its allowance, once it has one."""
 
     allowance: Allowance | None = None
 
     @classmethod
     def of(cls, connection: socket.socket) -> Socket:
-        """Takes the connection over."""
+        """Takes over the connection."""
         timeout = connection.gettimeout()
         taken = cls(fileno=connection.detach())
         taken.settimeout(timeout)
@@ -100,7 +100,7 @@ class Socket(socket.socket):
 
 
 class SecureSocket(ssl.SSLSocket):
-    """As Socket, for what an SSLContext makes."""
+    """Like Socket, for SSLContext."""
 
     allowance: Allowance | None = None
 

@@ -1,7 +1,7 @@
-"""S3: a bucket of any server that speaks it, or a folder of one.
+"""S3: a bucket, or a folder of one, on any server that speaks S3.
 
-One client for each address and pair of keys is kept, because making one costs 50 ms and its connections stay open. What the
-many servers answer when something is wrong is turned into the few sentences that help, each at the field to mend.
+One client per server and pair of keys is cached, because creating one takes 50 ms and its connections stay open. The
+many error responses of servers become a few helpful sentences, each at its field.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ from datastores.drivers.patience import (
 from datastores.listing import TRASH
 from portal import outgoing
 
-# What is stored at once; of a larger file one piece at a time is in memory, and there are at most so many.
+# Largest single put, and part size of larger files, of which one part at a time is in memory; maximum number of parts.
 PIECE, PIECES = 8 * 2**20, 10_000
-# Bodies that fit into a connection's buffers are sent without asking first whether they may be: an answer less to wait for.
+# Bodies that fit into a connection's buffers are sent without `Expect: 100-continue`, which saves a round trip.
 UNASKED = 2**20
-# The server copies by itself, but for what is larger than Amazon's takes in one piece.
+# The server copies by itself, in parts only above the size that Amazon copies in one request.
 COPYING = TransferConfig(multipart_threshold=2**30, multipart_chunksize=2**28, use_threads=False)
 MANY = 1000
-# Files that are copied at once.
+# Files copied in parallel.
 COPIES = 8
-# Of a folder that others are moved into: ten questions.
+# Files listed of a target folder: ten requests.
 LISTED = 10 * MANY
-# Bytes of a file, more than any server of this kind takes.
+# Larger than any S3 server's limit for a file, in bytes.
 LARGEST = 2**49
 
 Raised = TypeVar("Raised", bound=BaseException)
 
-# The server's word → the field to mend and what to say about it.
+# The server's error code → (invalid field, sentence).
 _WORDS = {
     "NoSuchBucket": ("bucket", "There is no such bucket on this server."),
     "InvalidBucketName": ("bucket", "The server does not take this as the name of a bucket."),
@@ -107,10 +107,10 @@ class S3:
         try:
             with self._told():
                 answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=self._folder(""), MaxKeys=1)
-                # A web page may pass for XML.
+                # A web page may parse as XML, but lacks this field.
                 answer["IsTruncated"]
         except NotThere as error:
-            # No file was asked for: an S3 server has a word of its own for a bucket that is not there.
+            # No file was requested, and S3 servers have a different error code for a missing bucket.
             raise DriverError(f"No S3 server answers at {self.server.split('://', 1)[1]}.", "server") from error
         return f"Reached: the bucket “{self.bucket}” can be read."
 
@@ -124,7 +124,7 @@ class S3:
         below = folder + "/" if folder else ""
         folders = [part["Prefix"][len(prefix) :].rstrip("/") for part in answer.get("CommonPrefixes", ())]
         entries = [Entry(name, below + name, is_folder=True) for name in folders if name not in ("", TRASH)]
-        # The object of a folder itself, which some tools make, is no file.
+        # The object of the folder itself, which some tools create, is not a file.
         entries += [self._entry(item, folder) for item in answer.get("Contents", ()) if item["Key"] != prefix]
         entries.sort(key=lambda entry: (not entry.is_folder, entry.name))
         return Listing(tuple(entries), answer.get("NextContinuationToken", "") if answer.get("IsTruncated") else "")
@@ -138,7 +138,7 @@ class S3:
                         yield self._entry(item, folder)
 
     def look(self, path: str) -> Entry:
-        # By a listing, whose first key it is: the answer to HEAD has no word by which an S3 server could be told from others.
+        # Uses a listing, in which this key comes first: the response to HEAD does not show whether the server speaks S3.
         with self._told():
             answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=self._key(path), MaxKeys=1)
         for item in answer.get("Contents", ()):
@@ -208,7 +208,7 @@ class S3:
             return str(answer["ETag"])
 
     def part_url(self, path: str, upload: str, number: int, size: int, seconds: int) -> str:
-        # The length is signed, too: another one makes it another request.
+        # The signature covers the length: another length is refused.
         wanted = {"Bucket": self.bucket, "Key": self._key(path), "UploadId": upload, "PartNumber": number}
         with self._told():
             return str(
@@ -255,11 +255,11 @@ class S3:
         try:
             carried = self._carry(path, to, is_folder, before, time.monotonic() + seconds, done)
             if is_folder and carried.is_over:
-                # The objects of folders themselves.
+                # The objects of the folders themselves.
                 own = [key for key in self._some_keys(self._folder(path)) if key.endswith("/")]
                 done += own[: MANY - len(done)]
         except DriverError:
-            # No file is to lie in both places for longer than it must.
+            # Delete what was copied, so that no file is in both places longer than necessary.
             self._delete_keys(done)
             raise
         self._delete_keys(done)
@@ -268,8 +268,8 @@ class S3:
     def _carry(
         self, path: str, to: str, is_folder: bool, before: dt.datetime | None, until: float, done: MutableSequence[str]
     ) -> Carried:
-        """Copies files; `done` has those keys that are still to be deleted."""
-        # What lies there now is listed, and asked for file by file only where that is too much.
+        """Copies files; `done` collects the keys that are still to be deleted."""
+        # List the target once; only if it is too large, check it file by file.
         known = {entry.path: entry for entry in islice(self.walk(to), LISTED)} if is_folder else {}
         is_known = is_folder and len(known) < LISTED
         left, kept = self.walk(path) if is_folder else self._found(path), 0
@@ -283,7 +283,7 @@ class S3:
                     if before and entry.modified and entry.modified > before:
                         continue
                     there = known.get(target) if is_known else next(self._found(target), None)
-                    # Nobody but us puts anything into the trash; what lies outside may be anybody's.
+                    # Only the portal writes to the trash; elsewhere a file may be anybody's.
                     if there is not None and not (
                         self._same(there, entry) if before is None else _is_copy(there, entry)
                     ):
@@ -301,7 +301,7 @@ class S3:
         return Carried(True, kept)
 
     def _same(self, there: Entry, entry: Entry) -> bool:
-        """Whether two files have the same bytes: ETags of those that were stored or copied in parts do not tell."""
+        """True if two files have the same bytes. ETags are not comparable if a file was stored or copied in parts."""
         if there.size != entry.size or there.etag == entry.etag:
             return there.size == entry.size
         return all(
@@ -321,14 +321,14 @@ class S3:
 
     def delete_folder(self, folder: str) -> int:
         prefix, removed = self._folder(folder), 0
-        # From the start again and again: what was removed is no longer listed.
+        # Always lists from the start: deleted keys are no longer listed.
         while keys := self._some_keys(prefix):
             self._delete_keys(keys)
             removed += len([key for key in keys if not key.endswith("/")])
         return removed
 
     def _delete_keys(self, keys: Sequence[str]) -> None:
-        """At most MANY."""
+        """Deletes at most MANY keys."""
         if not keys:
             return
         with self._told():
@@ -362,7 +362,7 @@ class S3:
         return f"{self.prefix}/{path}" if self.prefix else path
 
     def _folder(self, path: str) -> str:
-        """What the keys of a folder start with: "" for the whole bucket, otherwise with a slash at its end."""
+        """The key prefix of a folder: "" for the whole bucket, otherwise with a trailing slash."""
         key = self._key(path).rstrip("/")
         return key + "/" if key else ""
 
@@ -372,7 +372,7 @@ class S3:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turns what botocore raises into a DriverError."""
+        """Converts botocore's exceptions to DriverErrors."""
         where = self.server.split("://", 1)[1]
         try:
             yield
@@ -391,27 +391,27 @@ class S3:
             if closed := _cause(error, outgoing.Closed):
                 raise DriverError(str(closed), "server") from error
             raise DriverError(f"The connection to {where} broke.", "server") from error
-        # Numbers and times that are none are ValueErrors.
+        # Invalid numbers and times raise ValueError.
         except (exceptions.BotoCoreError, ResponseParserError, KeyError, ValueError) as error:
             raise DriverError(f"{where} answers, but not as an S3 server does.", "server") from error
 
 
 def _is_copy(copy: Entry, of: Entry) -> bool:
-    """Whether a file in the trash has the bytes of one that is to go there: by its ETag, which a copy in parts changes; then by
-    the time at which it was made."""
+    """True if a file in the trash is a copy of one to be moved there: by ETag or, since copies in parts have another
+    ETag, by a later time."""
     if copy.size != of.size:
         return False
     return copy.etag == of.etag or bool(copy.modified and of.modified and copy.modified > of.modified)
 
 
 def _exactly(stream: Stream, size: int) -> bytes:
-    """A stream that ends early, because a browser went away, is an error and not a short file."""
+    """Reads `size` bytes. A stream that ends early, because a browser went away, raises DriverError."""
     data = bytearray()
     while len(data) < size:
         try:
             more = stream.read(size - len(data))
         except OSError:
-            # Whoever sends it said nothing for too long.
+            # The sender has stalled for too long.
             more = b""
         if not more:
             raise DriverError("The upload was cut off; nothing was stored.")
@@ -420,7 +420,7 @@ def _exactly(stream: Stream, size: int) -> bytes:
 
 
 class _Patient:
-    """What both kinds of connections do: each request begins with an allowance of its own."""
+    """Mixin for both kinds of connections: gives each request a new allowance."""
 
     allowance: Allowance
 
@@ -438,7 +438,7 @@ class _Patient:
     def getresponse(self) -> Any:
         answer = super().getresponse()  # type: ignore[misc]
         if answer.status >= 300:
-            # Instead of the file comes what is wrong.
+            # The body is an error message, not the file.
             self.allowance.is_file = False
         return answer
 
@@ -484,8 +484,7 @@ def _session() -> boto3.session.Session:
 
 
 def _time(value: Any) -> dt.datetime:
-    """Of lists, a time for each file: botocore's own way, which knows all formats, takes half of the time of a list. Raises
-    ValueError for what is no time."""
+    """Parses times of lists: botocore's own parser for all formats takes half of the time of a list. Raises ValueError."""
     try:
         try:
             found = dt.datetime.fromisoformat(value)
@@ -503,12 +502,12 @@ def _client(server: str, access_key: str, secret: str, region: str) -> Any:
         read_timeout=ANSWER_SECONDS,
         retries={"total_max_attempts": 1},
         max_pool_connections=16,
-        # None, whatever the environment says: a proxy connects for us where nobody has judged.
+        # No proxy, whatever the environment says: it would connect without the checks of portal/outgoing.py.
         proxies={},
         s3={"addressing_style": "path"},
-        # By itself botocore signs addresses in the older way, which leaves headers out.
+        # By default botocore presigns URLs with the older signature, which does not cover headers.
         signature_version="s3v4",
-        # Servers other than Amazon's do not all know the newer checksums.
+        # Not all other servers support the newer checksums.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
@@ -523,7 +522,7 @@ def _client(server: str, access_key: str, secret: str, region: str) -> Any:
         )
     client.meta.events.register("before-call.s3", _stay_here)
     client.meta.events.register_last("before-call.s3", _unasked)
-    # botocore has no public way to look at a connection's address; a test watches over this one.
+    # botocore has no public way to check a connection's address; a test covers this private one.
     session = client._endpoint.http_session
     session._pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
     session._manager.pool_classes_by_scheme = session._pool_classes_by_scheme
@@ -531,7 +530,7 @@ def _client(server: str, access_key: str, secret: str, region: str) -> Any:
 
 
 def _stay_here(params: dict[str, Any], **_: Any) -> None:
-    """Tells botocore that a redirect to another region was followed already: what redirects for ever would never end."""
+    """Marks a region redirect as already followed, because botocore would follow a redirect loop for ever."""
     params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
@@ -541,7 +540,7 @@ def _unasked(params: dict[str, Any], **_: Any) -> None:
 
 
 def _facts(size: int, etag: str) -> tuple[int, str]:
-    """What a server says of a file, where it can be so: both go into headers. Raises DriverError."""
+    """Validates size and ETag from the server, because both go into headers. Raises DriverError."""
     if not 0 <= size <= LARGEST or not (etag.isascii() and etag.isprintable()):
         raise DriverError("The server says of a file what cannot be.", "server")
     return size, etag.strip('"')
@@ -569,7 +568,7 @@ def _from_answer(error: exceptions.ClientError) -> DriverError:
         )
     if not word:
         return DriverError("The server answers, but not as an S3 server does.", "server")
-    # The message is the server's and may be anything; its word is short and known to whoever runs the server.
+    # The message comes from the server and may be anything; its code is short, and the server's operator knows it.
     return DriverError(f"The server answers “{word[:60]}”.", "server")
 
 
@@ -581,7 +580,7 @@ def _why(error: BaseException) -> str:
 
 
 def _cause(error: BaseException, kind: type[Raised]) -> Raised | None:
-    """The first `kind` among an error, what it was raised from, and what botocore wrapped in it."""
+    """The first exception of `kind` among an error, its causes, and what botocore wrapped in it."""
     left: list[BaseException | None] = [error]
     while left:
         item = left.pop()

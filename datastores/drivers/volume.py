@@ -1,4 +1,4 @@
-"""A volume that Kubernetes makes: mounted by the nodes that run tasks, not by the portal."""
+"""A volume that Kubernetes makes: the nodes that run tasks mount it, the portal does not."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The files of a datastore, on pages and by REST: list, look at, send in, take out, move. Only drivers know where they lie."""
+"""Files of a datastore, on pages and by REST: list, view, upload, download, move. Only drivers know where they are stored."""

@@ -1,7 +1,7 @@
-"""REST: the files of a datastore. A file is its bytes: GET, also of parts of it, PUT, DELETE; POST gives it another name.
+"""REST: files of a datastore. A file's URL is its bytes: GET (also of ranges), PUT, DELETE; POST moves or copies it.
 
-A body that is sent here is read as it comes, after it is known who sends it and that there is a place for it; gateways are told
-so by this address (portal/up/programs.py).
+Gateways stream request bodies to these URLs (portal/up/programs.py). So the sender is authenticated and a place is
+reserved before the body is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from django.http import Http404, HttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter
 from pydantic import Field, model_validator
 from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
@@ -32,7 +32,8 @@ from datastores.files import contents, trash, uploads
 from datastores.files.downloads import COUNT_SECONDS, LOOK_SECONDS, download, download_many, etag_header
 from datastores.models import Removal
 from portal.access import OPERATE
-from portal.api.documents import Answer
+from portal.api.documents import Answer, Who
+from portal.api.operations import Document, operation
 from portal.api.pagination import MAX_LIMIT, PAGE_PARAMETERS, flag, number, page_elsewhere, text, whole
 from portal.api.problems import TooLarge, Unavailable, problem
 from portal.api.streams import AnyAccept
@@ -41,9 +42,9 @@ from portal.errors import Conflict, Invalid
 from portal.limits import LOOKS, TRANSFERS
 from portal.manifests import Strict, parse
 
-# One part; who asks for several at once is given the whole file, as HTTP allows.
+# A single range. A request for several gets the whole file, as HTTP allows.
 _RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
-# Of many small files together: what a gateway reads whole before it passes it on (portal/up/programs.py).
+# Total of many small files: gateways buffer this much before they pass it on (portal/up/programs.py).
 MANY_BYTES = 4 * 2**20
 RANGE = OpenApiParameter(
     "Range", str, OpenApiParameter.HEADER, description="One part of it: bytes=0-99, bytes=100-, bytes=-100."
@@ -51,7 +52,7 @@ RANGE = OpenApiParameter(
 
 
 class FileDocument(Answer):
-    """A file, or a folder, which has neither size nor time."""
+    """A file or a folder; folders have neither size nor time."""
 
     kind: Literal["file", "folder"]
     name: str
@@ -62,8 +63,8 @@ class FileDocument(Answer):
 
 
 class RemovalDocument(Answer):
-    """What was removed and can be restored. `settled` is false while it is on its way: into the trash (`removed`), back
-    (`restored`), or away for good (`emptied`)."""
+    """A removal that can be restored. `settled` is false while it is being moved: into the trash (`removed`), back
+    (`restored`), or out for good (`emptied`)."""
 
     id: int
     path: str
@@ -77,7 +78,7 @@ class RemovalDocument(Answer):
     )
     cause: str = Field(description="The rule that removed it, or empty.")
     removed: dt.datetime
-    removed_by: str | None
+    removed_by: Who
     until: dt.datetime = Field(description="When it goes for good.")
 
 
@@ -105,7 +106,7 @@ class FolderSizes(Answer):
 
 
 class AnotherName(Strict):
-    """One of the two."""
+    """Exactly one of the two."""
 
     move: str | None = Field(default=None, examples=["models/best.keras"], description="It is called so from now on.")
     copy_to: str | None = Field(default=None, alias="copy", description="There is a file of the same bytes besides.")
@@ -120,9 +121,9 @@ class AnotherName(Strict):
 class Files(APIView):
     parser_classes = (MultiPartParser,)
 
-    @extend_schema(
-        operation_id="files_list",
-        summary="The files and folders in one folder of a datastore, by name",
+    @operation(
+        "files_list",
+        FilePage,
         parameters=[
             *PAGE_PARAMETERS,
             OpenApiParameter("path", str, description="The folder; the top of the datastore when absent."),
@@ -134,9 +135,9 @@ class Files(APIView):
                 f"{MAX_LIMIT} of them, among the first {contents.MOST_LOOKED_AT:,} files.",
             ),
         ],
-        responses=FilePage,
     )
     def get(self, request: Request, code: str, name: str) -> Response:
+        """The files and folders in one folder of a datastore, by name"""
         store = datastore_for(person(request), code, name)
         folder = contents.checked_path(text(request, "path", longest=2000))
         search = text(request, "search", longest=200)
@@ -153,18 +154,18 @@ class Files(APIView):
         with told(), LOOKS.enter(person(request).pk), within(LOOK_SECONDS):
             return page_elsewhere(request, found, render=document)
 
-    @extend_schema(
-        operation_id="files_write_many",
-        summary="Store many small files at once",
+    @operation(
+        "files_write_many",
+        {204: None},
         description="As a form (`multipart/form-data`): each file in a field whose name is its path, percent-encoded as in an "
         f"address. At most 100 files and {MANY_BYTES // 2**20} MiB together. 204 when all are stored; where one is not, the "
         "others are, and it may be sent again.",
         request={
             "multipart/form-data": {"type": "object", "additionalProperties": {"type": "string", "format": "binary"}}
         },
-        responses={204: None},
     )
     def post(self, request: Request, code: str, name: str) -> HttpResponse:
+        """Store many small files at once"""
         user = person(request)
         store = datastore_for(user, code, name, OPERATE)
         length = request.headers.get("Content-Length", "")
@@ -179,33 +180,34 @@ class Files(APIView):
 
 
 class Sizes(APIView):
-    @extend_schema(
-        operation_id="files_sizes",
-        summary="How much lies in a folder, and in each folder directly in it",
+    @operation(
+        "files_sizes",
+        FolderSizes,
         parameters=[OpenApiParameter("path", str, description="The folder; the top of the datastore when absent.")],
-        responses=FolderSizes,
     )
-    def get(self, request: Request, code: str, name: str) -> Response:
+    def get(self, request: Request, code: str, name: str) -> Document:
+        """How much lies in a folder, and in each folder directly in it"""
         store = datastore_for(person(request), code, name)
         folder = contents.checked_path(text(request, "path", longest=2000))
         with told(), LOOKS.enter(person(request).pk), within(COUNT_SECONDS):
             found = contents.sizes(store, folder)
         folders = [FolderSize(name=name, files=each.files, size=each.size) for name, each in found.folders.items()]
         summed = FolderSizes(files=found.all.files, size=found.all.size, folders=folders, complete=not found.all.more)
-        return Response(summed.json_value())
+        return summed.json_value()
 
 
 class Archive(APIView):
     content_negotiation_class = AnyAccept
 
-    @extend_schema(
-        operation_id="files_archive",
-        summary="A folder with everything below it, as one ZIP archive",
-        description="Made while it is read. At most 10,000 files, uncompressed, so that `Content-Length` is known.",
+    @operation(
+        "files_archive",
+        {(200, "application/octet-stream"): OpenApiTypes.BINARY},
         parameters=[OpenApiParameter("path", str, description="The folder; the whole datastore when absent.")],
-        responses={(200, "application/octet-stream"): OpenApiTypes.BINARY},
     )
     def get(self, request: Request, code: str, name: str) -> HttpResponseBase:
+        """A folder with everything below it, as one ZIP archive
+
+        Made while it is read. At most 10,000 files, uncompressed, so that `Content-Length` is known."""
         store = datastore_for(person(request), code, name)
         folder = contents.checked_path(text(request, "path", longest=2000))
         with told():
@@ -215,14 +217,15 @@ class Archive(APIView):
 class OneFile(APIView):
     content_negotiation_class = AnyAccept
 
-    @extend_schema(
-        operation_id="files_read",
-        summary="A file, or a part of it",
-        description="HEAD answers its size and ETag. With `If-Range` the whole file comes if it has changed.",
+    @operation(
+        "files_read",
+        {(code, "application/octet-stream"): OpenApiTypes.BINARY for code in (200, 206)},
         parameters=[RANGE],
-        responses={(code, "application/octet-stream"): OpenApiTypes.BINARY for code in (200, 206)},
     )
     def get(self, request: Request, code: str, name: str, path: str) -> HttpResponseBase:
+        """A file, or a part of it
+
+        HEAD answers its size and ETag. With `If-Range` the whole file comes if it has changed."""
         store = datastore_for(person(request), code, name)
         known = request.headers.get("If-Range", "")
         try:
@@ -241,16 +244,17 @@ class OneFile(APIView):
         headers = {"Content-Length": str(entry.size), "Accept-Ranges": "bytes", **etag_header(entry)}
         return HttpResponse(content_type="application/octet-stream", headers=headers)
 
-    @extend_schema(
-        operation_id="files_write",
-        summary="Store the body as a file",
-        description="A file of that name is replaced, by all of it or by nothing. Folders come to be with their first file. With "
-        "`upload` and `part` the body is one part of a file that was begun at `…/uploads`; it may be sent again.",
+    @operation(
+        "files_write",
+        {204: None},
         parameters=[OpenApiParameter("upload", whole(1, 2**62)), OpenApiParameter("part", whole(1, uploads.MAX_PARTS))],
         request={"application/octet-stream": OpenApiTypes.BINARY},
-        responses={204: None},
     )
     def put(self, request: Request, code: str, name: str, path: str) -> HttpResponse:
+        """Store the body as a file
+
+        A file of that name is replaced, by all of it or by nothing. Folders come to be with their first file. With
+        `upload` and `part` the body is one part of a file that was begun at `…/uploads`; it may be sent again."""
         user = person(request)
         number_ = number(request, "part", default=0, low=1, high=uploads.MAX_PARTS)
         upload = (
@@ -270,15 +274,16 @@ class OneFile(APIView):
                 contents.store_file(store, path, request._request, int(length), acting_user=user)
         return HttpResponse(status=HTTPStatus.NO_CONTENT)
 
-    @extend_schema(
-        operation_id="files_delete",
-        summary="Remove a file; with a slash at its end a folder with everything in it",
-        description="It can be restored for seven days from `…/trash` (200), unless `forever` is said or nothing was there (204)."
-        " A folder has at most 10,000 files for this; what is large goes there after the answer.",
+    @operation(
+        "files_delete",
+        {200: RemovalDocument, 204: None},
         parameters=[OpenApiParameter("forever", bool, description="Not into the trash: nobody can restore it.")],
-        responses={200: RemovalDocument, 204: None},
     )
     def delete(self, request: Request, code: str, name: str, path: str) -> Response:
+        """Remove a file; with a slash at its end a folder with everything in it
+
+        It can be restored for seven days from `…/trash` (200), unless `forever` is said or nothing was there (204). A
+        folder has at most 10,000 files for this; what is large goes there after the answer."""
         user = person(request)
         store = datastore_for(user, code, name, OPERATE)
         forever = flag(request, "forever")
@@ -287,18 +292,19 @@ class OneFile(APIView):
             made = remove(store, path, acting_user=user, forever=forever)
         return Response(removal_document(made)) if made else Response(status=HTTPStatus.NO_CONTENT)
 
-    @extend_schema(
-        operation_id="files_name",
-        summary="Move or copy a file within its datastore",
-        description="409 when there is a file of that name already.",
+    @operation(
+        "files_name",
+        {201: FileDocument},
         request=AnotherName,
-        responses={201: FileDocument},
         examples=[OpenApiExample("A new name", request_only=True, value={"move": "models/best.keras"})],
     )
     def post(self, request: Request, code: str, name: str, path: str) -> Response:
+        """Move or copy a file within its datastore
+
+        409 when there is a file of that name already."""
         user = person(request)
         store = datastore_for(user, code, name, OPERATE)
-        # The place first: a gateway may pass this body on as it comes, too.
+        # Reserve the place first: gateways stream this body, too.
         with told(), TRANSFERS.enter(user.pk):
             wanted = parse(AnotherName, request.data)
             to = wanted.move or wanted.copy_to or ""
@@ -308,7 +314,7 @@ class OneFile(APIView):
 
 
 def _part(request: Request) -> Part | None:
-    """None for the whole file, and for what is no part."""
+    """The requested range; None for the whole file or an invalid range."""
     found = _RANGE.fullmatch(request.headers.get("Range", ""))
     if found is None:
         return None
@@ -319,36 +325,22 @@ def _part(request: Request) -> Part | None:
 
 def document(entry: Entry) -> dict[str, Any]:
     is_file = not entry.is_folder
-    return FileDocument(
+    return FileDocument.of(
+        entry,
         kind="file" if is_file else "folder",
-        name=entry.name,
-        path=entry.path,
         size=entry.size if is_file else None,
-        modified=entry.modified,
         etag=entry.etag if is_file else None,
     ).json_value()
 
 
 def removal_document(row: Removal) -> dict[str, Any]:
-    return RemovalDocument(
-        id=row.pk,
-        path=row.path,
-        kind="folder" if row.is_folder else "file",
-        state=row.state,
-        settled=row.settled,
-        files=row.files,
-        bytes=row.bytes,
-        message=row.trouble,
-        cause=row.cause,
-        removed=row.removed_at,
-        removed_by=row.removed_by.username if row.removed_by else None,
-        until=row.until,
-    ).json_value()
+    kind = "folder" if row.is_folder else "file"
+    return RemovalDocument.of(row, kind=kind, message=row.trouble, removed=row.removed_at).json_value()
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """What a datastore says, as REST says it."""
+    """Converts errors of a datastore to REST errors."""
     try:
         yield
     except NoSuchPart:

@@ -1,6 +1,6 @@
-"""What people do to the files in a datastore: store, copy, count. The log tells who did it; the work itself is the driver's.
+"""Storing, copying and counting files of a datastore. The Event log records who did it; the driver does the work.
 
-Storage and database cannot change in one step. The storage goes first, so that nothing is told that did not happen.
+Storage and database cannot change atomically. Storage changes first, so that no event reports something that did not happen.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from portal.events import record
 from portal.models import User
 from portal.text import readable
 
-# A folder with more files than this is removed by an S3 client, not by a click.
+# Limit for operations on a folder's files in one request; larger folders need an S3 client.
 MOST_AT_ONCE = 10_000
-# What removing one may take: a question for every thousand files.
+# Seconds for removing a folder: one S3 request per thousand files.
 REMOVE_SECONDS = 60
-# Files that one search or one sum looks at: of S3 a question for every thousand.
+# Files that one search or sum reads: one S3 request per thousand.
 MOST_LOOKED_AT = 50_000
-# Of small files that come together: how many are on their way to the store at a time.
+# Small files stored in parallel.
 TOGETHER = 8
-# How long making a version waits for those who store just now.
+# Seconds for which making a version waits for running uploads.
 REST_SECONDS = 20
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How much lies in a folder, in files and bytes. `more` says that counting stopped early."""
+    """Number and total bytes of files in a folder. `more`: counting stopped early."""
 
     files: int
     size: int
@@ -54,7 +54,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class Matches:
-    """Files that were found, by their paths. `complete` says that there are no others."""
+    """Files found, ordered by path. `complete`: there are no others."""
 
     entries: tuple[Entry, ...]
     complete: bool
@@ -62,14 +62,14 @@ class Matches:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What lies in a folder and in each folder directly in it."""
+    """The contents of a folder and of each folder directly in it."""
 
     all: Amount
     folders: dict[str, Amount]
 
 
 def checked_path(path: str, *, field: str = "path") -> str:
-    """A path inside a datastore. Raises Invalid at `field`."""
+    """A valid path inside a datastore. Raises Invalid at `field`."""
     try:
         return relative_path(path)
     except ValueError as error:
@@ -77,7 +77,7 @@ def checked_path(path: str, *, field: str = "path") -> str:
 
 
 def checked_new(path: str, size: int) -> str:
-    """Where a file of `size` bytes may be stored. Raises Invalid."""
+    """The path at which a file of `size` bytes may be stored. Raises Invalid."""
     path = checked_path(path)
     if not path:
         raise Invalid.at("path", message="Give the file a name.")
@@ -88,7 +88,7 @@ def checked_new(path: str, size: int) -> str:
 
 
 def require_changeable(store: Datastore, *paths: str) -> None:
-    """Raises Conflict when one of these files or folders belongs to a version, which is to stay as it is."""
+    """Raises Conflict if one of these files or folders belongs to a version, which must not change."""
     for version in store.versions.all():
         if path := next((path for path in paths if version.holds(path)), ""):
             raise Conflict(
@@ -98,13 +98,13 @@ def require_changeable(store: Datastore, *paths: str) -> None:
 
 
 class Busy(Conflict):
-    """What is in the way ends by itself."""
+    """A conflict that passes by itself."""
 
 
 @contextmanager
 def changing(store: Datastore, *paths: str) -> Iterator[None]:
-    """While files come to be at `paths`, or go from there: no version is made meanwhile. Raises Conflict as `require_changeable`,
-    and Unavailable while one is made."""
+    """Guards changes at `paths` against a version being made meanwhile. Raises Conflict as `require_changeable`, and
+    Unavailable while one is being made."""
     with advisory_lock(Lock.FILES, str(store.pk), shared=True) as held:
         if not held:
             raise Unavailable(f"A version of {store.name} is made just now; try again in a few seconds.")
@@ -114,8 +114,8 @@ def changing(store: Datastore, *paths: str) -> Iterator[None]:
 
 @contextmanager
 def at_rest(store: Datastore) -> Iterator[None]:
-    """The other side of `changing`: what began before has ended, and nothing begins. Both end with the session of who dies.
-    Raises Busy where somebody does not come to an end."""
+    """The counterpart of `changing`: waits for running changes and blocks new ones. If a process dies, its lock ends
+    with its session. Raises Busy if a change takes too long."""
     with advisory_lock(Lock.FILES, str(store.pk), seconds=REST_SECONDS) as held:
         if not held:
             raise Busy(f"Files are stored in {store.name} just now; try again when they are.")
@@ -132,8 +132,8 @@ def store_file(store: Datastore, path: str, stream: Stream, size: int, *, acting
 
 
 def store_files(store: Datastore, files: Mapping[str, File[bytes]], *, acting_user: User) -> None:
-    """Stores small files by their paths, replacing those of the same names; each of them by all of it or by nothing. One event
-    tells of all. Raises Invalid before any is stored; DriverError where one was not, after all others were tried."""
+    """Stores small files by path, each atomically, replacing files of the same names; one event covers all. Raises
+    Invalid before any is stored; DriverError if one failed, after trying all others."""
     require(acting_user, store.appcode, OPERATE)
     wanted = {checked_new(path, file.size): file for path, file in files.items()}
     stored = list[str]()
@@ -144,7 +144,7 @@ def store_files(store: Datastore, files: Mapping[str, File[bytes]], *, acting_us
 
     driver = open_store(store)
     with changing(store, *wanted), ThreadPoolExecutor(TOGETHER) as pool:
-        # How long servers may take is said in the context of whoever asks.
+        # Run in the caller's context, which holds the time limit of servers.
         tried = [pool.submit(contextvars.copy_context().run, one, path) for path in wanted]
     if stored:
         size = sum(wanted[path].size for path in stored)
@@ -160,8 +160,8 @@ def record_stored(store: Datastore, path: str, size: int, user: User) -> None:
 
 
 def copy_file(store: Datastore, path: str, to: str, *, acting_user: User, move: bool) -> Entry:
-    """Makes of `path` another file, `to`, or with `move` calls it so. Raises Invalid at `copy` or `move`, Conflict when there is
-    one of that name, DriverError."""
+    """Copies `path` to `to`, or moves it with `move`. Raises Invalid at `copy` or `move`, Conflict if the target
+    exists, DriverError."""
     require(acting_user, store.appcode, OPERATE)
     field = "move" if move else "copy"
     path, to = checked_path(path), checked_path(to, field=field)
@@ -182,14 +182,14 @@ def copy_file(store: Datastore, path: str, to: str, *, acting_user: User, move: 
 
 
 def amount(store: Datastore, folder: str) -> Amount:
-    """Counts what is in `folder` and below. Raises DriverError."""
+    """Counts the files in `folder` and below. Raises DriverError."""
     files = list(islice((entry.size for entry in open_store(store).walk(folder)), MOST_AT_ONCE + 1))
     return Amount(min(len(files), MOST_AT_ONCE), sum(files), len(files) > MOST_AT_ONCE)
 
 
 def find(store: Datastore, folder: str, words: str, limit: int) -> Matches:
-    """Files in `folder` and below whose path from there has each of the words in it, in whatever case. Ends at `limit` of them
-    and at MOST_LOOKED_AT files. Raises DriverError."""
+    """Files in `folder` and below whose relative path contains every word, ignoring case. Stops after `limit` matches
+    or MOST_LOOKED_AT files. Raises DriverError."""
     wanted, start = words.casefold().split(), len(folder) + 1 if folder else 0
     matching, looked = [], 0
     for looked, entry in enumerate(open_store(store).walk(folder), 1):
@@ -219,10 +219,9 @@ def sizes(store: Datastore, folder: str) -> Sizes:
 
 
 def archive(store: Datastore, paths: Sequence[str]) -> ZipStream:
-    """Files, and folders (with a slash at the end; "/" is all) with everything below them, read while it is written: an iterable
-    of its bytes, with `len()`. Nothing is compressed, so that its size is known before. Names begin below the folder that the
-    first one lies in. Raises NotThere, and Conflict for more than MOST_AT_ONCE files and for names that would lead out of
-    where it is unpacked."""
+    """An archive of files and folders (trailing slash; "/" is all), read while it is sent: an iterable of bytes with `len()`.
+    It is uncompressed, so that its size is known in advance. Names are relative to the first path's parent folder. Raises
+    NotThere, and Conflict for more than MOST_AT_ONCE files or for names that would be unpacked outside of the target folder."""
     driver = open_store(store)
     found = (driver.walk(path.strip("/")) if path.endswith("/") else iter([driver.look(path)]) for path in paths)
     files = list(islice(chain.from_iterable(found), MOST_AT_ONCE + 1))
@@ -239,7 +238,7 @@ def archive(store: Datastore, paths: Sequence[str]) -> ZipStream:
 def pack(packed: ZipStream, driver: Driver, path: str, name: str, size: int) -> None:
     """Adds the file at `path` to an archive, as `name`. Raises Conflict."""
     try:
-        # On Windows a backslash divides names, too.
+        # Windows also treats a backslash as a separator.
         relative_path(path)
         relative_path(path.replace("\\", "/"))
     except ValueError:
@@ -248,7 +247,7 @@ def pack(packed: ZipStream, driver: Driver, path: str, name: str, size: int) -> 
 
 
 def _bytes(driver: Driver, path: str) -> Iterator[bytes]:
-    """Opened when it is its turn."""
+    """A generator, so that a log is opened only when its turn comes."""
     yield from driver.open(path).chunks
 
 

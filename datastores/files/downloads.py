@@ -1,4 +1,4 @@
-"""A file on its way out, to a page or to a program: an attachment of no type, in pieces, never in memory as a whole."""
+"""Downloads for pages and programs: an attachment without a type, streamed in chunks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from datastores.models import Datastore
 from portal.limits import TRANSFERS, Sending
 from portal.models import User
 
-# How long the first answer of a datastore may take, and to list all files of a folder.
+# Seconds for a datastore's first response, and for listing all files of a folder.
 LOOK_SECONDS, COUNT_SECONDS = 20, 60
 
 
 def download(
     store: Datastore, path: str, user: User, part: Part | None = None, *, unless_changed: str = ""
 ) -> StreamingHttpResponse:
-    """The bytes of a file, or of a part of it; the whole file where its ETag is not `unless_changed` any more. Its place is free
-    again when the last byte is sent or the reader is gone. Raises Http404, NoSuchPart, DriverError, Unavailable."""
+    """The bytes of a file or range; the whole file if its ETag is no longer `unless_changed`. Its place is freed when
+    the last byte is sent or the client is gone. Raises Http404, NoSuchPart, DriverError, Unavailable."""
     driver = open_store(store)
     with ExitStack() as held:
         held.enter_context(TRANSFERS.enter(user.pk))
@@ -48,13 +48,13 @@ def download(
 
 
 def download_many(store: Datastore, paths: Sequence[str], user: User) -> StreamingHttpResponse:
-    """Files and folders (with a slash at the end) as one archive. Raises Http404, Conflict, DriverError, Unavailable."""
+    """Files and folders (trailing slash) as one archive. Raises Http404, Conflict, DriverError, Unavailable."""
     name = paths[0].strip("/").rpartition("/")[2] if len(paths) == 1 else ""
     return download_packed(lambda: contents.archive(store, paths), f"{name or store.name}.zip", user)
 
 
 def download_packed(pack: Callable[[], ZipStream], name: str, user: User) -> StreamingHttpResponse:
-    """An archive that `pack` begins. Raises Http404, Conflict, DriverError, Unavailable."""
+    """The archive that `pack` returns. Raises Http404, Conflict, DriverError, Unavailable."""
     with ExitStack() as held:
         held.enter_context(TRANSFERS.enter(user.pk))
         with within(COUNT_SECONDS):
@@ -76,11 +76,11 @@ def _attachment(name: str, size: int) -> StreamingHttpResponse:
 
 
 def _filled(response: StreamingHttpResponse, chunks: Iterator[bytes], held: ExitStack) -> StreamingHttpResponse:
-    """The last step: until then a server that says of its file what no header can hold costs no place."""
+    """Call it last: if a value from the server is invalid in a header before this, `held` frees the place."""
     response.streaming_content = Sending(chunks, held.pop_all().close)
     return response
 
 
 def etag_header(of: Content | Entry) -> dict[str, str]:
-    """Nothing where the server names none: an empty one would say that all files are the same."""
+    """Empty if the server sends no ETag: an empty ETag would make all files look the same."""
     return {"ETag": f'"{of.etag}"'} if of.etag else {}

@@ -1,7 +1,7 @@
-"""The files of a datastore: a folder a page, and ways in and out.
+"""Pages of a datastore's files: one page per folder, uploads and downloads.
 
-Files are people's own and may be anything, so they are never shown inside the portal: each leaves as an attachment of no
-type, and the browser is told not to guess one. Bytes pass through in pieces; a file is never in memory as a whole.
+Files belong to users and may contain anything, so the portal never renders them: each is sent as an attachment without
+a type and with nosniff. Bytes are streamed; no file is in memory as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from django.utils.html import format_html
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from datastores import hooks, sharing
+from datastores import extension_points, sharing
 from datastores.access import datastore_for, upload_for, version_for
 from datastores.actions import open_store
 from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
@@ -38,7 +38,7 @@ from datastores.views import address, may_operate
 from portal.access import MANAGE, OPERATE, VIEW, may
 from portal.api.problems import Unavailable
 from portal.assets import has_parquet
-from portal.errors import Conflict, Invalid
+from portal.errors import Conflict, Invalid, sentence
 from portal.limits import LOOKS, TRANSFERS
 from portal.pages import layout
 from portal.pages.appcodes import get_or_post, person, safe_next
@@ -61,7 +61,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
         "folder_name": folder.rpartition("/")[2],
         "remote": "/".join(part for part in (store.spec.get("bucket"), store.spec.get("prefix"), folder) if part),
         "crumbs": _crumbs(store, folder),
-        "uses": hooks.uses_of([store])[store.pk] if is_member else (),
+        "uses": extension_points.uses_of([store])[store.pk] if is_member else (),
         "is_shared": not is_member,
         "readers": sharing.readers_of(store) if is_member else None,
         "may_share": store.kind == Datastore.Kind.S3 and may(user, store.appcode, MANAGE),
@@ -72,7 +72,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
         "versions": list(store.versions.select_related("created_by").order_by("-pk")),
         "listing": Listing(()),
         "below": "below" in request.GET,
-        "cost": hooks.estimate(store.appcode, store.size) if store.size else None,
+        "cost": extension_points.estimate(store.appcode, store.size) if store.size else None,
         "largest": settings.UPLOAD_MAX_BYTES,
     }
     cursor, words = request.GET.get("cursor", "")[:MAX_CURSOR].replace("\0", ""), layout.words(request)
@@ -94,7 +94,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
         page["trouble"] = str(error)
     if not (operates and store.kind == Datastore.Kind.S3):
         return render(request, "datastores/browse.html", page)
-    # Parts of large files go there by themselves, where it lets pages of ours in.
+    # The browser sends parts of large files directly to the store, if its CORS rules allow that.
     server = urlsplit(store.spec["server"])
 
     @csp_update({"connect-src": [f"{server.scheme}://{server.netloc}"]})
@@ -106,7 +106,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
 
 @require_GET
 def sizes(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """How much lies in a folder and in each one in it, as a part of its page."""
+    """A fragment with the size of a folder and of each folder in it."""
     user = person(request)
     store = datastore_for(user, appcode, name)
     page: dict[str, Any] = {"store": store, "folder": _path(request, "folder")}
@@ -122,7 +122,7 @@ def sizes(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_GET
 def preview(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """What the beginning of a file looks like."""
+    """A preview of the beginning of a file."""
     user = person(request)
     store = datastore_for(user, appcode, name)
     path = _path(request, "path")
@@ -149,8 +149,8 @@ def preview(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_GET
 def parquet_worker(request: HttpRequest) -> HttpResponse:
-    """The script that reads Parquet files in the browser, with a policy of its own: it may load what it is made of, and reach
-    nothing else. A worker and no frame: it can be ended when a file keeps it busy, and has no document to be changed."""
+    """The script that reads Parquet files in the browser. Its own policy lets it load its code and nothing else. It is
+    a worker, not a frame, so that it can be terminated if a file keeps it busy, and has no document to attack."""
     script = f'import "{static("datastores/parquet.js")}";\n'
     policy = {"Content-Security-Policy": "default-src 'none'; script-src 'self'", "X-Content-Type-Options": "nosniff"}
     return HttpResponse(script, content_type="text/javascript", headers=policy)
@@ -158,7 +158,7 @@ def parquet_worker(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def file(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
-    """`?path=` is a file, `?folder=` a folder with everything in it, as an archive."""
+    """`?path=` downloads a file, `?folder=` a folder with its contents as an archive."""
     user = person(request)
     store = datastore_for(user, appcode, name)
     path, folder = _path(request, "path"), _path(request, "folder")
@@ -171,11 +171,9 @@ def file(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
 @csrf_exempt
 @require_http_methods(["POST", "PUT"])
 def upload(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """PUT stores the body as one file, and answers in JSON to the page's script; POST is the form of browsers without JavaScript.
-
-    The gateway passes these bodies on as they come. So nothing is read before it is known who sends them, that they may, that a
-    form is not too large, and that there is a place; hence the order.
-    """
+    """PUT stores the body as one file and answers JSON to the page's script; POST is the form of browsers without
+    JavaScript. Gateways stream these bodies. So nothing is read before the user, their rights, a form's size and a free
+    place have been checked; this determines the order below."""
     user = person(request)
     store = datastore_for(user, appcode, name, OPERATE)
     is_form = request.method == "POST"
@@ -202,7 +200,7 @@ def _upload(request: HttpRequest, store: Datastore) -> HttpResponse:
             contents.store_file(store, path, each, each.size or 0, acting_user=person(request))
             stored += 1
     except Invalid as error:
-        messages.error(request, " ".join(item.message for item in error.errors))
+        messages.error(request, sentence(error))
         folder = ""
     except (Conflict, DriverError) as error:
         messages.error(request, str(error))
@@ -213,7 +211,7 @@ def _upload(request: HttpRequest, store: Datastore) -> HttpResponse:
 
 @require_POST
 def drop_upload(request: HttpRequest, appcode: str, name: str, upload: int) -> HttpResponse:
-    """Gives an upload up that is not finished."""
+    """Drops an unfinished upload."""
     user = person(request)
     found = upload_for(user, appcode, name, upload)
     try:
@@ -227,7 +225,7 @@ def drop_upload(request: HttpRequest, appcode: str, name: str, upload: int) -> H
 
 @require_POST
 def chosen(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
-    """Downloads or removes what was chosen in the list: files, and folders with a slash at their end."""
+    """Downloads or removes the selected files and folders (trailing slash)."""
     user, removes = person(request), request.POST.get("do") == "remove"
     store = datastore_for(user, appcode, name, OPERATE if removes else VIEW)
     paths = [f"{checked}{'/' if path.endswith('/') else ''}" for path in request.POST.getlist("paths")[:ROWS]
@@ -253,7 +251,7 @@ def chosen(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
 
 @get_or_post
 def rename(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """Another name for the file `?path=`, in the same folder or another one, or a copy of that name."""
+    """Moves or copies the file `?path=` within the datastore."""
     user = person(request)
     store = datastore_for(user, appcode, name, OPERATE)
     path = _path(request, "path")
@@ -264,7 +262,7 @@ def rename(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
             with TRANSFERS.enter(user.pk):
                 made = contents.copy_file(store, path, form.cleaned_data["to"], acting_user=user, move=move)
         except Invalid as error:
-            form.add_error("to", " ".join(item.message for item in error.errors))
+            form.add_error("to", sentence(error))
         except (DriverError, Conflict, Unavailable) as error:
             form.add_error("to", str(error))
         else:
@@ -278,8 +276,8 @@ def rename(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @get_or_post
 def remove(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """Asks first, naming what will be lost; `?path=` is a file, `?folder=` a folder with everything in it, for whose end its name
-    is typed."""
+    """Asks first, showing what will be removed. `?path=` is a file, `?folder=` a folder with its contents; removing a
+    folder for good requires typing its name."""
     user = person(request)
     store = datastore_for(user, appcode, name, OPERATE)
     path, folder = _path(request, "path"), _path(request, "folder")
@@ -312,7 +310,7 @@ def remove(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_GET
 def trash_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """What was removed, the newest first."""
+    """Removals, newest first."""
     store = datastore_for(person(request), appcode, name, OPERATE)
     rows, following = layout.page_of(request, trash.removals(store), "-pk")
     page = {"store": store, "rows": rows, "next_cursor": following, "held": trash.held(store), "kept": TRASH_KEPT.days}
@@ -321,7 +319,7 @@ def trash_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_POST
 def restore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """Brings back what `?id=` names, once or more often: the Undo of a removal, and the button of the trash."""
+    """Restores the removals in `?id=` (repeatable): the Undo of a removal, and the button of the trash."""
     user = person(request)
     store = datastore_for(user, appcode, name, OPERATE)
     try:
@@ -341,7 +339,8 @@ def restore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_POST
 def empty_trash(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """All of it, or what `?id=` names. Without JavaScript, whose dialog sends `confirmed`, the first POST shows the question."""
+    """Empties all of it, or the removals in `?id=`. JavaScript's dialog sends `confirmed`; without it the first POST
+    shows the question."""
     user = person(request)
     store = datastore_for(user, appcode, name, OPERATE)
     if "confirmed" not in request.POST:
@@ -361,7 +360,7 @@ def _ids(request: HttpRequest) -> list[int]:
 
 
 def _say_removed(request: HttpRequest, store: Datastore, rows: Sequence[Removal]) -> None:
-    """With a button that undoes it."""
+    """Adds a message with an Undo button."""
     if not rows:
         return
     what = rows[0].path if len(rows) == 1 else f"{len(rows)} files or folders"
@@ -383,7 +382,7 @@ def freeze(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         with LOOKS.enter(user.pk), within(COUNT_SECONDS):
             made = versions.freeze(store, called or f"{timezone.now():%Y-%m-%d}", folder, acting_user=user)
     except Invalid as invalid:
-        messages.error(request, " ".join(error.message for error in invalid.errors))
+        messages.error(request, sentence(invalid))
     except (Conflict, DriverError, Unavailable) as error:
         messages.error(request, str(error))
     else:
@@ -405,7 +404,7 @@ def thaw(request: HttpRequest, appcode: str, name: str, version: str) -> HttpRes
 
 
 def _back(request: HttpRequest, store: Datastore, path: str, error: Exception) -> HttpResponse:
-    """To the folder of `path`, with what went wrong."""
+    """Redirects to the folder of `path` with the error as a message."""
     messages.error(request, str(error))
     return redirect(address(store, path.rpartition("/")[0]))
 
@@ -418,7 +417,7 @@ def _put(request: HttpRequest, store: Datastore) -> HttpResponse:
     try:
         contents.store_file(store, request.GET.get("path", ""), request, int(length), acting_user=person(request))
     except Invalid as error:
-        return _refused(" ".join(item.message for item in error.errors), HTTPStatus.UNPROCESSABLE_ENTITY)
+        return _refused(sentence(error), HTTPStatus.UNPROCESSABLE_ENTITY)
     except Conflict as error:
         return _refused(str(error), HTTPStatus.CONFLICT)
     except DriverError as error:
@@ -431,12 +430,12 @@ def _refused(sentence: str, status: HTTPStatus) -> JsonResponse:
 
 
 def _path(request: HttpRequest, name: str) -> str:
-    """A path in the address."""
+    """A valid path from the query string; raises Http404."""
     return _checked(request.GET.get(name, ""))
 
 
 def _checked(path: str) -> str:
-    """What is no path does not exist."""
+    """Raises Http404 for an invalid path."""
     try:
         return contents.checked_path(path)
     except Invalid as error:
@@ -444,7 +443,7 @@ def _checked(path: str) -> str:
 
 
 def _crumbs(store: Datastore, folder: str) -> list[tuple[str, str]]:
-    """(name, address) of the datastore and of every folder above this one."""
+    """(name, URL) of the datastore and of every folder above this one."""
     words = folder.split("/") if folder else []
     above = [(words[n], address(store, "/".join(words[: n + 1]))) for n in range(len(words) - 1)]
     return [(store.name, address(store)), *above] if words else []

@@ -1,8 +1,8 @@
-"""What a file looks like, from its first bytes: text, a table, a notebook, records, a picture, a sound. Pure.
+"""Previews of files from their first bytes: text, table, notebook, records, picture, sound. Pure.
 
-People's files may be anything, and none has an address at which a browser could take it for a page of the portal. What comes out
-is text for a page to escape, or the bytes of a picture or a sound as a `data:` address, which a browser shows in <img> or <audio>
-without running anything of it, and which has no origin if it is opened by itself.
+Files may contain anything, and none has a URL at which a browser could take it for a page of the portal. The result is
+text for templates to escape, or a picture or sound as a `data:` URL: <img> and <audio> run nothing of it, and opened on
+its own it has no origin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from datastores.tfrecord import Example, split_records
 
-# Bytes that are read: of text and records the beginning, of the others all of it.
+# Bytes read: the beginning of text and records, the whole file for the others.
 TEXT_BYTES, RECORDS_BYTES, NOTEBOOK_BYTES, MEDIA_BYTES = 64 * 1024, 2**20, 4 * 2**20, 4 * 2**20
 LINES, LINE, ROWS, COLUMNS, CELL = 500, 2000, 100, 50, 200
 CELLS, OUTPUTS, OUTPUT = 200, 20, 5000
@@ -28,7 +28,7 @@ TEXT = {
     "txt", "log", "md", "rst", "json", "jsonl", "ndjson", "yaml", "yml", "toml", "ini", "cfg", "conf", "py", "sh", "r", "sql",
     "xml", "html", "js", "css", "pbtxt", "prototxt", "c", "h", "cpp", "java", "go", "rs", "dockerfile", "env", "lock",
 }  # fmt: skip
-# A notebook at a time in this process: of 4 MiB that are nothing but brackets come a hundred while they are read.
+# One notebook at a time per process: 4 MiB of nothing but brackets take a hundred MiB while parsed.
 ONE = threading.Lock()
 PICTURES = {
     "png": "png", "jpg": "jpeg", "jpeg": "jpeg", "gif": "gif", "webp": "webp", "avif": "avif", "bmp": "bmp", "svg": "svg+xml",
@@ -36,14 +36,14 @@ PICTURES = {
 SOUNDS = {"wav": "wav", "mp3": "mpeg", "ogg": "ogg", "oga": "ogg", "opus": "ogg", "flac": "flac", "m4a": "mp4"}
 PARQUET = {"parquet", "pq"}
 RECORDS = {"tfrecord", "tfrecords"}
-# Of a record: values of a feature, and features.
+# Limits per record: values of a feature, and features.
 VALUES, FEATURES = 10, 50
 TABLES = {"csv": ",;\t|", "tsv": "\t"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Of a notebook. `kind` is code, markdown or raw; `number` says when it ran, "" when it did not."""
+    """A notebook cell. `kind` is code, markdown or raw; `number` is its execution count, "" if it has not run."""
 
     kind: str
     number: str
@@ -53,8 +53,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Preview:
-    """`is_parquet`, which the browser reads; or one of `text`, `rows` (the first one is the header), `cells`, `picture` and
-    `sound` (`data:` addresses); or `why` there is none. `more`: the file goes on."""
+    """`is_parquet` (the browser reads it); or one of `text`, `rows` (the first is the header), `cells`, `picture` and
+    `sound` (`data:` URLs); or `why` there is no preview. `more`: the file goes on."""
 
     text: str = ""
     rows: tuple[tuple[str, ...], ...] = ()
@@ -67,14 +67,14 @@ class Preview:
 
 
 def kind_of(name: str) -> str:
-    """notebook, table, text, records, picture, sound, parquet, or "" where nothing is shown."""
+    """notebook, table, text, records, picture, sound, parquet, or "" without a preview."""
     name = name.lower()
     ending = name.rpartition(".")[2]
     if ending == "ipynb":
         return "notebook"
     if ending in PARQUET:
         return "parquet"
-    # Parts of a data set are called digits.tfrecord-00003-of-00010.
+    # Shards of a data set have names like digits.tfrecord-00003-of-00010.
     if RECORDS & set(name.replace("-", ".").split(".")[1:]):
         return "records"
     for kind, endings in (("table", TABLES), ("text", TEXT), ("picture", PICTURES), ("sound", SOUNDS)):
@@ -84,7 +84,7 @@ def kind_of(name: str) -> str:
 
 
 def wanted(name: str) -> int:
-    """How many bytes `preview` needs of a file of this name, 0 for none."""
+    """The number of bytes that `preview` needs of a file with this name, 0 for none."""
     sizes = {
         "notebook": NOTEBOOK_BYTES,
         "records": RECORDS_BYTES,
@@ -97,7 +97,7 @@ def wanted(name: str) -> int:
 
 
 def preview(name: str, data: bytes, size: int) -> Preview:
-    """`data` are the first bytes of a file of `size` bytes, as many as `wanted`."""
+    """`data` are the first `wanted` bytes of a file of `size` bytes."""
     kind, more = kind_of(name), len(data) < size
     if kind == "parquet":
         return Preview(is_parquet=True)
@@ -111,7 +111,7 @@ def preview(name: str, data: bytes, size: int) -> Preview:
         return Preview(why="It is called like a text and is none.")
     if kind == "notebook":
         return Preview(why="It is too large to be shown.") if more else _notebook(data)
-    # A cut in the middle of a character or a line says nothing.
+    # The data may end within a character or a line.
     text = data.decode("utf-8", errors="replace")
     if more:
         text = text.rpartition("\n")[0] or text
@@ -144,7 +144,7 @@ def _media(name: str, kind: str, data: bytes) -> Preview:
 
 
 def _records(data: bytes, more: bool) -> Preview:
-    """A row for each feature of the first examples. Of a file that is packed as a whole the beginning is unpacked."""
+    """One row per feature of the first examples. Of a compressed file only the beginning is decompressed."""
     records, used, damaged = split_records(data, RECORDS_BYTES)
     if damaged and not records:
         try:
@@ -215,7 +215,7 @@ def _cell(cell: dict[str, Any]) -> Cell:
 
 
 def _output(output: dict[str, Any]) -> str:
-    """The plain text of an output; a picture is named."""
+    """The plain text of an output; a picture is only named."""
     if "traceback" in output:
         return _text(f"{output.get('ename', '')}: {output.get('evalue', '')}")
     kinds = output.get("data", {})
@@ -225,6 +225,6 @@ def _output(output: dict[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A text or its lines. JSON has halves of characters, too, which no page can send."""
+    """Joins a list of lines. JSON may contain half surrogate pairs, which no page can send."""
     text = ("".join(map(str, value)) if isinstance(value, list) else str(value))[:OUTPUT]
     return text.encode(errors="replace").decode()

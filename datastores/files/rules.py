@@ -1,11 +1,11 @@
-"""Rules of a datastore: what goes by itself, seen before it does.
+"""Rules of a datastore: automatic removal, with a preview.
 
-A rule is looked at once a day. What it lets go is decided anew each time (../retention.py), by one listing of its folder and
-then by what runs and versions hold at that moment, and is moved to the trash, where it can be restored like all that people
-removed. So a preview is that decision without the move, and who dies meanwhile has moved a part, which the next turn does not
-find any more. Marks at files that say what is to go were refused: they would have to be kept true while runs begin.
+A rule is applied once a day. What it removes is decided anew each time (../retention.py): by one listing of its folder,
+then by what runs and versions hold at that moment. It goes to the trash, where it can be restored. So a preview is this
+decision without the move; after a crash the next turn continues with the rest. We decided against marking files for
+removal in advance, because the marks would have to stay true while runs begin.
 
-A rule whose folder has more files than are listed does nothing: the last checkpoints might be among those that were not seen.
+A rule does nothing if its folder has more files than are listed: the latest checkpoints might be among the unlisted ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from datastores import hooks
+from datastores import extension_points
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry, NotThere
 from datastores.drivers.patience import within
@@ -36,39 +36,39 @@ from portal.text import readable
 log = logging.getLogger(__name__)
 
 MOST_RULES = 20
-# Files below the folder of a rule: of S3 a question for every thousand.
+# Files below a rule's folder: one S3 request per thousand.
 MOST_FILES = 200_000
-# Together; more no column takes.
+# Total size; a database column holds no more.
 MOST_BYTES = 2**62
 EVERY = dt.timedelta(days=1)
-# What could not be looked at is tried again.
+# The delay after a failure.
 AGAIN = dt.timedelta(hours=1)
-# How much goes in one turn, and for how many seconds; the rest has its next turn when the others have had theirs. So it never
-# stands in a row before what people remove. How long a store may take to list a folder, and for how long a round begins others.
+# Files and seconds per turn; the rest of a rule waits until other rules had their turn, so a rule never delays people's
+# removals for long. Then: seconds to list a folder, and seconds during which a round starts further rules.
 MOST_MOVED, TURN, LIST_SECONDS, ROUND_SECONDS = 1_000, 15.0, 300.0, 50.0
 
 
 def preview(store: Datastore, spec: RuleSpec) -> Decision:
-    """What the rule would move to the trash now, and what is held back. Raises Conflict for a folder with too many files, and
-    DriverError."""
-    outputs = (each for hook in hooks.outputs for each in hook(store))
+    """What the rule would move to the trash now, and what is held back. Raises Conflict for a folder with too many
+    files, and DriverError."""
+    outputs = (each for hook in extension_points.outputs for each in hook(store))
     found = candidates(spec, _files(open_store(store), spec.path), outputs, timezone.now())
     unnamed = [
         Held(item.path, "nobody could restore it: no path here is like this") for item in found if _is_odd(item.path)
     ]
-    # Asked last: what has begun during the listing counts, too.
+    # Holds are read last, so that runs that began during the listing count.
     return decide(found, [*_held(store), *unnamed])
 
 
 def add(store: Datastore, spec: RuleSpec, *, acting_user: User) -> Rule:
-    """Saves a rule, which is applied in a minute and then every day. Raises Invalid, Conflict, and DriverError: what cannot be
-    previewed is not saved."""
+    """Saves a rule, which is applied within a minute and then daily. Raises Invalid, Conflict, and DriverError: a rule
+    that cannot be previewed is not saved."""
     require(acting_user, store.appcode, OPERATE)
     preview(store, spec)
     facts = {"kind": spec.kind, "folder": spec.path, "days": spec.days, "keep": spec.keep}
     try:
         with transaction.atomic():
-            # One at a time, or two could both be the last that there is room for.
+            # The lock keeps two requests from both adding the last allowed rule.
             Datastore.objects.select_for_update(of=("self",), no_key=True).get(pk=store.pk)
             if store.rules.count() >= MOST_RULES:
                 raise Conflict(f"{store.name} has {MOST_RULES} rules; remove one that is not needed.")
@@ -81,7 +81,7 @@ def add(store: Datastore, spec: RuleSpec, *, acting_user: User) -> Rule:
 
 @transaction.atomic
 def forget(rule: Rule, *, acting_user: User) -> None:
-    """Nothing goes by it any more; what it moved to the trash stays there for its time."""
+    """Deletes the rule; what it moved to the trash stays there for its time."""
     require(acting_user, rule.datastore.appcode, OPERATE)
     contents.record_of(
         "datastore.rule-removed", rule.datastore, acting_user, f"{rule.spec.words}: no more.", rule=rule.pk
@@ -90,7 +90,7 @@ def forget(rule: Rule, *, acting_user: User) -> None:
 
 
 def sweep() -> None:
-    """Applies the rules that are due, that which waits longest first. One at a time, however many workers there are."""
+    """Applies the due rules, the one that waits longest first. One worker at a time."""
     with advisory_lock(Lock.RULES) as is_mine:
         until = time.monotonic() + ROUND_SECONDS
         while is_mine and time.monotonic() < until:
@@ -102,10 +102,10 @@ def sweep() -> None:
 
 
 def apply(rule: Rule) -> None:
-    """One turn of a rule."""
+    """Applies a rule once."""
     now, trouble, wait = timezone.now(), "", EVERY
     moved: list[Item] = []
-    # Whoever dies over it does not keep the others waiting.
+    # Set first, so that a crash does not block the other rules.
     Rule.objects.filter(pk=rule.pk).update(due_at=now + AGAIN)
     try:
         with within(LIST_SECONDS):
@@ -129,8 +129,8 @@ def apply(rule: Rule) -> None:
 
 
 def _move(rule: Rule, items: Sequence[Item], moved: list[Item]) -> tuple[int, str]:
-    """One by one, so that `moved` has what is on its way when a store answers no more. How many were looked at, and why the first
-    of those stays that cannot go: the others do. What is large goes on by the sweep of the trash. Raises DriverError."""
+    """Moves items one by one, so that `moved` is right if the store fails. Returns how many were handled, and why the first
+    item that cannot be moved stays; the others go on. The sweep of the trash continues large moves. Raises DriverError."""
     driver, until, trouble = open_store(rule.datastore), time.monotonic() + TURN, ""
     for count, item in enumerate(items):
         left = until - time.monotonic()
@@ -149,7 +149,7 @@ def _move(rule: Rule, items: Sequence[Item], moved: list[Item]) -> tuple[int, st
 
 
 def _is_as_listed(driver: Driver, item: Item) -> bool:
-    """Listing takes minutes, in which somebody may have written it anew."""
+    """False if the item was changed or deleted since the listing, which takes minutes."""
     if item.is_folder:
         return next(driver.walk(item.path), None) is not None
     try:
@@ -159,7 +159,7 @@ def _is_as_listed(driver: Driver, item: Item) -> bool:
 
 
 def _is_odd(path: str) -> bool:
-    """Whether it is none that people may name. Servers may call files anything."""
+    """True if users could not name this path; servers accept any name."""
     try:
         return relative_path(path) != path
     except ValueError:
@@ -183,7 +183,7 @@ def _held(store: Datastore) -> list[Held]:
     moving = store.removals.filter(settled=False).exclude(state=Removal.State.EMPTIED).values_list("path", flat=True)
     held = [Held(path, "on its way to the trash, or back") for path in moving]
     for other in _at_one_place(store):
-        found = [each for hook in hooks.in_use for each in hook(other)]
+        found = [each for hook in extension_points.in_use for each in hook(other)]
         found += [Held(row.folder, f"the version {other.name}@{row.name} has it") for row in other.versions.all()]
         if other.appcode_id != store.appcode_id:
             found = [Held(each.folder, "another appcode uses it") for each in found]
@@ -192,7 +192,7 @@ def _held(store: Datastore) -> list[Held]:
 
 
 def _at_one_place(store: Datastore) -> list[Datastore]:
-    """The datastores, of whatever appcode, that have files in common with this one, itself among them."""
+    """All datastores, of any appcode, that share files with this one, including itself."""
     rows = Datastore.objects.select_related("appcode").filter(kind=store.kind)
     if store.kind == Datastore.Kind.S3:
         rows = rows.filter(spec__server=store.spec["server"], spec__bucket=store.spec["bucket"])

@@ -1,4 +1,4 @@
-"""The page of a datastore's rules. A rule is saved only as it was previewed: what is changed after that is previewed again."""
+"""The page of a datastore's rules. A rule can only be saved as it was previewed; a changed one is previewed again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from portal.pages.forms import show_errors
 
 @get_or_post
 def rules_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """The rules, what one of them (`?rule=`) would do now, and the form of a new one."""
+    """The rules, the preview of one of them (`?rule=`), and the form of a new one."""
     user = person(request)
     store = datastore_for(user, appcode, name, OPERATE)
     form = RuleForm(request.POST if request.method == "POST" else None, initial={"path": request.GET.get("folder", "")})

@@ -1,12 +1,11 @@
-"""The trash of a datastore: what people remove is moved into a hidden folder beside the data, and may come back for seven days.
+"""The trash of a datastore: removed files are moved to a hidden folder beside the data and can be restored for seven days.
 
-One way for all kinds that have files: a folder is renamed, of S3 each file is copied by the server and then deleted. Versions of
-a bucket were refused: folders have none, and a bucket of somebody else's is not ours to switch them on in.
+It works the same for all kinds with files: a folder is renamed; in S3 the server copies each file, and then it is deleted. We
+decided against bucket versioning: folders have none, and we must not switch it on in other people's buckets.
 
-A `Removal` is written first and says what is to become of it; the store is told outside of any transaction, for a few seconds by
-who asked and then by the sweep, and each step may be repeated (`Driver.carry`). So whoever dies loses and doubles nothing, and
-nothing that lies there is ever replaced. The trash is not listed, searched, frozen or read by runs, and counts as used like all
-that a store keeps.
+A `Removal` row is written first and states the goal. Files are moved outside of any transaction, for a few seconds in the
+request and then by the sweep, and each step can be repeated (`Driver.carry`). So a crash loses and duplicates nothing, and no
+existing file is ever replaced. The trash is not listed, searched, versioned or read by runs, but counts as used space.
 """
 
 from __future__ import annotations
@@ -36,23 +35,23 @@ from portal.text import readable
 
 log = logging.getLogger(__name__)
 
-# What is moved while somebody waits for the answer: for so many seconds, and nothing larger than this.
+# Limits of what a request moves itself: seconds, and bytes of one removal.
 SECONDS, BYTES_AT_ONCE = 5.0, 2**30
-# One turn of the sweep for one of them, until it begins no other file; and how long the store of one may take in all.
+# Seconds after which a turn of the sweep starts no further file, and seconds for all requests to the store in one turn.
 TURN, LONGEST = 30.0, 600.0
-# Of one round of the sweep: how many, and for how long others are begun.
+# Removals per round of the sweep, and seconds during which a round starts further ones.
 ROUND, ROUND_SECONDS = 20, 50.0
 AGAIN = dt.timedelta(seconds=30)
-# What a store would not take into the trash for so long stays where it was.
+# Removals that the store refused for this long stay in place.
 GIVEN_UP = dt.timedelta(hours=1)
-# How much a store's clock and ours may differ.
+# Tolerated difference between a store's clock and ours.
 CLOCKS = dt.timedelta(minutes=1)
 State = Removal.State
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a trash has, in files and bytes."""
+    """The contents of a trash: removals, files and bytes."""
 
     removals: int
     files: int
@@ -60,7 +59,7 @@ class Held:
 
 
 def removals(store: Datastore) -> QuerySet[Removal]:
-    """Those that can still be seen, the newest first."""
+    """Removals that are still visible, newest first."""
     return Removal.objects.filter(datastore=store).select_related("removed_by").order_by("-pk")
 
 
@@ -70,7 +69,8 @@ def held(store: Datastore) -> Held:
 
 
 def remove_file(store: Datastore, path: str, *, acting_user: User, forever: bool = False) -> Removal | None:
-    """None where there was none, and with `forever`, which removes it for good. Raises Conflict, DriverError."""
+    """Moves a file to the trash; `forever` deletes it. Returns None with `forever` and if there was no file. Raises
+    Conflict, DriverError."""
     require(acting_user, store.appcode, OPERATE)
     path = contents.checked_path(path)
     contents.require_changeable(store, path)
@@ -90,7 +90,7 @@ def remove_file(store: Datastore, path: str, *, acting_user: User, forever: bool
 
 
 def remove_folder(store: Datastore, folder: str, *, acting_user: User, forever: bool = False) -> Removal | None:
-    """The same of everything in a folder. Raises Conflict for more than MOST_AT_ONCE files."""
+    """The same for a folder with its contents. Raises Conflict for more than MOST_AT_ONCE files."""
     require(acting_user, store.appcode, OPERATE)
     folder = contents.checked_path(folder, field="folder")
     if not folder:
@@ -114,8 +114,8 @@ def remove_folder(store: Datastore, folder: str, *, acting_user: User, forever: 
 def remove(
     store: Datastore, found: Sequence[Entry], *, acting_user: User | None, cause: str = "", seconds: float | None = None
 ) -> list[Removal]:
-    """Moves files, and folders with the size of what is in them, into the trash: now, or soon when they are large. Raises
-    DriverError, where nothing has been moved of the one that could not be."""
+    """Moves files, and folders with their total size, into the trash: now, or later if they are large. Raises
+    DriverError, if nothing was moved of the one that failed."""
     made, until = [], time.monotonic() + (SECONDS if seconds is None else seconds)
     for entry in found:
         facts = {"path": entry.path, "is_folder": entry.is_folder, "bytes": entry.size, "cause": cause}
@@ -136,7 +136,7 @@ def remove(
 
 
 def restore(store: Datastore, ids: Collection[int], *, acting_user: User) -> list[Removal]:
-    """Brings things back to where they were, or begins to; those that are not back yet. Raises Conflict, DriverError."""
+    """Restores removals, or begins to; returns those that are not back yet. Raises Conflict, DriverError."""
     require(acting_user, store.appcode, OPERATE)
     rows = list(removals(store).filter(pk__in=ids).exclude(state=State.EMPTIED).order_by("pk"))
     if not rows:
@@ -158,8 +158,8 @@ def _restore(store: Datastore, rows: list[Removal], acting_user: User) -> list[R
 
 @transaction.atomic
 def empty(store: Datastore, ids: Collection[int] | None = None, *, acting_user: User) -> int:
-    """All of the trash, or these, are to go for good; the sweep does it. How many they were. Raises Conflict for what is still on
-    its way into the trash: it would stay where it was."""
+    """Schedules all of the trash, or these removals, for deletion by the sweep; returns how many. Raises Conflict for
+    removals that are still being moved into the trash: their files would stay in place."""
     require(acting_user, store.appcode, OPERATE)
     rows = removals(store).exclude(state=State.EMPTIED)
     rows = rows if ids is None else rows.filter(pk__in=ids)
@@ -172,8 +172,8 @@ def empty(store: Datastore, ids: Collection[int] | None = None, *, acting_user: 
 
 
 def sweep() -> None:
-    """What is older than seven days is to go, and what is not done yet goes on, that which was tried longest ago first, so that
-    stores that do not answer keep nobody else from their turn. One at a time, however many workers there are."""
+    """Expires removals after seven days and continues unfinished ones, least recently tried first, so that silent
+    stores do not delay others. An advisory lock lets one worker at a time do it."""
     with advisory_lock(Lock.TRASH) as is_mine:
         if is_mine:
             _sweep()
@@ -186,7 +186,7 @@ def _sweep() -> None:
     old.update(state=State.EMPTIED, settled=False, tried_at=None)
     due = Q(trouble="") | Q(tried_at=None) | Q(tried_at__lt=now - AGAIN)
     waiting = Removal.objects.filter(due, settled=False).order_by(F("tried_at").asc(nulls_first=True), "pk")
-    # What a rule moves may be thousands of large files: people's wait for one of them at most, each time.
+    # A rule may move thousands of large files: alternate with removals by people, so that these wait for one of them at most.
     by_rules = Q(state=State.REMOVED) & ~Q(cause="")
     turns = zip_longest(
         *(some.values_list("pk", flat=True)[:ROUND] for some in (waiting.exclude(by_rules), waiting.filter(by_rules)))
@@ -202,15 +202,14 @@ def _sweep() -> None:
 
 
 def carry_on(pk: int, seconds: float) -> None:
-    """Brings one of them nearer to what it is to become. One at a time: who comes meanwhile leaves it to the first. Raises
-    DriverError."""
+    """Continues one removal. A second caller returns at once while the first works on it. Raises DriverError."""
     with advisory_lock(Lock.TRASH, str(pk)) as is_mine:
         row = Removal.objects.select_related("datastore__appcode").filter(pk=pk, settled=False).first()
         if row is None or not is_mine:
             return
         Removal.objects.filter(pk=pk).update(tried_at=timezone.now())
         try:
-            with within(LONGEST):  # a page that waits says less
+            with within(LONGEST):  # requests have shorter limits of their own
                 _carry_on(row, open_store(row.datastore), seconds)
         except DriverError as error:
             _gave_up(pk, error)
@@ -249,7 +248,7 @@ def _remove_folder(driver: Driver, folder: str) -> None:
 
 
 def _is_empty(row: Removal) -> bool:
-    """Whether nothing has been moved, as far as can be known now."""
+    """True if nothing has been moved, as far as is known now."""
     try:
         return next(open_store(row.datastore).walk(row.folder), None) is None
     except NotPossible:
@@ -259,8 +258,8 @@ def _is_empty(row: Removal) -> bool:
 
 
 def _gave_up(pk: int, error: DriverError) -> None:
-    """Notes why it does not go on. What cannot be moved into the trash for an hour, or ever, stays where it is; what was moved is
-    there to be restored."""
+    """Records the error. A removal that could not be moved for GIVEN_UP is dropped and its files stay; if a part was
+    moved, that part can be restored."""
     rows = Removal.objects.filter(pk=pk)
     rows.update(trouble=readable(str(error)))
     if row := rows.filter(state=State.REMOVED, removed_at__lt=timezone.now() - GIVEN_UP).first():
@@ -275,7 +274,7 @@ def _only(rows: Sequence[Removal]) -> Removal | None:
 
 
 def _fresh(row: Removal) -> bool:
-    """Reads it again; False when it is gone."""
+    """Reloads the row; False if it was deleted."""
     try:
         row.refresh_from_db(fields=["state", "settled", "files", "bytes", "trouble"])
     except Removal.DoesNotExist:

@@ -1,12 +1,12 @@
 """Large files in parts, so that a lost connection or a closed laptop costs one part: begun, sent part by part, finished.
 
-Where the store can be reached by whoever sends, parts go straight to it: by addresses that are good for some minutes and for one
-part of one upload, of exactly its size. The store is asked then which have come, and the file is made by us, as of all others.
+If the client can reach the store, parts go directly to it: by URLs that are valid for some minutes, for one part of one upload,
+of exactly its size. Then the store reports which parts it has; the portal makes the file from them, as for other uploads.
 
-The store keeps the parts and the database says which have come, so whoever sends the same file again goes on where it broke,
-without remembering anything. What nobody goes on with is given up after a day, and its parts with it. A process that dies
-between the store's word and ours leaves a part that is sent again, or a file that is finished again; only one that dies while
-an upload begins leaves parts without a row, which a bucket's own rule for incomplete uploads removes.
+The store keeps the parts and the database lists them, so a client that sends the same file again resumes without
+remembering anything. Uploads idle for a day are dropped with their parts. A crash between the store's response and our
+commit means that a part is sent again or a file finished again; only a crash while an upload begins leaves parts
+without a row, which a bucket's own rule for incomplete uploads removes.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from portal.models import User
 log = logging.getLogger(__name__)
 
 MIB = 2**20
-# S3 takes 10,000 parts. One is in memory while it is stored.
+# S3 allows 10,000 parts. One part is in memory while it is stored.
 LEAST_PART, LARGEST_PART, MAX_PARTS = 8 * MIB, 64 * MIB, 10_000
 MAX_OPEN = 200
-# How long an address of a part is good, and how many are made at once.
+# Validity of a part's URL in seconds, and URLs per request.
 URL_SECONDS, MAX_URLS = 15 * 60, 100
 GIVEN_UP, FORGOTTEN = dt.timedelta(days=1), dt.timedelta(days=8)
-# How much a store's clock and ours may differ; S3 says of a file when its upload began.
+# Tolerated difference between a store's clock and ours. S3 dates a file by the start of its upload.
 CLOCKS = dt.timedelta(minutes=1)
-# Of one round: how many are given up, and how long the store of one may take.
+# Uploads dropped per round, and seconds for the store of each.
 ROUND, ABORT_SECONDS = 100, 20
 
 
 def part_size(size: int) -> int:
-    """How many bytes each part of a file of `size` bytes has, but for the last one."""
+    """The bytes of each part of a file, except the last."""
     return max(LEAST_PART, ceil(size / MAX_PARTS / MIB) * MIB)
 
 
 def count_of(upload: Upload) -> int:
-    """How many parts it has; an empty file has one."""
+    """The number of parts; an empty file has one."""
     return max(1, ceil(upload.size / upload.part_size))
 
 
@@ -62,8 +62,8 @@ def size_of(upload: Upload, number: int) -> int:
 
 
 def begin(store: Datastore, path: str, size: int, fingerprint: str, *, acting_user: User) -> Upload:
-    """The upload of a file, which may have parts already: an earlier one of theirs of the same place, size and fingerprint.
-    Raises Invalid, Conflict for too many of a datastore, DriverError."""
+    """Begins an upload, or resumes the user's earlier one of the same path, size and fingerprint. Raises Invalid,
+    Conflict for too many uploads to a datastore, DriverError."""
     require(acting_user, store.appcode, OPERATE)
     path = contents.checked_new(path, size)
     contents.require_changeable(store, path)
@@ -83,7 +83,7 @@ def begin(store: Datastore, path: str, size: int, fingerprint: str, *, acting_us
 
 
 def unfinished(store: Datastore) -> QuerySet[Upload]:
-    """Those of a datastore, the newest first; `stored` is about how many bytes of each have come. One query."""
+    """Unfinished uploads to a datastore, newest first; `stored` is roughly how many bytes have arrived. One query."""
     parts = ExpressionWrapper(F("part_size") * Count("parts"), BigIntegerField())
     return (
         Upload.objects.filter(datastore=store)
@@ -94,7 +94,7 @@ def unfinished(store: Datastore) -> QuerySet[Upload]:
 
 
 def add_part(upload: Upload, number: int, stream: Stream, size: int, *, acting_user: User) -> None:
-    """Stores part `number` (from 1); one that is sent again replaces the first. Raises Invalid, NotThere, DriverError."""
+    """Stores part `number` (from 1), replacing it if sent before. Raises Invalid, NotThere, DriverError."""
     require(acting_user, upload.datastore.appcode, OPERATE)
     count = count_of(upload)
     if not 1 <= number <= count:
@@ -111,7 +111,7 @@ def add_part(upload: Upload, number: int, stream: Stream, size: int, *, acting_u
     try:
         etag = open_store(upload.datastore).write_part(upload.path, upload.remote, number, start, bytes(data))
     except NotThere:
-        # Its store has dropped it, by a rule of its own; whoever sends it begins anew.
+        # The store's own rule has dropped the upload; the client begins again.
         upload.delete()
         raise
     try:
@@ -122,8 +122,8 @@ def add_part(upload: Upload, number: int, stream: Stream, size: int, *, acting_u
 
 
 def urls(upload: Upload, numbers: Sequence[int], *, acting_user: User) -> dict[int, str]:
-    """Addresses at the store itself, each for one of these parts. Notes which parts the store has by now. Raises Invalid,
-    Conflict as `begin`, NotPossible where the store has none, NotThere, DriverError."""
+    """URLs at the store for these parts; also records which parts the store has by now. Raises Invalid, Conflict as
+    `begin`, NotPossible if the store has no URLs, NotThere, DriverError."""
     require(acting_user, upload.datastore.appcode, OPERATE)
     contents.require_changeable(upload.datastore, upload.path)
     if not all(1 <= number <= count_of(upload) for number in numbers):
@@ -140,7 +140,7 @@ def urls(upload: Upload, numbers: Sequence[int], *, acting_user: User) -> dict[i
 
 
 def _note_parts(upload: Upload, driver: Driver) -> None:
-    """Asks the store for those that came without us, behind the last one before which none is missing."""
+    """Records parts that were sent directly to the store, from the first missing number on."""
     known = set(upload.parts.values_list("number", flat=True))
     first = next(number for number in range(1, MAX_PARTS + 2) if number not in known)
     found = driver.parts(upload.path, upload.remote, first - 1)
@@ -164,8 +164,7 @@ def _missing(upload: Upload) -> list[int]:
 
 
 def finish(upload: Upload, *, acting_user: User) -> Entry:
-    """Makes the file of its parts. Raises Conflict while some are missing or a version keeps what is there, NotThere,
-    DriverError."""
+    """Makes the file from its parts. Raises Conflict if parts are missing or a version holds the path, NotThere, DriverError."""
     require(acting_user, upload.datastore.appcode, OPERATE)
     driver = open_store(upload.datastore)
     try:
@@ -187,8 +186,8 @@ def finish(upload: Upload, *, acting_user: User) -> Entry:
 
 
 def _made(driver: Driver, upload: Upload) -> bool:
-    """Whether it was finished before, by somebody who could not say so any more: not where the store has dropped it, and a file
-    lies there that is older."""
+    """True if an earlier call finished it but could not commit. An older file at that path means that the store has
+    dropped the upload."""
     try:
         found = driver.look(upload.path)
     except NotThere:
@@ -197,16 +196,16 @@ def _made(driver: Driver, upload: Upload) -> bool:
 
 
 def drop(upload: Upload, *, acting_user: User) -> None:
-    """Forgets it with its parts. Raises DriverError."""
+    """Drops the upload with its parts. Raises DriverError."""
     require(acting_user, upload.datastore.appcode, OPERATE)
     _abort(upload)
 
 
 def give_up() -> None:
-    """Drops those for which nothing came for a day. A store that cannot be asked is asked again, for a week."""
+    """Drops uploads that were idle for a day. A store that fails is retried for a week."""
     now = timezone.now()
     old = Upload.objects.select_related("datastore__appcode").filter(touched_at__lt=now - GIVEN_UP)
-    # In any order, so that stores that do not answer keep nobody else from their turn.
+    # Random order, so that silent stores do not delay others.
     for upload in old.order_by("?")[:ROUND]:
         try:
             with within(ABORT_SECONDS):

@@ -1,4 +1,4 @@
-"""REST: large files in parts. A part itself is stored at the address of its file (api.py), as S3 has it."""
+"""REST: large files in parts. As in S3, a part is stored at the URL of its file (api.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from django.utils import timezone
-from drf_spectacular.utils import OpenApiExample, extend_schema
+from drf_spectacular.utils import OpenApiExample
 from pydantic import Field, StringConstraints
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -21,13 +21,14 @@ from datastores.files.downloads import LOOK_SECONDS
 from datastores.models import Upload
 from portal.access import OPERATE
 from portal.api.documents import Answer
+from portal.api.operations import Document, operation
 from portal.api.views import person
 from portal.limits import LOOKS, TRANSFERS
 from portal.manifests import Strict, parse
 
 
 class NewUpload(Strict):
-    """A large file that will come in parts."""
+    """A large file to be sent in parts."""
 
     path: Annotated[str, StringConstraints(max_length=2000)] = Field(examples=["models/large.keras"])
     size: int = Field(ge=0, le=2**53, description="Bytes.")
@@ -37,7 +38,7 @@ class NewUpload(Strict):
 
 
 class UploadDocument(Answer):
-    """A large file on its way. Each part has `partSize` bytes, the last one what is left."""
+    """An unfinished upload. Each part has `partSize` bytes, the last one the rest."""
 
     id: int
     path: str
@@ -48,19 +49,20 @@ class UploadDocument(Answer):
 
 
 class Uploads(APIView):
-    @extend_schema(
-        operation_id="uploads_begin",
-        summary="Begin to store a large file in parts, or go on with it",
-        description="200 where parts of it have come already, in an upload of yours of that path, size and fingerprint that is "
-        "not finished. Store each part by `PUT …/files/PATH?upload=ID&part=NUMBER`, then finish it. What nobody goes on with for "
-        "a day is dropped.",
+    @operation(
+        "uploads_begin",
+        {201: UploadDocument, 200: UploadDocument},
         request=NewUpload,
-        responses={201: UploadDocument, 200: UploadDocument},
         examples=[
             OpenApiExample("A large file", request_only=True, value={"path": "a/large.npz", "size": 3_000_000_000})
         ],
     )
     def post(self, request: Request, code: str, name: str) -> Response:
+        """Begin to store a large file in parts, or go on with it
+
+        200 where parts of it have come already, in an upload of yours of that path, size and fingerprint that is not
+        finished. Store each part by `PUT …/files/PATH?upload=ID&part=NUMBER`, then finish it. What nobody goes on with
+        for a day is dropped."""
         user = person(request)
         store = datastore_for(user, code, name, OPERATE)
         wanted = parse(NewUpload, request.data)
@@ -71,17 +73,18 @@ class Uploads(APIView):
 
 
 class OneUpload(APIView):
-    @extend_schema(operation_id="uploads_read", summary="Which parts have come", responses=UploadDocument)
-    def get(self, request: Request, code: str, name: str, upload: int) -> Response:
-        return Response(_upload(upload_for(person(request), code, name, upload)))
+    @operation("uploads_read", UploadDocument)
+    def get(self, request: Request, code: str, name: str, upload: int) -> Document:
+        """Which parts have come"""
+        return _upload(upload_for(person(request), code, name, upload))
 
-    @extend_schema(operation_id="uploads_drop", summary="Give an upload up, with its parts", responses={204: None})
-    def delete(self, request: Request, code: str, name: str, upload: int) -> Response:
+    @operation("uploads_drop", {204: None})
+    def delete(self, request: Request, code: str, name: str, upload: int) -> None:
+        """Give an upload up, with its parts"""
         user = person(request)
         found = upload_for(user, code, name, upload)
         with told(), LOOKS.enter(user.pk), within(LOOK_SECONDS):
             uploads.drop(found, acting_user=user)
-        return Response(status=HTTPStatus.NO_CONTENT)
 
 
 class WantedUrls(Strict):
@@ -96,7 +99,7 @@ class PartUrl(Answer):
 
 
 class PartUrls(Answer):
-    """`PUT` each part to its `url`, with no header but its Content-Length. `stored` are those that have come by now."""
+    """`PUT` each part to its `url`, with no header but Content-Length. `stored` are the parts that have arrived."""
 
     items: list[PartUrl]
     expires: dt.datetime
@@ -104,15 +107,12 @@ class PartUrls(Answer):
 
 
 class UploadUrls(APIView):
-    @extend_schema(
-        operation_id="uploads_urls",
-        summary="Addresses at the store itself, for parts of an upload",
-        description="Each is good for one part, of exactly its size, for a quarter of an hour, and for nothing else. 409 where "
-        "the store has none: a folder. Finish the upload as any other; the store is asked then what has come.",
-        request=WantedUrls,
-        responses=PartUrls,
-    )
+    @operation("uploads_urls", PartUrls, request=WantedUrls)
     def post(self, request: Request, code: str, name: str, upload: int) -> Response:
+        """Addresses at the store itself, for parts of an upload
+
+        Each is good for one part, of exactly its size, for a quarter of an hour, and for nothing else. 409 where the
+        store has none: a folder. Finish the upload as any other; the store is asked then what has come."""
         user = person(request)
         found = upload_for(user, code, name, upload)
         wanted = parse(WantedUrls, request.data)
@@ -126,14 +126,11 @@ class UploadUrls(APIView):
 
 
 class FinishUpload(APIView):
-    @extend_schema(
-        operation_id="uploads_finish",
-        summary="Make the file of its parts",
-        description="409 while some are missing. A file of that name is replaced.",
-        request=None,
-        responses={201: FileDocument},
-    )
+    @operation("uploads_finish", {201: FileDocument})
     def post(self, request: Request, code: str, name: str, upload: int) -> Response:
+        """Make the file of its parts
+
+        409 while some are missing. A file of that name is replaced."""
         user = person(request)
         found = upload_for(user, code, name, upload)
         with told(), TRANSFERS.enter(user.pk):
@@ -142,14 +139,7 @@ class FinishUpload(APIView):
 
 
 def _upload(upload: Upload) -> dict[str, Any]:
-    return UploadDocument(
-        id=upload.pk,
-        path=upload.path,
-        size=upload.size,
-        part_size=upload.part_size,
-        parts=uploads.count_of(upload),
-        stored=_stored(upload),
-    ).json_value()
+    return UploadDocument.of(upload, parts=uploads.count_of(upload), stored=_stored(upload)).json_value()
 
 
 def _stored(upload: Upload) -> list[int]:

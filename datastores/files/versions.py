@@ -1,8 +1,8 @@
-"""Versions: a folder of a datastore as it is now, under a name that is good for ever (`digits@2026-11-22`).
+"""Versions: the current contents of a folder of a datastore under a permanent name (`digits@2026-11-22`).
 
-A version is what a listing says (../listing.py), and a promise: as long as it is there, the portal changes nothing in its
-folder. Others may, who have keys of their own, so a run that reads a version compares what it copies with it, and fails when
-that is something else.
+A version is the digest of a listing (../listing.py) and a promise: while it exists, the portal changes nothing in its
+folder. Users with keys of their own still can, so a run that reads a version compares its copy with the version and
+fails if they differ.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = tuple[str, int, int]
 
 
 def freeze(store: Datastore, name: str, folder: str, *, acting_user: User) -> Version:
-    """A version of what lies in `folder` and below. Lists at most MOST_LOOKED_AT files. Raises Invalid, Conflict, DriverError."""
+    """Makes a version of everything in `folder`, at most MOST_LOOKED_AT files. Raises Invalid, Conflict, DriverError."""
     require(acting_user, store.appcode, OPERATE)
     folder = checked_path(folder)
     if not VERSION.fullmatch(name):
@@ -45,8 +45,8 @@ def freeze(store: Datastore, name: str, folder: str, *, acting_user: User) -> Ve
 
 
 def settled(store: Datastore, folder: str, most: int = MOST_LOOKED_AT) -> list[Row]:
-    """The files that lie in `folder` and below, while nobody changes any (`at_rest`). Raises Invalid where there is none,
-    Conflict for more than `most`, and DriverError."""
+    """The files in `folder` and below. Call it inside `at_rest`. Raises Invalid if there are none, Conflict for more
+    than `most`, and DriverError."""
     _require_settled(store, folder)
     found = list(_few(open_store(store), folder, most))
     if not found:
@@ -55,8 +55,8 @@ def settled(store: Datastore, folder: str, most: int = MOST_LOOKED_AT) -> list[R
 
 
 def keep(store: Datastore, name: str, folder: str, found: Sequence[Row], *, acting_user: User) -> Version:
-    """Makes the version, in the transaction of the caller, who has seen that `found` lies there and nobody changes it. Raises
-    Conflict, and IntegrityError for a name that is taken."""
+    """Makes the version in the caller's transaction; the caller guarantees that `found` is current and does not
+    change. Raises Conflict, and IntegrityError for a name that is taken."""
     if store.versions.count() >= MAX_VERSIONS:
         raise Conflict(f"{store.name} has {MAX_VERSIONS} versions; remove one that is not needed.")
     listing = listing_of(found)
@@ -76,7 +76,7 @@ def keep(store: Datastore, name: str, folder: str, found: Sequence[Row], *, acti
 
 @transaction.atomic
 def thaw(version: Version, *, acting_user: User) -> None:
-    """Forgets a version; its files stay, and may be changed again. Raises Conflict where something is made of it."""
+    """Deletes a version; its files stay and may be changed again. Raises Conflict if another row was made from it."""
     require(acting_user, version.datastore.appcode, OPERATE)
     try:
         version.delete()
@@ -87,14 +87,14 @@ def thaw(version: Version, *, acting_user: User) -> None:
 
 
 def _require_settled(store: Datastore, folder: str) -> None:
-    """What is on its way into the trash, or back, would change the version later."""
+    """Raises Busy for files that are being moved into or out of the trash: they would change the version later."""
     moving = store.removals.filter(settled=False).exclude(state=Removal.State.EMPTIED)
     if path := next((row.path for row in moving if Version(folder=folder).holds(row.path)), ""):
         raise Busy(f"{path} is on its way into the trash, or back; try again when it is there.")
 
 
 def rows(driver: Driver, folder: str) -> Iterator[Row]:
-    """Of all files in a folder and below, as a listing takes them; asked for as they are consumed. Raises DriverError."""
+    """Yields all files in a folder and below as rows of a listing, fetched as they are consumed. Raises DriverError."""
     start = len(folder) + 1 if folder else 0
     for entry in driver.walk(folder):
         yield entry.path[start:], entry.size, int(entry.modified.timestamp()) if entry.modified else 0

@@ -1,13 +1,11 @@
-"""REST: versions of a datastore, made and forgotten."""
+"""REST: versions of a datastore."""
 
 from __future__ import annotations
 
 import datetime as dt
 from typing import Annotated
 
-from drf_spectacular.utils import extend_schema
 from pydantic import Field, StringConstraints
-from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -19,7 +17,8 @@ from datastores.files.api import told
 from datastores.files.downloads import COUNT_SECONDS
 from datastores.models import Version
 from portal.access import OPERATE
-from portal.api.documents import Answer
+from portal.api.documents import Answer, Who, page_of
+from portal.api.operations import Document, created, operation
 from portal.api.pagination import PAGE_PARAMETERS, page
 from portal.api.views import person
 from portal.limits import LOOKS
@@ -27,7 +26,7 @@ from portal.manifests import Strict, parse
 
 
 class NewVersion(Strict):
-    """What a folder holds now, under a name."""
+    """A name for the current contents of a folder."""
 
     name: Annotated[str, StringConstraints(max_length=40)] = Field(examples=["2026-11-22"])
     path: Annotated[str, StringConstraints(max_length=2000)] = Field(
@@ -36,7 +35,7 @@ class NewVersion(Strict):
 
 
 class VersionDocument(Answer):
-    """The files that a folder had: a digest of their names, sizes and times, how many they were, and their bytes together."""
+    """The contents of a folder: a digest of names, sizes and times, the number of files, and their total bytes."""
 
     name: str
     path: str
@@ -44,67 +43,47 @@ class VersionDocument(Answer):
     files: int
     bytes: int
     created: dt.datetime
-    created_by: str | None
+    created_by: Who
 
 
-class VersionPage(Answer):
-    items: list[VersionDocument]
-    next: str | None
+VersionPage = page_of("VersionPage", VersionDocument)
 
 
 class Versions(APIView):
-    @extend_schema(
-        operation_id="versions_list",
-        summary="The versions of a datastore, the newest first",
-        parameters=PAGE_PARAMETERS,
-        responses=VersionPage,
-    )
+    @operation("versions_list", VersionPage, parameters=PAGE_PARAMETERS)
     def get(self, request: Request, code: str, name: str) -> Response:
+        """The versions of a datastore, the newest first"""
         rows = Version.objects.filter(datastore=datastore_for(person(request), code, name)).select_related("created_by")
         return page(request, rows, order="-id", render=lambda row: _document(row).json_value())
 
-    @extend_schema(
-        operation_id="versions_make",
-        summary="Freeze a folder of a datastore as a version",
-        description="As long as it is there, nothing in its folder is changed through the portal, and a run that reads it fails "
-        "when something else lies there. Of S3 only, and of a bounded number of files.",
-        request=NewVersion,
-        responses={201: VersionDocument},
-    )
+    @operation("versions_make", {201: VersionDocument}, request=NewVersion)
     def post(self, request: Request, code: str, name: str) -> Response:
+        """Freeze a folder of a datastore as a version
+
+        As long as it is there, nothing in its folder is changed through the portal, and a run that reads it fails when
+        something else lies there. Of S3 only, and of a bounded number of files."""
         user = person(request)
         store = datastore_for(user, code, name, OPERATE)
         wanted = parse(NewVersion, request.data)
         with told(), LOOKS.enter(user.pk), within(COUNT_SECONDS):
             made = versions.freeze(store, wanted.name, wanted.path, acting_user=user)
-        address = request.build_absolute_uri(f"{request.path}/{made.name}")
-        return Response(_document(made).json_value(), status=status.HTTP_201_CREATED, headers={"Location": address})
+        return created(request, made.name, _document(made).json_value())
 
 
 class OneVersion(APIView):
-    @extend_schema(operation_id="versions_read", summary="A version of a datastore", responses=VersionDocument)
-    def get(self, request: Request, code: str, name: str, version: str) -> Response:
-        return Response(_document(version_for(person(request), code, name, version)).json_value())
+    @operation("versions_read", VersionDocument)
+    def get(self, request: Request, code: str, name: str, version: str) -> Document:
+        """A version of a datastore"""
+        return _document(version_for(person(request), code, name, version)).json_value()
 
-    @extend_schema(
-        operation_id="versions_forget",
-        summary="Forget a version",
-        description="Its files stay, and may be changed again. Runs that name it are refused from then on.",
-        responses={204: None},
-    )
-    def delete(self, request: Request, code: str, name: str, version: str) -> Response:
+    @operation("versions_forget", {204: None})
+    def delete(self, request: Request, code: str, name: str, version: str) -> None:
+        """Forget a version
+
+        Its files stay, and may be changed again. Runs that name it are refused from then on."""
         user = person(request)
         versions.thaw(version_for(user, code, name, version, OPERATE), acting_user=user)
-        return Response(status=status.HTTP_204_NO_CONTENT)
 
 
 def _document(row: Version) -> VersionDocument:
-    return VersionDocument(
-        name=row.name,
-        path=row.folder,
-        digest=row.digest,
-        files=row.files,
-        bytes=row.bytes,
-        created=row.created_at,
-        created_by=row.created_by.username if row.created_by else None,
-    )
+    return VersionDocument.of(row, path=row.folder, created=row.created_at)

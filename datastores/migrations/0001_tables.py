@@ -6,6 +6,8 @@ import encrypted_fields.fields
 from django.conf import settings
 from django.db import migrations, models
 
+from portal.tables import at_once
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -396,3 +398,4 @@ class Migration(migrations.Migration):
             ],
         ),
     ]
+    operations = at_once(operations)

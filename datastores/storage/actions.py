@@ -1,9 +1,9 @@
 """What people do to the object storage of their appcode: switch it on, refresh its keys, stop them.
 
-The row is written first and says what is wanted; the store is told outside of any transaction, and each step may be repeated:
-whoever died in between has it done by the next who asks. A key that was made and not noted opens nothing, because the door asks
-the row, and is deleted by the next one who is here. One at a time works on a bucket, by a lock of the database that ends with its
-session.
+The row is written first and holds the desired state. The store is changed outside of any transaction, and each step can
+be repeated: after a crash the next request completes it. A key that was made but not recorded opens nothing, because
+the door checks the row, and the next request deletes it. An advisory lock lets one request at a time work on a bucket;
+it ends with its database session.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DATASTORE = "storage"
 
 
 def switch_on(appcode: Appcode, *, acting_user: User) -> tuple[Storage, KeyPair | None]:
-    """The storage and, where it has none yet, its first keys. Raises Conflict."""
+    """The storage and, if it has none yet, its first keys. Raises Conflict."""
     require(acting_user, appcode, OPERATE)
     _check(appcode)
     row = _row(appcode, acting_user)
@@ -39,13 +39,13 @@ def switch_on(appcode: Appcode, *, acting_user: User) -> tuple[Storage, KeyPair 
         _make(row.bucket)
         if datastore_of(row) is None:
             _give_portal(row, acting_user)
-        # Keys that somebody has stopped stay so until they are refreshed.
+        # Stopped keys stay stopped until they are refreshed.
         return row, None if row.refreshed_at else _give_people(row, acting_user, "Keys made")
 
 
 def prepare(code: str) -> tuple[str, KeyPair]:
-    """A bucket and the portal's key to it for an appcode that is yet to be made, by the transaction that calls `adopt`; what dies
-    in between may begin again. Raises Conflict."""
+    """Makes a bucket and the portal's key to it for an appcode that is created later, in the transaction that calls
+    `adopt`. It can be repeated after a crash. Raises Conflict."""
     _check_there()
     bucket = bucket_of(code)
     with _away():
@@ -54,12 +54,12 @@ def prepare(code: str) -> tuple[str, KeyPair]:
 
 
 def adopt(appcode: Appcode, made: KeyPair, *, acting_user: User) -> None:
-    """Switches on what was prepared; people's keys are made when they ask for them. In the caller's transaction."""
+    """Switches the prepared storage on, in the caller's transaction. Users' keys are made when they request them."""
     _own(_row(appcode, acting_user), made, acting_user)
 
 
 def refresh_keys(row: Storage, *, acting_user: User) -> KeyPair:
-    """New keys; the old ones stop at once. Raises Conflict."""
+    """Makes new keys; the old ones stop at once. Raises Conflict."""
     require(acting_user, row.appcode, OPERATE)
     _check(row.appcode)
     with _alone(row), _away():
@@ -68,13 +68,13 @@ def refresh_keys(row: Storage, *, acting_user: User) -> KeyPair:
 
 
 def stop_keys(row: Storage, *, acting_user: User) -> None:
-    """Nobody comes in by keys until they are refreshed; runs do. The door knows it whether the store can be told or not; a store
-    of the house has no door of ours before it, and has to be told. Raises Conflict."""
+    """Stops users' keys until they are refreshed; runs go on. The door knows it even if the store cannot be changed
+    now; an external store has no door of ours before it and must be changed. Raises Conflict."""
     require(acting_user, row.appcode, OPERATE)
     with _alone(row):
         if settings.STORAGE["proof"]:
             _stopped(row, acting_user)
-            with suppress(StorageAway):  # what is left of the key opens nothing, and goes when keys are made again
+            with suppress(StorageAway):  # the door already refuses the key; it is deleted when keys are made again
                 store.keep_key(row.bucket, "people", None)
             return
         with _away():
@@ -83,7 +83,7 @@ def stop_keys(row: Storage, *, acting_user: User) -> None:
 
 
 def bucket_of(code: str) -> str:
-    """The name of an appcode's bucket: its code, where S3 knows all letters of it."""
+    """An appcode's bucket name: its code, if S3 accepts all its characters, else a variant with a hash."""
     name: str = settings.STORAGE["bucket_prefix"] + code.replace("_", "-")
     if name == code and len(name) <= 63 and name != logs_bucket():
         return name
@@ -91,7 +91,7 @@ def bucket_of(code: str) -> str:
 
 
 def logs_bucket() -> str:
-    """The portal's own, in which logs of tasks are kept where no other archive is named."""
+    """The portal's own bucket, for task logs if no other archive is configured."""
     name: str = settings.STORAGE["bucket_prefix"] + "gpu-cloud-logs"
     return name
 
@@ -129,14 +129,14 @@ def _give_people(row: Storage, user: User, what: str) -> KeyPair:
     store.keep_key(row.bucket, "people", row.access_key)
     made = store.make_key(row.bucket, "people")
     _note(row, made.access_key, user, what)
-    # After this line the old one is refused by the door; by the store, too, after the next.
+    # From here on the door refuses the old key; after the next line the store does, too.
     store.keep_key(row.bucket, "people", made.access_key)
     return made
 
 
 def _give_portal(row: Storage, user: User) -> None:
-    """A key of the portal's own, and the datastore that has it. Where another datastore has one, both have the same; a key that
-    none has goes."""
+    """Creates the datastore of the bucket with the portal's key. If another datastore has that key already, both share
+    it; unused keys are deleted."""
     other = datastores_of(row).first()
     made = KeyPair(row.own_key or "", other.secret or "") if other else store.make_key(row.bucket, "portal")
     _own(row, made, user)
@@ -169,8 +169,8 @@ def _own(row: Storage, made: KeyPair, user: User) -> None:
 
 
 def follow_server(**_: object) -> None:
-    """Datastores of the object storage go where it is now: the next start on one machine may find its port taken, and a house may
-    move its server. Told by each `migrate`."""
+    """Updates the server of the object storage's datastores: on one machine the port may change between starts, and an
+    external server may move. Runs after each `migrate`."""
     own = Storage.objects.exclude(own_key=None).values("own_key")
     stores = Datastore.objects.annotate(key=KT("spec__access_key")).filter(kind=Datastore.Kind.S3, key__in=own)
     for each in stores.exclude(spec__server=settings.STORAGE["url"]) if settings.STORAGE["url"] else ():
@@ -204,7 +204,7 @@ def _record(row: Storage, user: User, verb: str, message: str) -> None:
 
 @contextmanager
 def _alone(row: Storage) -> Iterator[None]:
-    """Raises Conflict where somebody else is at it; ends with the session of who died."""
+    """Raises Conflict if another request is changing the storage. The lock ends with the database session."""
     with advisory_lock(Lock.STORAGE, str(row.pk)) as held:
         if not held:
             raise Conflict("Somebody else is changing this storage just now; look again in a moment.")

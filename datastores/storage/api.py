@@ -1,14 +1,12 @@
-"""REST: the object storage of an appcode and its keys. The secret key is answered once, by whatever made it."""
+"""REST: the object storage of an appcode and its keys. The secret key is only in the response that made it."""
 
 from __future__ import annotations
 
 import datetime as dt
 
 from django.conf import settings
-from drf_spectacular.utils import extend_schema
 from pydantic import Field
 from rest_framework.request import Request
-from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from datastores.models import Storage
@@ -17,6 +15,7 @@ from datastores.storage.access import datastore_of, storage_of
 from datastores.storage.store import KeyPair
 from portal.access import OPERATE, appcode_for
 from portal.api.documents import Answer
+from portal.api.operations import Document, operation
 from portal.api.views import person
 from portal.errors import Conflict
 from portal.limits import LOOKS
@@ -24,14 +23,15 @@ from portal.manifests import Strict, parse
 
 
 class StorageUsage(Answer):
-    """What was in the bucket when it was last looked at."""
+    """The bucket's contents when last measured."""
 
     bytes: int = Field(description="As the store keeps them: what can be compressed is.")
     measured: dt.datetime
 
 
 class StorageAnswer(Answer):
-    """All but the switch is null until it is on; `accessKey` is null while keys are stopped, `datastore` where it was deleted."""
+    """Everything but `on` is null until it is switched on; `accessKey` is null while keys are stopped, `datastore` if
+    it was deleted."""
 
     on: bool
     endpoint: str | None = Field(examples=["https://s3.example.com"])
@@ -48,7 +48,7 @@ class NewLimit(Strict):
 
 
 class KeysAnswer(Answer):
-    """`secretKey` is shown now and never again."""
+    """`secretKey` is shown only once."""
 
     access_key: str
     secret_key: str
@@ -59,56 +59,47 @@ class SwitchedOn(StorageAnswer):
 
 
 class AppcodeStorage(APIView):
-    @extend_schema(operation_id="storage_read", summary="The object storage of an appcode", responses=StorageAnswer)
-    def get(self, request: Request, code: str) -> Response:
+    @operation("storage_read", StorageAnswer)
+    def get(self, request: Request, code: str) -> Document:
+        """The object storage of an appcode"""
         row = storage_of(appcode_for(person(request), code))
-        return Response(StorageAnswer.model_validate(_fields(row)).json_value())
+        return StorageAnswer.model_validate(_fields(row)).json_value()
 
-    @extend_schema(
-        operation_id="storage_switch_on",
-        summary="Switch the object storage of an appcode on",
-        description="Makes its bucket, its first keys and a datastore for it. Repeated, it mends what is missing. The first one "
-        "on a portal takes some seconds: then the store is started.",
-        request=None,
-        responses=SwitchedOn,
-    )
-    def post(self, request: Request, code: str) -> Response:
+    @operation("storage_switch_on", SwitchedOn)
+    def post(self, request: Request, code: str) -> Document:
+        """Switch the object storage of an appcode on
+
+        Makes its bucket, its first keys and a datastore for it. Repeated, it mends what is missing. The first one on a
+        portal takes some seconds: then the store is started."""
         appcode = appcode_for(person(request), code, OPERATE)
-        with LOOKS.enter(person(request).pk):  # the store may take its time to start
+        with LOOKS.enter(person(request).pk):  # the store may take long to start
             row, made = actions.switch_on(appcode, acting_user=person(request))
         secret = {"secret_key": made.secret_key if made else None}
-        return Response(SwitchedOn.model_validate(_fields(row) | secret).json_value())
+        return SwitchedOn.model_validate(_fields(row) | secret).json_value()
 
-    @extend_schema(
-        operation_id="storage_limit",
-        summary="Set how much may be in the bucket",
-        description="For administrators. Less than what is there lets nothing more in.",
-        request=NewLimit,
-        responses=StorageAnswer,
-    )
-    def patch(self, request: Request, code: str) -> Response:
+    @operation("storage_limit", StorageAnswer, request=NewLimit)
+    def patch(self, request: Request, code: str) -> Document:
+        """Set how much may be in the bucket
+
+        For administrators. Less than what is there lets nothing more in."""
         row = _on(request, code)
         limits.set_limit(row, parse(NewLimit, request.data).limit_gib, acting_user=person(request))
-        return Response(StorageAnswer.model_validate(_fields(row)).json_value())
+        return StorageAnswer.model_validate(_fields(row)).json_value()
 
 
 class StorageKeys(APIView):
-    @extend_schema(
-        operation_id="storage_keys_refresh",
-        summary="Make new keys; the old ones stop within two seconds",
-        request=None,
-        responses=KeysAnswer,
-    )
-    def post(self, request: Request, code: str) -> Response:
+    @operation("storage_keys_refresh", KeysAnswer)
+    def post(self, request: Request, code: str) -> Document:
+        """Make new keys; the old ones stop within two seconds"""
         row = _on(request, code)
         with LOOKS.enter(person(request).pk):
             made = actions.refresh_keys(row, acting_user=person(request))
-        return Response(_keys(made))
+        return _keys(made)
 
-    @extend_schema(operation_id="storage_keys_stop", summary="Stop the keys", request=None, responses={204: None})
-    def delete(self, request: Request, code: str) -> Response:
+    @operation("storage_keys_stop", {204: None})
+    def delete(self, request: Request, code: str) -> None:
+        """Stop the keys"""
         actions.stop_keys(_on(request, code), acting_user=person(request))
-        return Response(status=204)
 
 
 def _on(request: Request, code: str) -> Storage:
@@ -132,7 +123,7 @@ def _fields(row: Storage | None) -> dict[str, object]:
         usage = {"bytes": row.used_bytes, "measured": row.measured_at}
     found = datastore_of(row)
     return {
-        "on": row.own_key is not None,  # else whoever switched it on died at it: POST again
+        "on": row.own_key is not None,  # otherwise switching on was interrupted: POST again
         "endpoint": settings.STORAGE["url"],
         "region": settings.STORAGE["region"],
         "bucket": row.bucket,

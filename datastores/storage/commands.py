@@ -1,10 +1,10 @@
-"""Commands ready to copy, by which S3 clients reach a bucket. Pure. Clients that can get keys by the environment get them so."""
+"""Copyable commands for S3 clients of a bucket. Pure. Clients that support it get keys from the environment."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Where a key is not known any more.
+# Placeholders for unknown keys.
 ACCESS_KEY, SECRET_KEY = "ACCESS_KEY", "SECRET_KEY"
 
 
@@ -19,7 +19,7 @@ class Commands:
 
 
 def commands(endpoint: str, region: str, bucket: str, access_key: str = "", secret_key: str = "") -> list[Commands]:
-    """For each client: to sign in, to list, to copy a folder there. The bucket is named by paths, not by host names."""
+    """For each client: sign in, list, copy a folder. Buckets are addressed by path, not by host name."""
     key, secret = access_key or ACCESS_KEY, secret_key or SECRET_KEY
     environment = f"export AWS_ACCESS_KEY_ID={key} AWS_SECRET_ACCESS_KEY={secret} AWS_DEFAULT_REGION={region}"
     return [

@@ -1,7 +1,7 @@
-"""What becomes of one request to the portal's object storage, before the store sees it. Pure.
+"""Decides about one request to the portal's object storage, before the store gets it. Pure.
 
-The store checks signatures and keeps buckets apart by itself. The door only narrows: to keys that live now, to the bucket of the
-key, to the operations that are listed here. It hears headers alone, so it knows no sizes.
+The store itself checks signatures and separates buckets. The door only narrows: to currently valid keys, to the key's
+bucket, and to the operations listed here. It sees only headers, so it knows no sizes.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ READS = frozenset({
     "GetBucketLocation", "GetBucketVersioning", "GetObject", "GetObjectTagging", "HeadBucket", "HeadObject", "ListBuckets",
     "ListMultipartUploads", "ListObjects", "ListObjectsV2", "ListParts",
 })  # fmt: skip
-# What makes more, and is refused where an appcode has as much as it may.
+# Operations that add data; refused when the appcode's limit is reached.
 ADDS = frozenset({
     "CompleteMultipartUpload", "CopyObject", "CreateMultipartUpload", "PutObject", "UploadPart", "UploadPartCopy",
 })  # fmt: skip
 REMOVES = frozenset({
     "AbortMultipartUpload", "DeleteObject", "DeleteObjectTagging", "DeleteObjects", "PutObjectTagging",
 })  # fmt: skip
-# The headers that the gateway passes on to be judged.
+# The headers that the gateway forwards for the decision.
 HEARD = (
     "Authorization", "X-Amz-Copy-Source", "X-Amz-Server-Side-Encryption", "X-Amz-Decoded-Content-Length", "X-Amz-Content-Sha256",
 )  # fmt: skip
-# Seconds; S3 has the same.
+# Seconds; the same as S3's limit.
 LONGEST = 7 * 24 * 3600
 ALLOWED = READS | ADDS | REMOVES
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What a living access key opens. `full`: there is as much in the bucket as may be."""
+    """What a valid access key opens. `full`: the bucket has reached its limit."""
 
     bucket: str
     full: bool = False
@@ -41,7 +41,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Refusal:
-    """In the words of S3, which its clients know."""
+    """An error with S3's codes, which its clients understand."""
 
     status: int
     code: str
@@ -70,7 +70,7 @@ AWAY = Refusal(503, "ServiceUnavailable", "It is not known just now who may do t
 
 
 def judge(asked: Asked, grant: Grant | None, now: float) -> Refusal | None:
-    """Why a request is refused; None lets it through. `grant` is that of `asked.access_key`, `now` in seconds since 1970."""
+    """The refusal of a request, or None to let it through. `grant` is that of `asked.access_key`, `now` in seconds since 1970."""
     if not asked.access_key:
         return NO_KEY
     if grant is None:
@@ -78,7 +78,7 @@ def judge(asked: Asked, grant: Grant | None, now: float) -> Refusal | None:
     if asked.lasts > LONGEST or asked.ends > now + LONGEST:
         return TOO_LONG
     if asked.operation == "CreateBucket" and asked.bucket == grant.bucket:
-        # Many clients make the bucket before they write to it.
+        # Many clients create the bucket before they write to it.
         return YOURS_ALREADY
     if asked.operation not in ALLOWED:
         return NOT_OFFERED
@@ -88,7 +88,7 @@ def judge(asked: Asked, grant: Grant | None, now: float) -> Refusal | None:
 
 
 def _differs(asked: Asked) -> Refusal | None:
-    """What a store on a file system would do otherwise than S3, and lose: it is refused, and never answered 200."""
+    """Refuses what a store on a file system would handle differently from S3 and lose, instead of answering 200."""
     if asked.key.startswith("/") or "//" in asked.key:
         return NO_SUCH_KEY if asked.operation in READS else NO_FOLDER
     if asked.key.endswith("/") and asked.operation in ADDS and not (asked.operation == "PutObject" and asked.is_empty):

@@ -1,7 +1,7 @@
-"""Becomes SeaweedFS, in a network and a view of the file system that were made for it: `… inside DIR SOCKETS WEED`.
+"""Execs SeaweedFS inside network and mount namespaces made for it: `… inside DIR SOCKETS WEED`.
 
-Its loopback is brought up, and an empty /tmp laid over the one of the machine, where it puts sockets that ask nobody for a name.
-What lies below /tmp by chance, the data folder of a test, is reached by handles that were opened before.
+It brings the loopback interface up and mounts an empty /tmp over the machine's, because SeaweedFS puts sockets without
+authentication there. Paths below /tmp (a test's data folder) stay reachable by handles opened before.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import sys
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _FLAGS = struct.Struct("16sh14x")
-# GiB: a bucket is a number of files of up to this size.
+# 1 GiB: a bucket consists of files of up to this size.
 VOLUME_MB = 1024
 METRICS_PORT = 9327
-# It holds each chunk that comes several times over, ten of them of each client at once: small ones are what keeps it small.
+# It holds several copies of each incoming chunk, ten chunks per client at once, so small chunks keep its memory small.
 CHUNK_MB = 1
-# Go counts 250 MB of heap from the start, most of it buffers that are never touched. A limit below that makes its collector run
-# all the time (6 % of a core while nobody does anything); so little beyond it makes it run after 25 MB.
+# Go reports 250 MB of heap from the start, mostly buffers that are never touched. With a lower limit its collector
+# would run all the time (6 % of a core when idle); a GOGC this low runs it after 25 MB.
 MEMORY = {"GOMEMLIMIT": "512MiB", "GOGC": "10"}
-# Of the log only warnings leave: the rest names access keys, and lies in /tmp as long as the store runs, a few MB of it.
+# Only warnings go to stderr: the full log names access keys. It stays in /tmp while the store runs, a few MB.
 LOGGING = ("-v=-1", "-alsologtostderr=false", "-stderrthreshold=1", "-log_max_size_mb=1")
 OPTIONS = (
     "-s3.port.iceberg=0",
@@ -52,7 +52,7 @@ def main(folder: str, sockets: str, weed: str) -> None:
     at = "127.0.0.1"
     argv = ["weed", *LOGGING, "server", f"-dir=/proc/self/fd/{data}", f"-ip={at}", f"-ip.bind={at}", "-filer", "-s3"]
     argv += [f"-s3.localSocket=/proc/self/fd/{run}/s3", "-filer.localSocket=/tmp/filer.sock", "-s3.iam.readOnly=false"]
-    # Which pages of a browser come in says the gateway.
+    # The gateway decides which browser origins are allowed.
     argv += ["-s3.allowedOrigins=", "-s3.allowDeleteBucketNotEmpty=false", *OPTIONS]
     argv += [f"-metricsPort={METRICS_PORT}", f"-metricsIp={at}"]
     os.execve(f"/proc/self/fd/{program}", argv, dict(os.environ))  # noqa: S606  no shell is the point

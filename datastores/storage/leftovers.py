@@ -1,6 +1,6 @@
-"""Parts that clients of S3 have left in buckets: an upload for which nothing came for a day is given up, so that nobody pays for
-ever for what no listing shows. A rule of the bucket's own lifecycle was refused: not every store keeps such rules, and it would
-end those that go on, too."""
+"""Drops multipart uploads that S3 clients left in buckets and that were idle for a day, because users would
+pay for data that no listing shows. We decided against a bucket's lifecycle rule: not every store supports it, and it would
+also end active uploads."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from datastores.storage.store import StorageAway
 log = logging.getLogger(__name__)
 
 GIVEN_UP = dt.timedelta(days=1)
-# Buckets of one round.
+# Buckets per round.
 ROUND = 200
 
 
 def drop_old() -> None:
-    """In any order, so that all have their turn where there are more. May run twice or at once."""
+    """In random order, so that all have their turn if there are more. May run twice or at once."""
     before = timezone.now() - GIVEN_UP
     for row in Storage.objects.exclude(own_key=None).order_by("?")[:ROUND]:
-        # Those that began in the portal it ends by itself.
+        # The portal itself drops those that it has begun.
         own = Upload.objects.filter(datastore__appcode_id=row.appcode_id, touched_at__gte=before)
         try:
             count = store.drop_uploads(row.bucket, before, frozenset(own.values_list("remote", flat=True)))

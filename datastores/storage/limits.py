@@ -1,7 +1,7 @@
-"""How full a bucket may be: administrators say it, and people are told before it is, once at each of a few steps.
+"""Limits of buckets: administrators set them, and users are notified once at each of a few steps.
 
-What is in buckets is counted by the store once a minute, as it keeps it: what can be compressed counts less. Counting what
-clients have sent was refused, since that is a listing of every object, each minute.
+The store counts its contents once a minute, as stored: compressible data counts less. We decided against summing up the
+sizes that clients sent, because that would list every object each minute.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from portal.models import User
 
 GIB = 2**30
 LARGEST_GIB = 2**20
-# Percent of the limit. One is said again only after there was this much less in the meantime.
+# Per cent of the limit. A step is only notified again after usage fell this much below it.
 STEPS, LESS = (80, 95, 100), 5
 ROUND = 200
 
 
 @transaction.atomic
 def set_limit(row: Storage, gib: int, *, acting_user: User) -> None:
-    """Less than what is there lets nothing more in. Raises Invalid at `limitGiB`, and Http404 for others than administrators."""
+    """A limit below the current usage lets nothing more in. Raises Invalid at `limitGiB`, and Http404 for anyone but
+    administrators."""
     require_administrator(acting_user)
     if not 1 <= gib <= LARGEST_GIB:
         raise Invalid.at("limitGiB", message=f"Give a whole number from 1 to {LARGEST_GIB:,}.")
@@ -38,12 +39,12 @@ def set_limit(row: Storage, gib: int, *, acting_user: User) -> None:
 
 
 def percent(row: Storage) -> int:
-    """How full it was when it was counted; 0 before."""
+    """The per cent used when last measured; 0 before."""
     return (row.used_bytes or 0) * 100 // (row.limit_gib * GIB)
 
 
 def watch() -> None:
-    """Tells whom it concerns of buckets that have reached a step since. May run twice or at once."""
+    """Notifies the owners of buckets that have reached a step. May run twice or at once."""
     due, limit = Q(pk=None), Cast("limit_gib", BigIntegerField()) * GIB
     for step in STEPS:
         due |= Q(told_percent__lt=step, used_bytes__gte=F("limit") * step / 100)

@@ -1,8 +1,8 @@
-"""Which operation of S3 a request is, from its method, path, query and copy source alone; bodies are never read. Pure.
+"""Determines a request's S3 operation from its method, path, query and copy source; it never reads bodies. Pure.
 
-The operations and what each may be asked with come from botocore's own model of S3, so that a name in a query which S3 does not
-know for an operation makes a request unknown, and none becomes another one by accident: to a server that overlooks `?tagging`, a
-`PUT` of tags is the object's new content.
+The operations and their parameters come from botocore's model of S3. A query parameter that S3 does not define for an
+operation makes the request unknown, so no request is mistaken for another: a server that overlooks `?tagging` would
+store a `PUT` of tags as the object's content.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from urllib.parse import parse_qsl, unquote
 
 from botocore.loaders import Loader
 
-# What signs an address (SigV4, and the older way of which some clients still make addresses that run out), and the name of the
-# operation that some clients add for people who read logs.
+# Parameters of presigned URLs (SigV4, and the older signature that some clients still use), and the operation name that
+# some clients add for readers of logs.
 _V4 = ("algorithm", "credential", "date", "expires", "signedheaders", "signature", "security-token", "content-sha256")
 SIGNING = frozenset({*(f"x-amz-{name}" for name in _V4), "awsaccesskeyid", "signature", "expires", "x-id"})
 _COPY_SOURCE = "x-amz-copy-source"
 ENCRYPTION = "x-amz-server-side-encryption"
-# The SHA-256 of no bytes.
+# The SHA-256 of an empty body.
 NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
 class Confusing(ValueError):
-    """Two programs could read this path differently."""
+    """Two programs could parse this path differently."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How an operation is asked for: `path` is 0 for the server itself, 1 for a bucket, 2 for an object; `said` stands in its
-    query with that value, `needed` with any, `known` may stand there."""
+    """How to recognise an operation: `path` is 0 for the server itself, 1 for a bucket, 2 for an object. Its query has
+    `said` with these values and `needed` with any value, and may have `known`."""
 
     name: str
     method: str
@@ -49,9 +49,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as an operation of S3 ("" for none that S3 has) on a bucket, with the access key by which it is signed, and the
-    buckets from which it copies. A signed address is good for `lasts` seconds from a moment that the store knows, or until
-    `ends`, in seconds since 1970; both are 0 for a request that is signed by headers. `is_empty`: it says that its body is."""
+    """A request as an S3 operation ("" if S3 has none) on a bucket, with its access key and the buckets that it copies
+    from. A presigned URL is valid for `lasts` seconds from a time that the store knows, or until `ends`, in seconds
+    since 1970; both are 0 for a request signed by headers. `is_empty`: its headers announce an empty body."""
 
     operation: str
     bucket: str = ""
@@ -67,7 +67,7 @@ class Asked:
 
 @cache
 def shapes() -> tuple[Shape, ...]:
-    """Those of all operations of S3, the ones with more to say first. Reads the model once."""
+    """The shapes of all S3 operations, most specific first. The model is read once."""
     model = Loader().load_service_model("s3", "service-2")
     found = [_shape(name, each, model["shapes"]) for name, each in model["operations"].items()]
     return tuple(sorted((each for each in found if each), key=lambda each: -len(each.said) - len(each.needed)))
@@ -76,8 +76,8 @@ def shapes() -> tuple[Shape, ...]:
 def read(
     method: str, uri: str, *, authorization: str = "", copy_source: str = "", encryption: str = "", body: str = ""
 ) -> Asked:
-    """What is asked for by a request for `uri` (path and query as they were sent); `body` is the digest or the length that it
-    says of its body. Raises Confusing."""
+    """Parses a request for `uri` (path and query as sent); `body` is the announced digest or length of its body. Raises
+    Confusing."""
     raw, _, text = uri.partition("?")
     bucket, key = split_path(raw)
     try:
@@ -106,7 +106,7 @@ def read(
 
 
 def split_path(raw: str, *, decoded: bool = False) -> tuple[str, str]:
-    """Bucket and key of a path. Raises Confusing where a server could see another bucket in it."""
+    """Bucket and key of a path. Raises Confusing if a server could see another bucket in it."""
     path = raw if decoded else unquote(raw)
     words = path.removeprefix("/").split("/")
     if not (decoded or raw.startswith("/")) or any(word in (".", "..") for word in words) or path.startswith("//"):
@@ -117,7 +117,7 @@ def split_path(raw: str, *, decoded: bool = False) -> tuple[str, str]:
 
 
 def _operation(method: str, path: int, query: Mapping[str, str], *, copies: bool) -> str:
-    """The most particular operation that fits, unless more is said than it knows."""
+    """The most specific operation that matches; "" if the query has parameters that it does not know."""
     for each in shapes():
         if (each.method, each.path) == (method, path) and each.fits(query, copies=copies):
             more = {name for name in query if name not in each.known and name.lower() not in SIGNING}
@@ -132,7 +132,7 @@ def _number(text: str) -> int:
 
 
 def _key_in(authorization: str, credential: str) -> str:
-    """The access key of a signature of version 4, the only one that headers may have."""
+    """The access key of a SigV4 signature, the only version allowed in headers."""
     scheme, _, rest = authorization.partition(" ")
     if scheme == "AWS4-HMAC-SHA256":
         parts = dict(part.strip().partition("=")[::2] for part in rest.split(","))

@@ -1,5 +1,5 @@
-"""The page of an appcode's object storage: what it has, its keys, and how clients come in. A secret is shown once, by the answer
-to the button that made it, and no browser keeps that."""
+"""The page of an appcode's object storage: usage, keys, and commands for clients. A secret is shown once, in the
+response to the button that made it, which browsers must not cache."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def storage(request: HttpRequest, appcode: str) -> HttpResponse:
 @require_POST
 @never_cache
 def keys(request: HttpRequest, appcode: str) -> HttpResponse:
-    """Switches it on, or makes new keys; then the page has the secret."""
+    """Switches the storage on or makes new keys; the page then shows the secret."""
     found = appcode_for(person(request), appcode, OPERATE)
     row = storage_of(found)
     try:
-        with LOOKS.enter(person(request).pk):  # the store may take its time to start
+        with LOOKS.enter(person(request).pk):  # the store may take long to start
             if row is None or not row.own_key:
                 row, made = actions.switch_on(found, acting_user=person(request))
             else:

@@ -1,4 +1,4 @@
-"""Where the portal's own object storage is, as people and tasks name it."""
+"""The public address of the portal's own object storage."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-# For who names it where it listens on the portal's own machine alone.
+# For messages when it listens only on the portal's own machine.
 CLOSED_TO_PODS = (
     "An administrator can open it to pods: PORTAL_STORAGE_ADDRESS names an address of that machine which they reach."
 )
 
 
 def is_own(server: str) -> bool:
-    """Whether an S3 server is that of the portal's own object storage: by scheme, name and port, however it is written."""
+    """True if the URL is the portal's own object storage: compares scheme, name and port, in any spelling."""
     own: str = settings.STORAGE["url"]
     return bool(own) and _door(server) == _door(own)
 

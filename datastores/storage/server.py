@@ -1,13 +1,13 @@
 """The portal's own object storage on one machine: `python -m datastores.storage.server DIR DOOR_PORT STORE_PORT`.
 
-SeaweedFS, of whose ports only S3 asks who somebody is, runs in a network namespace of its own: its master, volumes and filer
-listen on a loopback that nobody else has, and their sockets in a /tmp of its own. Out comes one Unix socket, that of S3, in a
-folder of this user alone. Two ports of the machine's loopback lead on: DOOR_PORT tells the gateway, of each request, whether it
-may (door.py), and STORE_PORT leads to that socket whoever proves to be the portal or its gateway. There is no Django here: this
-process is asked before each object, and holds what it knows of a key for a second.
+Only SeaweedFS' S3 port authenticates its clients. So SeaweedFS runs in its own network namespace: master, volumes and
+filer listen on a loopback that nothing else shares, with their sockets in a private /tmp. The only way in is one Unix
+socket, that of S3, in a folder of this user. Two loopback ports of the machine lead there: DOOR_PORT tells the gateway
+whether it may pass a request on (door.py), and STORE_PORT connects clients that prove to be the portal or its gateway
+to that socket. This process uses no Django, since it is called for each object; it caches keys for a second.
 
-Certificates and tokens for those inner ports were refused: they are many, and one that is forgotten is open; a network that
-nobody else is in closes all of them at once.
+We decided against certificates and tokens for the inner ports: there are many, and a forgotten one is open, while a
+private network closes all of them at once.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from portal.up.servers import STORAGE_PROOF
 from portal.up.services import dies_with_parent, private_folder
 
 Found = TypeVar("Found")
-# How long a key that was stopped may go on here.
+# Seconds for which a stopped key may still work here.
 REMEMBERED = 1.0
 KEYS_REMEMBERED = 10_000
 AT_ONCE = 256 * 1024
 MAX_HEAD = 64 * 1024
 AGAIN = 1.0
-# It says goodbye to its own parts one by one; what was answered is on the disk before, so that a kill loses nothing.
+# It stops its parts one by one. Acknowledged writes are on disk before, so a kill loses nothing.
 STOP_SECONDS = 40.0
 
 # The store counts once a minute.
@@ -63,7 +63,7 @@ GRANTS = """
 
 
 class Keys:
-    """What the database says of access keys, each known for at most REMEMBERED seconds. One connection, one question a time."""
+    """Access keys from the database, each cached for at most REMEMBERED seconds. One connection, one query at a time."""
 
     def __init__(self, database: str) -> None:
         self._database = database
@@ -72,11 +72,11 @@ class Keys:
         self._known: dict[str, tuple[float, Grant | None]] = {}
 
     async def grant(self, key: str) -> Grant | None:
-        """Raises psycopg2.Error while the database cannot be asked: nobody is let in on what was true once."""
+        """Raises psycopg2.Error while the database is unreachable: expired grants are not used."""
         until, grant = self._known.get(key, (0.0, None))
         if time.monotonic() < until:
             return grant
-        # From before the question: a change that comes meanwhile counts at the latest a REMEMBERED later.
+        # Counted from before the query, so a concurrent change takes effect within REMEMBERED seconds.
         until = time.monotonic() + REMEMBERED
         grant = await asyncio.to_thread(self._ask, key)
         if len(self._known) >= KEYS_REMEMBERED:
@@ -85,7 +85,7 @@ class Keys:
         return grant
 
     async def note(self, sizes: Mapping[str, int]) -> None:
-        """Writes down what is in buckets, by their names, in bytes."""
+        """Stores the bytes in buckets, by bucket name."""
         said = {"buckets": [*sizes], "sizes": [*sizes.values()]}
         await asyncio.to_thread(self._tried, lambda cursor: cursor.execute(MEASURED, said))
 
@@ -102,7 +102,7 @@ class Keys:
             try:
                 return self._done(work)
             except psycopg2.OperationalError:
-                # The database was started anew.
+                # The database was restarted.
                 self._connection = None
                 return self._done(work)
 
@@ -115,7 +115,7 @@ class Keys:
 
 
 class Door:
-    """What the gateway asks: headers in, 200 or a refusal out."""
+    """The gateway's authorisation endpoint: answers headers with 200 or a refusal."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -156,8 +156,8 @@ class Door:
 
 
 class Forwarder:
-    """From a port to a Unix socket, byte by byte. A connection proves itself by the first request on it: whoever holds it has
-    sent all the others, too."""
+    """Forwards bytes from a port to a Unix socket. The first request on a connection proves the client: it has sent all
+    later ones, too."""
 
     def __init__(self, to: str, proof: str) -> None:
         self._to = to
@@ -171,7 +171,7 @@ class Forwarder:
                 comer, _ = await loop.sock_accept(listening)
             except OSError as error:
                 if error.errno != errno.ECONNABORTED:
-                    await asyncio.sleep(AGAIN)  # there is no file left for a connection
+                    await asyncio.sleep(AGAIN)  # out of file descriptors
                 continue
             task = loop.create_task(self._lead(comer))
             self._led.add(task)
@@ -192,7 +192,7 @@ class Forwarder:
                     halves.create_task(_pump(comer, store))
                     halves.create_task(_pump(store, comer))
             except* OSError:
-                pass  # one end is gone, and with it whom to tell
+                pass  # one end is gone, so nothing can be reported to it
 
     async def _head(self, comer: socket.socket) -> bytes:
         head = b""
@@ -217,12 +217,12 @@ async def _pump(source: socket.socket, target: socket.socket) -> None:
 
 
 def sizes(text: str) -> dict[str, int]:
-    """Bytes by bucket, of the text of the store's metrics: as it keeps them, what can be compressed is."""
+    """Bytes by bucket from the store's metrics, as stored: compressible data counts less."""
     return {bucket: int(float(size)) for bucket, size in _SIZE.findall(text)}
 
 
 async def measure(store: int, keys: Keys) -> None:
-    """Asks the store, in its network, for ever. What cannot be asked or written now is a minute later."""
+    """Reads the store's metrics from inside its network, for ever. After an error it tries again a minute later."""
     joined = [
         "nsenter",
         "--target",
@@ -243,7 +243,7 @@ async def measure(store: int, keys: Keys) -> None:
 
 
 def command(folder: Path, sockets: Path) -> list[str]:
-    """SeaweedFS with its data in `folder`, in namespaces of its own; `sockets` is the folder for the one socket that leads in."""
+    """The command for SeaweedFS with its data in `folder`, in its own namespaces; `sockets` is the folder of its only socket."""
     namespaces = ["unshare", "--net", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--"]
     inside = [sys.executable, "-m", "datastores.storage.inside", str(folder), str(sockets)]
     weed = Path(sysconfig.get_path("scripts")) / "weed"
@@ -251,7 +251,7 @@ def command(folder: Path, sockets: Path) -> list[str]:
 
 
 async def run(folder: Path, door_port: int, store_port: int) -> int:
-    """Until it is told to stop, or the store ends by itself: then with exit status 1."""
+    """Runs until SIGTERM or SIGINT, or until the store ends by itself; then the exit status is 1."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
@@ -269,7 +269,7 @@ async def run(folder: Path, door_port: int, store_port: int) -> int:
     store = await asyncio.create_subprocess_exec(*command(folder, sockets), env=env, stdin=asyncio.subprocess.DEVNULL)
     ended = asyncio.create_task(store.wait())
     stop = asyncio.create_task(told.wait())
-    # A handle on the folder: a Unix socket's address has 107 bytes, and a data folder may have more.
+    # A handle on the folder: a Unix socket's address has at most 107 bytes, and the data folder's path may be longer.
     handle = os.open(sockets, os.O_PATH | os.O_DIRECTORY)
     door = web.ServerRunner(web.Server(Door(keys).answer, access_log=None))
     await door.setup()

@@ -1,7 +1,7 @@
-"""The server behind the portal's own object storage, by what S3 and IAM have in common everywhere: SeaweedFS on one machine,
-a Ceph gateway or Amazon elsewhere. Every step may be repeated, and none knows rows.
+"""The server behind the portal's own object storage, by the common subset of S3 and IAM: SeaweedFS on one machine, a
+Ceph gateway or Amazon elsewhere. Every step can be repeated; this module knows no rows.
 
-A bucket has two users: that of its people, whose key they refresh and stop, and that of the portal's own runs, which go on
+A bucket has two users: one for people, whose key they refresh and stop, and one for the portal's own runs, which go on
 meanwhile.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import boto3
 from botocore.config import Config
@@ -25,7 +25,7 @@ from datastores.drivers.base import ANY_TIME, DriverError, Stream
 from datastores.drivers.s3 import S3
 from portal.up.servers import STORAGE_PROOF
 
-# A store that was never used starts within some seconds; after it was killed it reads for longer.
+# A new store starts within seconds; after a kill it reads its data for longer.
 START_SECONDS = 50.0
 MOST_UPLOADS = 1000
 Owner = Literal["people", "portal"]
@@ -46,7 +46,7 @@ class KeyPair:
 
 
 def start() -> None:
-    """Returns when the store answers; at once where it is somebody else's to start. Raises StorageAway."""
+    """Returns when the store answers; at once if it is external. Raises StorageAway."""
     path = settings.STORAGE["start"]
     if not path:
         return
@@ -73,9 +73,26 @@ def put(bucket: str, key: str, body: bytes) -> None:
         _client("s3").put_object(Bucket=bucket, Key=key, Body=body)
 
 
+def fetch(bucket: str, key: str, into: IO[bytes]) -> bool:
+    """Whether there is such an object; its bytes are in `into` then."""
+    with _told():
+        try:
+            _client("s3").download_fileobj(bucket, key, into)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ("404", "NoSuchKey"):
+                return False
+            raise
+        return True
+
+
+def remove(bucket: str, key: str) -> None:
+    with _told():
+        _client("s3").delete_object(Bucket=bucket, Key=key)
+
+
 class OwnBucket(S3):
-    """A bucket of the portal itself, made when something is first put there. By the portal's own keys and not by the door, so no
-    key of a person or a run leads there. Raises StorageAway from `make`, else DriverError as every S3."""
+    """A bucket of the portal itself, made at the first upload. It uses the portal's own keys and bypasses the door, so
+    no key of a user or a run opens it. `make` raises StorageAway, other methods DriverError."""
 
     def __init__(self, bucket: str) -> None:
         super().__init__(
@@ -100,7 +117,7 @@ class OwnBucket(S3):
             self.make()
             super().upload(path, stream, size, appears=appears)
         except DriverError:
-            self._is_there = False  # somebody may have removed it
+            self._is_there = False  # it may have been deleted
             raise
 
     @property
@@ -109,7 +126,7 @@ class OwnBucket(S3):
 
 
 def make_user(bucket: str, owner: Owner) -> None:
-    """A user who may do in the bucket what the door lets through, and nothing elsewhere."""
+    """Makes a user who may do in the bucket what the door allows, and nothing elsewhere."""
     iam, name = _client("iam"), _user(bucket, owner)
     where = f"arn:aws:s3:::{bucket}"
     statements = [_allow(_ON_BUCKET, where), _allow(_ON_OBJECTS, f"{where}/*")]
@@ -127,7 +144,7 @@ def make_key(bucket: str, owner: Owner) -> KeyPair:
 
 
 def keep_key(bucket: str, owner: Owner, only: str | None) -> None:
-    """Deletes all keys of a user but one: those that were stopped, and such as were made by who died before it was noted."""
+    """Deletes all keys of a user except one: stopped keys, and keys whose maker crashed before they were recorded."""
     iam, name = _client("iam"), _user(bucket, owner)
     with _told():
         for each in iam.list_access_keys(UserName=name)["AccessKeyMetadata"]:
@@ -136,8 +153,8 @@ def keep_key(bucket: str, owner: Owner, only: str | None) -> None:
 
 
 def drop_uploads(bucket: str, before: dt.datetime, keep: Collection[str]) -> int:
-    """Gives up what clients began to store in parts and for which nothing came since `before`, but those in `keep`; how many they
-    were. Looks at MOST_UPLOADS at most."""
+    """Drops multipart uploads that were idle since `before`, except those in `keep`; returns how many. Reads at most
+    MOST_UPLOADS."""
     client, count = _client("s3"), 0
     with _told():
         pages = client.get_paginator("list_multipart_uploads").paginate(

@@ -1,8 +1,8 @@
-"""Requesting, changing, disabling and enabling appcodes. What is decided about requests is in requests.py.
+"""Requesting, changing, disabling and enabling appcodes. Decisions about requests are in requests.py.
 
-As all actions, each function is one transaction that writes its Event, too, and raises Invalid (with paths of the appcode
-manifest, or of the field's own name where there is no manifest), Conflict, and from portal.access PermissionDenied or
-Http404. Forms, REST and commands all come through here.
+Like every action, each function is one transaction that also writes its Event. It raises Invalid (with paths of the
+appcode manifest, or of the field's own name if there is no manifest), Conflict, and portal.access's PermissionDenied or
+Http404. Forms, REST and commands all use these functions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from portal import events, hooks
+from portal import events, extension_points
 from portal.access import MANAGE, require, require_administrator
 from portal.actions.requests import give, give_alone, judge_expiry, locked, new_terms, note_of, send, terms_of
 from portal.errors import Conflict, FieldError, Invalid
@@ -27,7 +27,7 @@ Role, State = Membership.Role, Appcode.State
 
 @transaction.atomic
 def request_appcode(manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
-    """Asks for an appcode; active at once when an administrator asks. Who asks is one of its owners."""
+    """Requests an appcode; it is active at once if an administrator requests it. The requester must be one of its owners."""
     code, spec = manifest.metadata.name, manifest.spec
     errors = []
     if Appcode.objects.filter(code=code).exists():
@@ -70,11 +70,9 @@ def request_appcode(manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
 
 @transaction.atomic
 def change_appcode(appcode: Appcode, manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
-    """Makes the appcode as the manifest says; its code stays. Owners who are not named any more become developers.
-
-    Quota, last day, and the org node of what was approved, are an administrator's to change; owners ask for the former
-    (`requests.ask`). What was never approved is thereby sent again.
-    """
+    """Changes the appcode to match the manifest; its code stays. Owners missing from the manifest become developers.
+    Only administrators change quota, last day and, once it is approved, the org node; owners request the former
+    (`requests.ask`). An appcode that was never approved is thereby submitted again."""
     appcode = locked(appcode)
     require(acting_user, appcode, MANAGE)
     spec, administrator = manifest.spec, acting_user.is_administrator
@@ -115,7 +113,7 @@ def change_appcode(appcode: Appcode, manifest: AppcodeManifest, *, acting_user: 
 
 @transaction.atomic
 def disable_appcode(appcode: Appcode, note: str, *, acting_user: User) -> Appcode:
-    """Nothing new can be started in it; runs that are live go on until somebody disables them."""
+    """Nothing new can start in it; live runs go on until they are disabled."""
     require_administrator(acting_user)
     appcode = locked(appcode)
     if appcode.state != State.ACTIVE:
@@ -128,14 +126,14 @@ def disable_appcode(appcode: Appcode, note: str, *, acting_user: User) -> Appcod
 
 @transaction.atomic
 def enable_appcode(appcode: Appcode, *, acting_user: User) -> Appcode:
-    """What waited in a disabled one starts, as far as its quota goes and unless it has expired meanwhile."""
+    """Runs that waited in it start, within its quota and unless it has expired meanwhile."""
     require_administrator(acting_user)
     appcode = locked(appcode)
     if appcode.state != State.DISABLED:
         raise Conflict(f"{appcode.code} is {appcode.standing}, not disabled.")
     appcode.state, appcode.note = State.ACTIVE, ""
     appcode.save()
-    hooks.tell_given(appcode.pk)
+    extension_points.tell_given(appcode.pk)
     record(appcode, "appcode.enabled", acting_user, f"enabled with {terms_of(appcode).words(settings.CURRENCY)}")
     return appcode
 
@@ -163,7 +161,7 @@ def _org_node(path: str, errors: list[FieldError]) -> OrgNode | None:
 def people_named(
     usernames: Iterable[str], path: tuple[str, ...], errors: list[FieldError], known: Appcode | None = None
 ) -> list[User]:
-    """The people of these names. Who has been deactivated may stay in an appcode (`known`), but not come in."""
+    """The users with these names; unknown ones add errors. A deactivated user may stay a member of `known`, but not be added."""
     wanted = list(usernames)
     found = {user.username: user for user in User.objects.filter(username__in=wanted)}
     inside = set(known.memberships.values_list("user__username", flat=True)) if known else set()

@@ -1,4 +1,4 @@
-"""Who is a member of an appcode, and in which role."""
+"""Members of an appcode and their roles."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def set_members(appcode: Appcode, roles: Mapping[str, str], *, acting_user: User
 
 @transaction.atomic
 def set_member(appcode: Appcode, username: str, role: str | None, *, acting_user: User) -> Appcode:
-    """Gives one person a role, or takes them out (None). Raises Invalid at ("spec", "members", …)."""
+    """Gives one person a role, or removes them (None). Raises Invalid at ("spec", "members", …)."""
     appcode = locked(appcode)
     require(acting_user, appcode, MANAGE)
     roles = {each.user.username: str(each.role) for each in appcode.memberships.select_related("user")}

@@ -14,10 +14,8 @@ from portal.specs import no_formula, one_line
 
 @transaction.atomic
 def save_org_node(node: OrgNode, *, acting_user: User) -> OrgNode:
-    """Adds or changes a node. Raises Invalid at ("path",), ("title",) or ("namespace",).
-
-    The namespace of a business line with appcodes below it stays: their runs and volumes live there.
-    """
+    """Adds or changes a node. Raises Invalid at ("path",), ("title",) or ("namespace",). The namespace of a business
+    line with appcodes below it cannot change: their runs and volumes live there."""
     require_administrator(acting_user)
     node.namespace, node.title = node.namespace or None, node.title.strip()
     try:
@@ -61,5 +59,4 @@ def delete_org_node(node: OrgNode, *, acting_user: User) -> None:
 
 
 def _appcodes_below(node: OrgNode) -> models.QuerySet[Appcode]:
-    """Appcodes at this node or below it."""
     return Appcode.objects.filter(models.Q(org_node=node) | models.Q(org_node__path__startswith=f"{node.path}."))

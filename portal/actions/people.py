@@ -1,4 +1,4 @@
-"""People: made, switched off, given other rights and passwords by administrators."""
+"""What administrators do to people: create, deactivate, change rights and passwords."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Role, State = Membership.Role, Appcode.State
 
 
 def set_time_zone(zone: str, *, acting_user: User) -> None:
-    """The zone in which pages show `acting_user` times, by its IANA name; "" is that of the browser. It is a taste like the
-    theme and changes nobody's rights, so no event says it. Raises Invalid at ("timeZone",)."""
+    """Sets the IANA zone in which pages show times to `acting_user`; "" is the browser's. It writes no event: it is a
+    preference like the theme and changes no rights. Raises Invalid at ("timeZone",)."""
     if zone and zone not in zones():
         raise Invalid.at("timeZone", message="There is no such time zone; give a name like Asia/Shanghai.")
     acting_user.time_zone = zone
@@ -32,10 +32,8 @@ def set_time_zone(zone: str, *, acting_user: User) -> None:
 def create_person(
     *, username: str, email: str, name: str = "", administrator: bool = False, acting_user: User
 ) -> tuple[User, str]:
-    """Adds a person; returns them and their one-time password, which opens nothing but the choice of a new one.
-
-    Raises Invalid at ("username",), ("email",) or ("name",).
-    """
+    """Adds a person; returns them and a one-time password, which only allows choosing a new one. Raises Invalid at
+    ("username",), ("email",) or ("name",)."""
     require_administrator(acting_user)
     password = one_time_password()
     first, _, last = " ".join(name.split()).partition(" ")
@@ -72,10 +70,8 @@ def create_person(
 
 @transaction.atomic
 def set_person_active(user: User, active: bool, *, acting_user: User) -> list[str]:
-    """Lets a person in or keeps them out; their tokens end at once with their sessions, for ever.
-
-    Returns the codes of appcodes that now have no active owner, so that somebody may be named. Raises Conflict for oneself.
-    """
+    """Activates or deactivates a person; deactivation ends their sessions and deletes their tokens for good. Returns
+    the codes of appcodes that now have no active owner, so that the caller can name them. Raises Conflict for oneself."""
     require_administrator(acting_user)
     if user.pk == acting_user.pk:
         raise Conflict("You cannot deactivate yourself; ask another administrator.")
@@ -94,7 +90,7 @@ def set_person_active(user: User, active: bool, *, acting_user: User) -> list[st
 
 @transaction.atomic
 def set_administrator(user: User, administrator: bool, *, acting_user: User) -> None:
-    """Makes a person a platform administrator or takes that away. Raises Conflict for oneself."""
+    """Grants or revokes platform administration. Raises Conflict for oneself."""
     require_administrator(acting_user)
     if user.pk == acting_user.pk:
         raise Conflict("You cannot change your own rights; ask another administrator.")
@@ -107,7 +103,8 @@ def set_administrator(user: User, administrator: bool, *, acting_user: User) -> 
 
 @transaction.atomic
 def reset_password(user: User, *, acting_user: User) -> str:
-    """Returns a new one-time password; sessions of the person end, because they are bound to the old one, and API tokens too."""
+    """Returns a new one-time password. It ends the person's sessions, which are bound to the old password, and their
+    API tokens."""
     require_administrator(acting_user)
     user = User.objects.select_for_update().get(pk=user.pk)
     password = one_time_password()

@@ -1,8 +1,8 @@
-"""What owners ask for an appcode and what administrators answer: quota, budget and last day, with the appcode itself or later.
+"""Requests for quota, budget and last day, with the appcode itself or later, and the administrators' decisions.
 
-An open request stands beside the appcode, which keeps what it has until an administrator approves; then all of it changes in
-one transaction. Whoever decides names the revision that they have read, so that a request which was changed meanwhile, or
-decided by somebody else, is a Conflict. Each step writes its Event and, into the outbox, its mail.
+The appcode keeps its terms until an administrator approves an open request; then all of them change in one transaction.
+A decision names the revision that the administrator has read, so deciding a request that was changed or decided
+meanwhile is a Conflict. Each step writes its Event and, through the outbox, its mail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from portal import events, hooks
+from portal import events, extension_points
 from portal.access import MANAGE, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, Event, Membership, QuotaRequest, User
@@ -26,22 +26,22 @@ STAYS = "What runs in it goes on; its data, volumes and invoices stay."
 
 
 def new_terms(now: dt.datetime) -> Terms:
-    """What an appcode gets for which nothing else was said."""
+    """The default terms of a new appcode."""
     expires = day(now) + dt.timedelta(days=settings.APPCODE_DAYS) if settings.APPCODE_DAYS else None
     fresh = Appcode()
     return Terms(fresh.gpu_quota, fresh.storage_quota_gib, None, expires)
 
 
 def terms_of(appcode: Appcode) -> Terms:
-    """What it has; of one that was never approved, what is asked for. One query."""
+    """The terms in force; for an appcode that was never approved, the requested ones. One query."""
     asked = appcode.asked if appcode.state == Appcode.State.REQUESTED else None
-    budget = asked.budget if asked else hooks.budgets_of([appcode.pk]).get(appcode.pk)
+    budget = asked.budget if asked else extension_points.budgets_of([appcode.pk]).get(appcode.pk)
     return Terms(appcode.gpu_quota, appcode.storage_quota_gib, budget, appcode.expires_on)
 
 
 def proposed_terms(appcode: Appcode, now: dt.datetime) -> Terms:
-    """What a form asks for before anybody has typed: what was asked for last and not given, else what the appcode has, with a
-    new last day when the old one is near."""
+    """A form's initial values: the latest request unless approved or withdrawn, otherwise the current terms, with a new
+    last day if the old one is near."""
     if appcode.asked and appcode.asked.state != State.APPROVED and appcode.asked.state != State.WITHDRAWN:
         return appcode.asked.terms
     has = terms_of(appcode)
@@ -50,7 +50,7 @@ def proposed_terms(appcode: Appcode, now: dt.datetime) -> Terms:
 
 @transaction.atomic
 def ask(appcode: Appcode, wanted: Wanted, *, acting_user: User) -> QuotaRequest:
-    """Asks for more, less or longer, or changes what is asked for and sends it again. Sent twice, it is one request."""
+    """Requests other terms, or changes the request and sends it again. An identical open request is left as it is."""
     appcode = locked(appcode)
     require(acting_user, appcode, MANAGE)
     if appcode.state == Appcode.State.DISABLED:
@@ -62,7 +62,7 @@ def ask(appcode: Appcode, wanted: Wanted, *, acting_user: User) -> QuotaRequest:
         if asked == has:
             sentence = f"{appcode.code} has this already; ask for another number or another last day."
             raise Invalid.at("quota", message=sentence)
-        # A budget is changed elsewhere, too, and stays as it is then.
+        # The request leaves an unchanged budget out: it may change elsewhere meanwhile.
         asked = replace(asked, budget=None if asked.budget == has.budget else asked.budget)
     if before and before.state == State.WAITING and (before.terms, before.reason) == (asked, wanted.reason):
         return before
@@ -70,7 +70,7 @@ def ask(appcode: Appcode, wanted: Wanted, *, acting_user: User) -> QuotaRequest:
 
 
 def send(appcode: Appcode, asked: Terms, reason: str, now: dt.datetime, user: User) -> QuotaRequest:
-    """Writes the request of a locked appcode down, and of one that was never approved what it would get."""
+    """Writes the request of a locked appcode. An appcode that was never approved also gets the requested terms as its own."""
     before, new = appcode.asked, appcode.state == Appcode.State.REQUESTED
     row, _ = QuotaRequest.objects.update_or_create(
         appcode=appcode,
@@ -98,7 +98,7 @@ def send(appcode: Appcode, asked: Terms, reason: str, now: dt.datetime, user: Us
 
 @transaction.atomic
 def withdraw(appcode: Appcode, *, acting_user: User) -> QuotaRequest:
-    """Takes an open request back; it can be sent again."""
+    """Withdraws an open request; it can be sent again."""
     appcode = locked(appcode)
     require(acting_user, appcode, MANAGE)
     row = appcode.asked
@@ -110,7 +110,7 @@ def withdraw(appcode: Appcode, *, acting_user: User) -> QuotaRequest:
 
 @transaction.atomic
 def approve(appcode: Appcode, granted: Granted, *, acting_user: User) -> Appcode:
-    """Gives what was asked for, or what `granted` says instead: quota, budget and last day at once. A new appcode is active."""
+    """Grants quota, budget and last day as requested, or as `granted` overrides them, and makes a new appcode active."""
     require_administrator(acting_user)
     appcode = locked(appcode)
     row, now = _undecided(appcode, granted.revision), timezone.now()
@@ -131,7 +131,7 @@ def _later(terms: Terms, before: Terms) -> bool:
 
 @transaction.atomic
 def refuse(appcode: Appcode, answer: Answered, *, acting_user: User) -> QuotaRequest:
-    """Refuses a request with a reason that its owners read; they may change it and send it again."""
+    """Refuses a request with a reason for its owners, who may change it and send it again."""
     require_administrator(acting_user)
     appcode = locked(appcode)
     row, note = _undecided(appcode, answer.revision), note_of(answer.note)
@@ -142,7 +142,7 @@ def refuse(appcode: Appcode, answer: Answered, *, acting_user: User) -> QuotaReq
 
 @transaction.atomic
 def request_changes(appcode: Appcode, answer: Answered, *, acting_user: User) -> QuotaRequest:
-    """Hands a request back to its owners with what is to be changed; it is open until they send it again or withdraw it."""
+    """Returns a request to its owners with the changes to make. It stays open until they send it again or withdraw it."""
     require_administrator(acting_user)
     appcode = locked(appcode)
     row, note = _undecided(appcode, answer.revision), note_of(answer.note)
@@ -152,7 +152,7 @@ def request_changes(appcode: Appcode, answer: Answered, *, acting_user: User) ->
 
 
 def tell_expiry(now: dt.datetime | None = None) -> int:
-    """Announces ends that come near, and those that have come; says how many. May be killed, repeated and run twice at once."""
+    """Announces expiries that are near or have come; returns how many. May be killed, repeated and run twice at once."""
     now = now or timezone.now()
     near = Appcode.objects.filter(state=Appcode.State.ACTIVE, expires_on__lte=day(now) + dt.timedelta(days=MARKS[0]))
     rows = near.exclude(expiry_told=0).values_list("pk", "expires_on", "expiry_told")
@@ -178,25 +178,25 @@ def _tell_expiry(pk: int, now: dt.datetime) -> bool:
 
 
 def give(appcode: Appcode, terms: Terms, now: dt.datetime, user: User) -> None:
-    """Makes the terms those of a locked appcode, in the transaction of an administrator's decision."""
+    """Applies terms to a locked appcode, in the transaction of an administrator's decision."""
     _set(appcode, terms, now)
     if terms.budget is not None:
-        for grant in hooks.grant_budget:
+        for grant in extension_points.grant_budget:
             grant(appcode, terms.budget, user)
-    hooks.tell_given(appcode.pk)
+    extension_points.tell_given(appcode.pk)
 
 
 def _set(appcode: Appcode, terms: Terms, now: dt.datetime) -> None:
     appcode.gpu_quota, appcode.storage_quota_gib = terms.gpus, terms.storage
     if appcode.expires_on != terms.expires:
         appcode.expires_on = terms.expires
-        # Who gives a near end knows it.
+        # An end that is already near when it is set needs no notice.
         appcode.expiry_told = mark(terms.expires, now)
     appcode.save()
 
 
 def check_expiry(terms: Terms, before: Terms | None, now: dt.datetime, path: tuple[str, ...]) -> None:
-    """As `judge_expiry`. Raises Invalid."""
+    """Runs `judge_expiry` and raises its errors as Invalid."""
     errors: list[FieldError] = []
     judge_expiry(terms, before, now, path, errors)
     if errors:
@@ -206,7 +206,7 @@ def check_expiry(terms: Terms, before: Terms | None, now: dt.datetime, path: tup
 def judge_expiry(
     terms: Terms, before: Terms | None, now: dt.datetime, path: tuple[str, ...], errors: list[FieldError]
 ) -> None:
-    """Adds an error at `path` for a last day that does not lie ahead, unless it is the one that there was."""
+    """Adds an error at `path` if the last day is past or too late, unless it is unchanged."""
     if terms.expires is None or (before and terms.expires == before.expires):
         return
     latest = day(now) + dt.timedelta(days=MAX_DAYS)
@@ -215,7 +215,7 @@ def judge_expiry(
 
 
 def _undecided(appcode: Appcode, revision: int) -> QuotaRequest:
-    """The request that an administrator decides about; one that was refused with a new appcode can still be approved. Raises
+    """The request that an administrator may decide; a refused request for a new appcode can still be approved. Raises
     Conflict."""
     row = appcode.asked
     if appcode.state == Appcode.State.DISABLED:
@@ -258,8 +258,8 @@ def _decide(
 
 
 def give_alone(appcode: Appcode, has: Terms, terms: Terms, event: Event, now: dt.datetime, user: User) -> None:
-    """What an administrator changes without a request. An open one still asks for what it was to change, and follows in the
-    rest; one that asks for nothing else is thereby approved."""
+    """Applies an administrator's change that no request asked for. An open request adopts the changed terms where it
+    requested no change; if it asks for nothing else, it counts as approved."""
     give(appcode, terms, now, user)
     row = appcode.asked
     if row and row.is_open:
@@ -292,13 +292,12 @@ def _record(verb: str, appcode: Appcode, user: User | None, said: str, terms: Te
 def mail_owners(
     appcode: Appcode, key: str, subject: str, text: str, to: list[str] | None = None, path: str = ""
 ) -> None:
-    """To the notification addresses and the owners, unless `to` says whom else; once for each `key`. `path` is the page it leads
-    to."""
+    """Queues mail to the notification addresses and the owners, or to `to`; once for each `key`. `path` is the linked page."""
     if to is None:
         owners = appcode.memberships.filter(role=Membership.Role.OWNER, user__is_active=True)
         to = [*appcode.emails, *owners.exclude(user__email="").values_list("user__email", flat=True)]
     link = f"{settings.PORTAL_ORIGIN}/{path or f'appcodes/{appcode.code}'}"
-    for tell in hooks.mail:
+    for tell in extension_points.mail:
         tell(f"appcode {appcode.pk} {key}", appcode.pk, subject, f"{text}\n\n{link}\n", list(dict.fromkeys(to)))
 
 
@@ -310,8 +309,6 @@ def note_of(note: str) -> str:
 
 
 def locked(appcode: Appcode) -> Appcode:
-    """The row as it is now, held until the end of the transaction: owners are counted before they are changed.
-
-    NO KEY UPDATE: what is metered meanwhile names the appcode and need not wait.
-    """
+    """The current row, locked until the transaction ends, so that owners are counted before they change. NO KEY UPDATE:
+    inserts of metering that reference the appcode need not wait."""
     return Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node").get(pk=appcode.pk)

@@ -1,4 +1,4 @@
-"""API tokens: made by a person for themselves, revoked, ended with a password."""
+"""API tokens of a person: made and revoked by themselves, deleted when the password changes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ TOKEN_NAME = 60
 
 @transaction.atomic
 def make_token(name: str, days: int, *, acting_user: User) -> tuple[ApiToken, str]:
-    """A bearer token that ends after `days` (1 to 365). The text is returned only here; the database keeps its hash.
-
-    Raises Invalid at ("name",) or ("days",), Conflict when there are too many.
-    """
+    """Makes a bearer token that expires after `days` (1 to 365). Its text is returned only here; the database keeps the
+    hash. Raises Invalid at ("name",) or ("days",), Conflict if there are too many."""
     name = name.strip()
     errors = []
     if not 1 <= len(name) <= TOKEN_NAME or not name.isprintable():
@@ -41,7 +39,7 @@ def make_token(name: str, days: int, *, acting_user: User) -> tuple[ApiToken, st
 
 @transaction.atomic
 def revoke_token(token: ApiToken, *, acting_user: User) -> None:
-    """Ends a token of one's own at once."""
+    """Revokes one's own token at once."""
     if token.user_id != acting_user.pk:
         raise Conflict("This is not your token.")
     events.record("token.revoked", actor=acting_user, object=f"token {token.name}")
@@ -50,7 +48,7 @@ def revoke_token(token: ApiToken, *, acting_user: User) -> None:
 
 @transaction.atomic
 def end_tokens(user: User, *, acting_user: User) -> None:
-    """Ends all API tokens of a person whose password is another one now."""
+    """Deletes all API tokens of a person whose password has changed."""
     count, _ = ApiToken.objects.filter(user=user).delete()
     if count:
         events.record(

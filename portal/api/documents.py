@@ -1,16 +1,16 @@
-"""What the API says about people and appcodes."""
+"""REST documents of people and appcodes."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic.alias_generators import to_camel
 
-from portal import hooks
+from portal import extension_points
 from portal.manifests import parse
 from portal.models import Appcode, Membership, QuotaRequest, User
 from portal.specs import AppcodeManifest
@@ -18,12 +18,33 @@ from portal.terms import Terms
 
 
 class Answer(BaseModel):
-    """A value that the API sends: camelCase keys, times in UTC, amounts of money as decimal strings."""
+    """A response value: camelCase keys, times in UTC, money as decimal strings."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True)
 
+    @classmethod
+    def of(cls, found: Any, **said: Any) -> Self:
+        """An answer about a row or another object. Each required field that is not in `said` is its attribute of that name."""
+        required = [name for name, field in cls.model_fields.items() if field.is_required() and name not in said]
+        return cls(**{name: getattr(found, name) for name in required}, **said)
+
     def json_value(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)
+
+
+def page_of(name: str, document: type[BaseModel]) -> type[Answer]:
+    """The page of a list of such documents, called `name` in the API's description."""
+    items: Any = list[document]  # type: ignore[valid-type]
+    return create_model(name, __base__=Answer, __module__=document.__module__, items=items, next=str | None)
+
+
+# A user, by name. Null where the account was deleted, and where nobody did it.
+Who = Annotated[str | None, BeforeValidator(lambda value: value.username if isinstance(value, User) else value)]
+
+
+class Version(Answer):
+    version: str = Field(description="That of the portal, by SemVer.", examples=["1.0.0"])
+    api: str = Field(description="That of REST: the first part of every address after /api.", examples=["v1"])
 
 
 class Role(Answer):
@@ -47,16 +68,16 @@ class QuotaAnswer(Answer):
 
 
 class RequestDocument(Answer):
-    """What was last asked for an appcode, and what became of it."""
+    """The latest request for an appcode, and its decision."""
 
     state: Literal["waiting", "changes-requested", "approved", "refused", "withdrawn"]
     revision: int = Field(description="Named by who decides; goes up whenever the request is sent.")
     quota: QuotaAnswer
     expires: dt.date | None
     reason: str
-    asked_by: str | None
+    asked_by: Who
     asked_at: dt.datetime
-    decided_by: str | None
+    decided_by: Who
     decided_at: dt.datetime | None
     note: str = Field(description="Why it was refused, or what is to be changed.")
 
@@ -66,35 +87,31 @@ class AppcodeStatus(Answer):
     note: str = Field(description="Why it was disabled.")
     request: RequestDocument | None
     created: dt.datetime
-    requested_by: str | None
+    requested_by: Who
 
 
 class AppcodeDocument(AppcodeManifest):
-    """An appcode as it is answered: the manifest with its state."""
+    """An appcode in responses: the manifest with its state."""
 
     status: AppcodeStatus
 
 
-class RequestPage(Answer):
-    items: list[RequestDocument]
-    next: str | None
+RequestPage = page_of("RequestPage", RequestDocument)
 
 
-class AppcodePage(Answer):
-    items: list[AppcodeDocument]
-    next: str | None
+AppcodePage = page_of("AppcodePage", AppcodeDocument)
 
 
 def read_appcode(body: Any, *, code: str | None = None) -> AppcodeManifest:
-    """The manifest in a body, sent to /appcodes[/`code`]; the address may say the code instead. Raises Invalid."""
+    """Parses an appcode manifest sent to /appcodes[/`code`]; the code may be in the URL only. Raises Invalid."""
     if code is not None and isinstance(body, dict):
         body = {"metadata": {"name": code}, **body}
     return parse(AppcodeManifest, body)
 
 
 def appcode_documents(appcodes: Sequence[Appcode]) -> list[dict[str, Any]]:
-    """The appcodes as manifests. One query for budgets when all that belongs to them was fetched."""
-    budgets = hooks.budgets_of([each.pk for each in appcodes])
+    """The appcodes as manifests. One query for budgets, if their related rows were prefetched."""
+    budgets = extension_points.budgets_of([each.pk for each in appcodes])
     return [_appcode_document(each, budgets.get(each.pk)) for each in appcodes]
 
 
@@ -121,12 +138,11 @@ def _appcode_document(appcode: Appcode, budget: Decimal | None) -> dict[str, Any
             "quota": _quota(terms).json_value(),
             "expires": appcode.expires_on and appcode.expires_on.isoformat(),
         },
-        "status": AppcodeStatus(
+        "status": AppcodeStatus.of(
+            appcode,
             state=appcode.standing,
-            note=appcode.note,
             request=_request(asked) if asked else None,
             created=appcode.created_at,
-            requested_by=appcode.requested_by.username if appcode.requested_by else None,
         ).json_value(),
     }
 
@@ -136,11 +152,7 @@ def request_document(row: QuotaRequest) -> dict[str, Any]:
 
 
 def _request(row: QuotaRequest) -> RequestDocument:
-    return RequestDocument(
-        state=row.state, revision=row.revision, quota=_quota(row.terms), expires=row.expires_on, reason=row.reason,
-        asked_by=row.asked_by.username if row.asked_by else None, asked_at=row.asked_at,
-        decided_by=row.decided_by.username if row.decided_by else None, decided_at=row.decided_at, note=row.note,
-    )  # fmt: skip
+    return RequestDocument.of(row, quota=_quota(row.terms), expires=row.expires_on)
 
 
 def _quota(terms: Terms) -> QuotaAnswer:
@@ -150,11 +162,9 @@ def _quota(terms: Terms) -> QuotaAnswer:
 
 def me(user: User) -> dict[str, Any]:
     memberships = user.memberships.select_related("appcode").order_by("appcode__code")
-    return Me(
-        username=user.username,
+    return Me.of(
+        user,
         name=user.display_name,
-        email=user.email,
         administrator=user.is_administrator,
-        time_zone=user.time_zone,
         memberships=[Role(appcode=membership.appcode.code, role=membership.role) for membership in memberships],
     ).json_value()

@@ -1,4 +1,4 @@
-"""How the API describes itself: pydantic manifests as schemas, the bearer token, and problem details for every operation."""
+"""The OpenAPI description: pydantic models as schemas, bearer authentication, and problem details for every operation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drf_spectacular.plumbing import ResolvedComponent, build_bearer_security_sc
 from pydantic.json_schema import GenerateJsonSchema
 
 REFERENCE = "#/components/schemas/"
-# An operation gets the tag of the first of these words that its path contains, "Me" without any.
+# An operation gets the tag of the first of these words in its path, or "Me".
 TAGS = {
     "webhooks": "Webhooks",
     "usage": "Usage",
@@ -45,12 +45,13 @@ TAGS = {
     "org-nodes": "Appcodes",
     "kubernetes": "Clouds",
     "placements": "Clouds",
+    "version": "Version",
     "": "Me",
 }
 
 
 class FieldProblem(pydantic.BaseModel):
-    """One field to mend: its path in the manifest that was sent, or the name of a query parameter."""
+    """One invalid field: its path in the manifest, or the name of a query parameter."""
 
     path: str
     message: str
@@ -72,13 +73,13 @@ class Problem(pydantic.BaseModel):
 
 
 class ManifestSchema(PydanticExtension):  # type: ignore[no-untyped-call]
-    """A pydantic model as it is sent (defaults may be left out) or as it is answered (they are always there)."""
+    """A pydantic model in requests (fields with defaults are optional) or in responses (all fields are present)."""
 
     priority = 1
     named: ClassVar[dict[str, type]] = {}
 
     def get_name(self, auto_schema: Any, direction: str) -> str:
-        """The class's name; two models with one name would silently become one, so that is a warning (an error in tests)."""
+        """The class's name. Two models with one name would silently be merged, so that is a warning (an error in tests)."""
         name: str = self.target.__name__
         set_override(self.target, "suppress_collision_warning", True)
         if self.named.setdefault(name, self.target) is not self.target:
@@ -108,8 +109,8 @@ class BrowserScheme(SessionScheme):  # type: ignore[no-untyped-call]
 
 
 class Untitled(GenerateJsonSchema):
-    """JSON schemas without titles. Code generators name classes by title, and what is sent and what is answered of one model
-    would get the same one."""
+    """JSON schemas without titles. Code generators name classes by title, and the request and response schema of one
+    model would share it."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -128,7 +129,7 @@ def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
 def schema_of(
     model: type[pydantic.BaseModel], *, request: bool = False, suffix: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The JSON schema of `model` and, by component name, those of its parts."""
+    """The JSON schema of `model`, and the schemas of its parts by component name."""
     schema = model.model_json_schema(
         ref_template=REFERENCE + "{model}" + suffix,
         mode="validation" if request else "serialization",
@@ -138,7 +139,7 @@ def schema_of(
 
 
 def finish(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """What holds for all operations, said once: each may answer with a problem, and is listed under what it is about."""
+    """Adds what all operations share: a problem response and a tag."""
     schemas = result.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"], parts = schema_of(Problem)
     schemas.update(parts)

@@ -1,30 +1,29 @@
-"""REST: the organisation, which everybody reads who asks for an appcode, and administrators write."""
+"""REST of the organisation: every user reads it to request an appcode; administrators write it."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from django.http import Http404
-from drf_spectacular.utils import OpenApiExample, extend_schema
+from drf_spectacular.utils import OpenApiExample
 from pydantic import Field, StringConstraints
-from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from portal.access import require_administrator
 from portal.actions import org
-from portal.api.documents import Answer
+from portal.api.documents import Answer, page_of
+from portal.api.operations import Document, created, operation
 from portal.api.pagination import everything
-from portal.api.views import person
+from portal.api.views import administrator, person
 from portal.manifests import Strict, parse
-from portal.models import OrgNode, User
+from portal.models import OrgNode
 
 EXAMPLE = {"title": "Research", "namespace": "research"}
 
 
 class OrgNodeSpec(Strict):
-    """A node of the organisation. One with a namespace is a business line: it and everything below it run there."""
+    """A node of the organisation. A node with a namespace is a business line: it and everything below it run there."""
 
     title: Annotated[str, StringConstraints(max_length=100)] = ""
     namespace: Annotated[str, StringConstraints(max_length=63)] | None = Field(
@@ -33,84 +32,75 @@ class OrgNodeSpec(Strict):
 
 
 class NewOrgNode(OrgNodeSpec):
-    """With its path, which cannot be changed later."""
+    """A new node with its path, which cannot be changed later."""
 
     path: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(examples=["example.research"])
 
 
 class OrgNodeDocument(Answer):
-    """As it is said; `path` is what an appcode names."""
+    """A node; `path` is what an appcode references."""
 
     path: str
     title: str
     namespace: str | None
 
 
-class OrgNodePage(Answer):
-    items: list[OrgNodeDocument]
-    next: str | None
+OrgNodePage = page_of("OrgNodePage", OrgNodeDocument)
 
 
 class OrgNodes(APIView):
-    @extend_schema(operation_id="org_nodes_list", summary="The organisation, by path", responses=OrgNodePage)
+    @operation("org_nodes_list", OrgNodePage)
     def get(self, request: Request) -> Response:
+        """The organisation, by path"""
         person(request)
         return everything([_document(row) for row in OrgNode.objects.all()])
 
-    @extend_schema(
-        operation_id="org_nodes_create",
-        summary="Add a node of the organisation",
-        description="For administrators.",
+    @operation(
+        "org_nodes_create",
+        {201: OrgNodeDocument},
         request=NewOrgNode,
-        responses={201: OrgNodeDocument},
         examples=[OpenApiExample("A business line", request_only=True, value={"path": "example.research", **EXAMPLE})],
     )
     def post(self, request: Request) -> Response:
-        user = _administrator(request)
+        """Add a node of the organisation
+
+        For administrators."""
+        user = administrator(request)
         spec = parse(NewOrgNode, request.data)
         row = OrgNode(path=spec.path, title=spec.title, namespace=spec.namespace)
         document = _document(org.save_org_node(row, acting_user=user))
-        address = request.build_absolute_uri(f"{request.path}/{row.path}")
-        return Response(document, status=status.HTTP_201_CREATED, headers={"Location": address})
+        return created(request, row.path, document)
 
 
 class OneOrgNode(APIView):
-    @extend_schema(operation_id="org_nodes_read", summary="A node of the organisation", responses=OrgNodeDocument)
-    def get(self, request: Request, path: str) -> Response:
+    @operation("org_nodes_read", OrgNodeDocument)
+    def get(self, request: Request, path: str) -> Document:
+        """A node of the organisation"""
         person(request)
-        return Response(_document(_node(path)))
+        return _document(_node(path))
 
-    @extend_schema(
-        operation_id="org_nodes_change",
-        summary="Change a node of the organisation",
-        description="For administrators. 422 at `namespace` while appcodes below live in the one that it has.",
+    @operation(
+        "org_nodes_change",
+        OrgNodeDocument,
         request=OrgNodeSpec,
-        responses=OrgNodeDocument,
         examples=[OpenApiExample("A business line", request_only=True, value=EXAMPLE)],
     )
-    def put(self, request: Request, path: str) -> Response:
-        user = _administrator(request)
+    def put(self, request: Request, path: str) -> Document:
+        """Change a node of the organisation
+
+        For administrators. 422 at `namespace` while appcodes below live in the one that it has."""
+        user = administrator(request)
         row, spec = _node(path), parse(OrgNodeSpec, request.data)
         row.title, row.namespace = spec.title, spec.namespace
-        return Response(_document(org.save_org_node(row, acting_user=user)))
+        return _document(org.save_org_node(row, acting_user=user))
 
-    @extend_schema(
-        operation_id="org_nodes_delete",
-        summary="Delete a node of the organisation",
-        description="For administrators. 409 while appcodes are at it, or live in its namespace.",
-        request=None,
-        responses={204: None},
-    )
-    def delete(self, request: Request, path: str) -> Response:
-        user = _administrator(request)
+    @operation("org_nodes_delete", {204: None})
+    def delete(self, request: Request, path: str) -> None:
+        """Delete a node of the organisation
+
+        For administrators. 409 while appcodes are at it, or live in its namespace."""
+        user = administrator(request)
         org.delete_org_node(_node(path), acting_user=user)
-        return Response(status=status.HTTP_204_NO_CONTENT)
-
-
-def _administrator(request: Request) -> User:
-    user = person(request)
-    require_administrator(user)
-    return user
 
 
 def _node(path: str) -> OrgNode:
@@ -121,4 +111,4 @@ def _node(path: str) -> OrgNode:
 
 
 def _document(row: OrgNode) -> dict[str, object]:
-    return OrgNodeDocument(path=row.path, title=row.title, namespace=row.namespace).json_value()
+    return OrgNodeDocument.of(row).json_value()

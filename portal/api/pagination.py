@@ -1,6 +1,6 @@
-"""Pages of lists: `{"items": […], "next": URL or null}`, by keyset (`portal.db.keyset`), and the parameters that they read.
+"""Pages of lists, `{"items": […], "next": URL or null}`, by keyset (`portal.db.keyset`), and query parameters.
 
-The cursor is opaque to clients and only moves a position: it opens nothing.
+The cursor is opaque to clients. It only moves a position and grants no access.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from portal.errors import Invalid
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 500
 MAX_SEARCH = 200
-MAX_CURSOR = 4000  # S3 servers have long ones
+MAX_CURSOR = 4000  # cursors of S3 servers can be long
 
 
 def whole(low: int, high: int) -> dict[str, Any]:
-    """The schema of a parameter that `number` reads."""
+    """The schema of a parameter that `number` parses."""
     return {"type": "integer", "minimum": low, "maximum": high}
 
 
@@ -44,16 +44,21 @@ PAGE_PARAMETERS = [
     ),
 ]
 SEARCH_PARAMETER = OpenApiParameter("search", str, description="Only rows that contain all of these words.")
+LIST_PARAMETERS = [*PAGE_PARAMETERS, SEARCH_PARAMETER]
 
 
 def page(
     request: Request, rows: QuerySet[Row], *, order: str | Sequence[str], render: Callable[[Row], Any]
 ) -> Response:
-    """One page of `rows` in the order of a unique column (`code`, or `-id` for descending), or of several (`keyset.page_by`). One
-    query.
+    """One page of `rows`, ordered by a unique column (`code`, or `-id` for descending) or by several
+    (`keyset.page_by`). One query. Raises Invalid at `cursor` or `limit`."""
+    return page_together(request, rows, order=order, render=lambda found: [render(row) for row in found])
 
-    Raises Invalid at `cursor` or `limit`.
-    """
+
+def page_together(
+    request: Request, rows: QuerySet[Row], *, order: str | Sequence[str], render: Callable[[Sequence[Row]], list[Any]]
+) -> Response:
+    """The same, for documents of many rows that are made together, with few queries."""
     limit = number(request, "limit", default=DEFAULT_LIMIT, low=1, high=MAX_LIMIT)
     with _cursor(request) as cursor:
         by = (
@@ -62,7 +67,7 @@ def page(
             else keyset.page_by(rows, order, cursor, limit)
         )
         found, following = by
-    return _answer(request, found, following, render)
+    return _answer(request, render(found), following)
 
 
 def page_of_sums(
@@ -72,12 +77,12 @@ def page_of_sums(
     number_of: Callable[[Thing], int],
     render: Callable[[Thing], Any],
 ) -> Response:
-    """The same of what the database adds up: `found(before, most)` are those with lower numbers than `before` (None: all), the
-    highest first."""
+    """A page of computed sums: `found(before, most)` returns those with numbers below `before` (None: all), highest first."""
     limit = number(request, "limit", default=DEFAULT_LIMIT, low=1, high=MAX_LIMIT)
     with _cursor(request) as cursor:
         before = keyset.position(models.BigIntegerField(), cursor) if cursor else None
-    return _answer(request, *keyset.cut(found(before, limit + 1), limit, number_of), render)
+    things, following = keyset.cut(found(before, limit + 1), limit, number_of)
+    return _answer(request, [render(thing) for thing in things], following)
 
 
 def page_elsewhere(
@@ -86,17 +91,17 @@ def page_elsewhere(
     *,
     render: Callable[[Thing], Any],
 ) -> Response:
-    """The same of what another server lists: `found(cursor, limit)` gives its things, and its own word for the next ones ("" at
+    """A page of another server's list: `found(cursor, limit)` returns its items and its cursor for the next page ("" at
     the end)."""
     limit = number(request, "limit", default=DEFAULT_LIMIT, low=1, high=MAX_LIMIT)
     with _cursor(request) as cursor:
         things, following = found(cursor, limit)
-    return _answer(request, things, following, render)
+    return _answer(request, [render(thing) for thing in things], following)
 
 
 @contextmanager
 def _cursor(request: Request) -> Iterator[str]:
-    """`?cursor=`, decoded. Raises Invalid at it, also for what the block finds to be no cursor (ValidationError)."""
+    """`?cursor=`, decoded. Raises Invalid at it, also if the block raises ValidationError for it."""
     cursor = text(request, "cursor", longest=MAX_CURSOR)
     try:
         position = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
@@ -107,22 +112,22 @@ def _cursor(request: Request) -> Iterator[str]:
         raise Invalid.at("cursor", message="This is not a cursor of ours; take it from “next” of a page.") from error
 
 
-def _answer(request: Request, found: Sequence[Thing], cursor: str, render: Callable[[Thing], Any]) -> Response:
+def _answer(request: Request, items: list[Any], cursor: str) -> Response:
     following = None
     if cursor:
         query = request.query_params.copy()
         query["cursor"] = base64.urlsafe_b64encode(cursor.encode()).decode().rstrip("=")
         following = request.build_absolute_uri(f"{request.path}?{query.urlencode()}")
-    return Response({"items": [render(row) for row in found], "next": following})
+    return Response({"items": items, "next": following})
 
 
 def everything(items: list[Any]) -> Response:
-    """A list that is short by its nature, in the shape of a page."""
+    """A list that is always short, in the shape of a page."""
     return Response({"items": items, "next": None})
 
 
 def search(request: Request, rows: QuerySet[Row], *columns: str) -> QuerySet[Row]:
-    """The rows in which every word of `?search=` occurs in one of `columns`, in upper or lower case."""
+    """The rows in which every word of `?search=` occurs in one of `columns`, ignoring case."""
     for word in text(request, "search", longest=MAX_SEARCH).split():
         wanted = Q()
         for column in columns:
@@ -132,7 +137,7 @@ def search(request: Request, rows: QuerySet[Row], *columns: str) -> QuerySet[Row
 
 
 def text(request: Request, name: str, *, longest: int, default: str = "") -> str:
-    """A query parameter. Raises Invalid when it is longer than `longest` characters or contains a NUL character."""
+    """A query parameter. Raises Invalid if it is longer than `longest` characters or contains NUL."""
     value: str = request.query_params.get(name, default)
     if len(value) > longest:
         raise Invalid.at(name, message=f"At most {longest} characters.")
@@ -142,7 +147,7 @@ def text(request: Request, name: str, *, longest: int, default: str = "") -> str
 
 
 def number(request: Request, name: str, *, default: int, low: int, high: int) -> int:
-    """A query parameter that is a whole number from `low` to `high`. Raises Invalid otherwise."""
+    """An integer query parameter from `low` to `high`. Raises Invalid."""
     value = request.query_params.get(name)
     if value is None:
         return default
@@ -152,15 +157,15 @@ def number(request: Request, name: str, *, default: int, low: int, high: int) ->
 
 
 def moment(request: Request, name: str) -> dt.datetime | None:
-    """A query parameter that is a time, of UTC where it says no other zone; None when absent. Raises Invalid."""
-    # In an address a plus stands for a space, and of a time nothing else does.
+    """A time query parameter, in UTC unless it has a zone; None if absent. Raises Invalid."""
+    # In a query string an unescaped plus means a space; restore it, since times contain no spaces.
     said = text(request, name, longest=40).replace(" ", "+")
     if not said:
         return None
     try:
         found = parse_datetime(said)
         if found is not None:
-            # At either end of the calendar there is no such moment in UTC.
+            # astimezone overflows at the ends of the calendar.
             found = timezone.make_aware(found, dt.UTC) if timezone.is_naive(found) else found.astimezone(dt.UTC)
     except (ValueError, OverflowError):
         found = None
@@ -170,7 +175,7 @@ def moment(request: Request, name: str) -> dt.datetime | None:
 
 
 def flag(request: Request, name: str) -> bool:
-    """A query parameter that is on (`?follow=true`, `?follow=1`, `?follow`) or off. Raises Invalid for anything else."""
+    """A boolean query parameter: on is `?follow=true`, `?follow=1` or `?follow`. Raises Invalid for anything else."""
     value = request.query_params.get(name, "false").lower()
     if value in ("", "1", "true", "yes", "on"):
         return True

@@ -1,7 +1,7 @@
-"""Query parameters of REST: one that an operation does not describe is refused, for what it asks would silently not be done.
+"""Refuses unknown query parameters of REST, because ignoring them would silently not do what was asked.
 
-The description of the API is the only list of them. It is asked by a permission, which comes after the sign-in and before
-anything is looked up, for every operation alike.
+The API's own description is the only list of parameters. A permission class checks it for every operation, after
+authentication and before any lookup.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from rest_framework.request import Request
 from portal.errors import FieldError, Invalid
 
 if TYPE_CHECKING:
-    from rest_framework.views import APIView  # which itself imports this module, by the settings
+    from rest_framework.views import APIView  # imports this module itself, through the settings
 
-# A date, a number or a choice of words cannot be empty; a text to look for, or a switch, may.
+# Dates, numbers and choices cannot be empty; search texts and flags may.
 MAY_BE_EMPTY = (str, bool)
 
 
 class KnownParameters(BasePermission):
     def has_permission(self, request: Request, view: APIView) -> bool:
-        """Raises Invalid at each parameter that is not described, or that is empty and may not be."""
+        """Raises Invalid at each parameter that is undocumented, or empty without being allowed to."""
         method = "get" if request.method == "HEAD" else str(request.method).lower()
         operations: Any = type(view)
         known = described(operations, method)
@@ -43,7 +43,7 @@ class KnownParameters(BasePermission):
 
 @cache
 def described(view: Any, method: str) -> Mapping[str, OpenApiParameter] | None:
-    """The query parameters of an operation, by name; None for what is no part of the description. `view` is a class."""
+    """The query parameters of an operation by name; None if it is not part of the description. `view` is a class."""
     schema_class = getattr(getattr(view, method, None), "kwargs", {}).get("schema")
     if schema_class is None:
         return None

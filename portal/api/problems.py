@@ -1,12 +1,12 @@
-"""Errors of the REST API as problem details (RFC 9457): one shape, with the path of each field to mend.
+"""Errors of the REST API as problem details (RFC 9457), with the path of each invalid field.
 
     {"type": "urn:problem-type:portal:invalid-fields", "title": "Some fields have to be mended", "status": 422,
      "detail": "…", "instance": "/api/v1/…", "errors": [{"path": "spec.roles.worker.count", "message": "…"}]}
 
-`type` is for programs and never changes its meaning; `detail` is a sentence for people. Paths are those of the manifest that
-was sent, or names of query parameters; `see` beside a message is the page on which one asks for what is missing. 400 is a
-body that cannot be read at all, 422 one that can, with fields to mend. What may not be seen and what does not exist are the same
-404. Whatever nobody thought of becomes a 500 that gives nothing away but an id; the log has the rest under the same id.
+`type` is for programs and never changes its meaning; `detail` is a sentence for people. Paths are those of the sent
+manifest or names of query parameters; `see` beside a message is the page on which to request what is missing. 400 means
+that the body cannot be parsed, 422 that fields of it are invalid. Forbidden and absent objects give the same 404. An
+unexpected exception becomes a 500 that reveals nothing but an id; the log has the details under that id.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TITLES = {
     "internal-error": "Something went wrong on our side",
     "unavailable": "Not available at the moment",
 }
-# What Django REST framework calls its errors, where our word is another one.
+# Codes of Django REST framework that have another name here.
 CODES = {
     "error": "internal-error",
     "parse_error": "malformed-body",
@@ -83,7 +83,7 @@ class TooLarge(exceptions.APIException):
 
 
 class Unavailable(exceptions.APIException):
-    """A part of the portal does not answer; nothing was changed. `wait` is the number of seconds after which to try again."""
+    """A part of the portal does not answer; nothing was changed. `wait` is the number of seconds before a retry."""
 
     status_code = HTTPStatus.SERVICE_UNAVAILABLE
     default_code = "unavailable"
@@ -91,7 +91,7 @@ class Unavailable(exceptions.APIException):
 
 
 def problem_details(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
-    """The answer for anything that was raised while a request of the API was handled."""
+    """The response for any exception raised while an API request was handled."""
     path: str = context["request"].path
     match exc:
         case Invalid():
@@ -109,7 +109,7 @@ def problem_details(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
         case OperationalError() | InterfaceError():
             log.error("The database does not answer: %s", exc)
             return _framework(path, Unavailable("The database does not answer; try again in a few seconds."))
-    number = context["request"].error_id  # see frame.RequestIdMiddleware
+    number = context["request"].error_id  # set by RequestIdMiddleware
     log.error("Internal error %s: %s %s", number, context["request"].method, path, exc_info=exc)
     sentence = f"This is a mistake of the portal, not yours. Please tell an administrator this number: {number}."
     return problem(path, HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", sentence, id=number)
@@ -118,7 +118,7 @@ def problem_details(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
 def problem(
     path: str, status: int, code: str, detail: str, *, headers: Mapping[str, str] | None = None, **members: Any
 ) -> HttpResponse:
-    """One problem; `code` is the last word of its type and `members` go beside the standard ones."""
+    """A problem response; `code` is the last part of its type, and `members` are added to the standard ones."""
     body = {
         "type": f"urn:problem-type:portal:{code}",
         "title": TITLES.get(code) or HTTPStatus(status).phrase,
@@ -133,7 +133,7 @@ def problem(
 @login_not_required
 @csrf_exempt
 def unknown_address(request: HttpRequest) -> HttpResponse:
-    """The end of /api/: every address that no view has taken."""
+    """The catch-all of /api/ for unknown URLs."""
     hint = " Addresses have no '/' at their end." if request.path.endswith("/") else ""
     return problem(request.path, HTTPStatus.NOT_FOUND, "not-found", f"The API has no such address.{hint}")
 
@@ -155,7 +155,7 @@ def _framework(path: str, exc: exceptions.APIException) -> HttpResponse:
     detail = str(exc.detail)
     headers = {}
     if exc.status_code == HTTPStatus.UNAUTHORIZED:
-        # RFC 6750, section 3: no error code where no token was sent.
+        # RFC 6750, section 3: no error code if no token was sent.
         headers["WWW-Authenticate"] = 'Bearer realm="portal"'
         if code == "not-authenticated":
             detail = "Send “Authorization: Bearer TOKEN” with a token from your profile page, or sign in."

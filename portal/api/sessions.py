@@ -1,4 +1,4 @@
-"""A signed-in browser as a user of REST: its own requests, told from those of other sites' pages by the header X-CSRFToken."""
+"""Browser sessions as REST authentication; the header X-CSRFToken tells own requests from those of other sites."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rest_framework.request import Request
 
 
 class BrowserAuthentication(SessionAuthentication):
-    """Reads no body to know that: who sends one slowly would hold a thread before a view has asked for a place for it."""
+    """Checks CSRF without reading the body: a slow sender would hold a thread before the view has reserved a place for it."""
 
     def enforce_csrf(self, request: Request) -> None:
         asked: Any = request._request

@@ -1,4 +1,4 @@
-"""Answers that are no JSON: bytes as they are, whatever was asked for."""
+"""Responses that are not JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rest_framework.request import Request
 
 
 class AnyAccept(DefaultContentNegotiation):
-    """A stream is what it is, whatever was asked for."""
+    """Ignores the Accept header: a stream has only one format."""
 
     def select_renderer(
         self, request: Request, renderers: Iterable[BaseRenderer], format_suffix: str | None = None

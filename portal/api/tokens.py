@@ -1,4 +1,4 @@
-"""Bearer tokens for REST: only a hash is kept, and an expiry; an expired token is told apart from a wrong one."""
+"""Bearer tokens for REST: only a hash and an expiry are stored, and an expired token gets its own error."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from rest_framework.exceptions import AuthenticationFailed
 from portal.api.problems import PasswordToChoose, TokenExpired
 from portal.models import ApiToken, User
 
-# "Last used" on the profile page is this exact; a busy script does not write a row at every request.
+# Precision of "last used" on the profile page, so that a busy script does not write a row at every request.
 LAST_USED = dt.timedelta(minutes=1)
 
 
 class BearerAuthentication(TokenAuthentication):  # type: ignore[misc]
-    """`Authorization: Bearer TOKEN`. Expired tokens stay listed on the profile page until their owner removes them.
-
-    The hash is the row's key, so one look-up decides; only who has the whole token is told that it has expired. While its
-    owner has a one-time password, which two people have seen, a token opens no more than the pages do.
-    """
+    """`Authorization: Bearer TOKEN`. Expired tokens stay listed on the profile page until their owner removes them. The
+    hash is the row's key, so one lookup decides; only a client with the whole token learns that it has expired. While
+    its owner has a one-time password, which two people know, a token is as limited as the pages are."""
 
     def authenticate_credentials(self, token: bytes) -> tuple[User, ApiToken]:
         try:

@@ -1,7 +1,7 @@
-"""The advisory locks of PostgreSQL that the portal takes, so that something is done by one process at a time.
+"""The PostgreSQL advisory locks of the portal: each lets one process at a time do something.
 
-A lock is one number, or a number and the name of a part of it: these two never meet. `advisory_lock` belongs to the session of
-the thread, outside any transaction, and goes with its connection; `lock_until_commit` belongs to the transaction.
+A lock is a number, or a number and the name of a part; these two kinds never conflict. `advisory_lock` belongs to the thread's
+database session, outside any transaction, and ends with the connection; `lock_until_commit` belongs to the transaction.
 """
 
 from __future__ import annotations
@@ -15,50 +15,51 @@ from psycopg2.errors import LockNotAvailable
 
 
 class Lock(IntEnum):
-    """The numbers stand in billing/sql/*.sql, too. METERING before POSTING where both are taken."""
+    """The numbers are also used in billing/sql/*.sql, and by programs of two releases side by side: they keep their meaning.
+    Take METERING before POSTING."""
 
-    # Recording of sightings holds it shared, changes of what was recorded hold it alone.
+    # Shared by recordings of sightings, exclusive for changes of recorded data.
     METERING = 1
-    # A part for each cloud, whose pods one transaction at a time adds up.
+    # By cloud: one transaction at a time sums up a cloud's pods.
     METERING_CLOUD = 2
-    # Portions of the ledger hold it shared; triggers on prices, discounts and owners, and the end of a month hold it alone.
+    # Shared by portions of posting; exclusive for triggers on prices, discounts and owners, and for closing a month.
     POSTING = 3
-    # A part for each shard of appcodes.
+    # By shard of appcodes.
     POSTING_SHARD = 4
-    # Moves of appcodes and of nodes wait for each other, so that each sees the other's.
+    # Moves of appcodes and of nodes, so that each sees the other.
     OWNERS = 5
-    # The sums of a day of all clouds' measurements.
+    # The sums by day of all clouds' measurements.
     GPU_USE = 6
-    # A part for each cloud: the process that follows it.
+    # By cloud: the process that follows it.
     FOLLOWER = 7
-    # A part for each of the loops that copy logs.
+    # By loop that copies logs.
     LOG_COPIES = 8
-    # The logs of one deleted cluster at a time.
+    # Purges the logs of one deleted cluster at a time.
     PURGE = 9
     WEBHOOKS = 10
-    # A part for each object storage: changes of it and of its keys.
+    # By object storage: changes of it and of its keys.
     STORAGE = 11
-    # One sweep of the trash at a time; a part for each removal that is carried on.
+    # One sweep of the trash at a time; by removal that is being continued.
     TRASH = 12
-    # A part for each datastore: who changes files holds it shared, who makes a version of them holds it alone.
+    # By datastore: shared by changes of files, exclusive for making a version of them.
     FILES = 13
     # One sweep of the rules of datastores at a time.
     RULES = 14
-    # A part for each appcode: what its runs wrote is listed.
+    # By appcode: listing what its runs wrote.
     OUTPUTS = 15
-    # A part for each sweep: its loop.
+    # By sweep: its loop.
     SWEEP = 16
-    # A part for each appcode: what is done after its runs.
+    # By appcode: hooks after its runs.
     HOOKS = 17
-    # A part for each appcode: the numbers of the trials of its sweeps are read.
+    # By appcode: reading the metrics of its sweeps' trials.
     TRIALS = 18
-    # A part for each appcode: whether stages of its pipelines would do again what they have done.
+    # By appcode: deciding whether stages of its pipelines can be reused.
     PIPELINES = 19
-    # A part for each appcode: the files of versions of its models are read.
+    # By appcode: reading the files of its model versions.
     MODELS = 20
-    # A part for each appcode: what crashes of its runs have cost is counted.
+    # By appcode: computing the cost of its runs' crashes.
     CRASHES = 21
-    # The process whose loop looks after services; a part for what it reads once a minute.
+    # The process whose loop supervises services; with a part: what that reads once a minute.
     SERVICES = 22
     # One sweep of the retention rules of models at a time.
     MODEL_RULES = 23
@@ -66,8 +67,8 @@ class Lock(IntEnum):
 
 @contextmanager
 def advisory_lock(lock: Lock, part: str = "", *, seconds: float = 0, shared: bool = False) -> Iterator[bool]:
-    """Whether this session has the lock for the block: False when another still has it after `seconds`. Not inside a
-    transaction, unless `seconds` is 0."""
+    """Yields True if this session holds the lock for the block, False if another one still holds it after `seconds`.
+    Use it inside a transaction only with `seconds` 0."""
     kind = "_shared" if shared else ""
     with connection.cursor() as cursor:
         if not seconds:
@@ -76,7 +77,7 @@ def advisory_lock(lock: Lock, part: str = "", *, seconds: float = 0, shared: boo
         else:
             statement, keys = _calling(f"pg_advisory_lock{kind}", lock, part)
             try:
-                # One message is one transaction, with which the limit ends; the lock stays.
+                # A multi-statement message is one transaction: the timeout ends with it, the session lock stays.
                 limit = "SELECT set_config('lock_timeout', %s, true)"
                 cursor.execute(f"{limit}; {statement}", [f"{seconds * 1000:.0f}ms", *keys])
                 held = True
@@ -88,14 +89,14 @@ def advisory_lock(lock: Lock, part: str = "", *, seconds: float = 0, shared: boo
         yield held
     finally:
         if held and connection.connection is not None:
-            # With a lost connection the lock has gone, too.
+            # If the connection is lost, the lock is released already.
             with suppress(OperationalError, InterfaceError), connection.cursor() as cursor:
                 cursor.execute(*_calling(f"pg_advisory_unlock{kind}", lock, part))
 
 
 def lock_until_commit(lock: Lock, part: str = "", *, shared: bool = False) -> None:
-    """Waits for the lock and holds it until the transaction ends: the next statement (READ COMMITTED) sees what those who held
-    it have written."""
+    """Waits for the lock and holds it until the transaction ends. The next statement (READ COMMITTED) sees what earlier
+    holders wrote."""
     with connection.cursor() as cursor:
         cursor.execute(*_calling(f"pg_advisory_xact_lock{'_shared' if shared else ''}", lock, part))
 

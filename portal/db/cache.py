@@ -1,8 +1,8 @@
-"""The cache in Redis, which may be lost or full at any time: nothing that people do fails for want of it.
+"""A Redis cache that tolerates a lost or full Redis: no user action fails because of it.
 
-What is read of it is read from its source then, what is written is gone, and `add` says yes: what is counted or locked is not,
-which costs a limit for as long as the cache is away (those of sign-in included) and never locks people out. Only `incr` raises,
-because it has no number to give. Values are JSON: whoever could write to the cache could not make the portal run anything.
+Without Redis, reads miss, writes are dropped, and `add` returns True. So rate limits, including those of sign-in, do
+not apply while it is down, but nobody is locked out. Only `incr` raises, because it has no number to return. Values are
+JSON, not pickles: write access to the cache must not allow code execution.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 
 
 class Json:
-    """Bytes of values, integers as Redis itself counts them."""
+    """Serialises values; integers stay as they are, for Redis to count."""
 
     def dumps(self, value: Any) -> Any:
         return value if type(value) is int else orjson.dumps(value)
@@ -59,6 +59,6 @@ def _tried(ask: Callable[[], Answer], otherwise: Answer) -> Answer:
     except RedisError as error:
         log.warning("the cache is out of reach: %s", error)
     except orjson.JSONDecodeError:
-        # What another version of the portal wrote.
+        # Written by another version of the portal.
         log.info("a value of the cache cannot be read")
     return otherwise

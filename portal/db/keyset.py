@@ -1,7 +1,7 @@
-"""Keyset pages: the same speed at the first page and at the last.
+"""Keyset pagination: the last page is as fast as the first.
 
-A page goes on after the last row that was seen, by a unique column and never by counting, so that rows that come or go meanwhile
-neither repeat nor hide others.
+A page starts after the last seen value of a unique column instead of at an offset, so rows that are inserted or deleted
+meanwhile neither repeat nor hide others.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ Thing = TypeVar("Thing")
 
 
 def page(rows: QuerySet[Row], order: str, cursor: str, size: int) -> tuple[Sequence[Row], str]:
-    """At most `size` rows after `cursor` ("" for the first page) and the cursor of the next page ("" at the end). One query.
-
-    `order` is a unique column like "code", or "-id" for descending. Raises ValidationError for a cursor that is no value of it.
-    """
+    """At most `size` rows after `cursor` ("" for the first page), and the next cursor ("" at the end). One query. `order` is a
+    unique column like "code", or "-id" for descending. Raises ValidationError if the cursor is not a value of it."""
     column, descending = order.removeprefix("-"), order.startswith("-")
     if cursor:
         after = position(rows.model._meta.get_field(column), cursor)
@@ -30,10 +28,8 @@ def page(rows: QuerySet[Row], order: str, cursor: str, size: int) -> tuple[Seque
 
 
 def page_by(rows: QuerySet[Row], order: Sequence[str], cursor: str, size: int) -> tuple[Sequence[Row], str]:
-    """The same by several columns or annotations, none of which is null and the last of which is unique. One query.
-
-    The cursor has a value for each. Raises ValidationError for one that has not.
-    """
+    """The same by several columns or annotations, all non-null and the last one unique. One query. The cursor has one
+    value for each. Raises ValidationError for any other cursor."""
     names = [each.removeprefix("-") for each in order]
     if cursor:
         said = cursor.split("~")
@@ -52,7 +48,7 @@ def page_by(rows: QuerySet[Row], order: Sequence[str], cursor: str, size: int) -
 
 
 def position(field: Any, cursor: str) -> Any:
-    """The value of a field that a cursor says. Raises ValidationError for what the field cannot be, or PostgreSQL cannot hold."""
+    """The field's value in a cursor. Raises ValidationError if the field or PostgreSQL cannot hold it."""
     value = field.to_python(cursor)
     is_too_long = isinstance(value, Decimal) and (len(cursor) > 100 or abs(value.adjusted()) > 100)
     if "\0" in cursor or is_too_long or (isinstance(value, int) and not -(2**63) <= value < 2**63):
@@ -61,5 +57,5 @@ def position(field: Any, cursor: str) -> Any:
 
 
 def cut(found: Sequence[Thing], size: int, position_of: Callable[[Thing], object]) -> tuple[Sequence[Thing], str]:
-    """The page and the next cursor of up to `size` + 1 rows."""
+    """The page and the next cursor, from up to `size` + 1 rows."""
     return found[:size], str(position_of(found[size - 1])) if len(found) > size else ""

@@ -15,6 +15,8 @@ import encrypted_fields.fields
 from django.conf import settings
 from django.db import migrations, models
 
+from portal.tables import at_once
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -619,3 +621,4 @@ class Migration(migrations.Migration):
             },
         ),
     ]
+    operations = at_once(operations)

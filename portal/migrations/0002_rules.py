@@ -1,4 +1,4 @@
-"""What tables of the portal keep by themselves: sql/rules.sql."""
+"""Functions and triggers that enforce rules in the database: sql/rules.sql."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""How people get in: allauth with local accounts, and OpenID Connect when it is configured.
+"""Sign-in: allauth with local accounts, and with OpenID Connect if configured.
 
-Every page needs a signed-in person unless its view says otherwise (`login_not_required`), so forgetting it is safe.
+Every page requires a signed-in user unless its view opts out (`login_not_required`), so forgetting it is safe.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from portal.pages import layout
 
 log = logging.getLogger(__name__)
 
-# A one-time password was seen by two people: it opens nothing but the choice of another.
 WRONG = "The user name, the e-mail or the password is wrong."
-# Seconds for which a browser is remembered after somebody signed in with it.
+# Seconds for which a browser is remembered after a sign-in.
 BROWSER_MEMORY, BROWSER_SALT = 365 * 24 * 3600, "portal.browser"
 LABELS = {"oldpassword": "Current password", "password1": "New password", "password2": "New password, again"}
+# Two people have seen a one-time password, so it allows nothing but choosing a new one.
 ONE_TIME_PASSWORD_OPENS = frozenset({"account_change_password", "account_logout", "set_theme"})
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
-    """Closes self-registration unless PORTAL_OPEN_SIGNUP is set; keeps sign-in quiet (no "you have signed in" message).
+    """Closes self-registration unless PORTAL_OPEN_SIGNUP is set, and shows no "you have signed in" messages.
 
-    Limits wrong passwords per account, whichever of its names is typed, and per address. A browser that has signed in before
-    has a limit of its own, so nobody can lock people out of the browsers that they use (OWASP calls this a device cookie).
-    Links in mails begin with PORTAL_ORIGIN, whatever the request called the portal.
+    Wrong passwords are limited per account, whichever of its names is typed, and per address. A browser that has signed
+    in before has its own limit, so an attacker cannot lock people out of the browsers that they use (OWASP: device
+    cookie). Links in mails begin with PORTAL_ORIGIN, whatever Host the request had.
     """
 
     error_messages: ClassVar = {
         **DefaultAccountAdapter.error_messages,
-        # In the words of the field, and the same whichever of the two is wrong.
+        # Worded like the field, and the same whichever of the two is wrong.
         **dict.fromkeys(("username_password_mismatch", "email_password_mismatch", "invalid_login"), WRONG),
     }
 
@@ -72,7 +72,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         super().add_message(request, level, message_template, *args, **kwargs)
 
     def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
-        """allauth's own has the Host in it, so that each name of the portal would be another number of attempts."""
+        """allauth's key contains the Host, so each name of the portal would allow further attempts."""
         login: str = credentials.get("email") or credentials["username"]
         found = [*filter_users_by_email(login), *filter_users_by_username(login)]
         if not found:
@@ -81,7 +81,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         return f"{account} browser {browser['id']}" if browser.get("user") == found[0].pk else account
 
     def _browser(self, request: HttpRequest) -> dict[str, Any]:
-        """The last person who signed in with this browser (`user`), and the number that it got then (`id`); {} for a new one."""
+        """The last user who signed in with this browser (`user`) and its id from then (`id`); {} for a new browser."""
         text = request.COOKIES.get(settings.BROWSER_COOKIE_NAME, "")
         try:
             found: dict[str, Any] = signing.loads(text, salt=BROWSER_SALT, max_age=BROWSER_MEMORY)
@@ -102,7 +102,8 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         return response
 
     def get_client_ip(self, request: HttpRequest) -> str:
-        """Everybody on this machine has one address: counting it would let ten wrong passwords lock all of them out."""
+        """All users of this machine share its loopback address: limiting by it would let ten wrong passwords lock
+        everybody out."""
         address: str = super().get_client_ip(request)
         return f"{address}-{secrets.token_hex(8)}" if ip_address(address).is_loopback else address
 
@@ -111,7 +112,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         return f"{settings.PORTAL_ORIGIN}{path.replace('UID-KEY', quote(key))}"
 
     def send_password_reset_mail(self, user: User, email: str, context: dict[str, Any]) -> None:
-        """Who signs in by the identity provider has no password here and gets none by mail."""
+        """Users of the identity provider have no password here and get none by mail."""
         if user.has_usable_password():
             super().send_password_reset_mail(user, email, context)
 
@@ -120,7 +121,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
 
 
 class ProviderAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
-    """The identity provider decides who comes in; there is no page of connected accounts to go back to."""
+    """The identity provider decides who may sign in; there is no page of connected accounts to return to."""
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: object) -> bool:
         return True
@@ -136,7 +137,7 @@ class ProviderAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
 
 
 class SignInForm(LoginForm):  # type: ignore[misc]
-    """allauth's form in our words; the page itself says what to do about a forgotten password."""
+    """allauth's form with our labels; the page itself explains what to do about a forgotten password."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -146,11 +147,9 @@ class SignInForm(LoginForm):  # type: ignore[misc]
 
 
 class _AnotherPassword(forms.Form):
-    """What is asked of a new password however one comes to choose it: that it is new, and what becomes of one's API tokens.
-
-    Who chooses a new password because somebody may know the old one wants tokens to end that were made with it, so the box is
-    ticked; it is there only when there are any.
-    """
+    """The base of forms for a new password: it must differ from the old one, and may end the user's API tokens. The box
+    is ticked by default, because a user whose password is known to others also wants tokens made with it to end. It is
+    shown only if there are tokens."""
 
     user: User
 
@@ -182,15 +181,15 @@ class _AnotherPassword(forms.Form):
 
 
 class NewPasswordForm(_AnotherPassword, ChangePasswordForm):  # type: ignore[misc]
-    """Of who knows the present one."""
+    """For a user who knows the current password."""
 
 
 class ForgottenPasswordForm(_AnotherPassword, ResetPasswordKeyForm):  # type: ignore[misc]
-    """Of who got a mail."""
+    """For a user with a link from a mail."""
 
 
 def _plain(form: forms.Form) -> None:
-    """Labels are enough: no placeholders that repeat them, no link to a mail that may never be sent."""
+    """Removes what allauth adds: placeholders that repeat labels, and a link to a mail that may never be sent."""
     for name, field in form.fields.items():
         if name in ("password", "oldpassword"):
             field.help_text = ""
@@ -205,7 +204,7 @@ def change_password(request: HttpRequest) -> HttpResponseBase:
 
 @login_not_required
 def ask_for_new_password(request: HttpRequest) -> HttpResponseBase:
-    """By mail; where no mail is sent, a key in the log would be for whoever reads logs, so an administrator is asked."""
+    """Sends a mail with a link. Without a mail server it refers to an administrator, because the link would be in the log."""
     if not layout.sends_mail():
         return render(request, "account/password_reset_closed.html")
     return cast("HttpResponseBase", views.password_reset(request))
@@ -213,7 +212,7 @@ def ask_for_new_password(request: HttpRequest) -> HttpResponseBase:
 
 @login_not_required
 def go_to_provider(request: HttpRequest, provider_id: str) -> HttpResponseBase:
-    """allauth asks the provider for its addresses first, and looks for its failures only on the way back."""
+    """allauth fetches the provider's configuration first, but handles its failures only on the way back."""
     try:
         return cast("HttpResponseBase", openid_views.login(request, provider_id))
     except requests.RequestException as error:
@@ -223,16 +222,14 @@ def go_to_provider(request: HttpRequest, provider_id: str) -> HttpResponseBase:
 
 @login_not_required
 def provider_knows_too_little(request: HttpRequest) -> HttpResponse:
-    """Where allauth would let people type the address that the identity provider left out or that somebody has already."""
+    """Replaces allauth's form for typing an address that the provider left out or that another account has."""
     return render(request, "account/provider_conflict.html", status=409)
 
 
 class SignInMiddleware(LoginRequiredMiddleware):
-    """Sends people without a session to sign in and afterwards back to where they were.
-
-    A fragment (htmx) gets 401 instead, so that a page with half a form in it is never replaced by the sign-in page. What was
-    sent by POST cannot be repeated: they come back to the page with the form, and the browser fills in what they typed.
-    """
+    """Sends users without a session to sign in, and back afterwards. A fragment (htmx) gets 401 instead, so that a
+    half-filled form is never replaced by the sign-in page. A POST cannot be repeated: the user returns to the page with
+    the form, and the browser restores the input."""
 
     def process_view(
         self,
@@ -259,13 +256,13 @@ class SignInMiddleware(LoginRequiredMiddleware):
 
 
 def connect() -> None:
-    """Called once when the portal starts."""
+    """Connects the signals; called once at start."""
     password_changed.connect(_password_chosen, dispatch_uid="portal.password_chosen")
     password_reset.connect(_password_chosen, dispatch_uid="portal.password_chosen_by_mail")
 
 
 def _password_chosen(sender: object, request: HttpRequest, user: User, **kwargs: Any) -> None:
-    """A password of one's own replaces the one-time password."""
+    """The chosen password replaces the one-time password."""
     with transaction.atomic():
         user.must_change_password = False
         user.save(update_fields=["must_change_password"])

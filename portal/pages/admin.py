@@ -1,4 +1,4 @@
-"""Pages of platform administrators: appcodes to approve, business lines, people, the audit log. To others they are 404."""
+"""Pages for platform administrators: requests, business lines, people, the audit log. Other users get 404."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from portal.pages.appcodes import appcode_page, attempt, get_or_post, person
 from portal.pages.forms import DaysForm, DecisionForm, OrgNodeForm, PersonForm, show_errors
 
 View = Callable[..., HttpResponseBase]
-# Rows of the log that are read at a time.
+# Rows per fetch for CSV.
 CSV_PORTION = 2000
 
 
@@ -52,13 +52,13 @@ def requests(request: HttpRequest) -> HttpResponse:
 @conditional_page
 @for_administrators
 def waiting(request: HttpRequest) -> HttpResponse:
-    """How many requests wait, for the navigation; nothing when none does."""
+    """The number of waiting requests for the navigation, empty for none."""
     count = decisions.waiting().count()
     return HttpResponse(f"{count:,}" if count else "")
 
 
 def _requests(request: HttpRequest, typed: DecisionForm | None = None, of: str = "") -> HttpResponse:
-    """What waits for a decision, the oldest first; what expires, and how many there are of each state."""
+    """Requests that wait for a decision, oldest first; expiring appcodes, and the number of appcodes by state."""
     counts = dict(Appcode.objects.values_list("state").annotate(n=Count("pk")))
     ending = Appcode.objects.filter(state=Appcode.State.ACTIVE, expires_on__lte=layout.soon())
     context = {
@@ -71,7 +71,7 @@ def _requests(request: HttpRequest, typed: DecisionForm | None = None, of: str =
 @require_POST
 @for_administrators
 def decide(request: HttpRequest, code: str, verdict: str) -> HttpResponse:
-    """approve, request-changes or refuse what is asked for; disable or enable. Afterwards back to where the button was."""
+    """approve, request-changes or refuse a request; disable or enable an appcode. Returns to the page with the button."""
     user = person(request)
     appcode = access.appcode_for(user, code)
     listed = request.POST.get("from") == "list"
@@ -177,7 +177,7 @@ def people(request: HttpRequest) -> HttpResponse:
 @for_administrators
 @never_cache
 def new_person(request: HttpRequest) -> HttpResponse:
-    """The one-time password is in the answer to the form and nowhere else."""
+    """Only the response to the form contains the one-time password."""
     form = PersonForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
@@ -205,7 +205,7 @@ def one_person(request: HttpRequest, username: str) -> HttpResponse:
 @require_POST
 @for_administrators
 def change_person(request: HttpRequest, username: str, verb: str) -> HttpResponse:
-    """activate, deactivate, administrator (grant) or member (take the rights away)."""
+    """activate, deactivate, administrator (grant the rights) or member (revoke them)."""
     me, someone = person(request), _person(request, username)
     try:
         if verb in ("activate", "deactivate"):
@@ -249,7 +249,8 @@ def _person(request: HttpRequest, username: str) -> User:
 @require_GET
 @for_administrators
 def audit(request: HttpRequest) -> HttpResponseBase:
-    """The Event log, narrowed by words, days in UTC (`?from=`, `?to=`), person, appcode and kind; `?format=csv` is all of it."""
+    """The Event log, filtered by words, days in UTC (`?from=`, `?to=`), person, appcode and kind; `?format=csv` exports
+    all matches."""
     rows = access.events_for(person(request))
     if code := layout.words(request, "appcode"):
         rows = rows.filter(appcode=code)

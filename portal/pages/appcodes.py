@@ -1,4 +1,4 @@
-"""Pages of appcodes, and the fragments of the frame. Thin: parse, access, action, render."""
+"""Pages of appcodes, and fragments of the frame. Thin: parse, access, action, render."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import conditional_page, require_GET, require_http_methods, require_POST, require_safe
 
-from portal import access, hooks
+from portal import access, extension_points
 from portal.access import MANAGE
 from portal.actions import appcodes as appcodes_actions
 from portal.actions import members as members_actions
 from portal.actions import requests as requests_actions
-from portal.errors import Conflict, Invalid
+from portal.errors import Conflict, Invalid, sentence
 from portal.models import STANDINGS, Appcode, Membership, QuotaRequest, User
 from portal.pages import decisions, layout
 from portal.pages.forms import (
@@ -41,35 +41,33 @@ SWITCHER_LIMIT = 30
 SEARCH_LIMIT, SUGGESTIONS = 8, 4
 ACTIVITY = 20
 NOTICES = 5
-# What a page says nothing of any more: it is in the activity.
+# Requests that the page no longer shows; the activity list has them.
 GONE = (QuotaRequest.State.APPROVED, QuotaRequest.State.WITHDRAWN)
 
 get_or_post = require_http_methods(["GET", "HEAD", "POST"])
 
 
 def person(request: HttpRequest) -> User:
-    """The signed-in person; the middleware has seen to it that there is one."""
+    """The signed-in user; the middleware guarantees one."""
     assert isinstance(request.user, User)
     return request.user
 
 
 def safe_next(request: HttpRequest, default: str = "/") -> str:
-    """Where `next` of the form or of the address points if that is a page of ours."""
+    """The `next` parameter of the form or URL if it is a page of ours, otherwise `default`."""
     target = request.POST.get("next") or request.GET.get("next", "")
     return target if url_has_allowed_host_and_scheme(target, {request.get_host()}) else default
 
 
-def attempt(request: HttpRequest, action: Callable[[], Any], done: str) -> bool:
-    """Runs the action of a button and tells how it went in a message; what a form shows beside fields becomes one sentence."""
+def attempt(request: HttpRequest, action: Callable[[], Any], done: str = "") -> bool:
+    """Runs a button's action and shows its result as a message, if there is one to show; field errors become one sentence."""
     try:
         action()
-    except Conflict as error:
-        messages.error(request, str(error))
+    except (Conflict, Invalid) as error:
+        messages.error(request, sentence(error))
         return False
-    except Invalid as error:
-        messages.error(request, " ".join(item.message for item in error.errors))
-        return False
-    messages.success(request, done)
+    if done:
+        messages.success(request, done)
     return True
 
 
@@ -79,18 +77,18 @@ def attempt(request: HttpRequest, action: Callable[[], Any], done: str) -> bool:
 @require_GET
 @never_cache
 def gpus(request: HttpRequest) -> HttpResponse:
-    """GPUs in use of the quota, over what the switcher shows. Answered from the cache for some seconds."""
+    """GPUs in use and quota for the switcher's selection; cached for GPU_CACHE_SECONDS."""
     user, code = person(request), layout.selected_appcode(request)
     key = f"gpus:{user.pk}:{code}"
     known: dict[str, Any] | None = cache.get(key)
     if known is None:
         appcodes = access.appcodes_for(user).filter(state=Appcode.State.ACTIVE)
         appcodes = appcodes.filter(code=code) if code else appcodes
-        counter = hooks.gpu_use.only
+        counter = extension_points.gpu_use.only
         use = counter(appcodes) if counter else None
         quota = appcodes.aggregate(sum=Sum("gpu_quota"))["sum"] or 0
-        # Who sees all appcodes is told of the machines: quotas may be more than there is.
-        pool = hooks.gpu_pool.only if user.is_administrator and not code else None
+        # Users who see all appcodes also get the number of GPUs, because quotas may exceed it.
+        pool = extension_points.gpu_pool.only if user.is_administrator and not code else None
         known = {"in_use": use.in_use, "simulated": use.simulated, "quota": quota} if use else {}
         if use and pool:
             known["pool"] = pool()
@@ -101,7 +99,7 @@ def gpus(request: HttpRequest) -> HttpResponse:
 @require_GET
 @never_cache
 def appcode_menu(request: HttpRequest) -> HttpResponse:
-    """The switcher's menu, fetched when it is opened."""
+    """The switcher's menu, fetched when it opens."""
     typed = layout.words(request, "words")
     found = layout.matching(access.appcodes_for(person(request)), typed, "code", "name")
     shown = list(found[: SWITCHER_LIMIT + 1])
@@ -111,7 +109,7 @@ def appcode_menu(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def switch_appcode(request: HttpRequest) -> HttpResponse:
-    """Keeps the choice of the switcher in the session; "" is all."""
+    """Stores the switcher's choice in the session; "" is all."""
     code = request.POST.get("appcode", "").replace("\0", "")
     if code:
         access.appcode_for(person(request), code)
@@ -122,7 +120,7 @@ def switch_appcode(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_not_required
 def set_theme(request: HttpRequest) -> HttpResponse:
-    """For browsers without JavaScript; with it the page sets the same cookie itself."""
+    """For browsers without JavaScript; otherwise the page sets the same cookie itself."""
     chosen = request.POST.get("theme", "auto")
     chosen = chosen if chosen in layout.THEMES else "auto"
     response = HttpResponseRedirect(safe_next(request))
@@ -132,43 +130,45 @@ def set_theme(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def search(request: HttpRequest) -> HttpResponse:
-    """Everything that one may see and that has these words in its name."""
+    """Everything that the user may see and whose name contains these words."""
     return render(request, "portal/search.html", _found(request, SEARCH_LIMIT))
 
 
 @require_GET
 @never_cache
 def suggestions(request: HttpRequest) -> HttpResponse:
-    """The same while one types, below the field of the frame."""
+    """The same for the search field of the frame, while the user types."""
     return render(request, "portal/_suggestions.html", _found(request, SUGGESTIONS))
 
 
 def _found(request: HttpRequest, limit: int) -> dict[str, Any]:
     typed, user = layout.words(request, "q"), person(request)
-    groups = [(title, find(user, typed, limit)) for title, find in hooks.searches] if typed else []
+    groups = [(title, find(user, typed, limit)) for title, find in extension_points.searches] if typed else []
     return {"words": typed, "groups": [(title, hits) for title, hits in groups if hits]}
 
 
-def find_pages(user: User, typed: str, limit: int) -> list[hooks.Hit]:
-    """What one can do, and pages by the words of the navigation."""
+def find_pages(user: User, typed: str, limit: int) -> list[extension_points.Hit]:
+    """Actions and pages by the words of the navigation."""
     entries = [*layout.ACTIONS, *layout.NAVIGATION, *(layout.ADMINISTRATION if user.is_administrator else ())]
     found = [each for each in entries if all(word in each.label.lower() for word in typed.lower().split())]
-    return [hooks.Hit(each.label, "", url) for each in found if (url := layout.address_of(each.route))][:limit]
+    return [extension_points.Hit(each.label, "", url) for each in found if (url := layout.address_of(each.route))][
+        :limit
+    ]
 
 
-def find_appcodes(user: User, typed: str, limit: int) -> list[hooks.Hit]:
+def find_appcodes(user: User, typed: str, limit: int) -> list[extension_points.Hit]:
     found = layout.matching(access.appcodes_for(user), typed, "code", "name", "remark")[:limit]
     return [
-        hooks.Hit(each.code, f"{each.name} · {each.org_node.path}", reverse("appcode", args=[each.code]))
+        extension_points.Hit(each.code, f"{each.name} · {each.org_node.path}", reverse("appcode", args=[each.code]))
         for each in found
     ]
 
 
-def find_people(user: User, typed: str, limit: int) -> list[hooks.Hit]:
+def find_people(user: User, typed: str, limit: int) -> list[extension_points.Hit]:
     found = layout.matching(access.people_for(user), typed, "username", "first_name", "last_name", "email")[:limit]
     page = "admin_person" if user.is_administrator else None
     return [
-        hooks.Hit(
+        extension_points.Hit(
             each.username, each.get_full_name(), reverse(page, args=[each.username]) if page else f"mailto:{each.email}"
         )
         for each in found
@@ -179,7 +179,7 @@ def find_people(user: User, typed: str, limit: int) -> list[hooks.Hit]:
 
 
 def with_members(appcodes: QuerySet[Appcode], user: User) -> QuerySet[Appcode]:
-    """Adds `my_role` and `member_count`, so that a list needs no query a row."""
+    """Adds `my_role` and `member_count`, so that a list needs no query per row."""
     mine = Membership.objects.filter(appcode=OuterRef("pk"), user=user).values("role")
     counts = (
         Membership.objects.filter(appcode=OuterRef("pk"))
@@ -210,7 +210,7 @@ def appcodes(request: HttpRequest) -> HttpResponse:
 
 
 def with_standing(appcodes: QuerySet[Appcode], word: str) -> QuerySet[Appcode]:
-    """Those whose `standing` is this word."""
+    """The appcodes whose `standing` is this word."""
     today, states = day(timezone.now()), Appcode.State
     if word in ("active", "expired"):
         over = Q(expires_on__lt=today)
@@ -240,7 +240,7 @@ def new_appcode(request: HttpRequest) -> HttpResponse:
             how = "ready" if active else "requested; an administrator will look at it"
             messages.success(request, f"{appcode.code} is {how}.")
             return redirect("appcode", appcode.code)
-    return render(request, "portal/appcode_form.html", {"form": form, "prices": hooks.gpu_prices_of(None)})
+    return render(request, "portal/appcode_form.html", {"form": form, "prices": extension_points.gpu_prices_of(None)})
 
 
 @require_GET
@@ -251,8 +251,8 @@ def appcode(request: HttpRequest, code: str) -> HttpResponse:
 def appcode_page(
     request: HttpRequest, appcode: Appcode, member_form: MemberForm | None = None, typed: DecisionForm | None = None
 ) -> HttpResponse:
-    """`member_form` and `typed` are forms that were refused, with what was typed."""
-    user, used, asked = person(request), hooks.volumes_gib.only, appcode.asked
+    """`member_form` and `typed` are rejected forms with their input."""
+    user, used, asked = person(request), extension_points.volumes_gib.only, appcode.asked
     order = list(Membership.Role.values)
     members = sorted(
         appcode.memberships.select_related("user"), key=lambda each: (order.index(each.role), each.user.username)
@@ -288,13 +288,13 @@ def change_appcode(request: HttpRequest, code: str) -> HttpResponse:
             again = changed.state == Appcode.State.REQUESTED
             messages.success(request, f"{code} is requested again." if again else f"{code} is changed.")
             return redirect("appcode", code)
-    context = {"form": form, "appcode": appcode, "prices": hooks.gpu_prices_of(appcode)}
+    context = {"form": form, "appcode": appcode, "prices": extension_points.gpu_prices_of(appcode)}
     return render(request, "portal/appcode_form.html", context)
 
 
 @get_or_post
 def request_quota(request: HttpRequest, code: str) -> HttpResponse:
-    """Asks for more, less or longer beside what the appcode has; one that was never approved is changed as a whole instead."""
+    """Requests other terms for an appcode; for one that was never approved it redirects to changing the whole appcode."""
     user = person(request)
     appcode = access.appcode_for(user, code)
     if not access.may(user, appcode, MANAGE):
@@ -304,7 +304,7 @@ def request_quota(request: HttpRequest, code: str) -> HttpResponse:
     asked = appcode.asked
     again = asked if asked and (asked.is_open or asked.state == QuotaRequest.State.REFUSED) else None
     first = RequestForm.shown(requests_actions.proposed_terms(appcode, timezone.now()))
-    # What is needed by whom a refusal led here; an open request may ask for more than that.
+    # A refusal that links here passes what is needed; an open request may ask for more.
     for name in ("gpus", "storage"):
         needed = layout.words(request, name)
         if needed.isascii() and needed.isdecimal():
@@ -322,13 +322,13 @@ def request_quota(request: HttpRequest, code: str) -> HttpResponse:
             return redirect("appcode", code)
     context = {
         "form": form, "appcode": appcode, "again": again, "terms": requests_actions.terms_of(appcode),
-        "prices": hooks.gpu_prices_of(appcode),
+        "prices": extension_points.gpu_prices_of(appcode),
     }  # fmt: skip
     return render(request, "portal/appcode_request.html", context)
 
 
 def _owners(appcode: Appcode) -> list[str]:
-    """Whom to ask: at most four people by name."""
+    """The names of the owners, at most four."""
     owners = appcode.memberships.filter(role=Membership.Role.OWNER).select_related("user").order_by("user__username")
     return [each.user.display_name for each in owners]
 
@@ -344,7 +344,7 @@ def withdraw_request(request: HttpRequest, code: str) -> HttpResponse:
 @require_safe
 @conditional_page
 def notices(request: HttpRequest) -> HttpResponse:
-    """The ends of appcodes that come near or have come: a part of other pages."""
+    """A fragment for other pages: appcodes that expire soon or have expired."""
     code, user = layout.selected_appcode(request), person(request)
     found = access.appcodes_for(user).filter(state=Appcode.State.ACTIVE, expires_on__lte=layout.soon())
     found = found.filter(code=code) if code else found
@@ -354,7 +354,7 @@ def notices(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def set_member(request: HttpRequest, code: str) -> HttpResponse:
-    """Adds a member, changes a role, or with role "" takes somebody out."""
+    """Adds a member, changes a role, or with role "" removes a member."""
     user = person(request)
     appcode = access.appcode_for(user, code, MANAGE)
     name, role = request.POST.get("username", "").replace("\0", "").strip(), request.POST.get("role", "")

@@ -1,7 +1,5 @@
-"""What an administrator sees of a request: what was asked for beside what the appcode, its business line and the platform have.
-
-A number of queries that does not depend on how many requests wait.
-"""
+"""The administrator's view of a request: the requested terms beside those of the appcode, its business line and the
+platform. The number of queries does not depend on the number of requests."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from django.conf import settings
 from django.db.models import QuerySet
 from django.forms import BoundField
 
-from portal import hooks
-from portal.hooks import GpuPrices
+from portal import extension_points
+from portal.extension_points import GpuPrices
 from portal.models import Appcode, OrgNode, QuotaRequest
 from portal.pages.forms import DecisionForm
 from portal.terms import Terms
@@ -22,7 +20,7 @@ from portal.terms import Terms
 
 @dataclass(frozen=True)
 class Given:
-    """What some active appcodes may use together."""
+    """The total terms of some active appcodes."""
 
     appcodes: int = 0
     gpus: int = 0
@@ -40,8 +38,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Platform:
-    """What all active appcodes may use together, the GPUs that there are and those that are held, and what one costs; None
-    where nobody knows."""
+    """The total terms of all active appcodes, the number of GPUs and of held ones, and GPU prices; None if unknown."""
 
     given: Given
     pool: int | None
@@ -51,7 +48,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class Card:
-    """One request with its form. `line` is the business line, None where no node above the appcode is one."""
+    """One request with its form. `line` is the business line, None if no node above the appcode is one."""
 
     appcode: Appcode
     asked: QuotaRequest
@@ -64,7 +61,7 @@ class Card:
 
     @property
     def rows(self) -> list[tuple[str, str, str, object, object, BoundField, object, object]]:
-        """Kind of value, name, unit, what it has, what is asked for, the field, what the line and what all have."""
+        """Rows of (kind of value, label, unit, current value, requested value, field, the line's total, the platform's total)."""
         has, asked, line, everybody = self.has, self.asked.terms, self.line_given, self.platform.given
         units = {"gpus": "", "storage": "GiB", "budget": settings.CURRENCY, "expires": ""}
         return [
@@ -77,7 +74,7 @@ class Card:
 
 
 def waiting() -> QuerySet[Appcode]:
-    """What waits for a decision, the oldest first."""
+    """Appcodes whose request waits for a decision, oldest first."""
     rows = Appcode.objects.filter(request__state=QuotaRequest.State.WAITING).exclude(state=Appcode.State.DISABLED)
     rows = rows.select_related("org_node", "request__asked_by").prefetch_related("memberships__user")
     return rows.order_by("request__asked_at", "pk")
@@ -89,23 +86,28 @@ def _form(appcode: Appcode, asked: QuotaRequest) -> DecisionForm:
 
 
 def cards(appcodes: Sequence[Appcode], typed: DecisionForm | None = None, of: str = "") -> list[Card]:
-    """Of `appcodes`, those whose request an administrator can decide about; `typed` is what was typed for the one called `of`."""
+    """Cards for those of `appcodes` whose request can be decided; `typed` is a rejected form for the appcode with the
+    code `of`."""
     decidable = [(each, each.asked) for each in appcodes if each.asked and each.asked.is_decidable]
     if not decidable:
         return []
     lines = {node.path: node for node in OrgNode.objects.exclude(namespace=None)}
     active = list(Appcode.objects.filter(state=Appcode.State.ACTIVE).select_related("org_node"))
-    budgets = hooks.budgets_of([each.pk for each in active])
+    budgets = extension_points.budgets_of([each.pk for each in active])
     given: dict[str, Given] = {}
     for each in active:
         path = _line(each, lines)
         one = Given(1, each.gpu_quota, each.storage_quota_gib, budgets.get(each.pk, Decimal(0)))
         given[path] = given.get(path, Given()) + one
-    volumes, use, pool = hooks.volumes_gib.only, hooks.gpu_use.only, hooks.gpu_pool.only
+    volumes, use, pool = (
+        extension_points.volumes_gib.only,
+        extension_points.gpu_use.only,
+        extension_points.gpu_pool.only,
+    )
     used = volumes([each.code for each, _ in decidable]) if volumes else {}
     platform = Platform(
         sum(given.values(), Given()), pool() if pool else None, use(Appcode.objects.all()).in_use if use else None,
-        hooks.gpu_prices_of(None),
+        extension_points.gpu_prices_of(None),
     )  # fmt: skip
     found = []
     for each, asked in decidable:

@@ -1,8 +1,8 @@
-"""What is shown when something went wrong: what happened, whether anything was lost, what to do, and an id to quote.
+"""Error pages: what happened, whether anything was lost, what to do, and an id to quote.
 
-Who is signed in keeps the navigation, because being lost is when one needs it. The page itself never asks the database after a
-failure, which may be just what went wrong: what the request knows already is enough, or else the page stands alone. Below /api/
-the same is said as problem details.
+Signed-in users keep the navigation. After a failure (5xx) the page never queries the database, which may be the cause:
+if the request does not already hold what the navigation needs, the page is shown without it. Below /api/ the response
+is problem details.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from portal.pages import layout
 
 log = logging.getLogger(__name__)
 
-# The query parameter of the search, as long as anybody types.
+# Characters of the suggested search.
 LONGEST_GUESS = 60
 
 
@@ -40,7 +40,7 @@ def oops(
     again: str = "",
     search: str | None = None,
 ) -> HttpResponse:
-    """`again` is the address of a button that tries once more; `search` are the words in the field of a search, None for none."""
+    """`again` is the URL of a retry button; `search` pre-fills a search field, None shows none."""
     error_id = getattr(request, "error_id", "")
     if request.path.startswith("/api/"):
         problem = {"type": "about:blank", "title": title, "status": status, "detail": detail or advice}
@@ -62,7 +62,7 @@ def oops(
 
 
 class _Asked(Exception):
-    """Something would have asked the database."""
+    """The page would have queried the database."""
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
         404,
         "There is no such page",
         lost="",
-        # What the URL resolver says is for programmers.
+        # The URL resolver's message is for programmers.
         detail=said if said.endswith(".") else "",
         advice="It may have been deleted, or it belongs to an appcode that you are not a member of: an owner of it can add you.",
         search=_guess(request.path),
@@ -99,7 +99,7 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
 
 
 def _guess(path: str) -> str:
-    """What somebody may have looked for: the last part of the address that is a name."""
+    """What the user may have looked for: the last non-empty part of the path."""
     return next((part for part in reversed(path.split("/")) if part), "")[:LONGEST_GUESS]
 
 
@@ -118,13 +118,13 @@ def too_many(
     request: HttpRequest,
     advice: str = "Wait some minutes, then try again. A forgotten password is renewed by an administrator.",
 ) -> HttpResponse:
-    """handler429, which allauth calls when somebody tries passwords."""
+    """handler429, which allauth calls after too many wrong passwords."""
     return oops(request, 429, "Too many attempts", lost="Nothing was changed.", advice=advice)
 
 
 @requires_csrf_token
 def form_too_old(request: HttpRequest, reason: str = "") -> HttpResponse:
-    """CSRF_FAILURE_VIEW: nearly always a page that was open while somebody signed in or out in another tab."""
+    """CSRF_FAILURE_VIEW: nearly always a page that was open during a sign-in or sign-out in another tab."""
     return oops(
         request,
         403,
@@ -136,14 +136,14 @@ def form_too_old(request: HttpRequest, reason: str = "") -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """handler500, and 503 where it is known that it passes by itself."""
+    """handler500, with 503 for failures that pass by themselves."""
     number = getattr(request, "error_id", "-")
     log.error("error id %s: %s %s", number, request.method, request.path)
     read = request.method in ("GET", "HEAD")
     failed = sys.exception()
     try:
         again = request.get_full_path() if read else layout.came_from(request)
-        # A database that went away may have done what it was sent.
+        # A database that went away may already have committed the change.
         if read or isinstance(failed, Unavailable):
             lost, advice = "", "Try again"
         else:
@@ -168,7 +168,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
 
 
 def _unavailable(request: HttpRequest, failed: Exception, lost: str, advice: str, again: str) -> HttpResponse:
-    """Of a part that does not answer."""
+    """503 for a part that does not answer."""
     detail = str(failed) if isinstance(failed, Unavailable) else "The portal's database does not answer."
     response = oops(
         request,

@@ -1,6 +1,6 @@
-"""The portal's forms. A form only reads what was typed into a manifest; the manifest and the action judge it.
+"""The portal's forms. A form only parses the input into a manifest; manifest and action validate it.
 
-So the form and REST accept and refuse the same things in the same words.
+So the form and REST accept and refuse the same things with the same messages.
 """
 
 from __future__ import annotations
@@ -32,36 +32,44 @@ from portal.zones import zones
 
 
 def show_errors(form: forms.BaseForm, error: Invalid, fields: Mapping[str, str]) -> None:
-    """Puts each sentence beside its field. `fields` maps dotted manifest paths to field names; the longest prefix wins.
-
-    What has no field goes to the top of the form together with its path.
-    """
+    """Adds each error to its field (see `field_of`). Errors without a field go to the top of the form, with their path."""
     for item in error.errors:
-        parts = [str(part) for part in item.path]
-        prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-        name = next((fields[prefix] for prefix in prefixes if prefix in fields), None)
+        name = field_of(item.path, fields)
         if name in form.fields:
             form.add_error(name, with_link(item))
         else:
-            form.add_error(None, f"{'.'.join(parts)}: {item.message}" if parts else item.message)
+            where = ".".join(map(str, item.path))
+            form.add_error(None, f"{where}: {item.message}" if where else item.message)
+
+
+def field_of(path: tuple[str, ...], fields: Mapping[str, str]) -> str | None:
+    """The field for a manifest path, None if there is none. `fields` maps dotted paths to fields; the longest prefix wins."""
+    prefixes = (".".join(map(str, path[:n])) for n in range(len(path), 0, -1))
+    return next((fields[prefix] for prefix in prefixes if prefix in fields), None)
 
 
 def with_link(error: FieldError) -> str:
-    """The sentence of an error, with the page on which one asks for what is missing, where there is one. It opens beside the
-    form, so that nothing typed is lost."""
+    """The error's message, with a link to the page on which to request what is missing. It opens in a new tab, so that
+    the form keeps its input."""
     link = '{} <a href="{}" target="_blank">Request quota</a>'
     return format_html(link, error.message, error.see) if error.see else error.message
 
 
 class Words(forms.CharField):
-    """Text as typed. `required` is for the label and the browser; whether it may be empty is the manifest's to say."""
+    """Raw text. `required` is for the label and the browser; the manifest decides whether it may be empty."""
 
     def validate(self, value: Any) -> None:
         return
 
 
+def prose(label: str, hint: str = "", *, required: bool = True, rows: int, most: int = 0) -> Words:
+    """Several lines of text for people. With `most` the page counts the characters that are left; it refuses none."""
+    widget = forms.Textarea(attrs={"rows": rows, **({"data-count": most} if most else {})})
+    return Words(label=label, help_text=hint, required=required, widget=widget)
+
+
 class TermsForm(forms.Form):
-    """What an appcode may use and until when. What is left empty stays as it is, but for the last day: empty is no end."""
+    """The terms of an appcode. Empty fields leave values unchanged, except the last day: empty means no end."""
 
     gpus = Words(
         label="GPU quota",
@@ -87,14 +95,14 @@ class TermsForm(forms.Form):
     )
 
     def terms(self) -> dict[str, Any]:
-        """What was typed, of a valid form, as a manifest says it."""
+        """The input of a valid form, as in a manifest."""
         typed = self.cleaned_data
         quota = {name: typed[name] for name in ("gpus", "storage", "budget") if typed.get(name)}
         return {"quota": quota, "expires": typed["expires"] or None} if "expires" in typed else {"quota": quota}
 
     @staticmethod
     def shown(terms: Terms) -> dict[str, Any]:
-        """What a filled form shows."""
+        """Initial values of the form."""
         budget = "" if terms.budget is None else f"{terms.budget:.2f}"
         expires = terms.expires.isoformat() if terms.expires else ""
         return {"gpus": terms.gpus, "storage": terms.storage, "budget": budget, "expires": expires}
@@ -106,45 +114,47 @@ TERMS_PATHS = {
 
 
 class RequestForm(TermsForm):
-    """What an owner asks for beside what the appcode has."""
+    """An owner's request for other terms."""
 
     PATHS: ClassVar = TERMS_PATHS | {"reason": "reason"}
 
-    reason = Words(
-        label="Reason",
+    reason = prose(
+        "Reason",
+        f"The administrators read it; at most {MAX_REASON} characters.",
         required=False,
-        help_text=f"The administrators read it; at most {MAX_REASON} characters.",
-        widget=forms.Textarea(attrs={"rows": 3, "data-count": MAX_REASON}),
+        rows=3,
+        most=MAX_REASON,
     )
 
     def wanted(self) -> Wanted:
-        """Raises Invalid. To be called on a bound form."""
+        """Raises Invalid. Call it on a bound form."""
         if not self.is_valid():
             raise Invalid([])
         return parse(Wanted, {**self.terms(), "reason": " ".join(self.cleaned_data["reason"].split())})
 
 
 class DecisionForm(TermsForm):
-    """What an administrator answers: other terms than were asked for, or a note."""
+    """An administrator's decision: other terms than requested, or a note."""
 
     PATHS: ClassVar = TERMS_PATHS | {"note": "note"}
 
     revision = forms.IntegerField(widget=forms.HiddenInput())
-    note = Words(
-        label="Note",
+    note = prose(
+        "Note",
+        "Why you refuse it, or what is to be changed. The owners read it.",
         required=False,
-        help_text="Why you refuse it, or what is to be changed. The owners read it.",
-        widget=forms.Textarea(attrs={"rows": 2, "data-count": MAX_REASON}),
+        rows=2,
+        most=MAX_REASON,
     )
 
     def granted(self) -> Granted:
-        """Raises Invalid. To be called on a bound form."""
+        """Raises Invalid. Call it on a bound form."""
         if not self.is_valid():
             raise Invalid([])
         return parse(Granted, {**self.terms(), "revision": self.cleaned_data["revision"]})
 
     def answered(self) -> Answered:
-        """Raises Invalid. To be called on a bound form."""
+        """Raises Invalid. Call it on a bound form."""
         if not self.is_valid():
             raise Invalid([])
         note = " ".join(self.cleaned_data["note"].split())
@@ -152,7 +162,7 @@ class DecisionForm(TermsForm):
 
 
 class AppcodeForm(TermsForm):
-    """Ask for an appcode, or change one: every field of its manifest."""
+    """Requests or changes an appcode: every field of its manifest."""
 
     PATHS: ClassVar = {
         "metadata.name": "code",
@@ -216,7 +226,7 @@ class AppcodeForm(TermsForm):
                 del self.fields[name]
 
     def manifest(self) -> AppcodeManifest:
-        """Raises Invalid. To be called on a bound form."""
+        """Raises Invalid. Call it on a bound form."""
         if not self.is_valid():
             raise Invalid([])
         typed = self.cleaned_data
@@ -228,7 +238,7 @@ class AppcodeForm(TermsForm):
 
     @staticmethod
     def fields_of(appcode: Appcode, terms: Terms) -> dict[str, Any]:
-        """What a filled form shows."""
+        """Initial values of the form."""
         owners = appcode.memberships.filter(role=Membership.Role.OWNER).values_list("user__username", flat=True)
         return {
             "org_node": appcode.org_node.path, "code": appcode.code, "name": appcode.name, "owners": ", ".join(sorted(owners)),
@@ -255,7 +265,7 @@ class TokenForm(forms.Form):
 
 
 class DaysForm(forms.Form):
-    """`?from=` and `?to=`, both included; what is no day narrows nothing and is told at its field."""
+    """`?from=` and `?to=`, both inclusive. An invalid day filters nothing and shows an error at its field."""
 
     use_required_attribute = False
 

@@ -1,7 +1,7 @@
 """Help: what the words mean, where REST is described, and for administrators what is left to set up.
 
-Each step is a question to the database that some app has registered (`hooks.steps`): it is done when things are so, not when
-somebody ticked it.
+Apps register the set-up steps (`extension_points.steps`). Whether a step is done is read from the
+database, not ticked by a person.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from portal import hooks
+from portal import extension_points
 from portal.models import Appcode, OrgNode, User
 from portal.pages.appcodes import person
 from portal.pages.layout import sends_mail
@@ -35,18 +35,22 @@ TERMS = (
 
 @require_GET
 def help_page(request: HttpRequest) -> HttpResponse:
-    steps = [step for found in hooks.steps for step in found()] if person(request).is_administrator else []
-    notes = [note for found in hooks.notes for note in found()]
+    steps = [step for found in extension_points.steps for step in found()] if person(request).is_administrator else []
+    notes = [note for found in extension_points.notes for note in found()]
     return render(request, "portal/help.html", {"terms": TERMS, "steps": steps, "notes": notes})
 
 
-def steps() -> list[hooks.Step]:
-    """What of the ground is set up."""
+def steps() -> list[extension_points.Step]:
+    """The portal's own set-up steps."""
     return [
-        hooks.Step("Name the business lines", OrgNode.objects.exclude(namespace=None).exists(), reverse("admin_orgs")),
-        hooks.Step("Let people in", User.objects.filter(is_superuser=False).exists(), reverse("admin_people")),
-        hooks.Step(
+        extension_points.Step(
+            "Name the business lines", OrgNode.objects.exclude(namespace=None).exists(), reverse("admin_orgs")
+        ),
+        extension_points.Step(
+            "Let people in", User.objects.filter(is_superuser=False).exists(), reverse("admin_people")
+        ),
+        extension_points.Step(
             "Approve an appcode", Appcode.objects.filter(state=Appcode.State.ACTIVE).exists(), reverse("admin_appcodes")
         ),
-        hooks.Step("Send mail (EMAIL_URL)", sends_mail(), ""),
+        extension_points.Step("Send mail (EMAIL_URL)", sends_mail(), ""),
     ]

@@ -1,8 +1,8 @@
-"""What every page shows around its content: where one can go, which appcode one looks at, GPUs in use, and a search over all.
+"""What every page shows around its content: navigation, the selected appcode, GPUs in use, and a search.
 
-The portal knows nothing of the apps above it; what they bring comes by `portal.hooks`. Navigation names routes by string and
-leaves out what does not resolve. Nothing here costs a page a query: counters and menus are fragments that the page fetches
-afterwards.
+The portal knows nothing of the apps above it; they contribute through `portal.extension_points`. Navigation names routes by
+string and leaves out those that do not resolve. Nothing here costs a page a query: counters and menus are fragments that the
+page fetches afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.http import escape_leading_slashes, url_has_allowed_host_and_scheme
 
-from portal import demonstration
+from portal import __version__, demonstration
 from portal.db import keyset
 from portal.terms import SOON, day
 
@@ -37,8 +37,8 @@ THEME_COOKIE = "theme"
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the navigation. `icon` is a symbol of static/portal/icons.svg; `count` the route of a fragment with a number;
-    `tabs` the routes of the pages that it leads to by tabs, besides its own."""
+    """A line of the navigation. `icon` is a symbol of static/portal/icons.svg; `count` is the route of a fragment with
+    a number; `tabs` are the routes of its other tabs."""
 
     label: str
     route: str
@@ -78,7 +78,7 @@ ADMINISTRATION = (
     Entry("Audit", "admin_audit", "audit"),
 )
 
-# What the search offers besides.
+# Further entries for the search only.
 ACTIONS = (
     Entry("New cluster", "new_cluster", "plus"),
     Entry("New sweep", "new_sweep", "plus"),
@@ -111,22 +111,20 @@ class Link:
 
 
 def selected_appcode(request: HttpRequest) -> str:
-    """The code of the appcode that lists are narrowed to, "" for all: `?appcode=` if given, else the switcher's choice.
-
-    It is a filter, not a permission: lists start from what the person may see and filter that by this code.
-    """
+    """The code of the appcode that lists are filtered by, "" for all: `?appcode=` if given, else the switcher's choice.
+    It is a filter, not a permission: lists start from what the user may see and filter that by this code."""
     if "appcode" in request.GET:
         return words(request, "appcode")
     return str(request.session.get("appcode", "")) if request.user.is_authenticated else ""
 
 
 def words(request: HttpRequest, name: str = "search") -> str:
-    """A query parameter as people type it: without NUL characters, which PostgreSQL refuses, and of bearable length."""
+    """A text parameter without NUL characters, which PostgreSQL refuses, cut to MAX_WORDS characters."""
     return request.GET.get(name, "").replace("\0", "").strip()[:MAX_WORDS]
 
 
 def matching(rows: QuerySet[Row], typed: str, *columns: str) -> QuerySet[Row]:
-    """The rows in which every word typed occurs in one of `columns`, in upper or lower case."""
+    """The rows in which every typed word occurs in one of `columns`, ignoring case."""
     for word in typed.split():
         wanted = Q()
         for column in columns:
@@ -135,8 +133,14 @@ def matching(rows: QuerySet[Row], typed: str, *columns: str) -> QuerySet[Row]:
     return rows
 
 
+def listed(request: HttpRequest, rows: QuerySet[Row], *columns: str) -> QuerySet[Row]:
+    """The rows of the selected appcode (`selected_appcode`) that match the typed words (`matching`)."""
+    code = selected_appcode(request)
+    return matching(rows.filter(appcode__code=code) if code else rows, words(request), *columns)
+
+
 def page_of(request: HttpRequest, rows: QuerySet[Row], order: str, limit: int = PAGE) -> tuple[Sequence[Row], str]:
-    """The rows after `?cursor=` and the cursor of the next page (`keyset.page`). A cursor that is none is the first page."""
+    """The rows after `?cursor=`, and the cursor of the next page (`keyset.page`). An invalid cursor gives the first page."""
     try:
         return keyset.page(rows, order, words(request, "cursor"), limit)
     except ValidationError:
@@ -146,7 +150,7 @@ def page_of(request: HttpRequest, rows: QuerySet[Row], order: str, limit: int = 
 def sorted_page_of(
     request: HttpRequest, rows: QuerySet[Row], order: Sequence[str], limit: int
 ) -> tuple[Sequence[Row], str]:
-    """The same in an order of several columns (`keyset.page_by`)."""
+    """The same for an order by several columns (`keyset.page_by`)."""
     try:
         return keyset.page_by(rows, order, words(request, "cursor"), limit)
     except ValidationError:
@@ -154,7 +158,7 @@ def sorted_page_of(
 
 
 def came_from(request: HttpRequest) -> str:
-    """The address of the page of ours from which this was sent, "/" where that is unknown."""
+    """The path of our own page that sent this request, "/" if unknown."""
     referer = request.headers.get("Referer", "")
     if not url_has_allowed_host_and_scheme(referer, {request.get_host()}):
         return "/"
@@ -163,23 +167,23 @@ def came_from(request: HttpRequest) -> str:
 
 
 def theme(request: HttpRequest) -> str:
-    """What this browser prefers; "auto" follows the system."""
+    """The browser's theme; "auto" follows the system."""
     chosen = request.COOKIES.get(THEME_COOKIE, "auto")
     return chosen if chosen in THEMES else "auto"
 
 
 def soon() -> dt.date:
-    """The latest last day whose coming was announced."""
+    """The latest expiry date that counts as soon."""
     return day(timezone.now()) + dt.timedelta(days=SOON)
 
 
 def sends_mail() -> bool:
-    """Whether mail goes to people; without EMAIL_URL it goes to the log."""
+    """True if mail is sent to people; without EMAIL_URL it goes to the log."""
     return "console" not in settings.EMAIL_BACKEND
 
 
 def frame(request: HttpRequest) -> dict[str, Any]:
-    """The context processor. Costs no query, once it is known whether this is a demonstration."""
+    """The context processor. It costs no query once it is known whether this is a demonstration."""
     user = request.user if hasattr(request, "user") else None
     signed_in = user is not None and user.is_authenticated
     administrator = signed_in and getattr(user, "is_administrator", False)
@@ -190,16 +194,17 @@ def frame(request: HttpRequest) -> dict[str, Any]:
         "administration": _links(ADMINISTRATION, request.path) if administrator else [],
         "selected_appcode": selected_appcode(request) if signed_in else "",
         "currency": settings.CURRENCY,
+        "portal_version": __version__,
         "sends_mail": sends_mail(),
         "open_signup": settings.PORTAL_OPEN_SIGNUP,
         "error_id": getattr(request, "error_id", ""),
-        # Called by the pages that show it: those of errors need no database.
+        # A callable, because error pages must not query the database.
         "demonstration": demonstration.said,
     }
 
 
 def _links(entries: tuple[Entry, ...], path: str) -> list[Link]:
-    """The entries whose pages exist; the one with the longest address that begins `path` is the current one."""
+    """The entries whose routes exist. The entry with the longest URL that is a prefix of `path` is current."""
     there = [(entry, url) for entry in entries if (url := address_of(entry.route))]
     every = {tab: url for entry, url in there for tab in (url, *map(address_of, entry.tabs)) if tab}
     at = every.get(max((tab for tab in every if _is_below(path, tab)), key=len, default=""))
@@ -217,7 +222,7 @@ def _is_below(path: str, url: str) -> bool:
 
 @cache
 def address_of(route: str) -> str | None:
-    """The address of a route without parts, None where there is no such page."""
+    """The URL of a route without parameters, None if there is none."""
     try:
         return reverse(route)
     except NoReverseMatch:
@@ -225,7 +230,7 @@ def address_of(route: str) -> str | None:
 
 
 class RequestIdMiddleware:
-    """Gives every request an id that an error page shows, the log holds and the answer carries as X-Request-ID."""
+    """Gives every request an id for the error page, the log and the header X-Request-ID."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response

@@ -1,4 +1,4 @@
-"""The form of what one wants to be told; the manifest judges it."""
+"""The form of notification settings; the manifest validates it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class NotificationsForm(forms.Form):
 
     @classmethod
     def of(cls, value: Notifications) -> NotificationsForm:
-        """A filled one."""
+        """A filled form."""
         initial: dict[str, Any] = {"mail": value.mail, "browser": value.browser}
         if value.webhook:
             initial |= {"webhook": value.webhook.phases, "url": value.webhook.url}
         return cls(initial=initial)
 
     def wanted(self) -> Notifications:
-        """Raises Invalid. A webhook that is saved is enabled; without URL and phases there is none."""
+        """Raises Invalid. Saving a webhook enables it; without URL and phases there is none."""
         if not self.is_valid():
             raise Invalid([])
         typed = self.cleaned_data

@@ -1,7 +1,7 @@
 """What a person wants to be told of the runs that they started, and how: by mail, by a notification of their browsers, or by a
 webhook of their own.
 
-A phase that a run comes to is news for who started it; clusters/runs/telling.py tells it. What an appcode tells other programs
+A phase that a run comes to is news for who started it (clusters/runs/notifications.py). What an appcode tells other programs
 of all its runs are its own webhooks (portal/webhooks).
 """
 
@@ -20,7 +20,7 @@ from portal.webhooks.actions import set_own_webhook
 from portal.webhooks.specs import Url, WebhookSpec
 
 Phase = Literal["running", "succeeded", "failed", "stopped"]
-# As runs have them, in small letters, and what people read.
+# Phases in lower case, and how people read them.
 PHASES: dict[Phase, str] = {
     "running": "starts running", "succeeded": "succeeds", "failed": "fails", "stopped": "is stopped",
 }  # fmt: skip
@@ -34,7 +34,8 @@ Phases = Annotated[list[Phase], Field(max_length=20, examples=[["failed", "succe
 
 
 class PersonWebhook(Strict):
-    """Where one's own runs are told to a program, and which phases of them. The portal itself disables one that takes nothing."""
+    """The URL that gets notifications of one's own runs, and for which phases. The portal disables a webhook that
+    accepts nothing."""
 
     url: Url
     phases: Annotated[Phases, Field(min_length=1)]
@@ -42,7 +43,7 @@ class PersonWebhook(Strict):
 
 
 class Notifications(Strict):
-    """`mail`, `browser` and `webhook.phases` are the phases of one's own runs that are told there; none by default."""
+    """The phases of one's own runs that `mail`, `browser` and `webhook` notify of; none by default."""
 
     mail: Phases = Field(default_factory=list)
     browser: Phases = Field(default_factory=list)
@@ -64,10 +65,8 @@ def notifications_of(user: User) -> Notifications:
 
 @transaction.atomic
 def set_notifications(wanted: Notifications, *, acting_user: User) -> str | None:
-    """Of oneself; what happened before is not told. Returns the secret of a webhook that is new, which is told only now.
-
-    Raises Invalid with paths of `wanted`, Conflict when the webhook is removed meanwhile.
-    """
+    """Sets the user's own notifications; earlier events are not sent. Returns the secret of a new webhook, which is
+    available only now. Raises Invalid with paths of `wanted`, Conflict if the webhook is removed meanwhile."""
     acting_user.mail_phases, acting_user.browser_phases = list(wanted.mail), list(wanted.browser)
     acting_user.save(update_fields=["mail_phases", "browser_phases"])
     try:
@@ -77,7 +76,7 @@ def set_notifications(wanted: Notifications, *, acting_user: User) -> str | None
 
 
 def _value(webhook: Webhook | None) -> PersonWebhook | None:
-    """Not judged again: of a URL that was encrypted by another key something is left that is none."""
+    """Skips validation: a URL that was encrypted with another key decrypts to garbage."""
     if webhook is None:
         return None
     phases = [phase for phase in PHASES if f"run.{phase}" in webhook.kinds]

@@ -1,4 +1,4 @@
-"""Pages of one's own: who I am, my tokens, what I am told of my runs, my time zone. Thin: parse, access, action, render."""
+"""The user's own pages: profile, tokens, notifications, time zone. Thin: parse, access, action, render."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-from portal import hooks
+from portal import extension_points
 from portal.access import token_for
 from portal.actions import people as people_actions
 from portal.actions import tokens as tokens_actions
@@ -34,7 +34,7 @@ NEWS_KEPT, NEWS_LATE = dt.timedelta(hours=1), dt.timedelta(minutes=1)
 @get_or_post
 @never_cache
 def profile(request: HttpRequest) -> HttpResponse:
-    """Who I am, my appcodes and my tokens. The text of a new token is in the answer to its form and nowhere else."""
+    """The user's data, appcodes and tokens. Only the response to the form contains the text of a new token."""
     user = person(request)
     form, made = TokenForm(request.POST or None), None
     if request.method == "POST" and form.is_valid():
@@ -75,24 +75,24 @@ def _page(
 @require_safe
 @never_cache
 def news(request: HttpRequest) -> JsonResponse:
-    """What has happened to my runs since `?since=` (an ISO time, by our clock), for static/portal/notify.js; `now` is the next
-    `since`, and lies NEWS_LATE back: a change is written down a while after the time that it has. So some is told again, and its
-    key says which. What is older than NEWS_KEPT is none any more."""
+    """What happened to the user's runs since `?since=` (an ISO time of our clock), for static/portal/notify.js. `now`
+    is the next `since` and lies NEWS_LATE back, because a change is committed a while after its timestamp. So some news
+    repeat, and the browser detects them by their key. News older than NEWS_KEPT are dropped."""
     now = timezone.now()
     try:
         since = max(dt.datetime.fromisoformat(request.GET.get("since", "")), now - NEWS_KEPT)
-    except (ValueError, TypeError):  # none yet, or one without a zone
+    except (ValueError, TypeError):  # absent, or without a zone
         since = now
     user = person(request)
-    found = [each for ask in hooks.news for each in ask(user, user.browser_phases, since)]
-    until = found[-1].at if len(found) >= hooks.NEWS_AT_ONCE else now - NEWS_LATE
+    found = [each for ask in extension_points.news for each in ask(user, user.browser_phases, since)]
+    until = found[-1].at if len(found) >= extension_points.NEWS_AT_ONCE else now - NEWS_LATE
     return JsonResponse({"now": until.isoformat(), "news": [dataclasses.asdict(each) for each in found]})
 
 
 @get_or_post
 @never_cache
 def notifications(request: HttpRequest) -> HttpResponse:
-    """What I am told of my runs. The secret of a new webhook is in the answer to the form and nowhere else."""
+    """Notification settings. Only the response to the form contains the secret of a new webhook."""
     user = person(request)
     if request.method != "POST":
         return redirect(reverse("profile") + "#notifications")
@@ -113,7 +113,7 @@ def notifications(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def set_zone(request: HttpRequest) -> HttpResponse:
-    """The zone in which one reads and types times."""
+    """The zone in which the user reads and types times."""
     form = ZoneForm(request.POST)
     attempt(
         request,

@@ -1,5 +1,5 @@
--- Rules that span rows: one to four owners per active appcode, an Event log that nobody rewrites, and deliveries that come to be with
--- their event.
+-- Rules that span rows: an appcode has one to four owners, the event log is append-only, and the webhook deliveries of an event are
+-- inserted in its transaction.
 
 CREATE FUNCTION portal_check_owners() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -7,7 +7,7 @@ DECLARE
     code_ids bigint[];
     owners integer;
 BEGIN
-    -- One branch a case: PL/pgSQL resolves OLD and NEW of a whole expression before it evaluates any part of it.
+    -- One branch per case: PL/pgSQL resolves OLD and NEW in a whole expression before it evaluates any part of it.
     IF TG_TABLE_NAME = 'portal_appcode' THEN code_ids := ARRAY[NEW.id];
     ELSIF TG_OP = 'INSERT' THEN code_ids := ARRAY[NEW.appcode_id];
     ELSIF TG_OP = 'DELETE' THEN code_ids := ARRAY[OLD.appcode_id];
@@ -30,20 +30,21 @@ CREATE CONSTRAINT TRIGGER appcode_owners_1_4 AFTER INSERT OR UPDATE OR DELETE ON
 CREATE CONSTRAINT TRIGGER appcode_owners_1_4 AFTER INSERT ON portal_appcode
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION portal_check_owners();
 
--- For every table, of other apps too, whose rows are never changed or removed.
+-- Shared by all append-only tables, also those of other apps.
 CREATE FUNCTION portal_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION '% is append-only', TG_TABLE_NAME USING ERRCODE = 'restrict_violation';
 END $$;
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON portal_event
     FOR EACH ROW EXECUTE FUNCTION portal_append_only();
--- TRUNCATE passes triggers of rows.
+-- TRUNCATE does not fire row triggers.
 CREATE TRIGGER no_truncate BEFORE TRUNCATE ON portal_event FOR EACH STATEMENT EXECUTE FUNCTION portal_append_only();
 
--- In the transaction of the event, so that neither is there without the other: whoever reads events afterwards, by their ids,
--- misses those of transactions that began earlier and committed later. Two statements' worth of webhooks, each by its own part of one
--- index. Those of a person hear of their own runs only: clusters/runs/telling.py knows these, and makes their deliveries. What
--- something made for itself, a trial or a stage, is told to nobody: a sweep of ten thousand trials would be forty thousand deliveries.
+-- Inserts the deliveries in the transaction of the event, so that neither exists without the other. A job that read events by id
+-- afterwards would miss events of transactions that began earlier and committed later. The two halves of the UNION each use their own
+-- part of one index: webhooks of the appcode, and webhooks of the whole portal. Webhooks of a person receive only that person's runs;
+-- clusters/runs/notifications.py inserts those deliveries. Events of trials and stages (`part_of`) are not delivered: a sweep of 10,000
+-- trials would make 40,000 deliveries.
 CREATE FUNCTION portal_make_deliveries() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO portal_delivery (uid, webhook_id, event_id, kind)

@@ -1,7 +1,7 @@
-"""How values look on every page: states, times, durations, money, bytes, GPU-hours; and the small blocks that pages share.
+"""Display of values on every page: states, times, durations, money, bytes, GPU-hours; and small shared blocks.
 
-Text that a live fragment renders must not change by itself, or the fragment would never answer 304: times are therefore
-rendered coarsely here and refined in the browser (static/portal/portal.js).
+A live fragment must render the same text until its data changes, or it would never answer 304. So times are rendered
+coarsely here and refined in the browser (static/portal/portal.js).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 register = template.Library()
 
-# Which of the six shapes a word gets. Words are those of runs, tasks, appcodes, tokens and connection tests alike.
+# The icon shape of each state word, for runs, tasks, appcodes, tokens and connection tests alike.
 SHAPES = {
     "queued": ("lifted", "gated", "queued", "pending", "requested", "waiting", "scheduled", "new", "due"),
     "starting": (
@@ -44,7 +44,7 @@ UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 @register.simple_tag
 @cache
 def icon(name: str) -> SafeString:
-    """A symbol of static/portal/icons.svg, silent for screen readers: say the same in words beside it."""
+    """A symbol of static/portal/icons.svg, hidden from screen readers: put the same in words beside it."""
     return format_html(
         '<svg class="icon" aria-hidden="true"><use href="{}#{}"/></svg>', static("portal/icons.svg"), name
     )
@@ -53,7 +53,7 @@ def icon(name: str) -> SafeString:
 @register.simple_tag
 @lru_cache(maxsize=1024)
 def state(word: str, note: str = "") -> SafeString:
-    """A state by shape, word and colour. `note` is a short reason behind the word: `{% state run.phase run.reason %}`."""
+    """A state by shape, word and colour. `note` is a short reason after the word: `{% state run.phase run.reason %}`."""
     shape = SHAPE_OF.get(str(word).lower(), "none")
     behind = format_html(' <span class="state-note">{}</span>', note) if note else ""
     label = (str(word)[:1].upper() + str(word)[1:]).replace("-", " ")
@@ -62,7 +62,7 @@ def state(word: str, note: str = "") -> SafeString:
 
 @register.filter
 def duration(seconds: float | int | dt.timedelta | None) -> str:
-    """Seconds as "45 s", "3 min 20 s", "2 h 5 min", "3 d 4 h": the two largest units that are not zero."""
+    """Seconds as "45 s", "3 min 20 s", "2 h 5 min", "3 d 4 h": the largest unit and the next one, unless that is zero."""
     if seconds is None:
         return "–"
     rest = int(seconds.total_seconds() if isinstance(seconds, dt.timedelta) else seconds)
@@ -75,17 +75,17 @@ def duration(seconds: float | int | dt.timedelta | None) -> str:
 
 
 def coarse(seconds: float) -> str:
-    """A distance in time by its largest unit; below one minute "moments"."""
+    """A duration in its largest unit; below one minute "moments"."""
     return next((f"{int(seconds // size)} {unit}" for size, unit in UNITS[:-1] if seconds >= size), "moments")
 
 
 @register.simple_tag
 def time(value: dt.datetime | None, missing: str = "–") -> SafeString | str:
-    """ "3 min ago", "in 2 h", with the exact UTC time in the tooltip; kept up to date by the browser."""
+    """ "3 min ago", "in 2 h", with the exact UTC time in the tooltip. The browser keeps it up to date."""
     if value is None:
         return missing
     away = (timezone.now() - value).total_seconds()
-    # What lies ahead is rounded up: a token made for 90 days ends "in 90 d".
+    # Future times are rounded up: a token made for 90 days ends "in 90 d".
     ahead = next((f"{math.ceil(-away / size)} {unit}" for size, unit in UNITS if -away > size - 1), "moments")
     text = "just now" if -60 < away < 60 else f"{coarse(away)} ago" if away > 0 else f"in {ahead}"
     return _time(value, "data-relative", text)
@@ -93,8 +93,8 @@ def time(value: dt.datetime | None, missing: str = "–") -> SafeString | str:
 
 @register.simple_tag
 def moment(value: dt.datetime | None, missing: str = "–", zone: bool = True) -> SafeString | str:
-    """The exact time, "2026-01-31 18:00:00 UTC", for logs and audits; without the zone where there is little room. The browser
-    writes it in the reader's zone, with UTC in the tooltip."""
+    """The exact time, "2026-01-31 18:00:00 UTC", for logs and audits; `zone` False omits the zone. The browser converts
+    it to the reader's zone, with UTC in the tooltip."""
     if value is None:
         return missing
     text = _exact(value)
@@ -103,7 +103,7 @@ def moment(value: dt.datetime | None, missing: str = "–", zone: bool = True) -
 
 @register.simple_tag
 def elapsed(start: dt.datetime | None, end: dt.datetime | None = None) -> SafeString | str:
-    """How long something took, or takes: without `end` it counts up in the browser."""
+    """The duration of something; without `end` the browser counts up."""
     if start is None:
         return "–"
     if end is not None:
@@ -114,7 +114,7 @@ def elapsed(start: dt.datetime | None, end: dt.datetime | None = None) -> SafeSt
 
 @register.simple_tag
 def money(amount: Decimal | float | int | None, digits: int = 2) -> SafeString | str:
-    """An amount with its currency: `{% money cost %}`, `{% money price_per_hour 4 %}`. Rounded half-even, for eyes only."""
+    """An amount with its currency: `{% money cost %}`, `{% money price_per_hour 4 %}`. Rounded half-even, for display only."""
     if amount is None:
         return "–"
     exact = Decimal(str(amount))
@@ -127,7 +127,7 @@ def money(amount: Decimal | float | int | None, digits: int = 2) -> SafeString |
 
 @register.filter
 def gpu_hours(gpu_seconds: int | None) -> str:
-    """GPU-seconds as GPU-hours with two digits, "1,234.50"; a trace that rounds to nothing is "< 0.01"."""
+    """GPU-seconds as GPU-hours with two decimals, "1,234.50"; tiny amounts are "< 0.01"."""
     if gpu_seconds is None:
         return "–"
     hours = gpu_seconds / 3600
@@ -149,13 +149,13 @@ def bytes_(count: int | None) -> str:
 
 @register.filter
 def number(value: float | int | None) -> str:
-    """Thousands divided: "12,345"."""
+    """With a thousands separator: "12,345"."""
     return "–" if value is None else f"{value:,}"
 
 
 @register.simple_tag
 def copy(text: str, label: str = "Copy") -> SafeString:
-    """A button that copies `text`; the browser shows it only where copying works."""
+    """A button that copies `text`; the browser shows it only if copying works."""
     return format_html(
         '<button type="button" class="btn btn-quiet copy" data-copy="{}" hidden>{}<span>{}</span></button>',
         text,
@@ -166,8 +166,9 @@ def copy(text: str, label: str = "Copy") -> SafeString:
 
 @register.simple_block_tag
 def menu(content: str, label: str = "Actions", icon_name: str = "more") -> SafeString:
-    """`{% menu "Actions for show1" %}<a …>…</a><button …>…</button>{% endmenu %}`: an action menu, also without JavaScript."""
-    # `content` is template output: its variables have been escaped.
+    """`{% menu "Actions for show1" %}<a …>…</a><button …>…</button>{% endmenu %}`: an action menu that works without
+    JavaScript."""
+    # `content` is template output, so its variables are escaped already.
     return format_html(
         '<details class="menu"><summary class="btn btn-quiet btn-icon" aria-label="{}" title="{}">{}</summary>'
         '<div class="menu-items">{}</div></details>',
@@ -177,7 +178,7 @@ def menu(content: str, label: str = "Actions", icon_name: str = "more") -> SafeS
 
 @register.simple_tag(takes_context=True)
 def tab(context: dict[str, Any], label: str, url: str, count: int | None = None) -> SafeString:
-    """One tab, which is a link to a page of its own: inside `<nav class="tabs" aria-label="…">`."""
+    """A tab that links to its own page; use it inside `<nav class="tabs" aria-label="…">`."""
     current = ' aria-current="page"' if context["request"].path == url else ""
     number_ = format_html(' <span class="count">{}</span>', count) if count is not None else ""
     return format_html('<a href="{}"{}>{}{}</a>', url, SafeString(current), label, number_)
@@ -185,7 +186,7 @@ def tab(context: dict[str, Any], label: str, url: str, count: int | None = None)
 
 @register.simple_tag(takes_context=True)
 def chip(context: dict[str, Any], name: str, value: str, label: str, count: int | None = None) -> SafeString:
-    """A filter: a link that sets `?name=value` (or takes it away when it is set), starting again at the first page."""
+    """A filter: a link that sets `?name=value`, or removes it if set, and returns to the first page."""
     query = context["request"].GET.copy()
     active = query.get(name, "") == str(value)
     query.pop("cursor", None)
@@ -202,7 +203,7 @@ def chip(context: dict[str, Any], name: str, value: str, label: str, count: int 
     )
 
 
-# Where the page of what an event is about is: the route by its kind, which takes the parts of its key.
+# The route of an event object's page, by kind; the parts of its key are the arguments.
 PAGES = {
     "cluster": "cluster",
     "service": "service",
@@ -214,7 +215,7 @@ PAGES = {
 
 @register.simple_tag
 def subject(said: str) -> SafeString | str:
-    """What an event is about ("cluster ops-demo/show1") as a link to its page, which may be gone by now."""
+    """An event's object ("cluster ops-demo/show1") as a link to its page, which may be gone by now."""
     kind, _, key = said.partition(" ")
     try:
         url = reverse(PAGES[kind], args=key.split("/"))
@@ -225,8 +226,8 @@ def subject(said: str) -> SafeString | str:
 
 @register.simple_tag(takes_context=True)
 def sort(context: dict[str, Any], first: str, label: str) -> SafeString:
-    """The heading of a column as a link that sorts by it (`?sort=`): at first as `first` says, then the other way round, then as
-    at the beginning. "-cost" begins with the largest."""
+    """A column heading that sorts by `?sort=`: first as in `first`, then reversed, then unsorted. "-cost" starts with
+    the largest."""
     query = context["request"].GET.copy()
     now = query.get("sort", "")
     other = first.removeprefix("-") if first.startswith("-") else f"-{first}"
@@ -239,7 +240,7 @@ def sort(context: dict[str, Any], first: str, label: str) -> SafeString:
 
 
 def _time(value: dt.datetime, mark: str, text: str) -> SafeString:
-    """Made of our own characters only and used many times a page, so nothing is escaped."""
+    """Not escaped, for speed: it is used often and consists only of our own characters."""
     iso = value.astimezone(dt.UTC).isoformat()
     return SafeString(f'<time datetime="{iso}" title="{_exact(value)}" {mark}>{text}</time>')
 

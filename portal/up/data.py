@@ -1,8 +1,7 @@
-"""The data folder of one portal: who may use it, its secrets and the ports of its inner servers.
+"""The data folder of one portal: its lock, its secrets and the ports of its inner servers.
 
-One `up` at a time holds the folder by a file lock, which the kernel lets go of however that process ends. Secrets are
-made once and stay; ports stay too as long as nobody else took them, because addresses of the S3 server are written
-into datastores.
+One `up` at a time holds the folder's file lock, which the kernel releases however that process ends. Secrets are generated
+once. Ports stay the same unless another program took them, because the URL of the S3 server is stored in datastores.
 """
 
 from __future__ import annotations
@@ -29,8 +28,12 @@ from portal.up.services import ServiceError, free_port, loopback, private_folder
 from portal.up.storage_address import StorageAddress, bracketed
 
 NEEDED_MB = 500
+# The folder in which `manage.py restore` works; gone when it is done.
+RESTORING = "restoring"
 LOGS_SECRET = "PORTAL_LOGS_S3_SECRET_KEY"  # noqa: S105  a name
-# A server of a killed `up` dies within moments; its port is worth waiting for.
+# For changing keys; without the environment they are lines of secrets.env that people write.
+KEYS_SETTINGS = ("PORTAL_SECRET_KEY_FALLBACKS", "PORTAL_SALT_KEYS")
+# A server of a killed `up` ends within moments, so wait this long for its port.
 PORT_SECONDS = 3.0
 
 
@@ -44,20 +47,24 @@ class Data:
     demo: bool
     given: Mapping[str, str]
     secrets: Mapping[str, str]
-    # Where pods reach the object storage; None for nowhere.
+    # Where pods reach the object storage, None if they cannot.
     storage_at: StorageAddress | None = None
-    # Those that were found in this start, by the names of their servers.
+    # The ports chosen in this start, by server name.
     ports: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     @contextmanager
     def open(cls, given: Mapping[str, str]) -> Iterator[Data]:
-        """Checks everything that can be checked before anything is started; raises ServiceError with a sentence."""
+        """Opens the folder and checks what can be checked before any start. Raises ServiceError with one sentence."""
         port = _port(given.get("PORTAL_PORT") or "8000")
         storage_at = StorageAddress.of(given)
         folder = folder_of(given)
         _make(folder)
-        with _locked(folder / "up.lock", port):
+        with locked(folder / "up.lock", f"process {os.getpid()}, port {port}"):
+            if (folder / RESTORING).exists():
+                raise ServiceError(
+                    f"The data folder {folder} is half restored; repeat `manage.py restore`, or remove the folder."
+                )
             _check_port(port)
             if storage_at:
                 storage_at.check()
@@ -82,22 +89,32 @@ class Data:
         return self.folder / "credentials.json"
 
     @property
+    def backups(self) -> Path:
+        """What is dumped before a new version changes the database."""
+        return self.folder / "backups"
+
+    @property
+    def has_database(self) -> bool:
+        """Whether an earlier start may have left something in the database."""
+        return bool(self.given.get("DATABASE_URL")) or (self.folder / "postgres" / "PG_VERSION").exists()
+
+    @property
     def agent_socket(self) -> Path:
         return self.sockets / "agent.sock"
 
     @property
     def storage_folder(self) -> Path:
-        """The data of the portal's own object storage; there from the moment that it is first switched on."""
+        """The folder of the portal's own object storage, which exists once it was first enabled."""
         return self.folder / "storage"
 
     @property
     def storage_port(self) -> int:
-        """Where the gateway leads to the door of the object storage."""
+        """The port of the object storage's door, which the gateway calls."""
         return self.storage_at.port if self.storage_at and self.storage_at.port else self.inner_port("storage")
 
     @property
     def storage_url(self) -> str:
-        """Where people and tasks reach the object storage."""
+        """The URL at which users and tasks reach the object storage."""
         if self.storage_at and self.storage_at.url:
             return self.storage_at.url
         host = bracketed(self.storage_at.host) if self.storage_at else "localhost"
@@ -105,7 +122,7 @@ class Data:
 
     @property
     def storage_socket(self) -> Path:
-        """Whoever connects to it starts the object storage."""
+        """The socket of the object storage; the first connection starts it."""
         return self.sockets / "storage.sock"
 
     @property
@@ -114,30 +131,31 @@ class Data:
 
     @property
     def apps_origin(self) -> str:
-        """Below it are the origins of what tasks serve."""
+        """The parent origin of tasks' HTTP endpoints."""
         return self.given.get("PORTAL_APPS_ORIGIN") or self._beside("apps")
 
     @property
     def serve_origin(self) -> str:
-        """Below it are the addresses of services."""
+        """The parent origin of services."""
         return self.given.get("PORTAL_SERVE_ORIGIN") or self._beside("serve")
 
     def _beside(self, name: str) -> str:
-        """An origin in the domain of the portal's own."""
+        """Returns an origin in the portal's domain."""
         scheme, host, port = urlsplit(self.origin).scheme, host_of(self.origin), urlsplit(self.origin).port
         rest = host.partition(".")[2] or "localhost"
         return f"{scheme}://{name}.{rest}{f':{port}' if port else ''}"
 
     @property
     def gateway_folder(self) -> Path:
-        """What the gateway reads its routes from."""
+        """The folder from which the gateway reads its routes."""
         return self.folder / "gateway"
 
     @property
     def public_env(self) -> dict[str, str]:
-        """What every program may know: the given environment without the portal's secrets, our programs first in PATH."""
+        """The environment for all programs: the given one without the portal's secrets, with our programs first in PATH."""
         hidden = {
             "PORTAL_SECRET_KEY",
+            "PORTAL_SECRET_KEY_FALLBACKS",
             "PORTAL_SALT_KEYS",
             "PORTAL_GATEWAY_SECRET",
             "DATABASE_URL",
@@ -154,8 +172,8 @@ class Data:
         return env | own | {outgoing.SETTING: ",".join(self._open())}
 
     def _open(self) -> list[str]:
-        """What the portal and the node agent reach besides public addresses: what an administrator opens, the servers of S3 that
-        the environment names, and the door of our own."""
+        """Returns what portal and node agent may reach besides public addresses: networks that an administrator opened, S3
+        servers named in the environment, and our own object storage."""
         given = self.given
         named = [given.get("PORTAL_STORAGE_URL", ""), given.get("PORTAL_S3_URL", "")]
         if not named[0]:
@@ -163,11 +181,12 @@ class Data:
         return list(filter(None, (given.get(outgoing.SETTING), *map(outgoing.server_of, named))))
 
     def portal_env(self, urls: Mapping[str, str]) -> dict[str, str]:
-        """What only the portal's own programs know. `urls` are the addresses of the servers that we started, by name."""
+        """The environment for the portal's own programs only. `urls` are the URLs of the servers that we started, by name."""
         given, own = self.given, self.secrets
         return {
             "PORTAL_SECRET_KEY": given.get("PORTAL_SECRET_KEY") or own["PORTAL_SECRET_KEY"],
-            **{name: given[name] for name in ("PORTAL_SALT_KEYS", LOGS_SECRET) if name in given},
+            **{name: value for name, value in {**own, **given}.items() if name in KEYS_SETTINGS},
+            **({LOGS_SECRET: given[LOGS_SECRET]} if LOGS_SECRET in given else {}),
             "PORTAL_ORIGIN": self.origin,
             "PORTAL_APPS_ORIGIN": self.apps_origin,
             "PORTAL_SERVE_ORIGIN": self.serve_origin,
@@ -194,7 +213,7 @@ class Data:
         }
 
     def inner_port(self, name: str) -> int:
-        """The loopback port of one of our servers: the same as last time unless somebody else has it now."""
+        """Returns the loopback port of one of our servers: the same as last time, unless another program uses it now."""
         if name in self.ports:
             return self.ports[name]
         path = self.folder / "ports.json"
@@ -224,7 +243,8 @@ def _make(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path, port: int) -> Iterator[None]:
+def locked(path: Path, holder: str) -> Iterator[None]:
+    """Holds the data folder; `holder` is for the person who finds it taken. Raises ServiceError when it is."""
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,7 +254,7 @@ def _locked(path: Path, port: int) -> Iterator[None]:
                 f"A portal already runs with the data in {path.parent} ({file.read().strip()})."
             ) from None
         file.truncate(0)
-        file.write(f"process {os.getpid()}, port {port}")
+        file.write(holder)
         file.flush()
         yield
 
@@ -246,7 +266,8 @@ def _port(text: str) -> int:
 
 
 def _check_port(port: int) -> None:
-    """Free on every loopback address: on one that is left, any program of this machine could be the portal for browsers."""
+    """Checks that the port is free on every loopback address: on any other, a local program could pose as the portal to
+    browsers."""
     for address in loopback():
         host = address.strip("[]")
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
@@ -262,7 +283,7 @@ def _check_port(port: int) -> None:
 
 
 def _secrets(path: Path) -> dict[str, str]:
-    """NAME=value lines; what is missing is made and kept."""
+    """Reads NAME=value lines; generates and stores missing secrets."""
     lines = path.read_text().splitlines() if path.exists() else []
     values = dict(line.split("=", 1) for line in lines if "=" in line)
     made = {
@@ -279,5 +300,5 @@ def _secrets(path: Path) -> dict[str, str]:
 
 
 def host_of(origin: str) -> str:
-    """The host name of an origin, e.g. portal.localhost."""
+    """Returns the host name of an origin, e.g. portal.localhost."""
     return urlsplit(origin).hostname or "localhost"

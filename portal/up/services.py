@@ -1,7 +1,7 @@
-"""Programs that are started, asked whether they are ready, and stopped: what `manage.py up` and the tests share.
+"""Starting programs, checking their readiness and stopping them, shared by `manage.py up` and the tests.
 
-A program dies with the process that started it (`dies_with_parent`), so that nothing is left behind even after kill -9.
-It has a session of its own, so that a Ctrl-C in the terminal reaches only the one who decides.
+A program ends with the process that started it (`dies_with_parent`), so nothing is left even after kill -9. It runs in its own
+session, so that Ctrl-C in the terminal reaches only the process in charge.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-# A Unix socket's address has 107 bytes; the longest name that we put behind a folder is PostgreSQL's.
+# Maximum length in bytes of a Unix socket's path; PostgreSQL adds the longest name to a folder.
 MAX_SOCKET_PATH = 107
 LONGEST_SOCKET_NAME = "/.s.PGSQL.5432"
-# Generous: a program that ended is noticed anyway, and training may keep every core busy.
+# Generous: a program that ends is noticed earlier, and training may keep every core busy.
 READY_SECONDS = 120.0
 PORTS = range(20000, 30000)
-# Of a program that nobody waits for: a third of the processor time of one that answers people, while both want all of it.
+# For programs that nobody waits for: a third of the CPU time of one that serves users, if both want all of it.
 BACKGROUND_NICE = 5
-# The system user of last resort, see servers.py; the wheel's own name for it.
+# The exit status of a command that refuses its work. The last line of its log is a sentence that says why.
+REFUSED = 3
+# The system user of last resort (see servers.py), named by the wheel.
 POSTGRES_USER = "pgserver"
 
 
 class ServiceError(Exception):
-    """A server cannot run here. The text is one sentence for the person who started it."""
+    """A server cannot run on this machine. The text is one sentence for the person who started it."""
 
 
 @dataclass(frozen=True)
 class Service:
     """One program to keep running.
 
-    `url` is what clients are given ("" for a program that nobody connects to). `ready` answers at once. `env` is added to
-    the environment. On a stop the program gets `stop_signal` and, after `stop_seconds`, SIGKILL. It gets `death_signal`
-    (the name that setpriv takes) when the process that started it is gone; `prefix` is a command that changes user before.
-    When everything is stopped, low `stop_order`s go first; 0 is for what faces people. `with_group`: what its process leaves
-    behind in its process group goes with it. `background`: on a busy machine the others go first.
+    `url` is for its clients ("" if it has none). `ready` returns at once. `env` is added to the environment. On a stop the
+    program gets `stop_signal` and, after `stop_seconds`, SIGKILL. It gets `death_signal` (a name for setpriv) when the
+    process that started it ends; `prefix` is a command that changes the user first. Programs with a low `stop_order` stop
+    first; 0 is for those that serve users. `with_group`: kill what its process leaves in its process group. `background`:
+    on a busy machine other programs get more CPU time.
     """
 
     name: str
@@ -64,20 +66,21 @@ class Service:
 
 
 def http_ready(port: int) -> Callable[[], bool]:
-    """A probe: does a web server on that loopback port answer, neither with an error of its own nor for lack of routes?"""
+    """Returns a check: does a web server on that loopback port answer, without a 5xx and with its routes loaded?"""
 
     def ready() -> bool:
         answer = ask(port, b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        # A gateway listens a moment before it knows its routes; the text is Traefik's.
+        # A gateway listens a moment before it has its routes; the text is Traefik's.
         return answer.startswith(b"HTTP/") and answer[9:10] < b"5" and b"404 page not found" not in answer
 
     return ready
 
 
-def spawn(service: Service, log: Path | None, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts it in a session of its own (a Ctrl-C in the terminal is not for it), writing to `log` or else where we do.
+def spawn(service: Service, log: Path | None, env: Mapping[str, str], *, show: bool = False) -> subprocess.Popen[bytes]:
+    """Starts it in its own session, out of reach of Ctrl-C in the terminal, with output to `log` or else to our own. With `show`
+    its standard output goes to ours, and only its errors go to `log`.
 
-    To be called from the main thread: the kernel sends the death signal when the *thread* that started it ends.
+    Call this from the main thread: the kernel sends the death signal when the *thread* that started the process ends.
     """
     try:
         with open_log(log) if log else nullcontext() as out:
@@ -85,7 +88,7 @@ def spawn(service: Service, log: Path | None, env: Mapping[str, str]) -> subproc
                 [*service.prefix, *dies_with_parent(service.argv, service.death_signal)],
                 env={**env, **service.env},
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=None if show else out,
                 stderr=out,
                 start_new_session=True,
             )
@@ -97,35 +100,35 @@ def spawn(service: Service, log: Path | None, env: Mapping[str, str]) -> subproc
 
 
 def dies_with_parent(argv: Sequence[str], death_signal: str = "KILL") -> list[str]:
-    """A command that the kernel sends `death_signal` when the thread that starts it, of this process, ends."""
-    # A change of user would clear the signal, so it is asked for last. A parent that is gone by then is never announced: only
-    # afterwards it is looked whether it is still there.
+    """Returns a command that gets `death_signal` from the kernel when the thread of this process that starts it ends."""
+    # Request the signal last, because a change of user would clear it. A parent that ended earlier is never announced, so check
+    # afterwards that it still exists.
     check = '[ "$PPID" = "$0" ] && exec "$@"'
     return ["setpriv", "--pdeathsig", death_signal, "--", "sh", "-c", check, str(os.getpid()), *argv]
 
 
 def _step_back(pid: int) -> None:
-    """Lets other programs go first. Where the kernel shares time among sessions (autogroup) it asks each session for its own
-    nice value and looks at those of processes only inside it."""
+    """Gives other programs more CPU time. A kernel that schedules by session (autogroup) uses the session's nice value and
+    applies those of processes only inside it."""
     with contextlib.suppress(OSError):  # it has ended already, or the kernel has no autogroup
         os.setpriority(os.PRIO_PROCESS, pid, BACKGROUND_NICE)
         Path(f"/proc/{pid}/autogroup").write_text(str(BACKGROUND_NICE))
 
 
 def wait_ready(service: Service, process: subprocess.Popen[bytes], log: Path, seconds: float = READY_SECONDS) -> None:
-    """Returns when it is ready. Raises ServiceError with the end of its log when it ended or took too long."""
+    """Returns when it is ready. Raises ServiceError with the end of its log if it ended or took too long."""
     end = time.monotonic() + seconds
     while not service.ready():
         if process.poll() is not None:
             raise ServiceError(f"{service.name} ended at once: {last_line(log)} (more in {log})")
         if time.monotonic() > end:
             raise ServiceError(f"{service.name} was not ready after {seconds:.0f} s: {last_line(log)} (more in {log})")
-        # Nothing tells when a server starts to listen, so it is asked; short, because this is what a start waits for.
+        # Nothing signals that a server listens, so poll; often, because every start waits for it.
         time.sleep(0.02)
 
 
 def stop(service: Service, process: subprocess.Popen[bytes]) -> None:
-    """Asks it to end, insists after `stop_seconds`, returns when it is gone."""
+    """Stops it: SIGKILL after `stop_seconds`. Returns when it is gone."""
     if process.poll() is None:
         process.send_signal(service.stop_signal)
         try:
@@ -137,7 +140,7 @@ def stop(service: Service, process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def running(services: Sequence[Service], logs: Path, env: Mapping[str, str]) -> Iterator[None]:
-    """All of them, started side by side and ready; stopped in reverse order at the end."""
+    """Starts all of them concurrently and waits until they are ready; stops them in reverse order at the end."""
     started: list[tuple[Service, subprocess.Popen[bytes]]] = []
     try:
         for service in services:
@@ -151,7 +154,8 @@ def running(services: Sequence[Service], logs: Path, env: Mapping[str, str]) -> 
 
 
 def program(name: str) -> str:
-    """The path of a program that a wheel put beside our Python, e.g. rclone. Raises ServiceError when it is missing."""
+    """Returns the path of a program that a wheel installed next to our Python, e.g. rclone. Raises ServiceError if it is
+    missing."""
     path = Path(sysconfig.get_path("scripts")) / name
     if not path.exists():
         raise ServiceError(f"The program {name} is missing in {path.parent}; it comes with requirements.txt.")
@@ -159,7 +163,7 @@ def program(name: str) -> str:
 
 
 def loopback() -> list[str]:
-    """This machine's own addresses that a browser tries for localhost, as they stand in a URL; the kernel may know no IPv6."""
+    """Returns this machine's addresses that browsers try for localhost, as in a URL. The kernel may have no IPv6."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as server:
         server.bind(("::1", 0))
         return ["127.0.0.1", "[::1]"]
@@ -167,10 +171,10 @@ def loopback() -> list[str]:
 
 
 def free_port(wanted: int = 0) -> int:
-    """`wanted` when nobody listens there, otherwise any free port of loopback.
+    """Returns `wanted` if nothing listens there, otherwise a free loopback port.
 
-    It is taken from below those that systems give to outgoing connections (Linux: from 32768 on), and at random: nobody else
-    has it by the time that a server listens there.
+    It is chosen at random below the range for outgoing connections (Linux: from 32768), so that no other program has taken
+    it when the server starts to listen.
     """
     for port in (*([wanted] if wanted else []), *(secrets.choice(PORTS) for _ in range(100))):
         with socket.socket() as server:
@@ -184,7 +188,7 @@ def free_port(wanted: int = 0) -> int:
 
 
 def socket_folder(data: Path) -> Path:
-    """`data`/run, or, where that is too long for a socket's address, a private folder with a short name."""
+    """Returns `data`/run or, if that is too long for a socket's path, a private folder with a short name."""
     run = data / "run"
     if len(os.fsencode(run)) + len(LONGEST_SOCKET_NAME) <= MAX_SOCKET_PATH:
         return private_folder(run)
@@ -193,7 +197,7 @@ def socket_folder(data: Path) -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Makes it (mode 700) or checks that it is ours: in a shared folder somebody else might have put a link there."""
+    """Creates the folder (mode 700) or checks that it is ours: in a shared folder others could place a link there."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.is_symlink() or path.stat().st_uid not in (os.geteuid(), postgres_uid()):
         raise ServiceError(f"{path} belongs to somebody else.")
@@ -201,7 +205,7 @@ def private_folder(path: Path) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replaces the file in one step; only its owner can read it."""
+    """Replaces the file atomically; only its owner can read it."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -210,15 +214,15 @@ def write_private(path: Path, text: str) -> None:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """To be appended to. What programs say of their work is for its owner alone."""
+    """Opens a log to append to. Only its owner may read it."""
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
-    # One of an earlier version may be there already.
+    # A file of an earlier version may have another mode.
     os.fchmod(file.fileno(), 0o600)
     return file
 
 
 def last_line(log: Path) -> str:
-    """The last line with something in it, for a sentence about what went wrong."""
+    """Returns the last line that is not empty, for an error message."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
@@ -226,7 +230,7 @@ def last_line(log: Path) -> str:
 
 
 def ask(where: int | Path, request: bytes, address: str = "127.0.0.1") -> bytes:
-    """The first bytes of the answer of a port or a Unix socket, or nothing when there is none within two seconds."""
+    """Returns the first bytes that a port or Unix socket answers, or nothing after two seconds."""
     family, place = (socket.AF_UNIX, str(where)) if isinstance(where, Path) else (socket.AF_INET, (address, where))
     try:
         with socket.socket(family) as client:
@@ -244,7 +248,7 @@ def ask(where: int | Path, request: bytes, address: str = "127.0.0.1") -> bytes:
 
 
 def postgres_uid() -> int:
-    """Whose folders root also trusts; root's own id where that user does not exist."""
+    """Returns the uid whose folders root also trusts; root's own if that user does not exist."""
     try:
         return pwd.getpwnam(POSTGRES_USER).pw_uid if os.geteuid() == 0 else os.geteuid()
     except KeyError:

@@ -1,4 +1,4 @@
-"""PORTAL_STORAGE_ADDRESS: where pods, and others than this machine, reach the portal's own object storage."""
+"""PORTAL_STORAGE_ADDRESS: where pods and other machines reach the portal's own object storage."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from portal.up.services import ServiceError
 
 @dataclass(frozen=True)
 class StorageAddress:
-    """`host` is an address of this machine; `port` 0 stands for one that is chosen once. With `url` the portal listens on
-    loopback alone, and a proxy of the house leads there.
+    """`host` is an address of this machine; `port` 0 means one that is chosen once. With `url` the portal listens only on
+    loopback, and an existing proxy forwards to it.
     """
 
     host: str
@@ -23,7 +23,7 @@ class StorageAddress:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> StorageAddress | None:
-        """What the environment says; None for loopback alone. Raises ServiceError."""
+        """Returns the address from the environment; None for loopback only. Raises ServiceError."""
         text = given.get("PORTAL_STORAGE_ADDRESS", "")
         if not text:
             return None
@@ -47,7 +47,7 @@ class StorageAddress:
         return cls(str(ip), port)
 
     def check(self) -> None:
-        """Raises ServiceError: a gateway that cannot listen at one address does not start at all."""
+        """Raises ServiceError if the address is unusable: a gateway that cannot listen on one address does not start at all."""
         with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -60,7 +60,7 @@ class StorageAddress:
 
 
 def bracketed(host: str) -> str:
-    """As it stands in a URL."""
+    """Returns the host as in a URL."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -1,8 +1,8 @@
-"""Keeps programs alive until it is told to stop, then ends them in the right order.
+"""Keeps programs alive until it is stopped, then stops them in the right order.
 
-Small on purpose: the process supervisors that exist know neither when a server is ready nor that everything must die
-with them, and those two are what a start in order and a clean machine after kill -9 need. An exit is noticed through a pidfd at
-once; a program that keeps ending is started again ever more slowly, and people are told.
+Existing process supervisors neither know when a server is ready nor guarantee that all programs end with them. An ordered start
+and a clean machine after kill -9 need both. A pidfd reports an exit at once; a program that keeps ending is restarted with
+growing delays, with a message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from portal.up.services import Service, ServiceError
 SETTLED_SECONDS = 10.0
 SLOWEST_RESTART = 10.0
 TOO_OFTEN = 5
-# What a start may still meet of a portal that was killed a moment ago.
+# How long remains of a portal that was killed a moment ago may disturb a start.
 LEFTOVER_SECONDS = 5.0
 LOG_BYTES = 20 * 2**20
 
@@ -39,7 +39,7 @@ class _Kept:
 
 
 class Supervisor:
-    """To be used from the main thread's event loop: programs die with the thread that started them."""
+    """Use it from the event loop of the main thread: programs end with the thread that started them."""
 
     def __init__(self, logs: Path, env: Mapping[str, str]) -> None:
         self._logs = logs
@@ -55,16 +55,16 @@ class Supervisor:
         return bool(self._kept)
 
     async def start(self, *programs: Service) -> None:
-        """Starts them side by side, returns when all are ready and keeps them alive from then on."""
+        """Starts the programs concurrently, returns when all are ready, and keeps them alive from then on."""
         await asyncio.gather(*(self._start(service) for service in programs))
 
     async def start_when_asked(self, service: Service, at: Path, *, now: bool = False) -> None:
-        """Starts it as soon as somebody connects to the Unix socket `at`, or `now` without waiting for it, and keeps it alive
-        from then on. Whoever connects reads “ready” once it is, or why it is not; then the next one who asks tries again."""
+        """Starts the service on the first connection to the Unix socket `at`, or with `now` at once, and keeps it alive
+        from then on. A client reads "ready" once it is, or the reason for a failure; the next client then tries again."""
 
         async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                # Whoever asked may go; the start goes on.
+                # The client may disconnect; the start goes on.
                 await asyncio.shield(self._ask(service))
                 writer.write(b"ready")
             except ServiceError as error:
@@ -84,23 +84,23 @@ class Supervisor:
         return task
 
     async def run_once(self, service: Service, *, show: bool = False) -> None:
-        """Runs a program to its end. `show` lets it speak to the terminal, otherwise to its log.
+        """Runs a program to its end. With `show` its standard output goes to the terminal, and everything else to its log.
 
-        Raises ServiceError with its last line when it fails.
+        Raises ServiceError with the last line of its log if it fails, and with nothing else if it refuses (REFUSED).
         """
         log = self._log(service)
-        process = services.spawn(service, None if show else log, self._env)
+        process = services.spawn(service, log, self._env, show=show)
         try:
             await _ended(process)
         finally:
             _kill(process)
+        if process.returncode == services.REFUSED:
+            raise ServiceError(services.last_line(log))
         if process.returncode:
-            raise ServiceError(
-                f"{service.name} failed" + (f": {services.last_line(log)} (more in {log})" if not show else ".")
-            )
+            raise ServiceError(self._failure(service, "failed"))
 
     async def stop(self) -> None:
-        """Ends everything, what faces people first, within `stop_seconds` of each."""
+        """Stops everything, programs that serve users first, each within its `stop_seconds`."""
         self._stopping = True
         if self._rotation:
             self._rotation.cancel()
@@ -118,7 +118,7 @@ class Supervisor:
 
     async def _start(self, service: Service) -> None:
         end = time.monotonic() + services.READY_SECONDS
-        # One that was not ready in time is waited for again: a second one beside it would have the same ports and data.
+        # Wait again for one that was not ready in time: a second copy would use the same ports and data.
         kept = next((each for each in self._kept if each.service is service and each.process.poll() is None), None)
         if kept is None:
             self._kept = [each for each in self._kept if each.service is not service]
@@ -133,7 +133,7 @@ class Supervisor:
                 kept.process = self._spawn(service)
             elif time.monotonic() > end:
                 raise ServiceError(self._failure(service, f"was not ready after {services.READY_SECONDS:.0f} s"))
-            # Nothing tells when a server starts to listen, so it is asked.
+            # Nothing signals that a server listens, so poll.
             await asyncio.sleep(0.05)
         kept.keeper = asyncio.create_task(self._keep(kept))
 
@@ -152,7 +152,7 @@ class Supervisor:
             try:
                 kept.process = self._spawn(kept.service)
             except (OSError, ServiceError) as error:
-                # For example out of memory or processes; the ended one counts as ended again and is tried later.
+                # For example out of memory or processes: it counts as ended again and is retried later.
                 print(f"{kept.service.name} cannot be started: {error}", file=sys.stderr, flush=True)
 
     async def _stop(self, kept: _Kept) -> None:
@@ -163,7 +163,7 @@ class Supervisor:
             except TimeoutError:
                 _kill(kept.process)
         if kept.keeper:
-            # It may be waiting to start the program again; nothing is started any more.
+            # The keeper may be waiting to restart the program; nothing is started any more.
             kept.keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await kept.keeper
@@ -187,7 +187,7 @@ class Supervisor:
 
 
 def rotate(logs: Path, limit: int = LOG_BYTES) -> None:
-    """Keeps one older file of each log above `limit` bytes. Programs append, so a file can be emptied under their hands."""
+    """Keeps one older file of each log above `limit` bytes. Programs append, so a file can be truncated while they write."""
     for log in logs.glob("*.log"):
         if log.stat().st_size > limit:
             shutil.copy(log, log.with_suffix(".log.1"))
@@ -217,7 +217,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_group(kept: _Kept) -> None:
-    """What a killed web server leaves (its workers hold the port). Its leader is gone and reaped, so the id names only them."""
+    """Kills what a killed web server leaves: its workers, which hold the port. The leader is reaped, so the id names only
+    them."""
     if kept.service.with_group:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(kept.process.pid, signal.SIGKILL)

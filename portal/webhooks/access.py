@@ -1,6 +1,5 @@
-"""Which webhooks and deliveries a person may see: owners those of their appcodes, administrators those of all appcodes and of
-everything, and everybody their own, which nobody else sees. The URL of a receiver is often a secret in itself.
-"""
+"""Which webhooks and deliveries a user may see: owners those of their appcodes, administrators those of all appcodes
+and the global ones, and every user their own, which others do not see. The URL of a receiver is often a secret."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from portal.models import Appcode, Delivery, User, Webhook
 
 
 def owner_of(user: User, code: str | None) -> Appcode | None:
-    """The appcode whose webhooks are asked for, None for those of everything. Raises Http404 or PermissionDenied."""
+    """The appcode whose webhooks are requested, None for the global ones. Raises Http404 or PermissionDenied."""
     if code is None:
         require_administrator(user)
         return None
@@ -26,7 +25,7 @@ def webhooks_of(appcode: Appcode | None) -> QuerySet[Webhook]:
 
 
 def all_webhooks() -> QuerySet[Webhook]:
-    """For administrators; people's own are not among them."""
+    """For administrators, without webhooks of persons."""
     return Webhook.objects.filter(person=None, deleted_at=None).select_related("appcode", "created_by")
 
 
@@ -36,7 +35,8 @@ def own_webhook(user: User) -> Webhook | None:
 
 
 def webhook_for(user: User, code: str | None, name: str | None) -> Webhook:
-    """One's own where there is no name. Raises Http404 (absent or not theirs) or PermissionDenied (a member who is no owner)."""
+    """The user's own webhook without a `name`. Raises Http404 (absent or not theirs) or PermissionDenied (a member who
+    is not an owner)."""
     found = webhooks_of(owner_of(user, code)).filter(name=name).first() if name else own_webhook(user)
     if found is None:
         raise Http404(
@@ -46,7 +46,7 @@ def webhook_for(user: User, code: str | None, name: str | None) -> Webhook:
 
 
 def deliveries_of(webhook: Webhook) -> QuerySet[Delivery]:
-    """Of a person's own those of appcodes that they may still see."""
+    """For a person's own webhook only deliveries of appcodes that they may still see."""
     found = Delivery.objects.filter(webhook=webhook).select_related("event")
     if webhook.person:
         found = found.filter(Q(event__appcode="") | Q(event__appcode__in=appcodes_for(webhook.person).values("code")))

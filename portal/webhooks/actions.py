@@ -1,6 +1,6 @@
-"""Everything that people change about webhooks. Every function is one transaction that writes its Event, too.
+"""Changes of webhooks by people. Every function is one transaction that also writes its Event.
 
-Events name the host of a receiver and never its URL, in which many receivers have a token.
+Events name the host of a receiver, never its URL, which often contains a token.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from django.utils import timezone
 from portal import events, outgoing
 from portal.access import MANAGE, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
+from portal.kept import refuse_changes
 from portal.models import OWN_WEBHOOK, Appcode, Delivery, Event, User, Webhook
 from portal.webhooks import access, specs
 from portal.webhooks.sending import way
 from portal.webhooks.specs import WebhookManifest, WebhookMetadata, WebhookSpec
 
 MAX_OF_EVERYTHING = 50
-# A receiver has this long to learn a new secret.
+# Time for a receiver to learn a new secret.
 BOTH_HOLD = dt.timedelta(hours=24)
 TEST = "webhook.test"
-# Of one webhook at one time: they are for people who wait for them.
+# Waiting tests per webhook; a person waits for each of them.
 MAX_TESTS = 5
-# In place of the URL and the secret of one that was deleted.
+# Replaces the URL and the secret of a deleted webhook.
 NOTHING_LEFT = "-"
 
 
@@ -48,14 +49,12 @@ def require_owner_of(user: User, webhook: Webhook) -> None:
 
 @transaction.atomic
 def create_webhook(manifest: WebhookManifest, *, appcode: Appcode | None, acting_user: User) -> tuple[Webhook, str]:
-    """Makes a webhook of an appcode, or of everything; returns it with its secret, which is shown only now.
-
-    Raises Invalid with paths of the manifest, Conflict when there are too many.
-    """
+    """Creates a webhook of an appcode, or a global one; returns it with its secret, which is available only now. Raises
+    Invalid with paths of the manifest, Conflict if there are too many."""
     require_owner(acting_user, appcode)
     mine, most = Webhook.objects.filter(appcode=appcode, person=None, deleted_at=None), MAX_OF_EVERYTHING
     if appcode is not None:
-        # Two at once are counted one after the other.
+        # The lock makes concurrent creations count correctly.
         Appcode.objects.select_for_update(no_key=True).get(pk=appcode.pk)
         most = settings.WEBHOOKS_PER_APPCODE
     if mine.filter(name=manifest.metadata.name).exists():
@@ -67,11 +66,9 @@ def create_webhook(manifest: WebhookManifest, *, appcode: Appcode | None, acting
 
 @transaction.atomic
 def set_own_webhook(spec: WebhookSpec | None, *, acting_user: User) -> str | None:
-    """Makes one's own webhook what `spec` says, None: removes it. Returns the secret of a new one, which is told only now.
-
-    The caller has changed the person's row in this transaction, so that two at once come one after the other. Raises Invalid
-    with paths of a manifest, Conflict.
-    """
+    """Sets the user's own webhook to `spec`; None removes it. Returns the secret of a new one, which is available only
+    now. The caller has changed the user's row in this transaction, which serialises concurrent calls. Raises Invalid
+    with paths of a manifest, Conflict."""
     webhook = access.own_webhook(acting_user)
     if spec is None:
         if webhook is not None:
@@ -103,10 +100,10 @@ def _make(
 
 @transaction.atomic
 def change_webhook(webhook: Webhook, manifest: WebhookManifest, *, acting_user: User) -> Webhook:
-    """Makes it what the manifest says; its name stays. Enabling sends what waits. Raises Invalid, Conflict."""
+    """Changes the webhook to match the manifest; its name stays. Enabling it sends waiting deliveries. Raises Invalid,
+    Conflict."""
     require_owner_of(acting_user, webhook)
-    if manifest.metadata.name != webhook.name:
-        raise Invalid.at("metadata", "name", message="A name cannot be changed; make another webhook.")
+    refuse_changes(manifest, name=webhook.name)
     target, webhook = _target(manifest), _locked(webhook)
     wanted = {
         "url": manifest.spec.url, "host": target.name, "kinds": manifest.spec.events, "enabled": manifest.spec.enabled,
@@ -124,7 +121,7 @@ def change_webhook(webhook: Webhook, manifest: WebhookManifest, *, acting_user: 
         setattr(webhook, name, value)
     webhook.disabled_reason = ""
     if "enabled" in changed and webhook.enabled:
-        # What waits has as long as what is new.
+        # Waiting deliveries get as much time as new ones.
         waiting = Delivery.objects.filter(webhook=webhook, state=Delivery.State.WAITING)
         waiting.update(next_at=timezone.now(), attempts=0, first_at=None, claim=None)
     webhook.save(update_fields=[*wanted, "disabled_reason", "changed_at"])
@@ -135,7 +132,7 @@ def change_webhook(webhook: Webhook, manifest: WebhookManifest, *, acting_user: 
 
 @transaction.atomic
 def delete_webhook(webhook: Webhook, *, acting_user: User) -> None:
-    """Nothing more is sent, not even what waits. The row goes with the last of its deliveries."""
+    """Stops all sending, including waiting deliveries. The row is deleted after its last delivery was purged."""
     require_owner_of(acting_user, webhook)
     webhook = _locked(webhook)
     _record("webhook.deleted", webhook, acting_user, f"Sent {_kinds(webhook)} to {webhook.host}.")
@@ -146,7 +143,7 @@ def delete_webhook(webhook: Webhook, *, acting_user: User) -> None:
 
 @transaction.atomic
 def rotate_secret(webhook: Webhook, *, acting_user: User) -> str:
-    """A new secret, which is shown only now; messages are signed with the one before, too, for a day."""
+    """Returns a new secret, which is available only now. For a day messages are also signed with the previous one."""
     require_owner_of(acting_user, webhook)
     webhook, secret = _locked(webhook), _new_secret()
     webhook.old_secret, webhook.old_secret_until = webhook.secret, timezone.now() + BOTH_HOLD
@@ -163,23 +160,22 @@ def rotate_secret(webhook: Webhook, *, acting_user: User) -> str:
 
 @transaction.atomic
 def send_test(webhook: Webhook, *, acting_user: User) -> Delivery:
-    """Sends an event of its own to this webhook, whatever else it listens to.
-
-    Raises Conflict while it is disabled, or when several tests wait already.
-    """
+    """Sends a test event to this webhook, whatever events it subscribes to. Raises Conflict if it is disabled or
+    MAX_TESTS tests wait."""
     require_owner_of(acting_user, webhook)
     webhook = _enabled(_locked(webhook))
     waiting = Delivery.objects.filter(webhook=webhook, state=Delivery.State.WAITING, kind=TEST)
     if waiting.count() >= MAX_TESTS:
         raise Conflict(f"{MAX_TESTS} tests are on their way already; see what becomes of them first.")
     event = _record(TEST, webhook, acting_user, "A test. Nothing has happened.")
-    # Who listens to everything has it from the trigger already.
+    # For a webhook that subscribes to everything, the trigger has made the delivery already.
     return Delivery.objects.get_or_create(webhook=webhook, event=event, defaults={"kind": event.verb})[0]
 
 
 @transaction.atomic
 def deliver_again(delivery: Delivery, *, acting_user: User) -> Delivery:
-    """Sends it again now, under the same id, and tries for as long as with a new one. Raises Conflict while disabled."""
+    """Sends it again now, under the same id and with the retries of a new delivery. Raises Conflict if the webhook is
+    disabled."""
     require_owner_of(acting_user, delivery.webhook)
     webhook = _enabled(_locked(delivery.webhook))
     Delivery.objects.filter(pk=delivery.pk).update(
@@ -194,7 +190,7 @@ def deliver_again(delivery: Delivery, *, acting_user: User) -> Delivery:
 
 
 def _target(manifest: WebhookManifest) -> specs.Target:
-    """Where the URL leads. Raises Invalid where settings forbid it; names are looked up only when something is sent."""
+    """The target of the URL. Raises Invalid if the settings forbid it; names are resolved only when a message is sent."""
     target, errors = specs.target(manifest.spec.url), []
     if not target.secure and not settings.WEBHOOK_HTTP:
         errors.append(FieldError(("spec", "url"), "Use https: an administrator does not allow messages without TLS."))
@@ -212,7 +208,7 @@ def _taken(manifest: WebhookManifest) -> Invalid:
 
 
 def _locked(webhook: Webhook) -> Webhook:
-    """The row as it is now. NO KEY UPDATE: events that are delivered to it meanwhile need not wait. Raises Conflict."""
+    """The locked, current row. NO KEY UPDATE: concurrent deliveries to it need not wait. Raises Conflict if it was deleted."""
     rows = Webhook.objects.select_for_update(of=("self",), no_key=True).select_related("appcode", "person")
     found = rows.filter(pk=webhook.pk, deleted_at=None).first()
     if found is None:

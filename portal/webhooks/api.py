@@ -1,19 +1,18 @@
-"""REST of webhooks: the same below an appcode, for its owners, below /webhooks for administrators (events of everything), and
-below /me/webhook one's own, which is chosen with the other ways to be told (/me/notifications)."""
+"""REST of webhooks: below an appcode for its owners, below /webhooks for administrators (global webhooks), and below
+/me/webhook for the user's own, which is set with the other notifications (/me/notifications)."""
 
 from __future__ import annotations
 
 import uuid
 
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_view
-from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from portal.access import require_administrator
-from portal.api.pagination import PAGE_PARAMETERS, SEARCH_PARAMETER, page, search, text
-from portal.api.views import person
+from portal.api.operations import Document, created, operation
+from portal.api.pagination import LIST_PARAMETERS, PAGE_PARAMETERS, page, search, text
+from portal.api.views import administrator, person
 from portal.errors import Invalid
 from portal.models import Delivery
 from portal.webhooks import access, actions
@@ -49,118 +48,87 @@ FILTERS = [
 
 
 class AppcodeWebhooks(APIView):
-    @extend_schema(
-        operation_id="webhooks_list",
-        summary="The webhooks of an appcode, for its owners",
-        parameters=[*PAGE_PARAMETERS, SEARCH_PARAMETER],
-        responses=WebhookPage,
-    )
+    @operation("webhooks_list", WebhookPage, parameters=LIST_PARAMETERS)
     def get(self, request: Request, code: str) -> Response:
+        """The webhooks of an appcode, for its owners"""
         rows = access.webhooks_of(access.owner_of(person(request), code))
         return page(request, search(request, rows, "name", "host"), order="name", render=webhook_document)
 
-    @extend_schema(
-        operation_id="webhooks_create",
-        summary="Send events of an appcode to a URL",
-        description="The answer has the secret by which messages are verified; it is told only here.",
-        request=WebhookManifest,
-        responses={201: MadeWebhook},
-        examples=[EXAMPLE],
-    )
+    @operation("webhooks_create", {201: MadeWebhook}, request=WebhookManifest, examples=[EXAMPLE])
     def post(self, request: Request, code: str | None = None) -> Response:
+        """Send events of an appcode to a URL
+
+        The answer has the secret by which messages are verified; it is told only here."""
         user = person(request)
         appcode = access.owner_of(user, code)
         webhook, secret = actions.create_webhook(read_webhook(request.data), appcode=appcode, acting_user=user)
-        address = request.build_absolute_uri(f"{request.path}/{webhook.name}")
-        return Response(made_webhook(webhook, secret), status=status.HTTP_201_CREATED, headers={"Location": address})
+        return created(request, webhook.name, made_webhook(webhook, secret))
 
 
 @extend_schema_view(
     post=extend_schema(operation_id="webhooks_all_create", summary="Send events of everything to a URL")
 )
 class AllWebhooks(AppcodeWebhooks):
-    @extend_schema(
-        operation_id="webhooks_all_list",
-        summary="All webhooks, those of every appcode, too",
-        description="Administrators only.",
-        parameters=[*PAGE_PARAMETERS, SEARCH_PARAMETER],
-        responses=WebhookPage,
-    )
+    @operation("webhooks_all_list", WebhookPage, parameters=LIST_PARAMETERS)
     def get(self, request: Request, code: str | None = None) -> Response:
-        require_administrator(person(request))
+        """All webhooks, those of every appcode, too
+
+        Administrators only."""
+        administrator(request)
         rows = search(request, access.all_webhooks(), "name", "host", "appcode__code")
         return page(request, rows, order="-id", render=webhook_document)
 
 
 class OneWebhook(APIView):
-    @extend_schema(operation_id="webhooks_read", summary="A webhook as a manifest", responses=WebhookDocument)
-    def get(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
-        return Response(webhook_document(access.webhook_for(person(request), code, name)))
+    @operation("webhooks_read", WebhookDocument)
+    def get(self, request: Request, name: str | None = None, code: str | None = None) -> Document:
+        """A webhook as a manifest"""
+        return webhook_document(access.webhook_for(person(request), code, name))
 
-    @extend_schema(
-        operation_id="webhooks_change",
-        summary="Change a webhook",
-        description="Enabling one that was disabled sends what it has not got meanwhile.",
-        request=WebhookManifest,
-        responses=WebhookDocument,
-        examples=[EXAMPLE],
-    )
-    def put(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
+    @operation("webhooks_change", WebhookDocument, request=WebhookManifest, examples=[EXAMPLE])
+    def put(self, request: Request, name: str | None = None, code: str | None = None) -> Document:
+        """Change a webhook
+
+        Enabling one that was disabled sends what it has not got meanwhile."""
         user = person(request)
         webhook = access.webhook_for(user, code, name)
         changed = actions.change_webhook(webhook, read_webhook(request.data, name=name), acting_user=user)
-        return Response(webhook_document(changed))
+        return webhook_document(changed)
 
-    @extend_schema(
-        operation_id="webhooks_delete",
-        summary="Delete a webhook; nothing more is sent",
-        request=None,
-        responses={204: None},
-    )
-    def delete(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
+    @operation("webhooks_delete", {204: None})
+    def delete(self, request: Request, name: str | None = None, code: str | None = None) -> None:
+        """Delete a webhook; nothing more is sent"""
         user = person(request)
         actions.delete_webhook(access.webhook_for(user, code, name), acting_user=user)
-        return Response(status=status.HTTP_204_NO_CONTENT)
 
 
 class RotateSecret(APIView):
-    @extend_schema(
-        operation_id="webhooks_rotate",
-        summary="A new secret",
-        description="It is told only here. For 24 hours messages are signed with the one before, too.",
-        request=None,
-        responses=WebhookSecret,
-    )
-    def post(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
+    @operation("webhooks_rotate", WebhookSecret)
+    def post(self, request: Request, name: str | None = None, code: str | None = None) -> Document:
+        """A new secret
+
+        It is told only here. For 24 hours messages are signed with the one before, too."""
         user = person(request)
         webhook = access.webhook_for(user, code, name)
         secret = actions.rotate_secret(webhook, acting_user=user)
         webhook.refresh_from_db()
         assert webhook.old_secret_until is not None
-        return Response(WebhookSecret(secret=secret, old_secret_until=webhook.old_secret_until).json_value())
+        return WebhookSecret(secret=secret, old_secret_until=webhook.old_secret_until).json_value()
 
 
 class SendTest(APIView):
-    @extend_schema(
-        operation_id="webhooks_test",
-        summary="Send a test, an event webhook.test",
-        request=None,
-        responses={202: DeliveryDocument},
-    )
-    def post(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
+    @operation("webhooks_test", {202: DeliveryDocument})
+    def post(self, request: Request, name: str | None = None, code: str | None = None) -> Document:
+        """Send a test, an event webhook.test"""
         user = person(request)
         row = actions.send_test(access.webhook_for(user, code, name), acting_user=user)
-        return Response(delivery_document(row), status=status.HTTP_202_ACCEPTED)
+        return delivery_document(row)
 
 
 class Deliveries(APIView):
-    @extend_schema(
-        operation_id="deliveries_list",
-        summary="What was sent and what waits, the latest first",
-        parameters=FILTERS,
-        responses=DeliveryPage,
-    )
+    @operation("deliveries_list", DeliveryPage, parameters=FILTERS)
     def get(self, request: Request, name: str | None = None, code: str | None = None) -> Response:
+        """What was sent and what waits, the latest first"""
         rows = access.deliveries_of(access.webhook_for(person(request), code, name))
         if state := text(request, "state", longest=10):
             if state not in Delivery.State.values:
@@ -172,32 +140,25 @@ class Deliveries(APIView):
 
 
 class OneDelivery(APIView):
-    @extend_schema(
-        operation_id="deliveries_read",
-        summary="A delivery with what is sent and what was answered",
-        responses=DeliveryDocument,
-    )
-    def get(self, request: Request, uid: uuid.UUID, name: str | None = None, code: str | None = None) -> Response:
+    @operation("deliveries_read", DeliveryDocument)
+    def get(self, request: Request, uid: uuid.UUID, name: str | None = None, code: str | None = None) -> Document:
+        """A delivery with what is sent and what was answered"""
         webhook = access.webhook_for(person(request), code, name)
-        return Response(delivery_document(access.delivery_for(webhook, uid)))
+        return delivery_document(access.delivery_for(webhook, uid))
 
 
 class DeliverAgain(APIView):
-    @extend_schema(
-        operation_id="deliveries_again",
-        summary="Send it again, under the same id",
-        request=None,
-        responses={202: DeliveryDocument},
-    )
-    def post(self, request: Request, uid: uuid.UUID, name: str | None = None, code: str | None = None) -> Response:
+    @operation("deliveries_again", {202: DeliveryDocument})
+    def post(self, request: Request, uid: uuid.UUID, name: str | None = None, code: str | None = None) -> Document:
+        """Send it again, under the same id"""
         user = person(request)
         row = access.delivery_for(access.webhook_for(user, code, name), uid)
         again = actions.deliver_again(row, acting_user=user)
-        return Response(delivery_document(again), status=status.HTTP_202_ACCEPTED)
+        return delivery_document(again)
 
 
 def _again(view: type[APIView], whose: str, **names: str) -> type[APIView]:
-    """The same view for webhooks of others, with the methods in `names`, which say what each is called in the description."""
+    """A copy of `view` for another base URL, with the methods in `names` and their operation ids."""
     schema = {method: extend_schema(operation_id=name) for method, name in names.items()}
     attributes = {"__module__": __name__, "http_method_names": [*names, "head", "options"]}
     return extend_schema_view(**schema)(type(f"{view.__name__}Of{whose}", (view,), attributes))

@@ -1,4 +1,4 @@
-"""Addresses of webhooks in REST: below their appcode, for administrators those of everything, and one's own."""
+"""REST routes of webhooks: of appcodes, global ones for administrators, and the user's own."""
 
 from django.urls import URLPattern, URLResolver, path
 

@@ -1,4 +1,4 @@
-"""The form of a webhook: groups of events to tick, single kinds to type, and the manifest that judges all of it."""
+"""The form of a webhook: groups of events to tick and single kinds to type. The manifest validates all of it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class WebhookForm(forms.Form):
             self.fields["name"].help_text = "A name cannot be changed."
 
     def manifest(self) -> WebhookManifest:
-        """Raises Invalid. To be called on a bound form."""
+        """Raises Invalid. Call it on a bound form."""
         if not self.is_valid():
             raise Invalid([])
         typed = self.cleaned_data
@@ -83,14 +83,14 @@ class WebhookForm(forms.Form):
 
 
 def _field(path: tuple[str, ...], chosen: int) -> tuple[str, ...]:
-    """What is wrong with a single kind stands beside those, not beside the groups."""
+    """Errors of single kinds belong to their field, not to the groups."""
     if path[:2] == ("spec", "events") and len(path) > 2 and path[2].isdigit() and int(path[2]) >= chosen:
         return ("kinds",)
     return path
 
 
 def fields_of(webhook: Webhook) -> dict[str, Any]:
-    """What a filled form shows."""
+    """Initial values of the form."""
     groups = {EVERYTHING, *(f"{group}.*" for group in GROUPS)}
     if webhook.appcode_id is None:
         groups |= {f"{group}.*" for group in PLATFORM_GROUPS}

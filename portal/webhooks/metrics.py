@@ -1,5 +1,5 @@
-"""What webhooks tell Prometheus: whether deliveries keep up with what happens, and how many receivers were given up; who
-has a receiver of their own reads on their profile what became of it."""
+"""Prometheus metrics of webhooks: whether deliveries keep up with events, and how many receivers were given up. Users
+see the state of their own webhook on their profile."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from django.db.models import Count, Min
 from django.utils import timezone
 from prometheus_client.core import Metric
 
-from portal.metrics import gauge
 from portal.models import Delivery, Webhook
+from portal.monitoring.metrics import gauge
 
 
 def metrics() -> Iterator[Metric]:
-    """Two queries, of what waits and of webhooks; not of what was delivered."""
+    """Two queries, on waiting deliveries and on webhooks; delivered ones are not read."""
     now = timezone.now()
     waiting = Delivery.objects.filter(state=Delivery.State.WAITING, webhook__enabled=True).order_by()
     found = waiting.aggregate(count=Count("pk"), next_at=Min("next_at"))

@@ -1,8 +1,8 @@
-"""One message to one receiver: resolved once, checked, and sent to exactly the address that was checked.
+"""Sends one message to one receiver: resolved once, checked, and sent to exactly the checked address.
 
-The receiver is a stranger: it may have a name that points into our own network now or a moment later, never answer, answer
-a byte a second, or without an end. So portal/outgoing.py makes the connection, no redirect is followed, little is read, and a
-watchdog ends what takes too long. Knows no rows.
+The receiver is untrusted: its name may point into our network now or a moment later; it may never answer, or answer a
+byte a second or without end. So portal/outgoing.py makes the connection, redirects are not followed, little is read,
+and a watchdog ends slow requests. This module knows no rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from portal import outgoing
 from portal.webhooks.specs import MAX_EXCERPT, Target
 
-# Seconds: for a connection, and from then on until the answer is there.
+# Seconds for the connection, and from then on until the response.
 CONNECT, ANSWER = 5.0, 10.0
 
 
 @dataclass(frozen=True)
 class Way:
-    """How messages go. `authorities` is a file of certificates to trust besides the usual ones, "" for none."""
+    """Settings for sending. `authorities` is a file of additional trusted certificates, "" for none."""
 
     rules: outgoing.Rules = field(default_factory=outgoing.Rules)
     authorities: str = ""
@@ -33,8 +33,8 @@ class Way:
 
 @dataclass(frozen=True)
 class Answer:
-    """`status` is None when there was none; `error` says why it is not a delivery, "" when it is. `after` is the wait that the
-    receiver asked for, in seconds."""
+    """`status` is None without a response; `error` says why the delivery failed, "" if it succeeded. `after` is the
+    receiver's requested wait in seconds."""
 
     status: int | None
     error: str
@@ -44,7 +44,7 @@ class Answer:
 
 
 def post(target: Target, content: bytes, headers: Mapping[str, str], way: Way) -> Answer:
-    """Sends it once. Never raises for what a receiver or the network does."""
+    """Sends it once. Never raises for failures of the receiver or the network."""
     began = time.monotonic()
     late = threading.Event()
     try:
@@ -86,14 +86,14 @@ def _ask(
     stream: socket.socket, target: Target, content: bytes, headers: Mapping[str, str], late: threading.Event
 ) -> Answer:
     connection = HTTPConnection(target.host, target.port)
-    # Should this one break there is no second: that would look the name up again.
+    # No reconnect: that would resolve the name again.
     connection.sock, connection.auto_open = stream, 0
     connection.request(
         "POST", target.path, body=content, headers={"host": target.name, "connection": "close", **headers}
     )
     response = connection.getresponse()
     if late.is_set():
-        # Its head was cut off by us; what there is of it says nothing.
+        # The watchdog cut the response off, so its headers mean nothing.
         raise TimeoutError
     error = ""
     if 300 <= response.status < 400:
@@ -104,7 +104,7 @@ def _ask(
 
 
 def _excerpt(response: HTTPResponse) -> str:
-    """The beginning of the answer. What it says is only for people to read: where it breaks off does not matter."""
+    """The beginning of the response. It is only for people to read, so errors may cut it short."""
     found = b""
     try:
         while len(found) < MAX_EXCERPT and (part := response.read1(MAX_EXCERPT - len(found))):
@@ -126,18 +126,19 @@ def _connected(target: Target, rules: outgoing.Rules) -> socket.socket:
 
 
 def _end(guard: socket.socket, late: threading.Event) -> None:
-    """Ends the connection under whoever reads or writes it. By a socket of its own, because that of TLS is not for two."""
+    """Shuts the connection down under its reader or writer. It uses a duplicate socket, because a TLS socket is not
+    thread-safe."""
     late.set()
     try:
         guard.shutdown(socket.SHUT_RDWR)
     except OSError:
-        # It has ended by itself.
+        # It has ended already.
         return
 
 
 @cache
 def trust(authorities: str) -> ssl.SSLContext:
-    """Reading all authorities takes longer than most deliveries."""
+    """Cached: loading all authorities takes longer than most deliveries."""
     context = ssl.create_default_context()
     if authorities:
         context.load_verify_locations(cafile=authorities)

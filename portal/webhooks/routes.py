@@ -1,4 +1,4 @@
-"""Addresses of webhooks: below their appcode, one's own below the profile, and for administrators those of everything."""
+"""Routes of webhooks: of appcodes, the user's own below the profile, and global ones for administrators."""
 
 from django.urls import URLPattern, URLResolver, path
 
@@ -24,7 +24,7 @@ for _one, _prefix in _ONE:
         path(f"{_one}/deliveries/<uuid:uid>", views.delivery, name=f"{_prefix}delivery"),
         path(f"{_one}/deliveries/<uuid:uid>/again", views.again, name=f"again_{_prefix}delivery"),
     ]
-# One's own is changed on the profile, with the other ways to be told.
+# The user's own webhook is changed on the profile, with the other notifications.
 urlpatterns += [
     path(f"{_one}/change", views.change_webhook, name=f"change_{_prefix}webhook") for _one, _prefix in _ONE[:2]
 ]

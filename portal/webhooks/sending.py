@@ -1,9 +1,9 @@
-"""The sender: takes what is due, posts it side by side outside any transaction, writes down how it went.
+"""Sends webhooks: claims due deliveries, posts them in parallel outside any transaction, and records the results.
 
-Every delivery is held by a claim before it is sent, so that two senders never send the same at one time; who is killed with
-one in hand loses it after a while, and it is sent again under the same id. Only a few go to one host, and to the receivers of
-one appcode, at one time, so that a slow receiver delays its own deliveries. An advisory lock lets one sender at a time use the
-threads of a worker; the claims alone keep two from each other's work should it be lost.
+Every delivery is leased by a claim before it is sent, so that two senders never send the same one at once. If a sender
+is killed, its claims expire and the deliveries are sent again under the same id. Only a few go to one host and to the
+receivers of one appcode at a time, so a slow receiver delays only itself. An advisory lock lets one sender at a time
+use a worker's threads; should the lock be lost, the claims alone keep senders apart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from portal import events, hooks, wakeups
+from portal import events, extension_points, wakeups
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.models import Appcode, Delivery, Event, Membership, Webhook
 from portal.webhooks import specs
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 THREADS = 32
 PER_HOST, PER_APPCODE = 4, 8
-# Longer than the slowest attempt, looking up its name included.
+# Longer than the slowest attempt, name resolution included.
 HOLD = dt.timedelta(minutes=2)
-# Seconds: between two looks at what became due while others are on their way, and of one call in all.
+# Seconds between two checks for due deliveries while others are being sent, and of one call in all.
 LOOK, LONGEST = 0.25, 60.0
-# What a busy receiver may ask for.
+# The longest Retry-After that is honoured.
 LONGEST_ASKED = dt.timedelta(hours=1)
 PORTION = 5000
 LEFT = "You may not see this appcode any more."
@@ -46,7 +46,7 @@ UNREADABLE = "The portal can no longer read or use the webhook's URL. Enter it a
 
 @dataclass(frozen=True)
 class Job:
-    """One attempt, with all that it needs without the database."""
+    """One attempt, with everything that it needs without the database."""
 
     delivery: int
     webhook: int
@@ -63,7 +63,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Attempt:
-    """How it went."""
+    """The result of a job."""
 
     job: Job
     sent_at: dt.datetime
@@ -73,20 +73,20 @@ class Attempt:
 
 def way() -> Way:
     """Networks that are closed to tasks of a Kubernetes cluster are closed to webhooks, too. One query."""
-    closed = dict.fromkeys(network for found in hooks.closed_networks for network in found())
+    closed = dict.fromkeys(network for found in extension_points.closed_networks for network in found())
     return Way(settings.OUTGOING.closing(closed), settings.WEBHOOK_AUTHORITIES)
 
 
 def send_due() -> int:
-    """Sends what is due until nothing is, for a minute at most; says how many attempts it made."""
-    # From here on a commit wakes another one.
+    """Sends due deliveries until there are none, for LONGEST seconds at most; returns the number of attempts."""
+    # From here on a commit wakes another sender.
     wakeups.heard(wakeups.WEBHOOKS)
     made, end = 0, time.monotonic() + LONGEST
     flying: dict[Future[Attempt], Job] = {}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="webhooks") as pool:
         try:
-            # Whoever was woken while this held the lock has gone again: what it came for is looked for after the lock is
-            # given up.
+            # A sender that was woken while this one held the lock has returned without work: check again after
+            # releasing the lock.
             while not flying and time.monotonic() < end and _due(timezone.now()).exists():
                 with advisory_lock(Lock.WEBHOOKS) as alone:
                     if not alone:
@@ -94,13 +94,13 @@ def send_due() -> int:
                     sent = _send(pool, flying, end)
                 made += sent
                 if not sent and not flying:
-                    # Another transaction has hold of them; the beat looks again.
+                    # Another transaction has locked them; beat will retry.
                     break
             if flying:
-                # The next one need not wait for the slowest of this one.
+                # The next sender need not wait for this one's slowest attempt.
                 wakeups.wake_webhooks()
         except (DatabaseError, InterfaceError):
-            # What was posted is written down all the same, with a new connection where this one is lost.
+            # Results of posted deliveries are recorded all the same, with a new connection if this one is lost.
             connection.close_if_unusable_or_obsolete()
             raise
         finally:
@@ -110,7 +110,7 @@ def send_due() -> int:
 
 
 def _send(pool: ThreadPoolExecutor, flying: dict[Future[Attempt], Job], end: float) -> int:
-    """Claims and posts until nothing is on its way, or until `end`; then some are still `flying`."""
+    """Claims and posts until nothing is in flight, or until `end`; then some are still `flying`."""
     made, by = 0, way()
     while time.monotonic() < end:
         for job in claim(THREADS - len(flying), flying.values()):
@@ -122,25 +122,25 @@ def _send(pool: ThreadPoolExecutor, flying: dict[Future[Attempt], Job], end: flo
 
 
 def _land(flying: dict[Future[Attempt], Job]) -> int:
-    """Writes down those that are over, after waiting a moment for one; says how many."""
+    """Records finished attempts, after waiting up to LOOK seconds for one; returns how many."""
     done, _ = wait(flying, timeout=LOOK, return_when=FIRST_COMPLETED)
     for each in done:
         job = flying.pop(each)
         if error := each.exception():
-            # A mistake of ours. It stays held for a while and stops nothing else.
+            # A bug of ours. The delivery stays claimed for a while, and the others go on.
             log.error("delivery %s could not be sent", job.delivery, exc_info=error)
             continue
         try:
             record(each.result())
         except (DatabaseError, InterfaceError):
-            # It goes out again when its claim has run out; what became of the others is written down.
+            # It is sent again when its claim expires; the other results are still recorded.
             log.exception("how delivery %s went could not be written down", job.delivery)
             connection.close_if_unusable_or_obsolete()
     return len(done)
 
 
 def attempt(job: Job, by: Way) -> Attempt:
-    """Signs and sends; knows no database, for many run side by side."""
+    """Signs and sends. It must not use the database, because many run in parallel."""
     at = dt.datetime.now(dt.UTC)
     content = specs.body(job.facts)
     headers = specs.headers(job.message, job.secrets, content, at)
@@ -155,15 +155,15 @@ def _due(now: dt.datetime) -> QuerySet[Delivery]:
 
 @transaction.atomic
 def claim(room: int, flying: Collection[Job]) -> list[Job]:
-    """Takes up to `room` deliveries that are due and that nobody else takes, beside those that are `flying`. What a host or an
-    appcode with many on their way has waiting is passed over. One whose URL leads nowhere, or whose person may not know of it any
-    more, has failed and stops no other."""
+    """Claims up to `room` due deliveries that no other sender has, besides those `flying`. It skips hosts and appcodes
+    with too many in flight. A delivery with an unusable URL, or for a user who may no longer see its appcode, fails
+    without stopping the others."""
     now, jobs = timezone.now(), list[Job]()
     hosts, appcodes = Counter(job.host for job in flying), Counter(job.appcode for job in flying if job.appcode)
     due = _due(now).exclude(webhook__host__in=[host for host, count in hosts.items() if count >= PER_HOST])
     due = due.exclude(webhook__appcode__in=[appcode for appcode, count in appcodes.items() if count >= PER_APPCODE])
     found = due.select_related("webhook__person", "event").select_for_update(skip_locked=True, of=("self",))
-    # A portion of which nothing could be sent has failed as a whole, so the next one is another.
+    # If nothing of a portion could be sent, all of it has failed, so the next portion differs.
     while not jobs and (rows := list(found.order_by("next_at")[:room])):
         lost = _lost(rows)
         for row in rows:
@@ -179,12 +179,12 @@ def claim(room: int, flying: Collection[Job]) -> list[Job]:
 
 
 def _take(row: Delivery, now: dt.datetime) -> Job | None:
-    """Claims a delivery that is locked; None when the URL of its webhook leads nowhere, and it has failed."""
+    """Claims a locked delivery; if its webhook's URL is unusable, marks it as failed and returns None."""
     hook = row.webhook
     try:
         target = specs.target(hook.url)
     except ValueError:
-        # Never the URL itself: it may be what is left of one that was encrypted by another key.
+        # Never log the URL: it may be the decrypted garbage of one that was encrypted with another key.
         _fail(row, UNREADABLE)
         log.error("delivery %s has failed: the URL of webhook %s cannot be read or used", row.pk, hook.pk)
         return None
@@ -203,8 +203,8 @@ def _fail(row: Delivery, why: str) -> None:
 
 
 def _lost(rows: Collection[Delivery]) -> set[int]:
-    """Those for a person who may not know of it any more: they have left the appcode, or were deactivated, since it happened.
-    One query at most."""
+    """Deliveries to users who may no longer see them: since the event they left the appcode or were deactivated. One
+    query at most."""
     own = [(row, person, row.event.appcode) for row in rows if (person := row.webhook.person)]
     asked = [(person.pk, code) for _, person, code in own if code and not person.is_administrator]
     members = set[tuple[int, str]]()
@@ -221,7 +221,7 @@ def _lost(rows: Collection[Delivery]) -> set[int]:
 
 
 def facts(event: Event) -> dict[str, object]:
-    """What is told of an event: what its appcode's members read on the pages, and nothing else."""
+    """The payload of an event: what members of its appcode see on pages, and nothing else."""
     return {
         "id": event.pk, "at": event.at, "kind": event.verb, "actor": event.actor_name, "appcode": event.appcode or None,
         "object": event.object, "message": event.message, "details": event.data,
@@ -230,7 +230,7 @@ def facts(event: Event) -> dict[str, object]:
 
 @transaction.atomic
 def record(done: Attempt) -> None:
-    """Writes down how an attempt went and when the next one is. Of a claim that was lost nothing is written."""
+    """Records the result of an attempt and schedules the next one. If its claim was lost, nothing is written."""
     job, answer, now = done.job, done.answer, timezone.now()
     changes: dict[str, object] = {
         "claim": None, "sent_at": done.sent_at, "headers": done.headers, "status": answer.status, "error": answer.error,
@@ -247,9 +247,9 @@ def record(done: Attempt) -> None:
         changes["next_at"] = next_at
     hook = Webhook.objects.filter(pk=job.webhook)
     if not answer.error:
-        # To the minute, so that a busy webhook's row is not written at every delivery.
+        # At most once a minute, so that a busy webhook's row is not written at every delivery.
         hook = hook.exclude(last_ok_at__gt=now - dt.timedelta(minutes=1))
-    # Whoever changes a webhook holds its row before those of its deliveries; who comes the other way would meet them.
+    # Lock order: changes of a webhook lock its row before those of its deliveries, so this must too, or it could deadlock.
     held = "state" in changes and hook.select_for_update(no_key=True).exists()
     if not Delivery.objects.filter(pk=job.delivery, claim=job.claim).update(**changes) or not held:
         return
@@ -260,10 +260,8 @@ def record(done: Attempt) -> None:
 
 
 def _given_up(done: Attempt) -> None:
-    """Disables a webhook whose receiver said that it is gone, or took nothing since the given-up delivery's first attempt.
-
-    Not one that somebody has changed meanwhile: it was another receiver that did so.
-    """
+    """Disables a webhook whose receiver answered 410, or accepted nothing since the first attempt of the delivery given
+    up. It keeps one that was changed meanwhile, because then another receiver failed."""
     job, answer = done.job, done.answer
     if answer.status == 410:
         reason = "Its receiver answered 410 Gone."
@@ -284,18 +282,19 @@ def _given_up(done: Attempt) -> None:
     )
     told, page, to = hook.appcode, f"/appcodes/{code}/webhooks/{hook.name}", list[str]()
     if hook.person:
-        # By the appcode in which it happened; a test has none, and who sent it sees what became of it.
+        # Mail needs an appcode: use the event's. A test has none, and its sender sees the result anyway.
         told, page = Appcode.objects.filter(code=job.facts["appcode"] or "").first(), "/profile#notifications"
         to = [hook.person.email] if hook.person.email else []
     if told and (to or not hook.person):
         subject = "Your webhook is disabled" if hook.person else f"Webhook {hook} is disabled"
         text = f"{subject}: {reason}\n\nWhat it did not get waits there until you enable it:\n{settings.PORTAL_ORIGIN}{page}\n"
-        for tell in hooks.mail:
+        for tell in extension_points.mail:
             tell(f"webhook disabled {event.pk}", told.pk, subject, text, to)
 
 
 def forget(now: dt.datetime | None = None) -> int:
-    """Removes deliveries that are older than people can look up, and then the webhooks that were deleted with theirs gone."""
+    """Deletes deliveries older than settings.WEBHOOK_MEMORY, then deleted webhooks without deliveries; returns the
+    number of deliveries."""
     until, removed = (now or timezone.now()) - settings.WEBHOOK_MEMORY, 0
     while True:
         some = Delivery.objects.filter(created_at__lt=until).order_by("created_at").values("pk")[:PORTION]

@@ -1,4 +1,4 @@
-"""Webhooks and deliveries as the API says them. A secret is in the answer that makes it and in no other."""
+"""Documents of webhooks and deliveries. A secret is only in the response that creates it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from portal.api.documents import Answer
+from portal.api.documents import Answer, Who, page_of
 from portal.manifests import parse
 from portal.models import Delivery, Webhook
 from portal.webhooks import sending, specs
@@ -24,7 +24,7 @@ class WebhookStatus(Answer):
     state: Literal["enabled", "disabled"]
     note: str = Field(description="Why the portal disabled it.")
     created: dt.datetime
-    created_by: str | None
+    created_by: Who
     last_accepted: dt.datetime | None = Field(description="To the minute.")
     old_secret_until: dt.datetime | None = Field(
         description="Until then messages are signed with the secret before, too."
@@ -42,9 +42,7 @@ class MadeWebhook(WebhookDocument):
     secret: str = Field(description="With it messages are verified. It is told only once.")
 
 
-class WebhookPage(Answer):
-    items: list[WebhookDocument]
-    next: str | None
+WebhookPage = page_of("WebhookPage", WebhookDocument)
 
 
 class WebhookSecret(Answer):
@@ -76,13 +74,11 @@ class DeliveryDocument(DeliverySummary):
     )
 
 
-class DeliveryPage(Answer):
-    items: list[DeliverySummary]
-    next: str | None
+DeliveryPage = page_of("DeliveryPage", DeliverySummary)
 
 
 def read_webhook(body: Any, *, name: str | None = None) -> WebhookManifest:
-    """The manifest in a body; the address may say the name instead, and always says the appcode. Raises Invalid."""
+    """Parses a webhook manifest. The URL may supply the name and always supplies the appcode. Raises Invalid."""
     if isinstance(body, dict):
         named = body.get("metadata", {} if name is None else {"name": name})
         if isinstance(named, dict):
@@ -100,34 +96,33 @@ def made_webhook(webhook: Webhook, secret: str) -> dict[str, Any]:
 
 
 def _document(webhook: Webhook) -> WebhookDocument:
-    """Not judged again: of a URL that was encrypted by another key something is left that is none, and lists show the others."""
+    """Skips validation: a URL that was encrypted with another key decrypts to garbage and must not hide the other
+    webhooks of a list."""
     return WebhookDocument(
         metadata=WebhookNames(name=webhook.name, appcode=webhook.appcode.code if webhook.appcode else None),
         spec=WebhookSpec.model_construct(url=webhook.url, events=webhook.kinds, enabled=webhook.enabled),
-        status=WebhookStatus(
+        status=WebhookStatus.of(
+            webhook,
             state="enabled" if webhook.enabled else "disabled",
             note=webhook.disabled_reason,
             created=webhook.created_at,
-            created_by=webhook.created_by.username if webhook.created_by else None,
             last_accepted=webhook.last_ok_at,
-            old_secret_until=webhook.old_secret_until,
         ),
     )
 
 
 def delivery_summary(row: Delivery) -> dict[str, Any]:
-    return DeliverySummary(**_facts(row)).json_value()
+    return DeliverySummary.of(row, **_facts(row)).json_value()
 
 
 def delivery_document(row: Delivery) -> dict[str, Any]:
     body = json.loads(specs.body(sending.facts(row.event)))
-    return DeliveryDocument(**_facts(row), body=body, headers=row.headers, answer=row.answer).json_value()
+    return DeliveryDocument.of(row, **_facts(row), body=body).json_value()
 
 
 def _facts(row: Delivery) -> dict[str, Any]:
     return {
-        "id": row.message_id, "uid": str(row.uid), "type": row.kind, "event": row.event_id, "state": row.state,
-        "created": row.created_at, "attempts": row.attempts,
+        "id": row.message_id, "uid": str(row.uid), "type": row.kind, "event": row.event_id, "created": row.created_at,
         "next_attempt": row.next_at if row.state == Delivery.State.WAITING else None, "sent": row.sent_at,
-        "delivered": row.delivered_at, "status": row.status, "error": row.error, "duration_ms": row.duration_ms,
+        "delivered": row.delivered_at,
     }  # fmt: skip

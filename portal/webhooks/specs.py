@@ -1,7 +1,7 @@
-"""Webhooks as values: the manifest, which kinds of events there are, what is sent and how it is signed, and when again. Pure.
+"""Webhooks as values: manifest, kinds of events, message body, signature and retries. Pure.
 
-Messages follow the Standard Webhooks specification: whoever receives them can use its library of their language. The same
-event always gives the same body and the same id, so that a receiver that got it twice can tell.
+Messages follow the Standard Webhooks specification, so receivers can use its libraries. The same event always gives the
+same body and id, so that a receiver can detect duplicates.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from standardwebhooks import Webhook as Signer
 
+from portal.kept import Kept
 from portal.manifests import DnsLabel, Manifest, Strict
 
 MAX_URL = 500
 MAX_EVENTS = 50
-# What an answer is remembered by.
+# Bytes of a response that are stored.
 MAX_EXCERPT = 1024
 
-# The first words of all kinds of events, and what they tell; the first are what most webhooks are about.
+# The first word of all kinds of events with a description; the most used groups come first.
 GROUPS = {
     "run": "Runs: queued, starting, running, succeeded, failed, stopped; GPU-seconds and cost when they end",
     "task": "Tasks that failed, commands run inside tasks",
@@ -49,7 +50,7 @@ GROUPS = {
     "appcode": "The appcode itself: members, requests, quota, expiry",
     "webhook": "Webhooks: changed, tested, disabled",
 }
-# What happens outside any appcode; only webhooks of everything hear of it.
+# Events outside any appcode; only global webhooks get them.
 PLATFORM_GROUPS = {
     "month": "Months closed", "prices": "Price lists imported", "person": "People", "token": "API tokens",
     "org": "Business lines",
@@ -67,7 +68,7 @@ _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.]+")
 
 @dataclass(frozen=True)
 class Target:
-    """Where a URL leads: `host` in lower case, without brackets; `path` with its query."""
+    """The parsed URL: `host` in lower case, without brackets; `path` with its query."""
 
     secure: bool
     host: str
@@ -76,13 +77,13 @@ class Target:
 
     @property
     def name(self) -> str:
-        """As the Host header says it: the port only where it is not the usual one."""
+        """The Host header: with the port only if it is not the default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
 
 
 def target(url: str) -> Target:
-    """Raises ValueError with a sentence for people."""
+    """Parses a URL. Raises ValueError with a sentence for people."""
     if not _PRINTABLE.fullmatch(url):
         raise ValueError("Write it in ASCII without spaces, a name in other letters in its xn-- form.")
     try:
@@ -134,7 +135,7 @@ def _not_new(value: str) -> str:
 
 
 class WebhookMetadata(Strict):
-    name: Annotated[DnsLabel, AfterValidator(_not_new)]
+    name: Annotated[DnsLabel, AfterValidator(_not_new), Kept("A name cannot be changed; make another webhook.")]
 
 
 class WebhookSpec(Strict):
@@ -148,14 +149,14 @@ class WebhookSpec(Strict):
 
 
 class WebhookManifest(Manifest):
-    """`{"kind":"webhook","metadata":{"name"},"spec":{…}}`; `status` is ours and is ignored when it comes back."""
+    """`{"kind":"webhook","metadata":{"name"},"spec":{…}}`; `status` is ours and is ignored in requests."""
 
     kind: Literal["webhook"] = "webhook"
     metadata: WebhookMetadata
     spec: WebhookSpec
 
 
-# What is sent
+# Messages
 
 
 def body(facts: Mapping[str, Any]) -> bytes:
@@ -166,7 +167,7 @@ def body(facts: Mapping[str, Any]) -> bytes:
 
 
 def headers(message: str, secrets: Sequence[str], content: bytes, at: dt.datetime) -> dict[str, str]:
-    """Signed with every secret that holds at present: while one is replaced, a receiver may know either."""
+    """Signed with every current secret: while one is being replaced, a receiver may know either."""
     signatures = [Signer(secret).sign(message, at, content.decode()) for secret in secrets]
     return {
         "content-type": "application/json",
@@ -177,15 +178,15 @@ def headers(message: str, secrets: Sequence[str], content: bytes, at: dt.datetim
     }
 
 
-# When again
+# Retries
 
 FIRST_WAIT, LONGEST_WAIT = dt.timedelta(seconds=5), dt.timedelta(hours=12)
 TRY_FOR = dt.timedelta(days=3)
-# Deliveries that failed together do not come back together.
+# Spreads deliveries that failed together.
 JITTER = 0.2
 
 
 def wait(attempts: int, chance: float) -> dt.timedelta:
-    """How long after the last of `attempts` the next one comes: four times as long each time. `chance` is from 0 to 1."""
+    """The delay after attempt number `attempts`: four times as long each time. `chance` is from 0 to 1."""
     grown = min(LONGEST_WAIT, FIRST_WAIT * 4 ** min(attempts - 1, 10))
     return dt.timedelta(seconds=grown.total_seconds() * (1 + JITTER * (2 * chance - 1)))

@@ -1,5 +1,4 @@
-"""Pages of webhooks and what became of their deliveries, for owners of an appcode, for administrators,
-and one's own. Thin."""
+"""Pages of webhooks and their deliveries, for owners of an appcode, for administrators, and for the user's own webhook. Thin."""
 
 from __future__ import annotations
 
@@ -26,12 +25,12 @@ from portal.pages.forms import show_errors
 from portal.webhooks import access, actions, sending, specs
 from portal.webhooks.forms import WebhookForm
 
-# Filters of a list of deliveries: the last so many hours.
+# Filters of deliveries, in hours.
 SINCE = {"hour": ("Last hour", 1), "day": ("Last day", 24), "week": ("Last week", 24 * 7)}
 
 
 def page_address(kind: str, webhook: Webhook, *more: Any) -> str:
-    """The address of a page about `webhook`: "webhook", "change_webhook", "delivery", …; see routes."""
+    """The URL of a page about `webhook`: "webhook", "change_webhook", "delivery", …; see routes."""
     if webhook.appcode:
         return reverse(kind, args=[webhook.appcode.code, webhook.name, *more])
     if not webhook.person_id:
@@ -44,7 +43,7 @@ def _below(kind: str, prefix: str) -> str:
 
 
 def _with_last(rows: QuerySet[Webhook]) -> QuerySet[Webhook]:
-    """Adds how the last delivery went and how many wait, without a query a row."""
+    """Adds the last delivery's result and the number of waiting ones, without a query per row."""
     newest = Delivery.objects.filter(webhook=OuterRef("pk")).exclude(sent_at=None).order_by("-id")
     waiting = Delivery.objects.filter(webhook=OuterRef("pk"), state=Delivery.State.WAITING).order_by()
     count = waiting.values("webhook").annotate(n=Count("pk")).values("n")
@@ -69,7 +68,7 @@ def webhook_list(request: HttpRequest, code: str) -> HttpResponse:
 
 @require_safe
 def all_webhooks(request: HttpRequest) -> HttpResponse:
-    """Those of everything and those of every appcode."""
+    """Global webhooks and those of every appcode."""
     require_administrator(person(request))
     rows = layout.matching(_with_last(access.all_webhooks()), layout.words(request), "name", "host", "appcode__code")
     found, following = layout.page_of(request, rows, "-id")
@@ -85,7 +84,7 @@ def all_webhooks(request: HttpRequest) -> HttpResponse:
 @get_or_post
 @never_cache
 def new_webhook(request: HttpRequest, code: str | None = None) -> HttpResponse:
-    """The secret is in the answer to the form and nowhere else."""
+    """Only the response to the form contains the secret."""
     user = person(request)
     appcode = access.owner_of(user, code)
     form = WebhookForm(_typed(request), everything=appcode is None, initial={"enabled": True, "groups": ["run.*"]})
@@ -120,7 +119,7 @@ def change_webhook(request: HttpRequest, name: str, code: str | None = None) -> 
 
 
 def _typed(request: HttpRequest) -> QueryDict | None:
-    """Also an empty form is one that was sent."""
+    """The data of a POST, even if it is empty."""
     return request.POST if request.method == "POST" else None
 
 
@@ -155,7 +154,7 @@ def secret_page(request: HttpRequest, webhook: Webhook, secret: str, *, new: boo
 
 @require_safe
 def one_webhook(request: HttpRequest, name: str | None = None, code: str | None = None) -> HttpResponse:
-    """A webhook and its deliveries, the latest first, filtered by kind, state and time."""
+    """A webhook and its deliveries, latest first, filtered by words, state and time."""
     webhook = access.webhook_for(person(request), code, name)
     rows = access.deliveries_of(webhook)
     if (state := layout.words(request, "state")) in Delivery.State.values:
@@ -176,7 +175,7 @@ def one_webhook(request: HttpRequest, name: str | None = None, code: str | None 
 
 @require_safe
 def delivery(request: HttpRequest, uid: uuid.UUID, name: str | None = None, code: str | None = None) -> HttpResponse:
-    """What is sent, and how the last attempt went."""
+    """The message, and the result of the last attempt."""
     webhook = access.webhook_for(person(request), code, name)
     row = access.delivery_for(webhook, uid)
     body = specs.body(sending.facts(row.event))
@@ -199,7 +198,7 @@ def again(request: HttpRequest, uid: uuid.UUID, name: str | None = None, code: s
 
 @require_POST
 def send_test(request: HttpRequest, name: str | None = None, code: str | None = None) -> HttpResponse:
-    """Afterwards to the delivery, where one sees how it goes."""
+    """Redirects to the delivery, which shows the progress."""
     user = person(request)
     webhook = access.webhook_for(user, code, name)
     try:

@@ -1,7 +1,7 @@
-// The New Cluster form: what the server cannot know while one types. Works by attributes of the page, nothing to set up.
+// The New Cluster form: what must react while the user types. Driven by attributes of the page; needs no set-up.
 (function () {
   "use strict";
-  // The form of a sweep shows as many rows for parameters as are used, and one more when it is asked for.
+  // The form of a sweep shows its used parameter rows, and one more on request.
   document.addEventListener("DOMContentLoaded", () => {
     const add = document.querySelector("[data-add-parameter]");
     if (!add) return;
@@ -30,14 +30,14 @@
   document.addEventListener("DOMContentLoaded", () => {
     const form = document.getElementById("cluster-form");
     if (!form) return;
-    // The first flavor for a role that has just got tasks: that of the role which every cluster has, as most people want.
+    // Default flavor for a role that just got tasks: that of the role which every cluster has, the usual choice.
     form.addEventListener("input", (event) => {
       const role = /^(\w+)_count$/.exec(event.target.name || "");
       const flavor = role && form.elements[role[1] + "_flavor"];
       if (flavor && !flavor.value && Number(event.target.value) > 0) flavor.value = form.querySelector("select[name$=_flavor]").value;
     });
     form.querySelectorAll("textarea[data-files]").forEach(files);
-    // A flavor for a role without tasks asks for one, and none for none.
+    // Choosing a flavor for a role without tasks sets its count to 1; choosing none sets it to 0.
     form.addEventListener("change", (event) => {
       const role = /^(\w+)_flavor$/.exec(event.target.name || "");
       const count = role && form.elements[role[1] + "_count"];
@@ -46,13 +46,13 @@
       const one = role && event.target.closest(".role").querySelector("[data-one]");
       if (one) one.textContent = event.target.value ? 1 : 0;
     });
-    // An image that is known to lack the framework brings its own.
+    // An image that is known to lack the chosen framework selects its own.
     form.addEventListener("change", (event) => {
       if (event.target.name !== "image") return;
       const has = JSON.parse(event.target.dataset.frameworks)[event.target.value] || [];
       if (has.length && !has.includes(form.elements.framework.value)) form.elements.framework.value = has[0];
     });
-    // A framework has its own roles and ends of a run; what is asked for in vain stays in sight.
+    // Each framework has its own roles and completion rules. Values that it does not support stay visible.
     function fit() {
       const framework = form.elements.framework.value, ends = JSON.parse(form.elements.framework.dataset.completions)[framework] || [];
       form.querySelectorAll("[data-of]").forEach((part) => {
@@ -65,10 +65,10 @@
     }
     form.addEventListener("change", (event) => { if (["framework", "image"].includes(event.target.name)) fit(); });
     fit();
-    // INPUT and OUTPUT belong to the appcode, and where it runs decides which images can be used.
+    // INPUT and OUTPUT depend on the appcode, and the cloud where it runs decides which images are usable.
     form.elements.appcode.addEventListener("change", () => {
       const query = new URLSearchParams(["appcode", "image", "environment", "input", "output"].map((name) => [name, form.elements[name].value]));
-      // The cards run where the form would.
+      // The cards run in the chosen appcode, as the form does.
       document.querySelectorAll(".starters [data-appcode]").forEach((words) => { words.textContent = form.elements.appcode.value; });
       document.querySelectorAll(".starters [name=appcode]").forEach((input) => { input.value = form.elements.appcode.value; });
       document.querySelectorAll(".starters a").forEach((link) => { const to = new URL(link.href); to.searchParams.set("appcode", form.elements.appcode.value); link.href = to; });
@@ -76,7 +76,7 @@
     });
   });
 
-  // --- Files of the code: dropped, chosen or typed. The text area holds them as JSON, by name; without this script one types that.
+  // --- Code files: dropped, chosen or typed. The text area holds them as JSON by name; without this script, users edit the JSON.
   const LEFT_OUT = /(^|\/)(\.git|__pycache__|\.ipynb_checkpoints|\.DS_Store)(\/|$)/;
   function make(tag, attributes, ...inside) {
     const made = document.createElement(tag);
@@ -87,7 +87,7 @@
   async function below(entry) {
     if (entry.isFile) return [[entry.fullPath.slice(1), await new Promise((done, failed) => entry.file(done, failed))]];
     const reader = entry.createReader(), found = [];
-    // A reader gives a hundred at a time.
+    // A reader returns at most a hundred entries per call.
     for (;;) {
       const some = await new Promise((done, failed) => reader.readEntries(done, failed));
       if (!some.length) return found;
@@ -134,7 +134,7 @@
     }
     async function take(pairs) {
       const wrong = [];
-      // A folder that comes alone is the program, not a part of it.
+      // A single folder is the program itself, not a subfolder.
       const top = pairs.length && pairs[0][0].split("/")[0] + "/", alone = pairs.every(([name]) => name.startsWith(top));
       for (const [name, file] of pairs) {
         if (LEFT_OUT.test(name)) continue;
@@ -148,7 +148,7 @@
     const chosen = (event) => { take([...event.target.files].map((file) => [file.webkitRelativePath || file.name, file])); event.target.value = ""; };
     choose.addEventListener("change", chosen);
     folder.addEventListener("change", chosen);
-    // Their own fields send nothing, and what is typed in them counts by the text area alone.
+    // Their own fields are not submitted; only the text area counts.
     [list, choose, folder].forEach((each) => ["input", "change"].forEach((name) => each.addEventListener(name, (event) => event.stopPropagation())));
     box.addEventListener("dragover", (event) => { event.preventDefault(); box.classList.add("over"); });
     box.addEventListener("dragleave", () => box.classList.remove("over"));
@@ -162,12 +162,12 @@
     if (Object.keys(held).length) store();
   }
 
-  // What a web program needs stands open, and what a notebook may have is folded.
+  // Open the fields that a web program needs; fold those that are optional for a notebook.
   document.addEventListener("change", (event) => {
     const fold = event.target.matches("#application-form [name=type]") && document.querySelector("#application-form details.fold");
     if (fold) fold.open = event.target.value !== "jupyter" || fold.open;
   });
-  // The folded parts of the preview stay as they were when a new one arrives.
+  // Folded parts of the preview keep their state when a new preview arrives.
   let open = [];
   document.addEventListener("htmx:beforeSwap", (event) => {
     if (event.detail.target.id === "preview") open = [...event.detail.target.querySelectorAll("details[open]")].map((d) => d.id);

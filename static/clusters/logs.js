@@ -1,10 +1,10 @@
-// The Logs tab. Asks for what came after the positions it has, and keeps the lines in the page, in the order of their times.
-// One idea: of each log the page has some stretches of lines, and before each stretch that does not follow on the one before stands
-// a gap, which says how many lines are missing and fetches them. A line that is still being written is replaced until it ends.
+// The Logs tab. Polls for what follows its positions, and keeps the lines in the page in order of time.
+// Idea: the page has stretches of lines of each log. A gap before a stretch that does not continue the previous one shows how many
+// lines are missing, and fetches them. An unfinished line is replaced until it ends.
 (function () {
   "use strict";
   const MAX_LINES = 20000, MAX_SHOWN = 8000, FAST = 1000, SLOW = 5000, WAIT = 400;
-  // Cursor movements of terminals say nothing here; colours are shown when asked for.
+  // Cursor movements of terminals are ignored; colours are shown on request.
   const ESCAPES = /\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])/g, COLOURS = /\x1b\[([0-9;]*)m/;
   const digits = new Intl.NumberFormat("en"), count = (n) => digits.format(n);
   const two = (n, width = 2) => String(n).padStart(width, "0");
@@ -23,8 +23,8 @@
     const names = log.dataset.tasks.split(" ").filter(Boolean), merged = names.length > 1;
     const width = Math.max(...names.map((name) => name.length));
     const token = document.querySelector("#post input[name=csrfmiddlewaretoken]").value;
-    // Of each task: the position to go on from, its stretches of lines (of the attempt that is being read), the line that is still
-    // being written, and, while lines are not counted from the beginning, `shift`: how many lie before what was counted so far.
+    // Per task: the next position, the stretches of lines (of the attempt that is being read), the unfinished line and, while line numbers
+    // are not known from the beginning, `shift`: the number of lines before those counted so far.
     const tasks = new Map(names.map((name, order) => [name, { name, order, attempt: null, position: null, ended: false, runs: [], open: null, shift: null, byLine: new Map(), waits: "" }]));
     if (log.dataset.attempt) { const only = tasks.get(names[0]); only.attempt = Number(log.dataset.attempt); only.position = { attempt: only.attempt, offset: 0, cursor: "", placed: true }; }
     let words = "", lines = 0, pause = FAST, timer = null, waiting = null, asked = 0, keepsColours = false, sequence = 0;
@@ -32,7 +32,7 @@
 
     // -- a line ---------------------------------------------------------------------------------------------------------
 
-    // What a terminal would show of a line: what follows the last carriage return, without escapes.
+    // Returns what a terminal would show of a line: the text after the last carriage return, without escapes.
     function visible(text, escapes) {
       if (escapes) text = text.replace(ESCAPES, "").replace(/[\b]+/g, "");
       const parts = text.replace(/\r+$/, "").split("\r");
@@ -77,9 +77,9 @@
       div.isHit = at >= 0;
       div.classList.toggle("hit", div.isHit);
     }
-    // Of many lines, only those are made anew that look different then.
+    // Renders only those of many lines that change.
     function mark() { for (const div of log.children) if (div.raw !== undefined && div.no !== null && (div.isHit || (words && visible(div.raw, true).toLowerCase().includes(words)))) fill(div, div.raw); }
-    // The number is that of the whole log, from 1, as soon as it is known; it and the time are shown by the style sheet.
+    // The number counts in the whole log from 1, once it is known. The style sheet shows number and time.
     function number(div) {
       const known = div.no !== null && (div.placed || div.task.shift);
       if (known) { div.dataset.no = two(count(absolute(div) + 1), 6).replace(/^0+/, (zeros) => " ".repeat(zeros.length)); div.task.byLine.set(div.attempt + ":" + absolute(div), div); }
@@ -105,7 +105,7 @@
 
     // -- the order of lines ---------------------------------------------------------------------------------------------
 
-    // By time; those of one task stay as they are, and a new line of it comes behind all that are there.
+    // By time. Lines of one task keep their order: a new one goes after all its earlier ones.
     const isBefore = (one, other) => one.time < other.time || (one.time === other.time && one.task.order < other.task.order);
     function insert(divs) {
       divs.sort((one, other) => one.time - other.time || one.task.order - other.task.order || one.sequence - other.sequence);
@@ -123,7 +123,7 @@
       let next = 0, time = 0;
       return (n) => { while (next < times.length && times[next][0] <= n) { time = times[next][1]; next += 1; } return time; };
     }
-    // Before a stretch: how many lines are not there, or nothing when it follows on the one before.
+    // Shows before a stretch how many lines are missing, or nothing if it continues the previous one.
     function gap(task, stretch) {
       const before = task.runs[task.runs.indexOf(stretch) - 1], low = before && before.attempt === stretch.attempt ? before.end : 0;
       const counted = stretch.placed || task.shift !== null;
@@ -143,7 +143,7 @@
       stretch.head.before(stretch.gap);
     }
     function low(task, stretch) { const before = task.runs[task.runs.indexOf(stretch) - 1]; return before && before.attempt === stretch.attempt ? before.end : 0; }
-    // The lines before a stretch, as many as an answer holds; with `at` those around that line.
+    // Fetches the lines before a stretch, as many as an answer holds; with `at`, those around that line.
     async function more(task, stretch, at) {
       const begin = stretch.placed ? stretch.begin : stretch.begin + (task.shift || 0), counted = stretch.placed || task.shift !== null;
       const wanted = { attempt: stretch.attempt, low: low(task, stretch), high: begin };
@@ -160,7 +160,7 @@
       const parts = piece.text.split("\n");
       if (parts[parts.length - 1] === "") parts.pop();
       if (!counted) {
-        // Now it is known where that stretch begins.
+        // Now the start of that stretch is known.
         task.shift = piece.line + parts.length - stretch.begin;
         [...log.children].forEach((div) => { if (div.task === task && div.attempt === stretch.attempt && div.no !== null) number(div); });
       }
@@ -179,7 +179,7 @@
       say("");
       if (!counted && at !== undefined) await reach(task, at);
     }
-    // Lines that belong before `head`, each among those of other tasks where its time says.
+    // Inserts lines before `head`, by time among the lines of other tasks.
     function place(task, divs, head) {
       let at = head.previousElementSibling;
       for (let n = divs.length - 1; n >= 0; n -= 1) {
@@ -187,7 +187,7 @@
         log.insertBefore(divs[n], at ? at.nextSibling : log.firstChild);
       }
     }
-    // Stretches that follow on one another become one.
+    // Joins adjacent stretches.
     function join(task) {
       for (let n = task.runs.length - 1; n > 0; n -= 1) {
         const one = task.runs[n - 1], other = task.runs[n];
@@ -204,7 +204,7 @@
       insert(add(piece));
     }
 
-    // What a piece at the end of a log adds; its lines are still to be inserted.
+    // Adds a piece at the end of a log; its lines still have to be inserted.
     function add(piece) {
       const task = tasks.get(piece.task), divs = [], time = timesOf(piece);
       if (task.attempt !== null && task.attempt !== piece.attempt) {
@@ -236,7 +236,7 @@
       task.position = { attempt: piece.attempt, offset: piece.offset, cursor: piece.cursor, placed: piece.placed };
       return divs;
     }
-    // The page holds so many lines; what was at its top becomes part of a gap.
+    // The page holds a limited number of lines; the oldest become part of a gap.
     function trim() {
       const shortened = new Set();
       while (lines > MAX_LINES) {
@@ -257,7 +257,7 @@
       tasks.forEach((task) => task.runs.forEach((stretch) => { if (shortened.has(stretch) || task.runs[0] === stretch) gap(task, stretch); }));
     }
 
-    // -- asking ---------------------------------------------------------------------------------------------------------
+    // -- requests -------------------------------------------------------------------------------------------------------
 
     function state(text) { if ($("log-state").textContent !== text) $("log-state").textContent = text; }
     function say(error) {
@@ -315,7 +315,7 @@
       div.scrollIntoView({ block: "center" });
       if (choose) history.replaceState(null, "", "#" + div.task.name + ":L" + (absolute(div) + 1));
     }
-    // Line `no` of a task (from 0), fetched when it is in a gap.
+    // Shows line `no` of a task (from 0), and fetches it if it is in a gap.
     async function reach(task, no, choose) {
       const found = () => task.byLine.get(task.attempt + ":" + no);
       if (!found()) {
@@ -379,7 +379,7 @@
     kept("log-colours", (is) => { keepsColours = is; [...log.children].forEach((div) => { if (div.raw !== undefined) fill(div, div.raw); }); });
     $("log-only").addEventListener("change", (event) => log.classList.toggle("only-hits", event.target.checked));
     $("log-follow").addEventListener("change", (event) => { if (event.target.checked) log.scrollTop = log.scrollHeight; });
-    // Scrolling up stops following; scrolling to the end takes it up again.
+    // Scrolling up stops following; scrolling to the end resumes it.
     log.addEventListener("scroll", () => { $("log-follow").checked = log.scrollTop + log.clientHeight >= log.scrollHeight - 24; });
     $("log-search").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(search, WAIT); });
     $("log-search").addEventListener("keydown", (event) => {
@@ -400,7 +400,7 @@
       const div = event.target.closest("#log > div");
       if (div && div.time && !div.title) div.title = new Date(div.time / 1000).toISOString() + (div.dataset.no ? " · line " + div.dataset.no.trim() + " of " + div.task.name : "");
     });
-    // A click on the number or the time of a line makes the address that of the line.
+    // A click on a line's number or time puts the line into the URL.
     log.addEventListener("click", (event) => {
       const div = event.target;
       if (div.parentElement === log && div.dataset.no && getSelection().isCollapsed && event.clientX < div.getBoundingClientRect().left + parseFloat(getComputedStyle(div).paddingLeft)) show(div, true);

@@ -1,10 +1,10 @@
-// A terminal in a task: xterm.js at a WebSocket (docs/api.md). A connection that is cut off takes its shell along, so what follows
-// is a new shell, and the screen says so.
+// A terminal in a task: xterm.js on a WebSocket (docs/api.md). A lost connection ends its shell, so reconnecting starts a new shell, and
+// the screen says so.
 (function () {
   "use strict";
   const FIRST_WAIT = 1000, LONGEST_WAIT = 15000, PIECE = 1 << 16;
   const KEYS = { Escape: "\x1b", Tab: "\t", Interrupt: "\x03", End: "\x04", Up: "\x1b[A", Down: "\x1b[B" };
-  // Back from whatever a program left behind: the other screen, reports of the mouse, bracketed pastes, colours.
+  // Resets what a program may have left behind: alternate screen, mouse reports, bracketed paste, colours.
   const PLAIN = "\x1b[?1047l\x1b[?1000;1002;1003;1006;2004l\x1b[!p\x1b[0m";
   const HIDE = "\x1b[?25l", SHOW = "\x1b[?25h";
 
@@ -13,7 +13,7 @@
     if (box && window.Terminal) start(box);
   });
 
-  // xterm.js writes its rules into <style> elements, which the Content-Security-Policy forbids; a sheet made by a script is allowed.
+  // xterm.js writes rules into <style> elements, which the Content-Security-Policy forbids; style sheets made by scripts are allowed.
   function sheetForStyle() {
     const make = document.createElement.bind(document);
     document.createElement = (name, options) => {
@@ -79,13 +79,13 @@
       $("terminal-again").hidden = false;
       $("terminal-again").focus();
     }
-    // A tab that nobody looks at opens no shells.
+    // A hidden tab opens no shells.
     function later() {
       const go = () => { if (document.hidden) document.addEventListener("visibilitychange", go, { once: true }); else connect(true); };
       setTimeout(go, wait);
       wait = Math.min(LONGEST_WAIT, wait * 2);
     }
-    // A browser does not tell why a WebSocket was refused; the same address does, when it is asked in the plain way.
+    // Browsers hide why a WebSocket was refused, so request the same URL over plain HTTP.
     async function why() {
       try {
         const answer = await fetch(at, { headers: { Accept: "application/json" } });
@@ -139,7 +139,7 @@
       else send(encoder.encode(KEYS[keys.dataset.keys]));
       terminal.focus();
     });
-    // Ctrl-W deletes a word in a shell and closes a tab in a browser.
+    // Ctrl-W deletes a word in a shell but closes a tab in a browser.
     window.addEventListener("beforeunload", (event) => { if (isOpen() && typed) event.preventDefault(); });
     fit.fit();
     connect(false);

@@ -1,19 +1,20 @@
-// Uploads of the file browser: files and folders, chosen or dropped; two at a time, a bar for each, a sum of all, and the list renewed at
-// the end. Small files go many at a time. What breaks is sent again by itself; what cannot be sent now waits until somebody says so, and nothing is forgotten. Large
-// files go in parts: the portal knows which have come, so that the same file, chosen again another day, goes on where it broke.
+// Uploads of the file browser: files and folders, chosen or dropped. Two uploads at a time, a bar for each, a total, and a refresh of
+// the list at the end. Small files are sent in batches. Failed uploads retry automatically; those that cannot be sent now wait for the
+// user, and none is forgotten. Large files are sent in parts: the portal knows which have arrived, so the same file, chosen again on
+// another day, resumes.
 (function () {
   "use strict";
   const form = document.getElementById("upload");
   if (!form) return;
   const list = form.querySelector(".uploads"), sum = form.querySelector(".uploads-sum"), again = form.querySelector(".uploads-again");
   const token = form.querySelector("input[name=csrfmiddlewaretoken]").value;
-  // Stored ones that are still shown; tries of one file, and seconds before the next one, doubled each time.
+  // Stored files still shown; tries per file; seconds before the next try, doubled each time.
   const SHOWN = 5, TRIES = 6, PAUSE = 1, PLACES = 16, LARGE = 16 * 2 ** 20;
-  // Files that go together: how large each of them may be, how many they are, and their bytes with what stands around them.
+  // Limits of a batch: size of a file, number of files, and total bytes with multipart overhead.
   const SMALL = 2 ** 18, MANY = 100, MANY_BYTES = 3 * 2 ** 20, AROUND = 1024;
   const waiting = [], failed = [], pausing = new Set(), shownDone = [];
   let running = 0, files = 0, bytes = 0, stored = 0, storedBytes = 0, renewed = 0, soon = 0, halted = "";
-  // Whether the store itself takes parts of large files from this page; known after the first one that it takes, or does not.
+  // Whether this page may send parts directly to the store; known after the first one succeeds or fails.
   let direct = "direct" in form.dataset;
 
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -62,13 +63,13 @@
     files += 1;
     bytes += file.size;
     waiting.push({ files: [{ file, path }], size: file.size, title: path, tries: 0, shown: null });
-    // Whoever adds a folder adds many, one after the other.
+    // Adding a folder adds many files in a row.
     if (!soon) soon = setTimeout(() => { soon = 0; next(); }, 0);
   }
 
   const is_small = (job) => job.files.length === 1 && !job.alone && job.size <= SMALL;
 
-  // The next file, with small ones that wait behind it.
+  // Returns the next file, with small ones that wait behind it.
   function take() {
     const first = waiting.shift(), jobs = [first];
     let room = MANY_BYTES - first.size - AROUND;
@@ -95,7 +96,7 @@
     failed.push(job);
   }
 
-  // Sends it again later; without a network as soon as there is one, however long that takes.
+  // Retries later; without a network as soon as it is back, however long that takes.
   function later(job, sentence) {
     if (!navigator.onLine) {
       halted = halted || "There is no network; it goes on by itself when there is one.";
@@ -117,7 +118,7 @@
     if (shownDone.length > SHOWN) shownDone.shift().item.remove();
   }
 
-  // One request of a file: what it answers, or null for nothing. Rejects with the request where that is not what was wanted.
+  // Sends one request of a file. Resolves to its answer, or null if empty. Rejects with the request on any other status.
   function ask(job, method, url, body, moved) {
     return new Promise((resolve, reject) => {
       const request = job.request = new XMLHttpRequest();
@@ -135,7 +136,7 @@
     });
   }
 
-  // A part at an address that is good for it alone; no header of ours goes there.
+  // Sends a part to a presigned URL, without headers of our own.
   function put(job, url, part, moved) {
     return new Promise((resolve, reject) => {
       const request = job.request = new XMLHttpRequest();
@@ -147,7 +148,7 @@
     });
   }
 
-  // Whether the store has taken the part. What it does not take goes through the portal, and after the second time all does.
+  // Resolves to true if the store has taken the part. Otherwise it goes through the portal, and after the second failure all do.
   let untaken = 0;
   async function straight(job, upload, n, stored, part, moved) {
     if (!direct) return false;
@@ -205,7 +206,7 @@
     return ask(job, "POST", form.dataset.api + "/files", body, (loaded) => show(job, Math.min(loaded, job.size)));
   }
 
-  // What is wrong with one of them is said of that one.
+  // An error about one of the files is shown at that file.
   function apart(job) {
     job.shown.item.remove();
     waiting.unshift(...job.files.map((each) => ({ files: [each], size: each.file.size, title: each.path, tries: 0, shown: null, alone: true })));
@@ -223,7 +224,7 @@
       waiting.unshift(job);
       job.shown.said.textContent = "waits";
     } else if (request.status === 429 || request.status >= 500) later(job, sentence);
-    // Dropped meanwhile: it begins anew.
+    // The portal dropped the upload meanwhile: start again.
     else if (request.status === 404 && job.upload) later(job, sentence);
     else if (job.files.length > 1) apart(job);
     else give_up(job, sentence);
@@ -279,7 +280,7 @@
   }));
   document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) form.classList.remove("is-over"); });
 
-  // A folder tells what is in it in portions, until one is empty.
+  // A folder returns its entries in portions; an empty one is the end.
   function walk(entry) {
     const path = entry.fullPath.replace(/^\//, "");
     const unread = (error) => wrong(line(path), "It cannot be read: " + error.message);

@@ -1,4 +1,4 @@
-// The datastore form: what a test or a refusal found stands beside its field, and what was typed stays, keys included.
+// The datastore form: results of a test or errors appear at their fields, and all input stays, keys included.
 (function () {
   "use strict";
   const form = document.getElementById("datastore-form");

@@ -1,6 +1,6 @@
-// Reads the first rows of a Parquet file, in a worker: `datastores/files/pages.py` serves it with a policy of its own, by which it reaches
-// nothing, neither the portal nor any other server. It has no page, no cookies, and gets bytes by asking the page for them; what comes
-// out is text. Whatever a file makes of it, the page ends it after some seconds (preview.js).
+// Reads the first rows of a Parquet file in a worker. `datastores/files/pages.py` serves it with a policy that blocks every request, to
+// the portal and elsewhere. It has no page and no cookies, requests bytes from the page, and returns text. The page ends it after some
+// seconds (preview.js), whatever a file makes of it.
 import { parquetMetadataAsync, parquetReadObjects, parquetSchema, snappyUncompress } from "../parquet/hyparquet/index.js";
 import { decompressBrotli } from "../parquet/compressors/brotli.js";
 import { gunzip } from "../parquet/compressors/gzip.js";
@@ -8,7 +8,7 @@ import { decompressLz4, decompressLz4Raw } from "../parquet/compressors/lz4.js";
 import { decompress as decompressZstd } from "../parquet/fzstd.js";
 
 const ROWS = 100, COLUMNS = 50, CELL = 200;
-// Bytes of columns that are read, as they lie in the file, and what they may become. Columns behind that are named only.
+// Maximum bytes of columns to read, compressed and uncompressed. Further columns are only named.
 const PACKED = 16 * 2 ** 20, UNPACKED = 128 * 2 ** 20;
 const sized = (length) => {
   if (!(length <= UNPACKED)) throw new Error("a page of it is too large");
@@ -24,7 +24,7 @@ const compressors = {
   BROTLI: decompressBrotli,
   ZSTD: (input, length) => decompressZstd(input, sized(length)),
   LZ4: (input, length) => decompressLz4(input, sized(length).length),
-  // Of nothing it says that something is wrong.
+  // It reports an error for empty input.
   LZ4_RAW: (input, length) => length ? decompressLz4Raw(input, sized(length).length) : new Uint8Array(0),
 };
 

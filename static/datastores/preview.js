@@ -1,5 +1,5 @@
-// The first rows of a Parquet file. The file is read by a worker that reaches nothing (parquet.js); here its bytes are fetched, so many at
-// most, and what comes out is put into a table as text.
+// Shows the first rows of a Parquet file. A worker without network access reads the file (parquet.js). This script fetches its bytes, up
+// to a limit, and puts the result into a table as text.
 (function () {
   "use strict";
   const place = document.getElementById("parquet");
@@ -7,7 +7,7 @@
   const SECONDS = 20, BYTES = 48 * 2 ** 20;
   const worker = new Worker(place.dataset.worker, { type: "module" });
   const late = setTimeout(() => end("It takes too long to be read."), SECONDS * 1000);
-  // One after the other, as few transfers are one's own at a time.
+  // One at a time, because a user may have only few transfers at once.
   let fetched = 0, line = Promise.resolve();
 
   function end(sentence) {
@@ -20,7 +20,7 @@
     fetched += end - start;
     if (!(start >= 0 && end > start) || fetched > BYTES) return null;
     const answer = await fetch(place.dataset.file, { headers: { Range: "bytes=" + start + "-" + (end - 1) } });
-    // 200 where the part is all of it.
+    // 200 if the part is the whole file.
     const found = answer.ok ? await answer.arrayBuffer() : null;
     return found && found.byteLength === end - start ? found : null;
   }

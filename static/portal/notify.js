@@ -1,11 +1,11 @@
-// Tells of one's runs by notifications of the browser. One idea: of all open pages one asks, which holds a lock of the browser, and
-// until when it has asked, and what it was told last, are kept there: nothing is told twice, and who comes back is told what was missed.
+// Browser notifications about the user's runs. Idea: one of all open pages polls, the one that holds a lock of the browser. It stores
+// there how far it has polled and what it showed last, so nothing is shown twice, and a returning user sees what was missed.
 (function () {
   "use strict";
   const address = document.currentScript.dataset.news, EVERY = 20000, SINCE = "portal-news-since", TOLD = "portal-news-told";
   const able = "Notification" in window;
 
-  // --- Profile: a box is ticked, so the browser asks whether it may ---------------------------------------------------------
+  // --- Profile: ticking the box makes the browser ask for permission --------------------------------------------------------
   function permission() {
     const line = document.querySelector("[data-tell-permission]");
     if (!line) return;
@@ -23,7 +23,7 @@
   permission();
   if (!address) return;
 
-  // --- Asking ----------------------------------------------------------------------------------------------------------------
+  // --- Polling ---------------------------------------------------------------------------------------------------------------
   function tell(one) {
     if (!able || Notification.permission !== "granted") { window.portalToast(one.title + ". " + one.text, "info", "news-" + one.key.replace(/\W/g, "-")); return; }
     const shown = new Notification(one.title, {body: one.text, tag: one.key});

@@ -1,5 +1,5 @@
-// What the frame does in the browser. Pages work without it, except what must be live. One idea: everything is attached to the
-// document once and works by attributes, so parts that arrive later (htmx) need no setting up.
+// The frame in the browser. Pages work without it, except for live parts. Idea: all handlers are attached to the document once and
+// react to attributes, so parts that arrive later (htmx) need no set-up.
 (function () {
   "use strict";
   const $ = (selector, root) => (root || document).querySelector(selector);
@@ -25,13 +25,13 @@
     if (!id && level !== "error") setTimeout(() => line.remove(), 8000);
   }
   window.portalToast = toast;
-  // Good news may leave by itself; what went wrong stays until it has been read.
+  // Success messages may disappear; errors stay until they are closed.
   $$(".toast-success, .toast-info", $("#toasts")).forEach((line) => setTimeout(() => line.remove(), 8000));
 
-  // What an action that stays on the page says (HX-Trigger).
+  // Messages of an action that stays on the page (HX-Trigger).
   document.addEventListener("said", (event) => event.detail.value.forEach(([level, text]) => toast(text, level)));
 
-  // --- Rows that are ticked, for what is done with several: [data-pick-all] ticks all of its table -------------------------
+  // --- Ticked rows for actions on several: [data-pick-all] ticks all of its table -------------------------------------------
   function picked() {
     const found = $$(".pick"), on = found.filter((box) => box.checked).length;
     $$("[data-picked]").forEach((words) => { words.textContent = on + " selected"; });
@@ -151,7 +151,7 @@
     }
   });
 
-  // --- Asking before something is lost: data-confirm on a button or link, hx-confirm on anything htmx ------------------------
+  // --- Confirmation before something is lost: data-confirm on a button or link, hx-confirm on anything htmx ------------------
   function ask(element, text, go) {
     const dialog = $("#confirm"), form = $("form", dialog), typed = $("#confirm-typed"), input = $("input", typed);
     const [no, yes] = $$("button", form);
@@ -166,7 +166,7 @@
     yes.disabled = !!name;
     input.oninput = () => { yes.disabled = input.value !== name; };
     input.onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); if (!yes.disabled) yes.click(); } };
-    // An item of a menu that has closed meanwhile cannot have the focus; what opens the menu can.
+    // A menu item cannot have the focus once its menu is closed, but the menu's button can.
     const menu = element.closest("details.menu:not([open])"), back = menu ? $("summary", menu) : element;
     dialog.onclose = () => { if (dialog.returnValue === "yes") go(); else back.focus(); };
     dialog.returnValue = "no";
@@ -182,7 +182,7 @@
     closeMenus();
     ask(element, element.dataset.confirm, () => {
       confirmed = element;
-      // Tells the page behind that the question has been answered: it asks by itself when it was not.
+      // Tells the page behind the button that the question was answered; otherwise it asks itself.
       if (element.matches("button:not([name])")) { element.name = "confirmed"; element.value = "yes"; }
       element.click();
     });
@@ -193,7 +193,7 @@
     ask(event.detail.elt, event.detail.question, () => event.detail.issueRequest(true));
   });
 
-  // --- Times: the server writes them coarsely, here they are kept exact ------------------------------------------------
+  // --- Times: the server writes them roughly, this keeps them exact ---------------------------------------------------------
   const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
   function two(seconds) {
     const n = UNITS.findIndex(([size]) => seconds >= size);
@@ -206,7 +206,7 @@
     const [size, unit] = UNITS.find(([each]) => seconds >= each - (round === Math.ceil ? 1 : 0)) || UNITS[3];
     return round(seconds / size) + " " + unit;
   }
-  // Exact times are UTC's in the page and become those of the zone of one's profile, else of the browser; UTC is in the tooltip.
+  // Exact times are UTC in the page. They are shown in the zone of the profile, else of the browser, with UTC in the tooltip.
   const OWN = document.documentElement.dataset.zone || Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
   let clock;
   try {
@@ -223,7 +223,7 @@
       time.textContent = time.dataset.moment === "short" ? text : text + " " + at.zone.replace("GMT", "UTC").replace(/\+0$/, "");
     });
     if (clock) $$("input[data-zone-of]:not([data-zone-done])", root).forEach((field) => {
-      // A field for a time says in which zone it is; what the page brought in UTC is written in one's own.
+      // A time field names its zone, and a UTC value from the page is converted to it.
       const input = document.getElementById(field.dataset.zoneOf), label = input && $("label[for=" + input.id + "]");
       field.dataset.zoneDone = "";
       if (!input || field.value !== "UTC") return;
@@ -246,7 +246,7 @@
   }
   setInterval(() => { if (!document.hidden) tick(); }, 1000);
 
-  // --- Screen readers: what [data-announce] says in a part that has arrived is read out when it has changed ---------------
+  // --- Screen readers: the text of [data-announce] in a new part is announced when it has changed ---------------------------
   const heard = () => $$("[data-announce]").map((e) => e.textContent.trim().replace(/\s+/g, " ")).join(". ");
   let said = heard();
   function announce() {
@@ -256,7 +256,7 @@
   }
 
   // --- Live parts: [data-live] with hx-get and hx-trigger="every Ns" ---------------------------------------------------
-  // Not asked for in hidden tabs; an unchanged part answers 304; a new version waits while somebody uses the old one.
+  // Not polled in hidden tabs. An unchanged part answers 304. A new version waits while the user works in the old one.
   const etags = new WeakMap();
   const isLive = (element) => element && element.matches && element.matches("[data-live]");
   function inUse(part) {
@@ -269,13 +269,13 @@
     return element.id ? "#" + element.id : [element.tagName, element.getAttribute("href"), element.getAttribute("formaction"),
       element.name, element.value, element.getAttribute("aria-label"), element.dataset.key].join("|");
   }
-  // htmx marks what has just arrived by classes of its own.
+  // htmx marks new content with its own classes.
   const boxOf = (element) => keyOf(element) + "|" + [...element.classList].filter((name) => !name.startsWith("htmx-")).join(".");
   let kept = null;
   document.addEventListener("htmx:beforeRequest", (event) => {
     if (isLive(event.detail.elt) && document.hidden) event.preventDefault();
   });
-  // Leaving a page ends what is on its way, which is no error to report.
+  // Leaving a page aborts its requests, which is not an error.
   let leaving = false;
   window.addEventListener("beforeunload", () => { leaving = true; });
   window.addEventListener("pageshow", () => { leaving = false; });
@@ -308,7 +308,7 @@
     tick(root);
     inOwnZone(root);
     announce();
-    // A menu whose items have just arrived has another size.
+    // A menu whose items have just arrived has a new size.
     const menu = root.closest && root.closest("details.menu[open]");
     if (menu) { place(menu); const first = $("input", root); if (first) first.focus(); }
     if (!kept || kept.part !== root) return;
@@ -347,7 +347,7 @@
     ["offline", "signed-out"].forEach((id) => { const line = document.getElementById(id); if (line) line.remove(); });
   });
 
-  // --- Forms: what was typed survives a session that ran out; the first wrong field has the focus; no double sending ----------
+  // --- Forms: input survives an expired session; the first wrong field gets the focus; no double submit ---------------------
   const draftOf = (form) => "draft:" + location.pathname + ":" + (form.id || form.getAttribute("action") || "");
   function values(form) {
     return $$("input, select, textarea", form).filter((e) => e.name && e.name !== "csrfmiddlewaretoken" && !["password", "file", "hidden"].includes(e.type))
@@ -361,7 +361,7 @@
     else if (form.method === "post" && form.id !== "post" && !form.hasAttribute("hx-post")) form.setAttribute("aria-busy", "true");
   });
   window.addEventListener("pageshow", () => $$("[aria-busy]").forEach((e) => e.removeAttribute("aria-busy")));
-  // How much of a limited text is used; the limit itself is the form's to keep.
+  // Shows how much of a limited text is used; the form enforces the limit.
   function counted(input) {
     const hint = document.getElementById(input.id + "_helptext");
     if (!hint) return;
@@ -376,7 +376,7 @@
     keepers.forEach((form) => {
       const saved = sessionStorage.getItem(draftOf(form));
       sessionStorage.removeItem(draftOf(form));
-      // An answer to a sent form brings its own values; only a fresh form (after signing in again) gets them back.
+      // The answer to a submitted form has its own values; only a fresh form (after signing in again) gets the saved ones.
       if (!saved || form.hasAttribute("data-answered") || $(".errorlist, .notice-error", form)) return;
       const rest = JSON.parse(saved);
       $$("input, select, textarea", form).forEach((e) => {

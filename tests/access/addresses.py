@@ -1,4 +1,4 @@
-"""Every address of the URL conf, as the tables write it: /clusters/{appcode}/{name}, and one for each of a few verbs."""
+"""All URLs of the URL conf in the notation of the tables: /clusters/{appcode}/{name}. A choice of verbs gives a URL per verb."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.urls.resolvers import RoutePattern
 
 VERBS = re.compile(r"[\w-]+(\|[\w-]+)+")
-# <slug:name> of a route, (?P<name>[-\w]+) of a regular expression
+# Matches <slug:name> in a route and (?P<name>[-\w]+) in a regular expression.
 PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>|\(\?P<(\w+)>([^()]*)\)")
 
 
 def addresses() -> Iterator[tuple[str, URLPattern]]:
-    """What has no end of its own in the URL conf (`^api(?:/|\\Z)`, for all the rest) is left out."""
+    """Yields (address, pattern). Omits open-ended patterns such as the catch-all `^api(?:/|\\Z)`."""
     yield from _below("/", get_resolver().url_patterns)
 
 

@@ -1,4 +1,4 @@
-"""One world for all tables. Each request has a savepoint that is rolled back, so that none sees what another did."""
+"""One world for all tables. Each request runs in a savepoint that is rolled back, so requests do not affect each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def files(s3: Any) -> str:
-    """A bucket with one file. The server is shared by all test processes."""
+    """Makes a bucket with one file and returns its name. All test processes share the S3 server."""
     bucket = f"access-{uuid.uuid4()}"
     s3.client.create_bucket(Bucket=bucket)
     s3.client.put_object(Bucket=bucket, Key="file.txt", Body=b"data")
@@ -27,7 +27,7 @@ def world(django_db_setup: None, django_db_blocker: Any, files: str) -> Iterator
 
     from tests.access.world import make
 
-    # Sessions that lie in the database alone are rolled back, too; no agent of other tests in this process answers.
+    # Keep sessions in the database only, so they are rolled back too; ignore a node agent that other tests started.
     apart = override_settings(
         SESSION_ENGINE="django.contrib.sessions.backends.db", LOCAL_CLOUD_SOCKET="/nonexistent/agent.sock"
     )
@@ -39,7 +39,7 @@ def world(django_db_setup: None, django_db_blocker: Any, files: str) -> Iterator
 
 @pytest.fixture(autouse=True)
 def file(request: pytest.FixtureRequest, files: str, s3: Any) -> None:
-    """What was removed from the bucket is there again."""
+    """Restores the files of the bucket that the test before may have deleted."""
     callspec = getattr(request.node, "callspec", None)
     if callspec and "/datastores/" in str(callspec.params.get("row")):
         s3.client.put_object(Bucket=files, Key="file.txt", Body=b"data")
@@ -48,7 +48,7 @@ def file(request: pytest.FixtureRequest, files: str, s3: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def unlimited(world: Any) -> None:
-    """What one person asked is counted in the cache, and here they ask more than people do."""
+    """Resets the cache, which counts requests per person: these tests send more than the limit."""
     from django.core.cache import cache
 
     cache.clear()

@@ -1,4 +1,4 @@
-"""Those who ask: a browser with somebody's session, or a program with their token."""
+"""Clients of each kind of person: a browser with a session, or a program with an API token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFUSED = (401, 403, 404, 405)
 
 
 def browser(world: Any, name: str, *, checked: bool = False) -> Client:
-    """`checked`: a form has to bring its token, as it does outside of tests. Nothing is remembered of what was asked before."""
+    """Returns a browser signed in as `name`, without other cookies. `checked` enforces CSRF tokens, as outside of tests."""
     client = _client(checked)
     client.cookies.clear()
     if name in world.sessions:
@@ -30,7 +30,7 @@ def program(world: Any, name: str) -> Client:
 
 
 def ask(client: Client, method: str, path: str, body: str, content_type: str) -> Any:
-    """The answer. What it did is undone; who is refused has done nothing."""
+    """Sends the request, rolls its changes back and returns the answer. Asserts that a refused request recorded no event."""
     with transaction.atomic():
         before = Event.objects.count()
         answer = client.generic(method, path, body, content_type=content_type)
@@ -42,7 +42,7 @@ def ask(client: Client, method: str, path: str, body: str, content_type: str) ->
 
 
 def assert_all_look_alike(world: Any, row: Row, look: Callable[[Mapping[str, object]], Any]) -> None:
-    """`look(values)` asks for the address with these values: what is there and what is not is told in the same words."""
+    """Asserts that absent objects get the same answer as existing ones. `look(values)` requests the address with these values."""
 
     def told(values: Mapping[str, object]) -> Seen:
         return seen(look(values), row.address, world.values, values)
@@ -54,5 +54,5 @@ def assert_all_look_alike(world: Any, row: Row, look: Callable[[Mapping[str, obj
 
 @cache
 def _client(checked: bool) -> Client:
-    """A new one would load all middleware again."""
+    """Cached, because each new Client loads all middleware again."""
     return Client(enforce_csrf_checks=checked)

@@ -1,8 +1,8 @@
-"""The tables of who may do what: a line is a method, an address, a status for each kind of person, and what is sent.
+"""Tables of access rights: a line is a method, an address, one status per kind of person, and what is sent.
 
     PUT /appcodes/{code}    401 404 403 403 200 200    @appcode
 
-The addresses themselves come from the portal (its OpenAPI description, its URL conf), so what has no line is found.
+The portal itself (OpenAPI description, URL conf) provides the addresses, so an address without a line is found.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# nobody signed in · an outsider · viewer, developer and owner of ops-demo · the administrator
+# Not signed in; an outsider; viewer, developer and owner of ops-demo; the administrator.
 PEOPLE = ("anonymous", "mallory", "victor", "bob", "alice", "root")
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 WIDTH = 84
-# Another one in each answer: Django masks it.
+# CSRF tokens differ in each answer, because Django masks them.
 TOKEN = re.compile(r'(name="csrfmiddlewaretoken" value="|"X-CSRFToken": ")[A-Za-z0-9]{64}"')
 
 
@@ -58,22 +58,22 @@ def read(path: Path) -> list[Row]:
 
 
 def filled(address: str, values: Mapping[str, object]) -> str:
-    """The address with a value for each placeholder. The longest key that the address ends with there says which: an id of
-    `/budgets/{id}` is another than that of `/prices/{id}`."""
+    """Returns the address with a value for each placeholder. The longest matching key of `values` wins: `/budgets/{id}` and
+    `/prices/{id}` take different ids."""
     return PLACEHOLDER.sub(lambda found: str(_value(address[: found.end()], values)), address)
 
 
 def without_each(
     address: str, values: Mapping[str, object], absent: Mapping[str, object]
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """For each placeholder of the address, the values with one that does not exist in its place."""
+    """Yields (placeholder, values) for each placeholder of the address: its value is replaced by one that does not exist."""
     for name in sorted(set(PLACEHOLDER.findall(address))):
         others = {key: value for key, value in values.items() if not key.endswith(f"{{{name}}}")}
         yield name, others | {f"{{{name}}}": absent[f"{{{name}}}"]}
 
 
 def seen(answer: Any, address: str, *known: Mapping[str, object]) -> Seen:
-    """Status, headers and text of an answer, without what tells one address from another of the same kind."""
+    """Returns status, headers and text of an answer. Ids, request id and CSRF tokens are masked, so that answers compare."""
     told = {
         str(_value(address[: place.end()], values)) for values in known for place in PLACEHOLDER.finditer(address)
     } | {answer["X-Request-ID"]}

@@ -1,4 +1,4 @@
-"""Who may open and do what on pages: every address of the URL conf, GET and POST, for every kind of person, as pages.txt says."""
+"""Access to pages: GET and POST to every address of the URL conf as every kind of person, against pages.txt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORM = "application/x-www-form-urlencoded"
 
 
 def asked(client: Client, row: Row, values: Mapping[str, object], bodies: Mapping[str, str]) -> Any:
-    """Words are a form, but a query for GET and behind a question mark."""
+    """Sends `row.sent` as a form, or as the query if the method is GET or it begins with a question mark."""
     sent = bodies[row.sent[1:]] if row.sent.startswith("@") else filled(row.sent, values)
     path = filled(row.address, values)
     if row.method == "GET" or sent.startswith("?"):
@@ -59,7 +59,7 @@ def test_every_address_has_lines(world: Any) -> None:
 
 
 def _is_ours(page: str, pattern: URLPattern) -> bool:
-    """Views of libraries, and ours around them, know all methods of HTTP and do the same for several."""
+    """Excludes library views and our wrappers of them: they accept every HTTP method and treat several alike."""
     return pattern.callback.__module__.startswith(OURS) and not page.startswith("/accounts/")
 
 

@@ -1,4 +1,4 @@
-"""A world with one of everything in ops-demo and on the platform, so that every address leads to something real."""
+"""A world with one object of every kind in ops-demo and on the platform, so that every address leads to a real object."""
 
 from __future__ import annotations
 
@@ -13,33 +13,29 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import urlencode
 
+from django.apps import apps
 from django.conf import settings
 from django.test import Client
 from django.utils import timezone
 
-from billing.budgets import turn as budgets
+from billing.budgets import actions as budgets
 from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
-from clusters.manifest import ClusterSpec
+from clusters.catalog.models import Flavor, Image
+from clusters.cluster_templates.models import Template
+from clusters.environments.models import Environment, Plugin
+from clusters.gateway.models import Origin
+from clusters.git_tokens.models import GitToken
+from clusters.hooks.models import Hook
+from clusters.manifest.cluster import ClusterSpec
 from clusters.model_registry.actions import move_alias, save_retention
+from clusters.model_registry.models import ModelVersion, RegisteredModel
 from clusters.model_registry.retention import RetentionSpec
-from clusters.models import (
-    Environment,
-    Flavor,
-    GitToken,
-    Hook,
-    Image,
-    ModelVersion,
-    Origin,
-    Plugin,
-    PullSecret,
-    RegisteredModel,
-    Service,
-    Sweep,
-    Template,
-)
-from clusters.serving import turn
+from clusters.pull_secrets.models import PullSecret
+from clusters.services import revisions
+from clusters.services.models import Service
+from clusters.sweeps.models import Sweep
 from datastores.actions import open_store
 from datastores.files import trash
 from datastores.models import AllowedFolder, Datastore
@@ -54,7 +50,7 @@ from tests.api.client import SPEC, appcode, manifest
 from tests.billing.dashboards.test_usage import MONTH, use
 from tests.conftest import new_appcode, new_people
 
-# Nobody listens there, so a test of the connection is over at once.
+# Nothing listens on this port, so a connection test fails at once.
 KUBECONFIG = """
 kind: Config
 current-context: main
@@ -62,7 +58,7 @@ contexts: [{name: main, context: {cluster: one, user: me}}]
 clusters: [{name: one, cluster: {server: "https://127.0.0.1:1"}}]
 users: [{name: me, user: {token: secret}}]
 """
-# Of a template: a cluster's as it is stored.
+# The spec of a cluster template, in the form in which a cluster's is stored.
 SAVED = ClusterSpec.model_validate(SPEC).model_dump(mode="json", by_alias=True)
 SLUG = f"{MONTH.since:%Y-%m}"
 
@@ -136,20 +132,20 @@ def datastore(name: str, bucket: str) -> dict[str, Any]:
 
 
 def begin_canary(made: Service, version: ModelVersion) -> None:
-    """As if its first revision answered, and another one was compared with it."""
-    first = turn.living(made)
+    """Starts a canary rollout in phase Comparing, as if the first revision had been promoted."""
+    first = revisions.living(made)
     assert first
-    turn.end(first, "Promoted", "")
+    revisions.end(first, "Promoted", "")
     made.refresh_from_db()
-    canary = turn.begin_rollout(
+    canary = revisions.begin_rollout(
         made, version, kind="canary", weight=10, minutes=5, by_hand=True, reason="", by=None,
     )  # fmt: skip
-    turn.to_phase(canary, "Comparing", "")
+    revisions.to_phase(canary, "Comparing", "")
 
 
 @dataclass(frozen=True)
 class World:
-    """`values` fill the placeholders of addresses with what is there, `absent` with what is not; `bodies` are sent as @name."""
+    """`values` fill placeholders of addresses with existing objects, `absent` with absent ones; `bodies` are sent as @name."""
 
     values: Mapping[str, object]
     absent: Mapping[str, object]
@@ -287,7 +283,20 @@ def make(bucket: str) -> World:
         "{provider_id}": "absent", "{id}": 999999, "{upload}": 999999, "{pk}": 999999, "{token_key}": "absent",
         "{node}": "gpu-9",
     }  # fmt: skip
+    _written_by_the_next_release()
     return World(values, absent, _bodies(bucket), tokens, {name: _session(user) for name, user in users.items()})
+
+
+# Written by the next release.
+UNKNOWN = "ofTheNextRelease"
+
+
+def _written_by_the_next_release() -> None:
+    """Adds an unknown key to every stored specification: during a rolling upgrade this release reads such rows."""
+    for model in apps.get_app_config("clusters").get_models():
+        if any(field.name == "spec" for field in model._meta.fields):
+            for row in model._default_manager.all():
+                model._default_manager.filter(pk=row.pk).update(spec={**row.spec, UNKNOWN: {"key": 1}})
 
 
 def _bodies(bucket: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A client that speaks to the API as one person does, and manifests to send."""
+"""An API client that acts as one person, and manifests to send."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPEC: dict[str, Any] = {
 
 
 def manifest(name: str = "show1", appcode: str = "ops-demo", **spec: Any) -> dict[str, Any]:
-    """A manifest that is accepted; `spec` replaces parts of it."""
+    """Returns a valid manifest; `spec` replaces parts of it."""
     return {
         "kind": "cluster",
         "metadata": {"name": name, "appcode": appcode},
@@ -34,14 +34,14 @@ def manifest(name: str = "show1", appcode: str = "ops-demo", **spec: Any) -> dic
 
 
 def appcode(code: str = "ops-new", **spec: Any) -> dict[str, Any]:
-    """An appcode's manifest that is accepted from alice; `spec` replaces parts of it."""
+    """Returns an appcode manifest that is accepted from alice; `spec` replaces parts of it."""
     given = {"orgNode": "qunarcorp.ops", "owners": ["alice"], "emails": ["alice@example.com"], **spec}
     return {"kind": "appcode", "metadata": {"name": code}, "spec": given}
 
 
 @dataclass
 class Api:
-    """One person with a token. Methods answer (status, body); the whole answer is in `last`."""
+    """One person with a token. Methods return (status, body); `last` holds the whole answer."""
 
     token: str
     last: Any = None

@@ -1,4 +1,4 @@
-"""The people of the tests with real tokens, and a catalogue to choose from. Imports wait until Django is set up."""
+"""The test people with real tokens, and a catalogue. Imports are local because Django is not set up yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def catalogue(db: None) -> None:
-    from clusters.models import Flavor, Image
+    from clusters.catalog.models import Flavor, Image
 
     Flavor.objects.create(name="middle", title="Middle", cpu_milli=1000, memory_mb=2048)
     Flavor.objects.create(name="middle-1-gpu", title="Middle + 1 GPU", cpu_milli=1000, memory_mb=2048, gpus=1)
@@ -55,7 +55,7 @@ def as_root(root: Any, catalogue: None) -> Any:
 
 @pytest.fixture
 def everybody(people: Any, catalogue: None) -> dict[str, Any]:
-    """Clients by name: alice, bob, victor, mallory, root, and nobody (without a token)."""
+    """Returns clients by name: alice, bob, victor, mallory, root, and nobody (without a token)."""
     from tests.api.client import Api, api_of
 
     named = {name: api_of(getattr(people, name)) for name in ("alice", "bob", "victor", "mallory", "root")}

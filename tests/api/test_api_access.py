@@ -1,4 +1,4 @@
-"""What lists and addresses tell of over REST. Who may do what at which address: tests/access/rest.txt."""
+"""What lists and addresses reveal over REST. Access rights per address are in tests/access/rest.txt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.api.client import Api, manifest
 
 @pytest.fixture
 def show1(everybody: dict[str, Api], settings: Any) -> None:
-    # An agent of other tests in this process must not answer.
+    # A node agent that other tests started in this process must not answer.
     settings.LOCAL_CLOUD_SOCKET = "/nonexistent/agent.sock"
     status, answer = everybody["alice"].post("/appcodes/ops-demo/clusters", manifest())
     assert status == 201, answer

@@ -1,4 +1,4 @@
-"""Appcodes over REST: asking for one, reading it, changing it."""
+"""Appcodes over REST: requesting, reading and changing one."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_more_is_asked_for_changed_and_given(as_alice: Api, as_bob: Api, as_root
     assert as_alice.post("/appcodes/ops-demo/quota-requests/withdraw")[0] == 409
     [budget] = as_alice.get("/budgets?appcode=ops-demo")[1]["items"]
     assert (budget["amount"], budget["policy"], budget["byAdministrator"]) == ("500.00", "block", True)
-    # What was read can still be sent back.
+    # A manifest that was read can be sent back.
     _, read = as_alice.get("/appcodes/ops-demo")
     assert as_alice.put("/appcodes/ops-demo", read) == (200, read)
 

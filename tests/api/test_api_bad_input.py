@@ -1,4 +1,4 @@
-"""Bad input over REST: a clear problem at the right field, nothing half-made, never a 500."""
+"""Bad input over REST: a clear problem at the right field, no partial writes, never a 500."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
 def test_a_bad_manifest_is_refused_at_its_field(
     as_alice: Api, datastores: None, body: dict[str, Any], path: str, word: str
 ) -> None:
-    from clusters.models import Cluster
+    from clusters.runs.models import Cluster
 
     status, answer = as_alice.post(CLUSTERS, body)
     assert (status, answer["type"]) == (422, "urn:problem-type:portal:invalid-fields"), answer
@@ -289,7 +289,7 @@ def test_weird_numbers_in_addresses(as_alice: Api, number: str) -> None:
     for path in (f"runs/{number}", f"runs/{number}/tasks", f"runs/{number}/tasks/worker/0/log"):
         status, answer = as_alice.get(f"{CLUSTERS}/show1/{path}")
         assert status == 404, answer
-    # 200 (an empty log) or 503, by whether a test before this one has started the node agent.
+    # 200 (an empty log) if an earlier test started the node agent, else 503.
     status, answer = as_alice.get(f"{CLUSTERS}/show1/runs/1/tasks/worker/{number}/log")
     assert status in ((200, 503) if number == "0" else (404,)), answer
     for query in ("tail", "offset", "attempt"):
@@ -335,7 +335,7 @@ FIELDS = ["framework", "image", "command", "env", "input", "output", "outputPath
 def test_whatever_is_sent_is_answered(
     as_alice: Api, spec: dict[str, Any], role: dict[str, Any], top: dict[str, Any]
 ) -> None:
-    from clusters.models import Cluster
+    from clusters.runs.models import Cluster
 
     body = manifest(**spec)
     if isinstance(body["spec"]["roles"], dict):

@@ -1,4 +1,4 @@
-"""Clusters over REST: what is sent, what is kept and what is answered."""
+"""Clusters over REST: what is sent, stored and returned."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_a_created_cluster_is_answered_as_the_manifest_that_was_sent(as_alice: A
 
 
 def test_creating_a_cluster_takes_ten_statements_in_one_transaction(as_bob: Api) -> None:
-    # The first request of a minute also writes down when the token was used.
+    # The first request of a minute also stores when the token was last used.
     assert as_bob.post(CLUSTERS, manifest("first"))[0] == 201
     with CaptureQueriesContext(connection) as queries:
         assert as_bob.post(CLUSTERS, manifest("second"))[0] == 201
     said = [query["sql"] for query in queries]
-    # The test's own transaction is around it.
+    # Savepoints instead of BEGIN and COMMIT, because the test runs in a transaction.
     begin_and_end = [text for text in said if text.startswith(("SAVEPOINT", "RELEASE"))]
     assert len(begin_and_end) == 2, begin_and_end
     assert len(said) - 2 <= 10, said

@@ -1,7 +1,7 @@
-"""Every example of the API's description, sent as it stands to the demonstration that `make run` makes, is accepted.
+"""Every example of the API description is accepted when sent unchanged to the demonstration that `make run` creates.
 
-Programs of strangers begin with what the description shows, so it has to name things that are there. What needs a run that has
-ended, or a living notebook, is refused by its state (409), never by its fields.
+API users start from these examples, so they must name objects that exist. Examples that need a finished run or a running notebook
+fail with 409 (wrong state), never because of a field.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.api.client import Api, api_of
 
 pytestmark = pytest.mark.django_db
 
-# What the placeholders of an address stand for, by a part of the address; the name of an example comes first.
+# Values of placeholders, by a part of the address; the name in the example itself comes first.
 PLACES: dict[str, dict[str, str]] = {
     "/appcodes/": {"code": "ops-demo"},
     "/applications/": {"name": "notes"},
@@ -30,13 +30,13 @@ PLACES: dict[str, dict[str, str]] = {
     "/pull-secrets/": {"path": "example.ops", "host": "registry.example.com"},
     "/sharing": {"name": "bucket-output"},
 }
-# Of the platform, and so for administrators.
+# Addresses of the platform, which need an administrator.
 PLATFORM = ("/appcodes", "/flavors", "/images", "/kubernetes", "/org-nodes", "/pull-secrets/", "/webhooks")
-# What is refused for another reason than its fields: nothing has run here, and the demonstration has this plugin.
+# Statuses of examples that fail for another reason than their fields: nothing has run, and the plugin exists already.
 UNREADY = {
     "environments_save": 409, "tasks_exec": 409, "model_versions_register": 422, "files_name": 404, "plugins_create": 409,
 }  # fmt: skip
-# Its example approves what the one before it has asked for, as an administrator.
+# This example approves, as an administrator, the request that the example before it made.
 APPROVES = "appcodes_quota_requests_approve"
 
 
@@ -44,10 +44,10 @@ APPROVES = "appcodes_quota_requests_approve"
 def demonstration(
     real_portal: None, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Mapping[str, Api]:
-    """alice and root of a demonstration with its data in folders, an allowed folder, and a version of a model."""
+    """Clients of alice and root, on a demonstration with data in folders, an allowed folder and one model version."""
     from django.core.management import call_command
 
-    from clusters.models import ModelVersion
+    from clusters.model_registry.models import ModelVersion
     from datastores.models import AllowedFolder
     from portal import demonstration
     from portal.models import Appcode, User
@@ -67,7 +67,7 @@ def demonstration(
 
 
 def _examples() -> Iterator[tuple[str, str, str, Any]]:
-    """(operation, method, path, value): previews before what makes the same thing, then what changes it."""
+    """Yields (operation, method, path, value): previews first, then what creates the same object, then what changes it."""
     from drf_spectacular.generators import SchemaGenerator
 
     schema = SchemaGenerator().get_schema(request=None, public=True)

@@ -1,4 +1,4 @@
-"""Kubernetes clusters and placements over REST: administrators alone, and a kubeconfig that never comes out."""
+"""Kubernetes clusters and placements over REST: only for administrators, and a kubeconfig is never returned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.client import Api
 
-# Nobody listens there, so a test of the connection is over at once.
+# Nothing listens on this port, so a connection test fails at once.
 CONFIG = """
 kind: Config
 current-context: main
@@ -61,7 +61,7 @@ def test_a_row_keeps_it_encrypted(training: dict[str, Any]) -> None:
 
 
 def test_a_change_keeps_what_is_not_said_and_repeats_for_free(as_root: Api, training: dict[str, Any]) -> None:
-    from clusters.models import Cloud
+    from clusters.clouds.models import Cloud
     from portal.models import Event
 
     said = body(settings={"store_seconds": 5})

@@ -1,4 +1,4 @@
-"""What happens at the limits, and when a part of the portal is not there."""
+"""Rate and stream limits, and a portal with one of its parts missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLUSTERS = "/appcodes/ops-demo/clusters"
 
 @pytest.fixture
 def no_cache(settings: Any) -> None:
-    """A cache whose server is gone."""
+    """Configures a cache whose server does not exist."""
     backend = settings.CACHES["default"]["BACKEND"]
     settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:9/0"}}
 
@@ -33,7 +33,7 @@ def test_a_loop_that_ran_away_is_told_when_to_come_back(
     as_alice: Api, as_bob: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("portal.limits.REQUESTS_PER_WINDOW", 3)
-    # A minute may end while we count, so that up to twice as many get through.
+    # If a minute ends while we count, up to twice as many requests pass.
     let_through = 0
     while (told := as_alice.get("/me"))[0] == 200:
         let_through += 1
@@ -121,7 +121,7 @@ def test_pages_are_served_when_every_place_is_taken(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_stream_that_nobody_read_gives_its_place_back(settings: Any, db: None) -> None:
-    """As for HEAD, or a client that left before the first byte: only `close` is called."""
+    """For a HEAD request, or a client that left before the first byte, only `close` is called."""
     settings.MAX_LOG_STREAMS = 1
     for _ in range(3):
         StreamingHttpResponse(stream(place=limits.STREAMS.enter(904))).close()
@@ -129,7 +129,7 @@ def test_a_stream_that_nobody_read_gives_its_place_back(settings: Any, db: None)
 
 @pytest.mark.timeout(30)
 def test_who_follows_a_silent_log_and_hangs_up_is_noticed(rf: Any) -> None:
-    """Without looking at the socket this log is followed until its task ends, as this one's never does."""
+    """Without the check of the socket, this log would be followed until its task ends, which never happens here."""
     theirs, ours = socket.socketpair()
     request = rf.get("/", **{"gunicorn.socket": ours})
     followed: list[int] = []
@@ -160,7 +160,7 @@ def test_a_mistake_of_ours_gives_nothing_away_but_an_id_that_is_in_the_log(
     def fail(*args: Any, **more: Any) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("clusters.actions.create_cluster", fail)
+    monkeypatch.setattr("clusters.cluster.actions.create_cluster", fail)
     with caplog.at_level(logging.ERROR):
         status, answer = as_alice.post(CLUSTERS, manifest())
     assert (status, answer["type"]) == (500, "urn:problem-type:portal:internal-error")
@@ -177,7 +177,7 @@ def test_a_database_that_is_away_is_told_as_such(as_alice: Api, monkeypatch: pyt
     def away(*args: Any, **more: Any) -> None:
         raise OperationalError("connection refused at 10.1.2.3")
 
-    monkeypatch.setattr("clusters.actions.create_cluster", away)
+    monkeypatch.setattr("clusters.cluster.actions.create_cluster", away)
     status, answer = as_alice.post(CLUSTERS, manifest())
     assert (status, answer["type"]) == (503, "urn:problem-type:portal:unavailable")
     assert as_alice.last.headers["Retry-After"] == "5"

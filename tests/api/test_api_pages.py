@@ -1,4 +1,4 @@
-"""Keyset pages: nothing twice, nothing left out, and no more queries for the last page than for the first."""
+"""Keyset pages: nothing twice, nothing missing, and the last page costs no more queries than the first."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.api.client import Api, manifest
 
 @pytest.fixture
 def many(people: Any, catalogue: None) -> list[str]:
-    """25 clusters of which every fifth has another appcode, newest first."""
-    from clusters.models import Cluster, Run
+    """Creates 25 clusters, every fifth in another appcode; newest first."""
+    from clusters.runs.models import Cluster, Run
 
     names = []
     for n in range(25):
@@ -30,7 +30,7 @@ def many(people: Any, catalogue: None) -> list[str]:
 
 
 def walk(api: Api, path: str) -> tuple[list[str], int]:
-    """The names of all items, page after page, and the number of pages."""
+    """Returns the names of all items over all pages, and the number of pages."""
     names, pages = [], 0
     while path:
         status, answer = api.get(path)
@@ -52,7 +52,7 @@ def test_pages_add_up(as_root: Api, as_alice: Api, many: list[str]) -> None:
 
 
 def test_rows_that_come_and_go_move_nothing(as_root: Api, many: list[str]) -> None:
-    from clusters.models import Cluster
+    from clusters.runs.models import Cluster
 
     _, first = as_root.get("/clusters?limit=10")
     Cluster.objects.filter(name__in=many[8:10]).delete()
@@ -74,20 +74,20 @@ def test_filters_stay_while_paging(as_root: Api, many: list[str]) -> None:
 def test_a_page_costs_four_queries_wherever_it_is(
     as_alice: Api, many: list[str], django_assert_max_num_queries: Any
 ) -> None:
-    as_alice.get("/me")  # notes that the token was used, once a minute
-    # What became of hooks is one.
+    as_alice.get("/me")  # stores the token's last use, once a minute
+    # The results of hooks are one query.
     with django_assert_max_num_queries(4):
         _, first = as_alice.get("/clusters?limit=5")
     parts = urlsplit(first["next"])
     with django_assert_max_num_queries(4):
         as_alice.get(f"{parts.path.removeprefix('/api/v1')}?{parts.query}&search=c&phase=Running,Queued,Succeeded")
-    # Members and budgets are a query each.
+    # Members and budgets are one query each.
     with django_assert_max_num_queries(5):
         as_alice.get("/appcodes?limit=5")
 
 
 def test_runs_and_appcodes_have_pages_too(as_alice: Api, as_root: Api) -> None:
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     assert as_alice.post("/appcodes/ops-demo/clusters", manifest())[0] == 201
     path = "/appcodes/ops-demo/clusters/show1"

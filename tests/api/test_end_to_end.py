@@ -1,4 +1,4 @@
-"""The main job over REST, as a script would do it, against the whole portal: server, worker, controller, node agent, gateway."""
+"""The main workflow over REST, as in a script, against the whole portal: server, worker, controller, node agent, gateway."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ from tests.running import ROOT, Portal, eventually
 
 OPS = "/appcodes/ops-demo/clusters"
 ENDED = ("Succeeded", "Failed", "Stopped")
-# Quotes, newlines, $() and Unicode have to arrive as typed; the others wait for the master, who ends the run.
+# Quotes, newlines, $() and Unicode must arrive unchanged; the other tasks wait for the master, which ends the run.
 COMMAND = """printf '%s\\n' "it's \\"$GREETING\\"" '$(date)' 'ünï 🚀' "$PORTAL_ROLE-$TASK_INDEX"
 if [ "$PORTAL_ROLE" != master ]; then exec sleep 600; fi
 for n in 1 2 3; do echo "tick $n"; sleep 2; done"""
 
 
 class Client:
-    """One person's token and urllib, nothing else."""
+    """A REST client from one person's token and urllib."""
 
     def __init__(self, portal: Portal, person: str) -> None:
         self.url = f"{portal.url}/api/v1"
@@ -57,8 +58,12 @@ class Client:
 
 
 @pytest.fixture
-def bob(portal_up: Portal) -> Client:
-    return Client(portal_up, "bob")
+def bob(portal_up: Portal) -> Iterator[Client]:
+    """Deletes the clusters of a test that failed: they would hold GPUs that other tests need."""
+    client = Client(portal_up, "bob")
+    yield client
+    for each in client("GET", f"{OPS}?search=rest-")[1]["items"]:
+        assert client("DELETE", f"{OPS}/{each['metadata']['name']}")[0] == 202
 
 
 def manifest(name: str, command: str, flavor: str, ps: int = 0, workers: int = 0, **spec: Any) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def test_from_post_to_a_finished_metered_run(bob: Client) -> None:
     path = f"{OPS}/rest-run"
     log = f"{path}/runs/1/tasks/master/0/log"
 
-    # Followed from before its start until its end, and every line comes when it is written.
+    # Follow the log from before the run starts until it ends: every line must arrive when it is written.
     lines: list[tuple[float, bytes]] = []
     with bob.open("GET", f"{log}?follow=true") as stream:
         assert stream.headers["Content-Type"] == "text/plain; charset=utf-8"
@@ -131,7 +136,9 @@ def test_from_post_to_a_finished_metered_run(bob: Client) -> None:
 
 
 def test_disable_and_cancel(bob: Client) -> None:
-    # More GPUs at a time than there are: the second waits in the queue and can be cancelled.
+    # The demonstration's cluster holds GPUs until it has finished, which takes minutes on a busy machine.
+    assert eventually(lambda: bob.phase("show1") in ENDED, 600)
+    # Together they need more GPUs than exist: the second waits in the queue and can be cancelled.
     assert bob("POST", OPS, manifest("rest-long", "exec sleep 600", "large-8-gpu"))[0] == 201
     assert eventually(lambda: bob.phase("rest-long") == "Running", 120)
     assert bob("POST", f"{OPS}/rest-long/cancel")[0] == 409
@@ -143,13 +150,13 @@ def test_disable_and_cancel(bob: Client) -> None:
     assert bob("POST", f"{OPS}/rest-wait/cancel")[0] == 202
     assert bob("POST", f"{OPS}/rest-wait/cancel")[0] == 202
     assert eventually(lambda: bob.phase("rest-wait") == "Stopped", 60)
-    # Seconds are whole: what began and ended within one cost nothing.
+    # Usage counts whole seconds: a task that begins and ends within one costs nothing.
     assert eventually(lambda: bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"] > 0, 60)
     assert bob("POST", f"{OPS}/rest-long/disable")[0] == 202
     assert eventually(lambda: bob.phase("rest-long") == "Stopped", 90)
     assert bob("GET", f"{OPS}/rest-long")[1]["status"]["message"] == "Disabled by bob."
     first = bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"]
-    time.sleep(1.1)  # a second in which nothing may be metered any more
+    time.sleep(1.1)  # one second in which nothing may be metered any more
     assert bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"] == first > 0
     for name in ("rest-long", "rest-wait"):
         assert bob("DELETE", f"{OPS}/{name}")[0] == 202
@@ -175,20 +182,20 @@ def test_one_person_cannot_take_all_streams(bob: Client, portal_up: Portal) -> N
         return True
 
     try:
-        # Four for each of the two processes; which of them takes a connection is the kernel's choice.
+        # Four per process and two processes; the kernel chooses which process accepts a connection.
         while len(streams) < 9 and follow():
             pass
         assert 4 <= len(streams) <= 8
-        # Others, and everything else, go on.
+        # Other people, and all other requests, are not affected.
         with Client(portal_up, "victor").open("GET", log) as other:
             assert other.readline() == b"here\n"
         assert bob("GET", "/me")[0] == 200
-        # Who hangs up gives the place back although the log is silent: by way of the gateway, which passes the end on.
+        # A client that hangs up frees its place although the log is silent: the gateway passes the disconnect on.
         for _ in range(9):
             while streams:
                 streams.pop().close()
             assert eventually(follow)
-        # They end when the task does, and their places are free again.
+        # The streams end with the task, and their places are free again.
         ends: list[bytes] = []
         readers = [threading.Thread(target=lambda each=each: ends.append(each.read())) for each in streams]
         for reader in readers:
@@ -214,7 +221,7 @@ def test_twenty_posts_a_second_are_accepted(bob: Client) -> None:
     begin = time.monotonic()
     posts = [threading.Thread(target=post, args=[name]) for name in names]
     for n, each in enumerate(posts):
-        time.sleep(max(0.0, begin + n / 20 - time.monotonic()))  # the rate is what is tested
+        time.sleep(max(0.0, begin + n / 20 - time.monotonic()))  # posts at a fixed rate
         each.start()
     for each in posts:
         each.join()
@@ -224,27 +231,30 @@ def test_twenty_posts_a_second_are_accepted(bob: Client) -> None:
 
 
 def typed(portal: Portal, folder: Path, *pages: str) -> str:
-    """What the commands of these pages of the documentation print, typed one after the other as they stand."""
+    """Runs the commands of these documentation pages in order, unchanged, and returns what they print."""
     texts = [(ROOT / "docs" / page).read_text() for page in pages]
     blocks = [block for text in texts for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)]
     script = "set -euo pipefail\n" + "\necho\n".join(blocks)
     env = {**os.environ, "PORTAL_DATA": str(portal.data), "PORTAL_PORT": str(portal.port)}
     done = subprocess.run(
-        ["bash", "-c", script], env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        ["bash", "-c", script], env=env, cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+# A second try would only find that the names of the first are taken.
+@pytest.mark.flaky(reruns=0)
 def test_the_commands_of_the_guide_to_rest_work_as_they_stand(portal_up: Portal, tmp_path: Path) -> None:
     portal_up.index.add("cowsay", "6.1", cowsay="def cow(text): print('a cow says', text)")
-    said = typed(portal_up, tmp_path, "api.md")
+    said = typed(portal_up, tmp_path, "api.md", "runs.md", "data.md")
     assert "a cow says hello" in said, "what a manifest requires is not there"
     assert "I am master 0" in said
     assert "digits" in said, "the input data is not in the log"
     assert '"exitCode":0' in said.replace(" ", "")
 
 
+@pytest.mark.flaky(reruns=0)
 @pytest.mark.parametrize(
     ("pages", "last"),
     [

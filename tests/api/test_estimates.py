@@ -1,4 +1,4 @@
-"""What something costs is said before it is sent: by the form, by REST, beside Re-Deploy, and where a quota is given."""
+"""Costs are shown before anything is submitted: in the form, over REST, beside Re-Deploy, and where a quota is given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from django.utils import timezone
 
 from billing.metering.segments import floor
 from billing.models import Price
-from clusters.models import CloudState, Cluster, Flavor, Run
+from clusters.catalog.models import Flavor
+from clusters.clouds.models import CloudState
+from clusters.runs.models import Cluster, Run
 from datastores.models import Datastore
 from tests.api.client import api_of, manifest
 
@@ -65,7 +67,7 @@ def test_a_cluster_says_what_its_next_run_costs(client: Client, people: Any, pri
 
 @pytest.fixture
 def two_models(prices: None) -> None:
-    """The cloud has GPUs of two models, at 3.50 and at 1.20, and a machine without any."""
+    """The cloud has GPUs of two models, at 3.50 and 1.20, and a machine without GPUs."""
     have(("a", "A100", 4), ("b", "T4", 4), ("c", "", 0))
 
 
@@ -78,9 +80,9 @@ def have(*machines: tuple[str, str, int]) -> None:
 
 
 def test_what_copies_data_beside_tasks_takes_room_and_costs_nothing(people: Any, prices: None) -> None:
-    """On Kubernetes, where it is a container of the same pod: two tasks of one core do not fit a node of two. While a cloud is
-    silent nobody knows what starts now."""
-    from clusters.models import Cloud
+    """On Kubernetes the copier is a container of the same pod: two tasks of one core do not fit a node with two cores.
+    While the cloud is silent, the estimate cannot know what would start now."""
+    from clusters.clouds.models import Cloud
 
     Cloud.objects.create(name="training", kind="kubernetes", title="Training", is_default=True)
     Flavor.objects.filter(name="middle").update(cpu_milli=1000, memory_mb=1024, gpus=0)
@@ -102,7 +104,7 @@ def test_what_copies_data_beside_tasks_takes_room_and_costs_nothing(people: Any,
         "That counts what copies and stores data or lets people in beside each task."
     )
     assert stored["costPerHour"] == bare["costPerHour"]
-    # Submitted all the same, it is judged so in the queue, too.
+    # If submitted anyway, the queue shows the same verdict.
     assert api.post("/appcodes/ops-demo/clusters", manifest("queued", roles=roles, output="results"))[0] == 201
     Run.objects.update(admitted_at=timezone.now())
     (waits,) = next(each for each in api.get("/queue")[1]["items"] if each["cloud"] == "training")["waiting"]
@@ -115,7 +117,7 @@ def test_what_copies_data_beside_tasks_takes_room_and_costs_nothing(people: Any,
 
 
 def test_what_takes_any_gpu_costs_what_it_gets(client: Client, people: Any, two_models: None) -> None:
-    """Three tasks with a GPU of any model each: bills go by the model of the machine."""
+    """Three tasks with one GPU of any model each: the bill uses the model of the machine."""
     asked = manifest("show2")
     asked["spec"]["timeLimit"] = 7200
     _, answer = api_of(people.bob).post("/appcodes/ops-demo/preview", asked)
@@ -140,7 +142,7 @@ def test_only_models_that_a_task_can_get_count(people: Any, two_models: None) ->
     assert spread() == each
     have(("a", "A100", 1), ("b", "T4", 4))
     assert spread() == 0
-    # Nobody knows yet what there is: each price may be the one.
+    # With unknown capacity, either price may apply.
     have()
     assert spread() == each
 
@@ -154,7 +156,7 @@ def test_a_price_that_changes_before_the_time_limit_counts(people: Any, two_mode
     Price.objects.create(sku="gpu:T4", per_hour=Decimal(100), valid_from=later)
     _, after = api.post("/appcodes/ops-demo/preview", asked)
     assert after["costPerHour"] == before["costPerHour"]
-    # Nearly an hour at the price of now and the rest at that of then, on the model that is dearest together.
+    # Just under an hour at the current price and the rest at the later one, on the model that costs most in total.
     grown = Decimal(after["costLimit"]["amount"]) - Decimal(before["costLimit"]["amount"])
     whole = 3 * (Decimal("1.20") + 100 - 2 * Decimal("3.50"))
     assert whole <= grown < whole + 3 * 100 * Decimal(60) / 3600
@@ -170,7 +172,7 @@ def test_an_import_is_estimated_before_it_is_made(client: Client, people: Any, t
     assert page.context["together"].per_hour.quantize(Decimal("0.000001")) == 2 * Decimal(one["costPerHour"]["amount"])
     said = page.content.decode()
     assert said.count('data-label="Per hour"') == 3
-    # What came as a file is there to be sent.
+    # The imported file is in the form, ready to be submitted.
     assert json.loads(page.context["form"].initial["manifest"]) == both
     both[1]["spec"]["image"] = "nothing"
     wrong = client.post("/clusters/import", {"manifest": json.dumps(both), "check": "1"}).content.decode()

@@ -1,4 +1,4 @@
-"""A client that openapi-python-client generates from the API's description has every operation, and works."""
+"""A client that openapi-python-client generates from the API description has every operation, and works."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.api.client import Api, manifest
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The package, importable as `generated_portal`."""
+    """Returns the generated package, importable as `generated_portal`."""
     folder = tmp_path_factory.mktemp("generated")
     (folder / "schema.json").write_text(json.dumps(SchemaGenerator().get_schema(request=None, public=True)))
-    # It formats what it has written by ruff, which it finds by PATH.
+    # The generator formats its output with ruff, which it finds on PATH.
     subprocess.run(
         [
             Path(sys.executable).with_name("openapi-python-client"), "generate", "--path", folder / "schema.json",
@@ -52,7 +52,7 @@ def test_it_has_every_operation(generated: Any) -> None:
 
 
 def _answer(request: httpx.Request) -> httpx.Response:
-    """The portal's answer. Django's own client keeps the transaction of the test, which a WSGI server would end."""
+    """Returns the portal's answer. Django's own test client keeps the transaction of the test, which a WSGI server would end."""
     given = {name: value for name, value in request.headers.items() if name not in ("content-type", "content-length")}
     answer = Client().generic(
         request.method, request.url.raw_path.decode(), request.content, headers=given,

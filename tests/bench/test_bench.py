@@ -1,4 +1,4 @@
-"""Each part of `make bench` works. Its smallest size says nothing about speed, only that nothing which it calls has changed."""
+"""Each part of `make bench` still runs. Its smallest size measures no speed; it only shows that the called APIs still exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.timeout(1600)
 @pytest.mark.xdist_group("bench")
 def test_every_part_measures_something(tmp_path: Path) -> None:
-    # Its portal is its own: nothing of the servers of these tests.
+    # The benchmark starts a portal of its own, so it must not see the servers of these tests.
     env = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""Files have all rows and lists of REST lead to all of them, however few a page shows."""
+"""Files contain all rows and REST lists lead to all items, however few a page shows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MANY = 7
 
 @pytest.fixture
 def much(people, monkeypatch):
-    """MANY of everything, of which pages show 3."""
+    """Creates MANY of everything; pages show 3."""
     for module in (reconciliation, waste, measured):
         monkeypatch.setattr(module, "MOST_ROWS", 3)
     now = timezone.now().replace(microsecond=0)

@@ -1,4 +1,4 @@
-"""Redis only wakes the loop up: without it people are answered as quickly as ever, and nothing is lost."""
+"""Redis only wakes the loop: without it requests are answered as quickly as ever, and nothing is lost."""
 
 import contextlib
 import json
@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from billing.wakeups import wake_mail
-from clusters import actions
-from clusters.models import Run
+from clusters.cluster import actions
+from clusters.runs.models import Run
 from clusters.wakeups import wake_logs
 from portal import wakeups
 from portal.actions.tokens import make_token
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def own_broker(tmp_path, settings, monkeypatch):
-    """A broker of this test alone, for cache and queue; yields its process."""
+    """A separate broker for this test's cache and queue; yields its process."""
     from portal.celery import app
 
     sockets = services.socket_folder(tmp_path)
@@ -46,7 +46,7 @@ def own_broker(tmp_path, settings, monkeypatch):
 
 
 def forget(app):
-    """The connections that the app holds to its broker."""
+    """Drops the app's connections to its broker."""
     kombu.pools.reset()
     app.amqp._producer_pool = app._pool = None
 
@@ -57,7 +57,7 @@ def timed(call):
 
 
 def asked(caplog):
-    """How often it was waited for the broker in vain."""
+    """Number of failed attempts to reach the broker."""
     return caplog.text.count("the broker is out of reach")
 
 
@@ -68,7 +68,7 @@ def test_without_redis_people_are_answered(catalogue, people, manifest, client, 
     client.force_login(people.bob)
     _, text = make_token("script", 1, acting_user=people.bob)
     actions.create_cluster(manifest("before"), acting_user=people.bob)
-    # What a process loads for its first page is not what is measured.
+    # Excludes what a process loads for its first page from the measurement.
     assert client.get("/profile").status_code == 200
     own_broker.send_signal(how)
     if how == signal.SIGKILL:
@@ -93,7 +93,7 @@ def test_without_redis_people_are_answered(catalogue, people, manifest, client, 
     assert page.status_code == 200
     print(f"{how.name}: POST {seconds:.2f} s, page {more:.2f} s")
     assert asked(caplog) == 1
-    # A second for each thing that is asked of a cache that does not answer; the rest is how busy this machine is.
+    # A cache that does not answer costs one second per call; the rest allows for a busy machine.
     assert seconds < (5 if how == signal.SIGKILL else 10)
 
 

@@ -1,8 +1,9 @@
-"""What this app tells billing about what runs."""
+"""The usage that this app reports to billing."""
 
-from billing import hooks as billing_hooks
-from clusters import actions, hooks
-from clusters.models import Run
+from billing import extension_points as billing_points
+from clusters import contributions
+from clusters.cluster import actions
+from clusters.runs.models import Run
 
 
 def test_services_and_volumes_go_on_until_somebody_ends_them(db, catalogue, people, manifest):
@@ -16,5 +17,5 @@ def test_services_and_volumes_go_on_until_somebody_ends_them(db, catalogue, peop
     )
     assert Run.objects.count() == 3
     keys = [f"run {service}", f"run {limited}", f"run {batch}", "volume 7", "run 999999999", "ranker 3", "run x", ""]
-    assert hooks.without_end(keys) == {f"run {service}", "volume 7"}
-    assert list(billing_hooks.without_end) == [hooks.without_end]
+    assert contributions.without_end(keys) == {f"run {service}", "volume 7"}
+    assert list(billing_points.without_end) == [contributions.without_end]

@@ -1,4 +1,4 @@
-"""The phase of a run, by examples that people meet and by properties that must hold for every history."""
+"""The phase of a run: typical examples, and properties that hold for every history."""
 
 import datetime as dt
 import signal
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clusters import failure
-from clusters.phase import TERMINAL, RunState, TaskState, next_phase
+from clusters.logs import failure
+from clusters.runs.phase import TERMINAL, RunState, TaskState, next_phase
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 COUNTS = {"master": 1, "ps": 1, "worker": 2}
@@ -25,10 +25,11 @@ def everything(phase="Running"):
 
 
 def told_apart(tasks):
-    """The law of `runs.status._tasks_of`: how many of each role are steady, and the others."""
+    """Specifies `runs.phase_update._tasks_of`: the number of steady tasks by role, and the other tasks."""
     if any(task.attempt for task in tasks):
         return {}, tasks
-    return Counter(task.role for task in tasks if task.is_steady), [task for task in tasks if not task.is_steady]
+    steady = [task for task in tasks if task.phase == "Running" and not task.is_in_trouble]
+    return Counter(task.role for task in steady), [task for task in tasks if task not in steady]
 
 
 def run(**more):
@@ -36,11 +37,11 @@ def run(**more):
 
 
 def test_nothing_seen_yet_is_queued():
-    assert next_phase(run(phase="Queued"), [], NOW).phase == "Queued"
+    assert next_phase(run(phase="Queued"), []).phase == "Queued"
 
 
 def test_quota_is_named_while_the_portal_holds_it_back():
-    decision = next_phase(run(phase="Queued", wait_reason="QuotaExceeded", wait_message="It waits for quota."), [], NOW)
+    decision = next_phase(run(phase="Queued", wait_reason="QuotaExceeded", wait_message="It waits for quota."), [])
     assert (decision.phase, decision.reason, decision.message) == ("Queued", "QuotaExceeded", "It waits for quota.")
 
 
@@ -57,47 +58,47 @@ def test_quota_is_named_while_the_portal_holds_it_back():
 )
 def test_waiting_names_its_cause(reason, phase, expected):
     tasks = [TaskState(t.role, t.index, 0, "Pending", reason=reason) for t in everything()]
-    decision = next_phase(run(phase="Queued"), tasks, NOW)
+    decision = next_phase(run(phase="Queued"), tasks)
     assert (decision.phase, decision.reason) == (phase, expected)
     assert decision.message
 
 
 def test_running_when_every_task_runs():
-    decision = next_phase(run(), everything(), NOW)
+    decision = next_phase(run(), everything())
     assert decision.phase == "Running"
     assert decision.ready == COUNTS
 
 
 def test_master_done_ends_the_run_while_parameter_server_and_workers_still_run():
     tasks = [task("master", 0, "Succeeded"), task("ps"), task("worker", 0), task("worker", 1)]
-    decision = next_phase(run(phase="Running"), tasks, NOW)
+    decision = next_phase(run(phase="Running"), tasks)
     assert (decision.verdict, decision.phase, decision.reason) == ("Succeeded", "Running", "Ending")
-    gone = next_phase(run(phase="Running", verdict="Succeeded", verdict_message="Done.", gone=True), tasks, NOW)
+    gone = next_phase(run(phase="Running", verdict="Succeeded", verdict_message="Done.", gone=True), tasks)
     assert gone.phase == "Succeeded"
 
 
 def test_all_workers_done_when_that_was_chosen():
     tasks = [task("master"), task("ps"), task("worker", 0, "Succeeded"), task("worker", 1)]
-    assert next_phase(run(phase="Running", awaited="worker"), tasks, NOW).verdict == ""
+    assert next_phase(run(phase="Running", awaited="worker"), tasks).verdict == ""
     tasks[-1] = task("worker", 1, "Succeeded")
-    assert next_phase(run(phase="Running", awaited="worker"), tasks, NOW).verdict == "Succeeded"
+    assert next_phase(run(phase="Running", awaited="worker"), tasks).verdict == "Succeeded"
 
 
 def test_a_failure_within_the_retries_goes_on():
     tasks = [*everything(), task("worker", 1, "Failed", exit_code=3)]
     tasks = [t for t in tasks if not (t.name == "worker-1" and t.phase == "Running")]
-    decision = next_phase(run(phase="Running", retries=1), tasks, NOW)
+    decision = next_phase(run(phase="Running", retries=1), tasks)
     assert (decision.phase, decision.reason, decision.verdict) == ("Running", "Degraded", "")
 
 
 @pytest.mark.parametrize(
     ("ends", "verdict"),
     [
-        # The program said no.
+        # The program itself failed.
         ([{"exit_code": 7}], "Failed"),
         ([{"exit_code": 128 + signal.SIGSEGV}], "Failed"),
         ([{"exit_code": 128 + signal.SIGABRT}], "Failed"),
-        # Somebody else ended it, once or twice; what the cloud takes away counts nothing.
+        # The task was killed from outside, once or twice; disruptions by the cloud never count.
         ([{"exit_code": 128 + signal.SIGKILL}], ""),
         ([{"exit_code": 128 + signal.SIGTERM}], ""),
         ([{"exit_code": 1, "reason": "OOMKilled"}], ""),
@@ -110,8 +111,8 @@ def test_a_failure_within_the_retries_goes_on():
 def test_unless_asked_nothing_is_tried_again_because_its_program_said_no(ends, verdict):
     state = run(phase="Running", counts={"master": 1}, retries=None)
     tasks = [task("master", attempt=n, phase="Failed", **end) for n, end in enumerate(ends)]
-    assert next_phase(state, tasks, NOW).verdict == verdict
-    assert next_phase(replace(state, retries=9), tasks, NOW).verdict == ""
+    assert next_phase(state, tasks).verdict == verdict
+    assert next_phase(replace(state, retries=9), tasks).verdict == ""
 
 
 @pytest.mark.parametrize(
@@ -119,22 +120,21 @@ def test_unless_asked_nothing_is_tried_again_because_its_program_said_no(ends, v
     [(False, 20, ""), (False, 40, "Failed"), (False, 5, "Failed"), (True, 20, "Failed")],
 )
 def test_who_failed_because_another_was_killed_is_started_again(independent, killed_at, verdict):
-    """Programs that work together end with an error when a peer goes away while they run; copies that know nothing of each other
-    do not."""
+    """Cooperating programs fail when a peer dies while they run; independent copies do not."""
     at = lambda seconds: NOW + dt.timedelta(seconds=seconds)  # noqa: E731
     killed = task("worker", 0, "Failed", exit_code=137, finished_at=at(killed_at))
     back = task("worker", 0, "Running", attempt=1)
     failed = task("worker", 1, "Failed", exit_code=1, started_at=at(10), finished_at=at(30))
     state = run(phase="Running", counts={"worker": 2}, awaited="worker", retries=None, independent=independent)
     others = [task("worker", 0, "Succeeded", attempt=1)] if independent else [back]
-    assert next_phase(state, [killed, *others, failed], NOW).verdict == verdict
+    assert next_phase(state, [killed, *others, failed]).verdict == verdict
 
 
 def test_a_task_that_failed_twice_is_said_to_have_failed_twice():
     ends = [
         task("master", attempt=n, phase="Failed", exit_code=7, disrupted=n == 1, message="no data") for n in range(3)
     ]
-    found = next_phase(run(phase="Running", counts={"master": 1}, retries=1), ends, NOW)
+    found = next_phase(run(phase="Running", counts={"master": 1}, retries=1), ends)
     assert found.verdict_message == "master-0 failed twice (exit code 7): no data"
 
 
@@ -147,7 +147,7 @@ def test_a_task_that_failed_twice_is_said_to_have_failed_twice():
     ],
 )
 def test_a_machine_that_does_not_answer_is_named_in_every_phase_before_all_other_trouble(more, phase, reason, begins):
-    """Somebody has to act, or the run stays as it is."""
+    """The run stays stuck until an operator acts."""
     other = "Failed" if "desired" not in more else "Succeeded"
     tasks = [task("master", phase=other, disrupted=True), task("ps", phase=other, disrupted=True)]
     for seen in ("Pending", "Running"):
@@ -155,7 +155,7 @@ def test_a_machine_that_does_not_answer_is_named_in_every_phase_before_all_other
         state = run(counts={"master": 1, "ps": 1, "worker": 1}, mode="service", **more)
         if more["phase"] == "Running":
             tasks = [task("master"), task("ps")]
-        found = next_phase(state, [*tasks, silent], NOW)
+        found = next_phase(state, [*tasks, silent])
         assert (found.phase, found.reason) == (phase, reason)
         assert found.message.startswith(begins)
 
@@ -165,7 +165,7 @@ def test_a_machine_that_does_not_answer_is_named_in_every_phase_before_all_other
     [
         ("Starting", "batch", "Failed"),
         ("Starting", "service", "Failed"),
-        # Its images are right: this pod moved while the registry is away.
+        # Its images exist: this pod moved while the registry was down.
         ("Running", "batch", ""),
         ("Running", "service", ""),
     ],
@@ -174,23 +174,23 @@ def test_a_run_that_never_ran_ends_when_its_image_could_not_be_pulled_for_too_lo
     message = "Image example/none:1 cannot be fetched (ImagePullBackOff): not found. It was tried for 15 minutes."
     tasks = [task("master"), task("ps"), task("worker", 0), task("worker", 1, "Pending", reason="ImageNotPulled")]
     tasks[-1] = replace(tasks[-1], message=message)
-    found = next_phase(run(phase=phase, mode=mode), tasks, NOW)
+    found = next_phase(run(phase=phase, mode=mode), tasks)
     assert (found.verdict, found.verdict_message) == (verdict, message if verdict else "")
     assert message in found.message
 
 
 def test_a_run_of_which_some_tasks_have_a_node_says_all_that_it_lacks():
-    """Where a cloud places tasks one by one, each of them says only what it waits for itself."""
+    """Where a cloud places tasks one by one, each pending task reports only its own need."""
     message = "Waits for 1 GPU. Of 15 nodes: 15 without enough free GPUs."
     waits = [task("worker", n, "Pending", reason="Unschedulable", message=message) for n in range(111)]
     state = run(phase="Starting", counts={"ps": 1, "worker": 111}, gpus={"ps": 0, "worker": 1}, awaited="worker")
-    found = next_phase(state, [task("ps"), *waits], NOW)
+    found = next_phase(state, [task("ps"), *waits])
     assert (found.phase, found.reason) == ("Starting", "WaitingForGPUs")
     assert found.message == (
         "Waits for 111 GPUs: 111 of 112 tasks have no node. worker-0 waits for 1 GPU. Of 15 nodes: 15 without enough free GPUs."
     )
-    assert next_phase(replace(state, gpus={}), [task("ps"), *waits], NOW).message == message
-    again = next_phase(replace(state, phase="Running"), [task("ps"), *waits], NOW)
+    assert next_phase(replace(state, gpus={}), [task("ps"), *waits]).message == message
+    again = next_phase(replace(state, phase="Running"), [task("ps"), *waits])
     assert again.message.startswith(
         "111 of 112 tasks are not running. Waits for 111 GPUs: 111 of 112 tasks have no node."
     )
@@ -200,9 +200,9 @@ def test_independent_tasks_are_over_when_each_is_whatever_became_of_it():
     state = run(phase="Running", awaited="worker", counts={"worker": 3}, independent=True)
     failed = task("worker", 0, "Failed", exit_code=3)
     waits = task("worker", 2, "Pending", reason="Unschedulable")
-    going = next_phase(state, [failed, task("worker", 1, "Succeeded"), waits], NOW)
+    going = next_phase(state, [failed, task("worker", 1, "Succeeded"), waits])
     assert (going.phase, going.verdict, going.reason) == ("Running", "", "Degraded")
-    done = next_phase(state, [failed, task("worker", 1, "Succeeded"), task("worker", 2, "Succeeded")], NOW)
+    done = next_phase(state, [failed, task("worker", 1, "Succeeded"), task("worker", 2, "Succeeded")])
     assert (done.verdict, done.verdict_message) == (
         "Failed", "1 of 3 workers failed. worker-0 failed with exit code 3.",
     )  # fmt: skip
@@ -236,9 +236,9 @@ def test_where_tasks_take_turns_a_run_runs_as_soon_as_one_does(phases, phase, re
         phase="Running" if set(phases) - {"p", "r"} else "Starting",
         awaited="worker", counts={"worker": 5}, independent=True, at_once=2,
     )  # fmt: skip
-    found = next_phase(state, tasks, NOW)
+    found = next_phase(state, tasks)
     assert (found.phase, found.reason, found.message) == (phase, reason, message)
-    blocked = next_phase(replace(state, blocked_reason="NamespaceQuota", blocked_message="No room."), tasks, NOW)
+    blocked = next_phase(replace(state, blocked_reason="NamespaceQuota", blocked_message="No room."), tasks)
     assert ("No room." in blocked.message) == (phases in ("ss", "ssw"))
 
 
@@ -254,12 +254,12 @@ def test_a_failure_beyond_the_retries_names_task_exit_code_and_last_lines():
         )
         for n in (0, 1)
     ]
-    decision = next_phase(run(phase="Running", retries=1), [*everything()[:3], *attempts], NOW)
+    decision = next_phase(run(phase="Running", retries=1), [*everything()[:3], *attempts])
     assert decision.verdict == "Failed"
     headline, *lines = decision.verdict_message.split("\n")
     assert headline == "ValueError: no such file (worker-1, exit code 3, 2 attempts)"
     assert lines == ["loading", "ValueError: no such file"]
-    gone = next_phase(run(verdict="Failed", verdict_message=decision.verdict_message), attempts, NOW)
+    gone = next_phase(run(verdict="Failed", verdict_message=decision.verdict_message), attempts)
     assert gone.message.split("\n")[0] == f"{headline}. What is left is being cleared away."
 
 
@@ -268,7 +268,7 @@ def test_of_several_that_failed_the_first_to_fail_is_named():
         task("master", 0, "Failed", exit_code=1, finished_at=NOW, log_tail="ConnectionResetError: peer is gone"),
         task("worker", 1, "Failed", exit_code=1, finished_at=NOW - dt.timedelta(seconds=1), log_tail="MemoryError"),
     ]
-    decision = next_phase(run(phase="Running"), [*everything()[1:3], *tasks], NOW)
+    decision = next_phase(run(phase="Running"), [*everything()[1:3], *tasks])
     assert decision.verdict_message == "MemoryError (worker-1, exit code 1)"
 
 
@@ -314,21 +314,21 @@ def test_what_is_said_of_a_log_stands_in_it(log_end):
 
 def test_disruptions_are_not_failures():
     tasks = [task("worker", 1, "Failed", attempt=n, disrupted=True, reason="Lost") for n in range(5)]
-    assert next_phase(run(phase="Running"), [*everything()[:3], *tasks], NOW).verdict == ""
+    assert next_phase(run(phase="Running"), [*everything()[:3], *tasks]).verdict == ""
 
 
 def test_a_pod_too_many_that_was_taken_away_is_not_the_task():
     excess = task("ps", 0, "Failed", attempt=1, disrupted=True, reason="Stopped")
-    decision = next_phase(run(), [*everything(), excess], NOW)
+    decision = next_phase(run(), [*everything(), excess])
     assert (decision.phase, decision.ready) == ("Running", COUNTS)
-    # What has ended is not started again by an earlier one that a silent machine still counts as running.
-    done = next_phase(run(phase="Running"), [*everything(), task("master", 0, "Succeeded", attempt=1)], NOW)
+    # A success stays final even if a silent node still counts an earlier attempt as running.
+    done = next_phase(run(phase="Running"), [*everything(), task("master", 0, "Succeeded", attempt=1)])
     assert done.verdict == "Succeeded"
 
 
 def test_a_service_is_never_finished_or_failed_by_its_tasks():
     tasks = [task("master", 0, "Succeeded"), *[task("worker", 0, "Failed", attempt=n, exit_code=1) for n in range(9)]]
-    assert next_phase(run(mode="service", phase="Running"), tasks, NOW).verdict == ""
+    assert next_phase(run(mode="service", phase="Running"), tasks).verdict == ""
 
 
 def test_output_that_could_not_be_stored_is_not_a_success():
@@ -336,7 +336,7 @@ def test_output_that_could_not_be_stored_is_not_a_success():
         phase="Running", verdict="Succeeded", verdict_reason="Completed", verdict_message="The master has finished.",
         gone=True, stored=False, gone_message="unreachable",
     )  # fmt: skip
-    decision = next_phase(state, everything("Succeeded"), NOW)
+    decision = next_phase(state, everything("Succeeded"))
     assert (decision.phase, decision.reason) == ("Failed", "OutputNotStored")
     assert "unreachable" in decision.message
 
@@ -390,27 +390,27 @@ def after(state, decision):
 
 @given(runs, tasks_seen)
 def test_the_order_of_sightings_does_not_matter(state, tasks):
-    assert next_phase(state, tasks, NOW) == next_phase(state, list(reversed(tasks)), NOW)
+    assert next_phase(state, tasks) == next_phase(state, list(reversed(tasks)))
 
 
 @given(runs, tasks_seen)
 def test_steady_tasks_need_only_be_counted(state, tasks):
     steady, others = told_apart(tasks)
-    assert next_phase(state, others, NOW, steady) == next_phase(state, tasks, NOW)
+    assert next_phase(state, others, steady) == next_phase(state, tasks)
 
 
 @given(runs, tasks_seen)
 def test_asking_twice_changes_nothing(state, tasks):
-    once = next_phase(state, tasks, NOW)
-    assert next_phase(after(state, once), tasks, NOW).phase == once.phase
-    assert next_phase(after(state, once), tasks, NOW).verdict == once.verdict
+    once = next_phase(state, tasks)
+    assert next_phase(after(state, once), tasks).phase == once.phase
+    assert next_phase(after(state, once), tasks).verdict == once.verdict
 
 
 @given(runs, tasks_seen, tasks_seen, st.booleans())
 def test_a_verdict_never_changes_unless_the_output_was_lost(state, tasks, later, gone):
-    once = next_phase(state, tasks, NOW)
+    once = next_phase(state, tasks)
     state = after(state, once)
-    again = next_phase(RunState(**{**state.__dict__, "gone": state.gone or gone}), later, NOW)
+    again = next_phase(RunState(**{**state.__dict__, "gone": state.gone or gone}), later)
     if once.verdict:
         assert again.verdict == once.verdict or again.reason == "OutputNotStored"
 
@@ -418,12 +418,12 @@ def test_a_verdict_never_changes_unless_the_output_was_lost(state, tasks, later,
 @example(run(phase="Queued", gone=True), [task("master", 0, "Pending", reason="ImageNotPulled")])
 @given(runs, tasks_seen)
 def test_a_run_is_over_only_when_nothing_of_it_is_left(state, tasks):
-    decision = next_phase(state, tasks, NOW)
+    decision = next_phase(state, tasks)
     assert (decision.phase in TERMINAL) == state.gone
     assert decision.message
 
 
 @given(runs, tasks_seen)
 def test_what_is_over_stays_over(state, tasks):
-    over = after(state, next_phase(RunState(**{**state.__dict__, "gone": True}), tasks, NOW))
-    assert next_phase(over, [], NOW).phase == over.phase
+    over = after(state, next_phase(RunState(**{**state.__dict__, "gone": True}), tasks))
+    assert next_phase(over, []).phase == over.phase

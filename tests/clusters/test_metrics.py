@@ -1,4 +1,4 @@
-"""/metrics: the same for every process, never a counter that goes down, and for nobody who may not see it."""
+"""/metrics: the same in every process, counters that never decrease, and nothing for unauthorized readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from billing.metering import record
 from billing.metering.segments import PodState
 from billing.models import LedgerEntry, Price, Quarantined, UsageSegment
 from billing.sums import metrics
-from clusters.models import CloudState, Cluster, Run
+from clusters.clouds.models import CloudState
+from clusters.runs.models import Cluster, Run
 from portal.actions import tokens
 
 TOKEN = "scrape-me-0123456789"
@@ -63,7 +64,7 @@ def test_gpu_seconds_are_those_of_segments_and_never_go_down(people):
     Price.objects.create(sku="gpu", per_hour=Decimal(1), valid_from=at(-9))
     seen(people.ops.pk, "p-1", at(0))
     assert gpu_seconds(at(10)) == {ops: 20}
-    # Its end is told later than it was.
+    # The segment's end is reported late.
     seen(people.ops.pk, "p-1", at(0), at(8))
     assert gpu_seconds(at(11)) == {ops: 20}
     seen(people.ops.pk, "p-2", at(10))
@@ -76,7 +77,7 @@ def test_gpu_seconds_are_those_of_segments_and_never_go_down(people):
     posting.post(at(30))
     flight = ("flight-demo", "qunarcorp.flight", "")
     assert gpu_seconds(at(30)) == {ops: 2 * 8 + 2 * 20, flight: 5}
-    # A correction: it began later, and the counter waits until time has caught up.
+    # After the last posting, the counter equals the sum of all segments.
     seen(people.ops.pk, "p-2", at(10), at(31))
     seen(people.ops.pk, "p-3b", at(31), at(32), gpus=1)
     posting.post(at(40))
@@ -94,7 +95,7 @@ def test_a_series_that_did_not_grow_is_not_written(people):
 
     def versions() -> dict[str, str]:
         with connection.cursor() as cursor:
-            # Where the row lies, and who locked it: neither changes when nothing is written.
+            # The row's location and last locker: neither changes without a write.
             cursor.execute("SELECT code, ctid::text || ' ' || xmax FROM billing_gpucounter")
             return dict(cursor.fetchall())
 
@@ -155,7 +156,7 @@ def test_everything_is_told_in_the_form_that_promtool_wants(people, scraper):
     assert found["portal_mails"] == {("waiting",): 0, ("given-up",): 0}
     text = scraper.get("/metrics").content.decode()
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
-        # As `promtool check metrics`: snake case, base units, _total on counters and on nothing else, and a help text.
+        # The rules of `promtool check metrics`: snake case, base units, _total on counters alone, and a help text.
         assert re.fullmatch(r"portal(_[a-z]+)+", name)
         assert (kind == "counter") == name.endswith("_total")
         assert not re.search(r"_(milliseconds?|minutes?|hours?|percent|count|sum|bucket|info)(_|$)", name)
@@ -176,7 +177,7 @@ def test_runs_wait_by_phase_and_cause(people, scraper):
 
 def test_it_takes_the_same_queries_for_any_number(people, scraper, django_assert_num_queries):
     def scrape() -> None:
-        # Two of billing, two of clusters, two of webhooks, and those that begin and end the transaction and limit its time.
+        # Two each for billing, clusters and webhooks; the rest begins and ends the transaction and limits its time.
         with django_assert_num_queries(9):
             scraper.get("/metrics")
 

@@ -1,4 +1,4 @@
-"""Clusters that something made for itself: out of the way of lists, and their end wakes what made them."""
+"""Clusters that something created for itself: lists leave them out, and their end wakes their creator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_part_is_listed_by_its_whole_alone_and_its_end_is_told_to_it(
     catalogue: None, people: Any, manifest: Any, settings: Any, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusters import actions, tasks
+    from clusters import tasks
+    from clusters.cluster import actions
     from portal import wakeups
     from portal.models import Delivery, Event, Webhook
 

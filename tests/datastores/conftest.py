@@ -1,4 +1,4 @@
-"""Datastores on the real S3 server of the tests, on folders of this machine, and as manifests."""
+"""Datastores on the real S3 server of the tests, in local folders, and as manifests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from datastores.specs import DatastoreManifest
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A person is told after five seconds that a server is silent; on a machine that others keep busy one may only be slow."""
+    """Raises the limit of a connection test from 5 to 60 s, because servers answer slowly on a busy machine."""
     monkeypatch.setattr("datastores.actions.TEST_SECONDS", 60)
 
 
@@ -48,7 +48,7 @@ def store(people: Any, s3_spec: Callable[..., dict[str, Any]], manifest: Callabl
 
 @pytest.fixture
 def folder(db: None, tmp_path: Path) -> Path:
-    """A folder of this machine that an administrator allowed for everybody."""
+    """A local folder that an administrator opened to every appcode."""
     from datastores.models import AllowedFolder
 
     path = tmp_path / "allowed"

@@ -1,4 +1,4 @@
-"""What people do to datastores, and that secrets stay where they are."""
+"""What users do with datastores, and that secrets do not leak."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import connection
 from django.http import Http404
 
-from datastores import actions, hooks
+from datastores import actions, extension_points
 from datastores.access import datastore_for, datastores_for
 from datastores.actions import (
     change_datastore,
@@ -24,7 +24,7 @@ from datastores.actions import (
 from datastores.models import AllowedFolder, Datastore
 from datastores.sources import SourceError, source_for
 from portal.errors import Conflict, Invalid
-from portal.hooks import Hook
+from portal.extension_points import ExtensionPoint
 from portal.models import Appcode, Event
 from portal.outgoing import Rules
 from tests import ports
@@ -217,11 +217,11 @@ def test_of_the_portals_own_machine_only_named_ports_are_open(
 
 
 def test_a_used_datastore_is_not_deleted(people: Any, store: Datastore, monkeypatch: pytest.MonkeyPatch) -> None:
-    users = [hooks.Use(f"show{n}", f"/clusters/ops-demo/show{n}") for n in range(7)]
-    monkeypatch.setattr(hooks, "finders", Hook(lambda stores: {each.pk: users for each in stores}))
+    users = [extension_points.Use(f"show{n}", f"/clusters/ops-demo/show{n}") for n in range(7)]
+    monkeypatch.setattr(extension_points, "finders", ExtensionPoint(lambda stores: {each.pk: users for each in stores}))
     with pytest.raises(Conflict, match=r"used by show0, show1, show2, show3, show4 and 2 more"):
         delete_datastore(store, acting_user=people.alice)
-    monkeypatch.setattr(hooks, "finders", Hook())
+    monkeypatch.setattr(extension_points, "finders", ExtensionPoint())
     delete_datastore(store, acting_user=people.alice)
     delete_datastore(store, acting_user=people.alice)
     assert not Datastore.objects.exists()
@@ -246,7 +246,7 @@ def test_a_viewer_reads_and_changes_nothing(people: Any, store: Datastore, s3_sp
             attempt()
 
 
-# Folders of this machine.
+# Local folders
 
 
 def test_a_local_datastore_lies_in_an_allowed_folder(people: Any, folder: Any, manifest: Any) -> None:

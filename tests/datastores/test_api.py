@@ -1,4 +1,4 @@
-"""Datastores by REST: manifests in and out, never a secret, and every refusal at its field."""
+"""Datastores over REST: manifests in and out, never a secret, and each error at its field."""
 
 from __future__ import annotations
 
@@ -141,11 +141,11 @@ def test_a_failed_test_names_the_field(api: dict[str, Api], s3_spec: Any) -> Non
 
 
 def test_a_used_datastore_is_a_conflict(api: dict[str, Api], store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from datastores import hooks
-    from portal.hooks import Hook
+    from datastores import extension_points
+    from portal.extension_points import ExtensionPoint
 
-    finder = lambda stores: {each.pk: [hooks.Use("show1", "/x")] for each in stores}  # noqa: E731
-    monkeypatch.setattr(hooks, "finders", Hook(finder))
+    finder = lambda stores: {each.pk: [extension_points.Use("show1", "/x")] for each in stores}  # noqa: E731
+    monkeypatch.setattr(extension_points, "finders", ExtensionPoint(finder))
     assert api["bob"].get(f"{PATH}/data")[1]["status"]["usedBy"] == ["show1"]
     status, problem = api["bob"].delete(f"{PATH}/data")
     assert (status, "show1" in problem["detail"]) == (409, True)

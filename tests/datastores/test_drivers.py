@@ -1,4 +1,4 @@
-"""Drivers against the real S3 server and real folders: the same behaviour from both, and what each says when it fails."""
+"""Drivers against the real S3 server and real folders: both behave alike, and each explains its failures."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_an_empty_file_is_a_file(driver: Driver) -> None:
     assert driver.list("").entries[0].size == 0
 
 
-# What is wrong, in words, at the field to mend.
+# Errors, in words, at the field to correct
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def server() -> Iterator[Callable[[bytes], int]]:
 
 
 def _listing(modified: str = "2026-11-23T10:00:00", size: str = "1") -> bytes:
-    """Of a bucket with one file."""
+    """Returns the listing of a bucket with one file."""
     file = f"<Key>a</Key><LastModified>{modified}</LastModified><ETag>x</ETag><Size>{size}</Size>"
     body = f"<ListBucketResult><IsTruncated>false</IsTruncated><Contents>{file}</Contents></ListBucketResult>"
     return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
@@ -239,7 +239,7 @@ def test_a_server_that_is_no_s3_is_told_apart(
 def test_who_writes_to_what_answers_no_xml_is_told_so(
     s3_driver: Callable[..., Driver], server: Callable[[bytes], int], status: str
 ) -> None:
-    """Such as a program that speaks JSON, whose answers botocore does not expect where it has asked to store something."""
+    """Such as a server that answers JSON, which botocore does not expect as the answer to a write."""
     answer = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: 8\r\n\r\n".encode() + b'{"a": 1}'
     driver = s3_driver(server=f"http://127.0.0.1:{server(answer)}")
     for ask in (lambda: driver.begin("x"), lambda: driver.finish("x", "1", ["e"]), lambda: driver.copy("x", "y")):
@@ -264,7 +264,7 @@ def test_nfs_tells_whether_a_server_answers_and_shows_no_files(settings: Any) ->
         nfs.test()
 
 
-# Folders of this machine.
+# Local folders
 
 
 def test_links_are_neither_shown_nor_followed(tmp_path: Path) -> None:

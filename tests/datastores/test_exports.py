@@ -1,4 +1,4 @@
-"""Which NFS exports datastores may name, and that it is judged when one is defined and again when it is mounted."""
+"""NFS exports that datastores may name: checked when a datastore is defined and again when it is mounted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_the_list_allows(settings: Any, entry: str, server: str, path: str)
         ("nas.example.com:/export/ml", "nas.example.com", "/export"),
         ("nas.example.com", "evil.nas.example.com", "/export"),
         ("10.20.0.0/16", "10.21.0.7", "/"),
-        # What a name resolves to is anybody's to say, and an old spelling of an address is a name.
+        # Anyone may control what a name resolves to, and an old spelling of an address counts as a name.
         ("10.20.0.0/16", "nas.example.com", "/"),
         ("10.0.0.0/8", "167772167", "/"),
         ("10.20.0.0/16:/tenants/{appcode}", "10.20.3.4", "/tenants/flight"),

@@ -1,4 +1,4 @@
-"""The portal's own object storage, as its users meet it: switched on by REST, used by real clients, closed to everybody else."""
+"""The portal's own object storage from the outside: enabled over REST, used by real clients, closed to everyone else."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from datastores.storage.operations import Confusing, read, split_path
 from datastores.storage.server import REMEMBERED, measure
 from portal.errors import Conflict
 from portal.up import services
+from tests.house import house as a_house
 from tests.running import Client, Portal, eventually
 
 MODEL = boto3.client("s3", region_name="us-east-1").meta.service_model
@@ -55,7 +56,7 @@ class Bucket:
     secret_key: str
 
     def client(self, access_key: str = "", secret_key: str = "", attempts: int = 1) -> Any:
-        """`attempts` 1: what is refused is seen; more: as programs ask, which try again what passes by itself."""
+        """Returns an S3 client. One attempt shows refusals; more retry transient errors, as programs do."""
         return boto3.client(
             "s3",
             endpoint_url=self.endpoint,
@@ -84,7 +85,7 @@ def theirs(portal_up: Portal) -> Bucket:
 
 
 def refused(act: Callable[..., Any], *args: Any, **named: Any) -> str:
-    """The word by which S3 refuses it."""
+    """Returns the error code with which S3 refuses the call."""
     with pytest.raises(ClientError) as error:
         act(*args, **named)
     return str(error.value.response["Error"]["Code"])
@@ -97,7 +98,7 @@ def test_data_goes_in_and_out_and_the_portal_sees_it(portal_up: Portal, own: Buc
     for key in keys:
         s3.put_object(Bucket=own.name, Key=key, Body=key.encode(), Metadata={"my_key": "1"})
         answer = s3.get_object(Bucket=own.name, Key=key)
-        # Go writes names of headers with a capital; S3 does not tell them apart.
+        # Go capitalises header names; S3 treats them as case-insensitive.
         named = {name.lower(): value for name, value in answer["Metadata"].items()}
         assert (answer["Body"].read(), named) == (key.encode(), {"my_key": "1"})
     parts = boto3.s3.transfer.TransferConfig(multipart_threshold=5 * 2**20, multipart_chunksize=5 * 2**20)
@@ -177,10 +178,10 @@ def test_a_refreshed_key_works_and_the_old_one_stops_within_two_seconds(portal_u
     )
     assert urllib.request.urlopen(request).status == 204
     assert eventually(lambda: refused_or_none(made_client, theirs.name) == "InvalidAccessKeyId", 2)
-    # Who mends the storage makes no keys that somebody has stopped.
+    # Repairing the storage does not create keys again that someone disabled.
     mended = rest.call("POST", "/appcodes/vision/storage")
     assert (mended["on"], mended["accessKey"], mended["secretKey"]) == (True, None, None)
-    # The datastore has a key of its own, and runs go on.
+    # The datastore uses a key of its own, and runs continue.
     assert rest.call("POST", "/appcodes/vision/datastores/storage/test")["ok"] is True
 
 
@@ -212,7 +213,7 @@ def test_a_full_bucket_takes_nothing_more_and_can_be_emptied(portal_up: Portal, 
         s3.delete_object(Bucket=own.name, Key="filling")
     finally:
         limit(100)
-        time.sleep(REMEMBERED)  # the door's, for the tests that follow
+        time.sleep(REMEMBERED)  # until the door's cache expires, for the tests that follow
 
 
 def test_who_deletes_its_datastore_and_switches_it_on_again_takes_the_key_from_no_other(
@@ -268,36 +269,9 @@ def test_keys_at_a_store_without_a_door_are_stopped_when_it_was_told(people: Any
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """PORTAL_STORAGE_…: a server of S3 and IAM as a house has it, with nothing of the portal before it."""
-    folder, keys = tmp_path_factory.mktemp("house"), {"access_key": "HOUSE", "secret": "secret-of-the-house"}
-    argv = [
-        str(services.program("weed")),
-        "server",
-        f"-dir={folder}",
-        "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1",
-        "-filer",
-        "-s3",
-    ]
-    argv += [
-        "-s3.iam.readOnly=false",
-        "-s3.port.iceberg=0",
-        "-s3.port.lance=0",
-        "-master.volumeSizeLimitMB=64",
-        "-volume.max=0",
-    ]
-    ports = {name: services.free_port() for name in ("s3", "master", "volume", "filer")}
-    argv += [f"-{name}.port={port}" for name, port in ports.items()]
-    argv += [f"-{name}.port.grpc={services.free_port()}" for name in ports]
-    argv += [f"-filer.localSocket={folder}/filer.sock"]
-    env = {"PATH": os.environ["PATH"], "AWS_ACCESS_KEY_ID": keys["access_key"], "AWS_SECRET_ACCESS_KEY": keys["secret"]}
-    with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            url = f"http://127.0.0.1:{ports['s3']}"
-            assert eventually(services.http_ready(ports["s3"]))
-            yield {"url": url, "inner_url": url, **keys}
-        finally:
-            server.kill()
+    """Returns PORTAL_STORAGE_… for an S3 and IAM server that the operator already has, without the portal's gateway in front."""
+    with a_house(tmp_path_factory.mktemp("house")) as said:
+        yield said
 
 
 def test_a_store_of_the_house_keeps_buckets_apart_by_its_own_policies(
@@ -319,7 +293,7 @@ def test_a_store_of_the_house_keeps_buckets_apart_by_its_own_policies(
         assert refused(theirs.put_object, Bucket=row.bucket, Key="a", Body=b"2") == "AccessDenied"
         assert refused(theirs.list_objects_v2, Bucket=row.bucket) == "AccessDenied"
 
-        # What a client has begun in parts and left is given up; what somebody goes on with is not.
+        # Multipart uploads that a client abandoned are aborted; those that the portal continues stay.
         begun = [
             mine.client().create_multipart_upload(Bucket=row.bucket, Key=key)["UploadId"] for key in ("left", "on")
         ]
@@ -327,7 +301,7 @@ def test_a_store_of_the_house_keeps_buckets_apart_by_its_own_policies(
         root = store._client("s3")
         facts = {"path": "on", "size": 1, "part_size": 1, "remote": begun[1]}
         Upload.objects.create(datastore=Datastore.objects.get(appcode=people.ops), **facts)
-        time.sleep(1.1)  # the store counts in seconds
+        time.sleep(1.1)  # the store's clock has a resolution of one second
         with monkeypatch.context() as patch:
             patch.setattr(leftovers, "GIVEN_UP", dt.timedelta(0))
             assert len(root.list_multipart_uploads(Bucket=row.bucket)["Uploads"]) == 2
@@ -389,7 +363,7 @@ def refused_or_none(s3: Any, bucket: str = "vision") -> str | None:
 
 
 def value(name: str, shape: Any) -> Any:
-    """Something that botocore lets pass for a required member."""
+    """Returns a value that botocore accepts for a required member."""
     if name == "CopySource":
         return "ops-demo/kept"
     if shape.type_name == "structure":
@@ -407,7 +381,7 @@ def asked(operation: str, bucket: str) -> dict[str, Any]:
     return wanted | {name: said for name, said in {"Bucket": bucket, "Key": "kept"}.items() if name in wanted}
 
 
-# They are asked for at other hosts than the bucket's, or have no bucket.
+# These go to other hosts than the bucket's, or have no bucket.
 ELSEWHERE = {"WriteGetObjectResponse", "ListDirectoryBuckets", "ListBuckets"}
 
 
@@ -482,10 +456,10 @@ def test_the_ports_without_a_password_are_reached_by_nobody_and_its_memory_has_r
     for each in net_of(psutil.Process(server)):
         assert each.laddr.ip == "127.0.0.1"
         assert services.ask(each.laddr.port, b"GET /cluster/status HTTP/1.0\r\n\r\n").partition(b"\r\n")[0] in (
-            b"",  # who does not prove to be the gateway
-            b"HTTP/1.0 400 Bad Request",  # the door, which was told nothing
+            b"",  # STORE_PORT: the client does not prove to be the portal or its gateway
+            b"HTTP/1.0 400 Bad Request",  # DOOR_PORT: the request carries nothing to judge
         )
-    # Beyond a limit that the heap has passed from the start, Go collects all the time, also while nobody asks for anything.
+    # If the heap starts above GOMEMLIMIT, Go collects garbage all the time, even when idle.
     asked = ["nsenter", "--target", str(store.pid), "--net", "curl", "-s", f"http://127.0.0.1:{METRICS_PORT}/metrics"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     heap = float(re.search(r"^go_memstats_heap_alloc_bytes (\S+)", told, re.MULTILINE)[1])  # type: ignore[index]
@@ -593,5 +567,5 @@ def test_an_address_of_a_part_is_good_for_that_part_alone_and_for_pages_of_the_p
     assert ask("PUT", first, parts[0])[0] == 200
     assert rest.call("POST", f"{path}/uploads/{begun['id']}/finish")["size"] == begun["size"]
     assert own.client().get_object(Bucket=own.name, Key="direct/x")["Body"].read() == b"".join(parts)
-    # What it was for has ended.
+    # The upload that the URL belongs to has ended.
     assert ask("PUT", last, parts[1])[0] == 404

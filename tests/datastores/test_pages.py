@@ -1,4 +1,4 @@
-"""The pages of datastores as different people see them; files go in and out as they are."""
+"""Datastore pages as different users see them, and unchanged file contents in both directions."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_removing_a_folder_asks_and_names_what_is_lost(as_: Any, store: Any, s3:
     said = [str(each) for each in get_messages(response.wsgi_request)]
     left = [item["Key"] for item in s3.client.list_objects_v2(Bucket=bucket)["Contents"]]
     assert [key for key in left if not key.startswith(".portal-trash/")] == ["run/2"], said
-    # The toast undoes it, and goes back to where one was.
+    # The toast's Undo restores the files and returns to the same folder.
     undo = re.search(r'formaction="([^"]+/restore[^"]+)">Undo', client.get(response["Location"]).content.decode())
     assert undo
     assert client.post(html.unescape(undo[1]))["Location"] == f"{ONE}?folder=run"

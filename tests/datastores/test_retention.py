@@ -1,4 +1,4 @@
-"""What goes by a rule: never what is newest, never what somebody holds, and never more for keeping more."""
+"""What a rule deletes: never the newest, never what is in use, and never more when it keeps more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def keep(count: int) -> RuleSpec:
 
 @st.composite
 def checkpoints(draw: st.DrawFn) -> list[Entry]:
-    """Files of one or two series, whole and in parts, written in any order, and others that are no checkpoints."""
+    """Files of one or two checkpoint series, complete and partial, written in any order, and files that are no checkpoints."""
     files = []
     for series in draw(st.sampled_from([["a/ckpt-"], ["a/ckpt-", "b/ckpt-"], ["a/ckpt-", "a/best-"]])):
         for number in draw(st.sets(st.integers(1, 30), max_size=8)):
@@ -64,7 +64,7 @@ def test_the_last_checkpoints_stay_and_keeping_more_lets_no_more_go(files: list[
         assert len(stay) >= min(count, len(ours))
         for order in (lambda each: each[1], lambda each: (each[2], each[1])):
             assert set(sorted(ours, key=order)[-count:]) <= set(stay)
-    # Who keeps what a rule left sees nothing go any more.
+    # Applying the rule again deletes nothing more.
     assert going(keep(count), left) == set()
 
 

@@ -1,4 +1,4 @@
-"""Sharing: who is named reads and runs on it, nobody changes anything, and who is named no more has nothing."""
+"""Sharing: named readers can read and use a datastore in runs, cannot change it, and lose access when the name is removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA = "/appcodes/ops-demo/datastores/data"
 
 @pytest.fixture
 def carol(people: Any, store: Any) -> Any:
-    """mallory's colleague, as it were: a developer of ops-more, which is in another line."""
+    """mallory as a developer of an appcode in another business line."""
     new_appcode("elsewhere", org="qunarcorp.elsewhere", namespace="elsewhere", owner=people.mallory)
     return api_of(people.mallory)
 
@@ -45,7 +45,7 @@ def test_who_is_named_reads_and_changes_nothing(carol: Any, people: Any, readers
 
 
 def test_a_run_reads_what_is_shared_and_its_owner_sees_who(carol: Any, people: Any) -> None:
-    from clusters.models import Flavor, Image
+    from clusters.catalog.models import Flavor, Image
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=1000, memory_mb=1024)
     Image.objects.create(name="tensorflow", title="TensorFlow", environment="/usr", container="example/tensorflow:2")
@@ -60,7 +60,7 @@ def test_a_run_reads_what_is_shared_and_its_owner_sees_who(carol: Any, people: A
     assert (status, made["spec"]["input"]) == (201, "ops-demo/data")
     assert alice.get(DATA)[1]["status"]["usedBy"] == ["elsewhere/reads"]
     assert alice.delete(DATA)[0] == 409
-    # As output it is nobody's but their own.
+    # Only the owning appcode may use it as output.
     other = manifest("writes", appcode="elsewhere", input=None, output="ops-demo/data", roles=roles)
     assert carol.post("/appcodes/elsewhere/clusters", other)[0] == 422
 

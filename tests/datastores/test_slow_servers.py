@@ -1,7 +1,7 @@
-"""S3 servers that never end what they say: a byte now and then, or more than anybody can hold. No timeout of a socket sees them.
+"""S3 servers whose answer never ends: a byte now and then, or endless data. A socket timeout does not notice them.
 
-What a server gives is real S3 as far as it goes; only its pace is its own. Limits are set low, and no test measures time: without
-a limit these answers have no end, and the test would be ended instead.
+The answers begin like real S3; only their pace differs. The limits are set low, and no test measures time: without a limit these
+answers never end, and the test would time out.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.kube.certificates import Authority
 pytestmark = pytest.mark.timeout(240)
 
 
-# An answer that goes on for ever, and where its body begins.
+# The head of an answer with a body that never ends.
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\nContent-Length: 100000000000\r\n\r\n"
 MISSING = OK.replace(b"200 OK", b"404 Not Found")
 
 
 class Trickling:
-    """Sends `start` and then `piece` again and again, `pause` seconds after the last, until nobody listens."""
+    """Sends `start` and then `piece` every `pause` seconds until the client disconnects."""
 
     def __init__(self, start: bytes, piece: bytes, pause: float, tls: ssl.SSLContext | None = None) -> None:
         self._answer = start, piece, pause
@@ -46,7 +46,7 @@ class Trickling:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
-                # Who takes nothing any more, and has not hung up either, holds nobody.
+                # Do not wait for a client that neither reads nor disconnects.
                 connection.settimeout(5)
                 self._threads.append(threading.Thread(target=self._give, args=(connection,), daemon=True))
                 self._threads[-1].start()
@@ -134,7 +134,7 @@ def test_a_large_file_takes_longer_than_an_answer_and_comes_whole(
     monkeypatch.setattr(patience, "ANSWER_SECONDS", 5)
     monkeypatch.setattr(patience, "SLOWEST", 1024)
     content = driver_of(trickling(OK, b"x" * 4096, 0.05).url).open("file")
-    # Six seconds of waiting are behind it then.
+    # By then 6 s have passed, more than ANSWER_SECONDS.
     read = itertools.accumulate(map(len, content.chunks))
     assert any(size > 120 * 4096 for size in read)
 
@@ -146,7 +146,7 @@ def test_everything_that_one_page_asks_ends_together(trickling: Callable[..., Tr
 
 
 def test_an_end_that_is_read_for_ever_ends(trickling: Callable[..., Trickling]) -> None:
-    """botocore looks for the empty line behind “100 Continue” also where the connection has ended."""
+    """botocore reads the empty line after "100 Continue" even if the connection has ended."""
     listener = socket.create_server(("127.0.0.1", ports.free()))
 
     def serve() -> None:

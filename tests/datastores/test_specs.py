@@ -1,4 +1,4 @@
-"""Manifests of datastores: what is taken, what is refused, at which field, and that secrets stay inside."""
+"""Datastore manifests: what is accepted, what is refused and at which field, and that secrets stay inside."""
 
 from __future__ import annotations
 

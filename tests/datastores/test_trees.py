@@ -1,4 +1,4 @@
-"""Folders deeper than any recursion, path or row of descriptors, and hands that meddle with them meanwhile."""
+"""Folders too deep for recursion, paths or open descriptors, and changes during the walk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEEP = 2_500
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Path]:
-    """A tree of folders called x with one file at its end; few descriptors are left to walk it."""
+    """A chain of folders called x with one file at its end. Few file descriptors are left for the walk."""
     top = tmp_path / "tree"
     top.mkdir()
     here = os.open(top, os.O_RDONLY)
@@ -33,7 +33,7 @@ def deep(tmp_path: Path) -> Iterator[Path]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 512), before[1]))
     yield top
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    if top.exists():  # what pytest has would not come down to its end
+    if top.exists():  # pytest's own removal does not reach that depth
         trees.remove(str(top))
 
 
@@ -58,7 +58,7 @@ def test_no_link_is_followed_and_a_link_in_place_of_a_folder_is_nothing(tmp_path
     seen = []
     for found in trees.walk(handle):
         seen.append(found.path)
-        if found.is_folder and len(seen) == 3:  # the first of both is done, and the other has been looked at
+        if found.is_folder and len(seen) == 3:  # one folder is done and the other has been listed
             left = "b" if found.name == "a" else "a"
             os.rename(tree / left, tmp_path / "away")
             (tree / left).symlink_to(tmp_path / "other")

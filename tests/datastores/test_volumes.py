@@ -1,4 +1,4 @@
-"""Volumes of datastores as people have them: by REST and by pages, made, grown, and gone only when that is meant."""
+"""Volumes of datastores over REST and on pages: created, grown, and deleted only when that is intended."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from datastores import hooks
+from datastores import extension_points
 from datastores.actions import change_datastore, create_datastore, delete_datastore, try_datastore
 from datastores.models import Datastore, Volume
 from datastores.sources import source_for
 from portal.errors import Conflict, FieldError, Invalid
-from portal.hooks import Hook
+from portal.extension_points import ExtensionPoint
 from portal.models import Event
 from tests.api.client import api_of
 from tests.datastores.conftest import body
@@ -23,8 +23,8 @@ ONE = "/datastores/ops-demo/scratch"
 
 @pytest.fixture(autouse=True)
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody says that there are no volumes where ops-demo runs."""
-    monkeypatch.setattr(hooks, "judges", Hook())
+    """Removes the check that would refuse volumes where ops-demo runs."""
+    monkeypatch.setattr(extension_points, "judges", ExtensionPoint())
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def wish(size: str = "20Gi", **more: str) -> dict[str, Any]:
 
 
 def made(store: Datastore, size: str = "20Gi") -> Volume:
-    """As a run leaves it."""
+    """Stores the volume as a run does."""
     return Volume.objects.create(
         datastore=store,
         cloud="gpu-a",
@@ -103,7 +103,7 @@ def test_its_data_goes_only_when_its_name_is_said(people: Any, scratch: Datastor
             delete_datastore(scratch, acting_user=people.bob, named=named)
     delete_datastore(scratch, acting_user=people.bob, named="scratch")
     volume.refresh_from_db()
-    # What is left tells whoever runs tasks what to delete, under the name that it has there.
+    # The remaining row names the volume that the controller has to delete in its cloud.
     assert (volume.datastore_id, volume.namespace, volume.appcode, volume.name) == (None, "ops", "ops-demo", "scratch")
     event = Event.objects.get(verb="datastore.deleted")
     assert event.message == "Deleted; its volume is deleted with all data."
@@ -119,7 +119,9 @@ def test_there_is_nothing_to_try(people: Any, scratch: Datastore) -> None:
 
 def test_whoever_runs_tasks_may_refuse_one(people: Any, manifest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = FieldError(("spec", "volume", "size"), "At most 10Gi.")
-    monkeypatch.setattr(hooks, "judges", Hook(lambda appcode, spec: [wrong] if spec.volume else []))
+    monkeypatch.setattr(
+        extension_points, "judges", ExtensionPoint(lambda appcode, spec: [wrong] if spec.volume else [])
+    )
     with pytest.raises(Invalid) as caught:
         create_datastore(manifest("scratch", wish()), acting_user=people.bob)
     assert where(caught) == ["spec.volume.size"]
@@ -208,12 +210,12 @@ def test_volumes_of_an_appcode_have_a_quota_together(people: Any, scratch: Datas
     more = create_datastore(manifest("more", wish("30Gi")), acting_user=people.bob)
     with pytest.raises(Invalid, match="20 GiB are left"):
         change_datastore(scratch, manifest("scratch", wish("21Gi")), acting_user=people.bob)
-    # A quota that was lowered takes nothing away, and lets everything else be changed.
+    # Lowering the quota removes nothing and still allows all other changes.
     people.ops.storage_quota_gib = 1
     people.ops.save()
     change_datastore(scratch, manifest("scratch", wish(storage_class="cephfs")), acting_user=people.bob)
     change_datastore(scratch, manifest("scratch", wish("5Gi")), acting_user=people.bob)
-    # Deleted is not gone yet.
+    # A deleted volume counts until it is gone.
     people.ops.storage_quota_gib = 50
     people.ops.save()
     made(more, "30Gi")
@@ -222,7 +224,7 @@ def test_volumes_of_an_appcode_have_a_quota_together(people: Any, scratch: Datas
         create_datastore(manifest("third", wish("16Gi")), acting_user=people.bob)
     Volume.objects.all().delete()
     create_datastore(manifest("third", wish("45Gi")), acting_user=people.bob)
-    # Others have their own, and other kinds need none.
+    # Other appcodes have their own quota, and other kinds of datastores need none.
     create_datastore(manifest("more", wish("900Gi"), appcode="flight-demo"), acting_user=people.mallory)
     nfs = {"nfs": {"server": "10.0.0.7", "path": "/data"}}
     create_datastore(manifest("nfs", nfs), acting_user=people.bob)

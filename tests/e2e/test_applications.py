@@ -1,6 +1,6 @@
-"""Applications as people and as attackers meet them: the whole portal, the real gateway, real JupyterLab, a real browser.
+"""Applications as users and attackers meet them: the whole portal, the real gateway, real JupyterLab, a real browser.
 
-Each application has an origin of its own. The web program of these tests says back what reached it, so that what did not is seen.
+Each application has its own origin. The web program of these tests echoes what reached it, which also shows what did not.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from playwright.sync_api import TimeoutError as NotYet
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from tests.browser import chromium
 from tests.index import PASSWORD, TREE
 from tests.running import Client, Portal, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications")]
 LATE = 120_000
 SOCKET = {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": "13"}
-# Says back the headers that it was sent, and a little page of its own for browsers.
+# Returns the request headers it received, and a small page for browsers.
 ECHO = """cat > /tmp/echo.py <<'END'
 import http.server, json, os
 class Echo(http.server.BaseHTTPRequestHandler):
@@ -47,7 +46,7 @@ class Echo(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer((os.environ["HOST"], int(os.environ["PORT"])), Echo).serve_forever()
 END
 exec python /tmp/echo.py"""
-# It goes on when the test lets it, however slow the machine is.
+# The cell continues when the test creates go.txt, however slow the machine is.
 CELL = """import pathlib, time
 print('begun', flush=True)
 while not pathlib.Path('go.txt').exists():
@@ -70,12 +69,6 @@ NOTEBOOK = {
 }
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
 def host_of(portal: Portal, label: str) -> str:
     return f"{label}.apps.localhost:{portal.port}"
 
@@ -92,7 +85,7 @@ def ready(portal: Portal, path: str, person: str = "alice") -> None:
 
 @pytest.fixture(scope="module")
 def echo(portal_up: Portal) -> str:
-    """The label of the origin of a web program in ops-demo."""
+    """Returns the origin label of a web program in ops-demo."""
     alice = Client(portal_up, "alice")
     roles = {"server": {"flavor": "small", "endpoints": [{"name": "web", "port": 8080}]}}
     path = alice.create("ops-demo", "echo", framework="web", image="tensorflow-2-21", command=ECHO, roles=roles)
@@ -102,7 +95,7 @@ def echo(portal_up: Portal) -> str:
 
 @pytest.fixture(scope="module")
 def lab(portal_up: Portal) -> str:
-    """The label of the origin of a notebook in ops-demo."""
+    """Returns the origin label of a notebook in ops-demo."""
     alice = Client(portal_up, "alice")
     volume = {"metadata": {"name": "lab-home", "appcode": "ops-demo"}, "spec": {"volume": {"size": "1Gi"}}}
     alice.call("POST", "/appcodes/ops-demo/datastores", volume)
@@ -116,7 +109,7 @@ def lab(portal_up: Portal) -> str:
 
 @contextlib.contextmanager
 def visiting(browser: Browser, portal: Portal, person: str, label: str, path: str = "/page") -> Iterator[Page]:
-    """A browser of `person` that goes straight to the origin, and signs in at the portal on the way."""
+    """Opens the application's origin in a browser of `person` and signs in at the portal on the way."""
     with browser.new_context() as context:
         page = context.new_page()
         page.goto(f"http://{host_of(portal, label)}{path}")
@@ -138,7 +131,7 @@ def asked(
     method: str = "GET",
     body: str | None = None,
 ) -> tuple[int, Mapping[str, str], str]:
-    """Status, headers and text of one answer of the gateway, without following redirects."""
+    """Returns status, headers and text of one answer of the gateway, without following redirects."""
     connection = http.client.HTTPConnection("127.0.0.1", portal.port, timeout=30)
     with contextlib.closing(connection):
         connection.request(method, path, body, headers={"Host": host, **(headers or {})})
@@ -161,7 +154,7 @@ def test_a_person_gets_there_by_the_portal_and_the_program_learns_no_secret_of_i
         assert seen["headers"]["X-Portal-User"] == "bob"
         assert seen["headers"]["Host"] == host
         page.evaluate("document.cookie = 'mine=1'")
-        # The second is the same to programs that know variables by it.
+        # Programs that read headers as CGI variables cannot tell the second from the first.
         lies = "{headers: {'X-Portal-User': 'root', 'X_Portal_User': 'root'}}"
         again = page.evaluate(f"async () => (await fetch('/x', {lies})).json()")
         assert again["headers"]["Cookie"] == "mine=1"
@@ -176,7 +169,7 @@ def test_a_person_gets_there_by_the_portal_and_the_program_learns_no_secret_of_i
             "root",
         ):
             assert secret not in told
-        # Its pages act on nothing of the portal's: no cookie of the portal goes there from here, no answer is read here.
+        # Pages of the application cannot use the portal: the browser sends no portal cookie and hides the answer.
         get = "async url => { try { return (await fetch(url, {credentials: 'include'})).status } catch (e) { return String(e) } }"
         outcome = page.evaluate(get, f"{portal_up.origin}/api/v1/clusters")
         assert "TypeError" in outcome
@@ -185,7 +178,7 @@ def test_a_person_gets_there_by_the_portal_and_the_program_learns_no_secret_of_i
 def test_who_may_not_open_it_gets_nothing(browser: Browser, portal_up: Portal, echo: str, lab: str) -> None:
     with visiting(browser, portal_up, "mallory", echo) as page:
         expect(page.get_by_text("nothing at this address that you may open")).to_be_visible()
-    with visiting(browser, portal_up, "victor", echo) as page:  # a viewer looks at what runs nothing of theirs
+    with visiting(browser, portal_up, "victor", echo) as page:  # a viewer may open what runs none of their code
         page.wait_for_url("**/page")
     with visiting(browser, portal_up, "victor", lab, "/lab") as page:
         expect(page.get_by_text("nothing at this address that you may open")).to_be_visible()
@@ -202,7 +195,7 @@ def test_stolen_and_foreign_things_open_nothing(browser: Browser, portal_up: Por
         )
     token = portal_up.credentials["users"]["alice"]["token"]
     own = f"http://{here}"
-    # Of the right origin, and then of the other one, of the portal, or from a page of somebody else.
+    # First the right origin; then the cookie on another application, on the portal, and from a foreign page.
     assert asked(portal_up, here, headers={"Cookie": cookie})[0] == 200
     assert asked(portal_up, here, headers={"Cookie": cookie, "Origin": own}, method="POST")[0] == 200
     refused: list[tuple[str, dict[str, str], str]] = [
@@ -215,7 +208,7 @@ def test_stolen_and_foreign_things_open_nothing(browser: Browser, portal_up: Por
         (here, {"Cookie": cookie, "Origin": "null"}, "GET"),
         (here, {"Cookie": cookie, "Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"}, "GET"),
         (here, {"Cookie": cookie, "Upgrade": "websocket", "Connection": "Upgrade", "Origin": f"http://{there}"}, "GET"),
-        # As a browser opens one, but for the Origin that every browser sends.
+        # A WebSocket handshake without the Origin that every browser sends.
         (here, {"Cookie": cookie, "Upgrade": "websocket", "Connection": "Upgrade", **SOCKET}, "GET"),
         (here, {"X-Portal-User": "alice", "X-Forwarded-Host": here, "X-Forwarded-User": "alice"}, "GET"),
         (here, {"X-Portal-Gateway": "guess"}, "GET"),
@@ -224,7 +217,7 @@ def test_stolen_and_foreign_things_open_nothing(browser: Browser, portal_up: Por
         status, _, text = asked(portal_up, host, "/x", headers, method)
         assert status in (401, 403), (host, headers, status)
         assert '"headers"' not in text
-    # Names and paths that two programs might read differently.
+    # Host names and paths that two programs might parse differently.
     for path in ("/.portal/", "/.portal/routed", "/.portal/ticket?ticket=x"):
         status, _, text = asked(portal_up, here, path, {"Cookie": cookie})
         assert status in (302, 400, 404), path
@@ -238,13 +231,13 @@ def test_stolen_and_foreign_things_open_nothing(browser: Browser, portal_up: Por
         status, _, text = asked(portal_up, host, "/x", {"Cookie": cookie})
         assert status >= 400, host
         assert '"headers"' not in text
-    # Under the name of an application there is no page of the portal, and no session of it.
+    # An application's host name serves no page of the portal and accepts no session of it.
     status, _, text = asked(
         portal_up, f"none-none-none.apps.localhost:{portal_up.port}", "/api/v1/clusters", {"Cookie": portals}
     )
     assert status == 401
     assert "items" not in text
-    # What the gateway asks is for the gateway.
+    # Only the gateway may call /gateway/judge.
     assert (
         asked(portal_up, f"localhost:{portal_up.port}", "/gateway/judge", {"X-Forwarded-Host": here, "Cookie": cookie})[
             0
@@ -275,8 +268,8 @@ def test_a_program_comes_in_with_the_token_of_one_application(portal_up: Portal,
 
 
 def printed(portal: Portal, host: str, token: str, code: str, kernel: str = "python3") -> str:
-    """What a cell prints first in a new kernel, as an editor runs it: the token in each request, a kernel by REST, channels by
-    WebSocket."""
+    """Runs a cell in a new kernel, as an editor does, and returns what it prints first: creates the kernel over REST and uses its
+    channels over WebSocket, with the token in each request."""
     authorization = {"Authorization": f"token {token}"}
     status, _, text = asked(portal, host, "/api/kernels", authorization, "POST", json.dumps({"name": kernel}))
     assert status == 201, text
@@ -326,15 +319,15 @@ def test_cells_go_on_when_the_browser_closes_and_the_home_outlives_the_run(
 ) -> None:
     alice, path = Client(portal_up, "alice"), "/appcodes/ops-demo/clusters/lab"
     base = f"http://{host_of(portal_up, lab)}"
-    plain = "/static/favicons/favicon.ico"  # whose scripts, ours, may ask; those of JSON may not
+    plain = "/static/favicons/favicon.ico"  # an image's page allows our requests, a JSON answer does not
     with visiting(browser, portal_up, "alice", lab, plain) as page:
         page.wait_for_url(f"{base}{plain}")
         assert page.evaluate("async () => (await (await fetch('/api/me')).json()).identity.username") == "alice"
         body = json.dumps({"type": "notebook", "format": "json", "content": NOTEBOOK})
         write = "async ([name, body]) => (await fetch(`/api/contents/${name}`, {method: 'PUT', body})).ok"
-        page.evaluate("async () => await fetch('/api/contents/go.txt', {method: 'DELETE'})")  # of a try before
+        page.evaluate("async () => await fetch('/api/contents/go.txt', {method: 'DELETE'})")  # of an earlier try
         assert page.evaluate(write, ["work.ipynb", body])
-        # JupyterLab asks whether to wait when a machine is busy; it goes on by itself.
+        # On a busy machine JupyterLab asks whether to wait; dismiss that.
         page.add_locator_handler(page.locator(".jp-Dialog"), lambda dialog: dialog.locator("button").last.click())
         page.goto(f"{base}/lab/tree/work.ipynb")
         page.wait_for_selector(".jp-Notebook .cm-content", timeout=LATE)
@@ -342,7 +335,7 @@ def test_cells_go_on_when_the_browser_closes_and_the_home_outlives_the_run(
         run_first_cell(page)
         page.wait_for_selector(".jp-OutputArea-output:has-text('begun')", timeout=LATE)
         other = page.context.new_page()
-        page.close()  # in the middle of the cell
+        page.close()  # while the cell is running
         other.goto(f"{base}{plain}")
         busy = (
             "async () => (await (await fetch('/api/kernels')).json()).some(kernel => kernel.execution_state == 'busy')"
@@ -354,7 +347,7 @@ def test_cells_go_on_when_the_browser_closes_and_the_home_outlives_the_run(
         expect(other.locator(".jp-OutputArea-output").first).to_contain_text("begun\nover", timeout=LATE)
         other.keyboard.press("Control+S")
 
-        # The gateway, the web server and the portal's forwarder die: what is open connects again by itself.
+        # Kill the gateway, the web server and the portal's forwarder: open connections must reconnect automatically.
         for pid, line in portal_up.programs().items():
             if "traefik" in line or "gunicorn" in line:
                 psutil.Process(pid).kill()
@@ -366,12 +359,12 @@ def test_cells_go_on_when_the_browser_closes_and_the_home_outlives_the_run(
         other.goto(f"{base}/lab")
         expect(other.get_by_role("status")).to_contain_text("lab: Stopped")
         alice.call("POST", f"{path}/deploy")
-        other.goto(f"{base}/lab/tree/work.ipynb")  # shows that it starts, and then opens it by itself
+        other.goto(f"{base}/lab/tree/work.ipynb")  # first the start page, which then opens the notebook
         expect(other.locator(".jp-OutputArea-output").first).to_contain_text("over", timeout=LATE)
 
 
 def test_no_task_reaches_an_endpoint_but_by_the_gateway(portal_up: Portal, echo: str) -> None:
-    """Neither the port of the program nor the one that leads to it, from another tenant's task."""
+    """Neither the program's port nor the one that leads to it is reachable from another tenant's task."""
     mallory = Client(portal_up, "mallory")
     routes = json.loads((portal_up.data / "gateway" / "endpoints.yaml").read_text())
     (server,) = routes["http"]["services"][f"app-{echo}"]["loadBalancer"]["servers"]
@@ -388,13 +381,13 @@ def test_no_task_reaches_an_endpoint_but_by_the_gateway(portal_up: Portal, echo:
         if "tried" in each.read_text()
     )
     assert "reached" not in log
-    # From outside of the machine the program's own port is not there either.
+    # The program's own port is not open on the machine either.
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", 8080), 5)
 
 
 def test_no_datastore_repository_or_webhook_is_a_port_of_the_portals_own_machine(portal_up: Portal, echo: str) -> None:
-    """All ports at which anything of this portal listens, that of another tenant's program among them."""
+    """Tries every port on which this portal listens, including that of another tenant's program."""
     assert portal_up.process is not None
     mallory = Client(portal_up, "mallory")
     programs = {each.pid for each in psutil.Process(portal_up.process.pid).children(recursive=True)}
@@ -404,7 +397,7 @@ def test_no_datastore_repository_or_webhook_is_a_port_of_the_portals_own_machine
     listening = {each.laddr.port for each in found if each.pid in programs}
     listening |= {urllib.parse.urlsplit(server["url"]).port, portal_up.port}
     listening -= {json.loads((portal_up.data / "ports.json").read_text())["storage"]}
-    assert len(listening) > 4, "gateway, web server, front, the store and its door"
+    assert len(listening) > 4, "gateway, web server, router, the store and its door"
     keys = {"access_key": "a" * 20, "secret_key": "s" * 40, "bucket": "contents"}
     roles = {"master": {"flavor": "small"}}
     for port in listening:
@@ -453,11 +446,11 @@ def test_who_needs_a_notebook_keeps_it_inside_and_another_is_stopped_and_resumed
         file = json.dumps({"type": "file", "format": "text", "content": "x"})
         made = "body => fetch('/api/contents/kept.txt', {method: 'PUT', body}).then(answer => answer.status)"
         assert page.evaluate(made, file) == 201
-    # Only now: its minute without work has begun when it is ready.
+    # Start it only now: its minute without work begins when it is ready.
     start("kept")
     with visiting(browser, portal_up, "alice", "notebook-kept-ops-demo", "/lab") as page:
         expect(page.locator(".jp-Launcher").first).to_be_visible(timeout=LATE)
-        # The page is open all the while, and asks the server by itself.
+        # The open page polls the server, which does not count as work.
         assert eventually(is_announced, 120), status("kept")
         page.reload()
         expect(page.get_by_text("does nothing and will be stopped").first).to_be_visible(timeout=LATE)
@@ -475,7 +468,7 @@ def test_who_needs_a_notebook_keeps_it_inside_and_another_is_stopped_and_resumed
         page.get_by_role("button", name="Re-Deploy").first.click()
         ready(portal_up, paths["left"])
     with visiting(browser, portal_up, "alice", "notebook-left-ops-demo", "/api/contents/kept.txt?content=1") as page:
-        # The way in is a page of its own, which sends itself on.
+        # The first answer is a page that redirects itself.
         expect(page.locator("body")).to_contain_text('"content": "x"', timeout=LATE)
     for name in paths:
         alice.call("POST", f"{paths[name]}/disable")
@@ -513,7 +506,7 @@ def test_what_was_installed_is_saved_for_others_and_a_broken_package_keeps_nobod
             "GET", trains
         )
 
-        # Neither JupyterLab nor the plain kernel uses what was installed.
+        # JupyterLab itself and the plain kernel do not use the environment's packages.
         with pytest.raises(urllib.error.HTTPError, match="409"):
             alice.call("DELETE", "/appcodes/ops-demo/environments/hello")
         run = alice.call("GET", path)["status"]["run"]
@@ -587,7 +580,7 @@ def test_a_run_is_opened_in_a_notebook_and_a_notebook_is_run(browser: Browser, p
         kept = alice.call("GET", "/appcodes/ops-demo/datastores/demo-output/files/bad/1/bad.ipynb")
         assert kept["cells"][0]["outputs"][0]["text"] == ["first\n"]
 
-        # The notebook runs without the run, so that is asked before; then one click is enough.
+        # The running notebook does not include the run, so the page asks before restarting it. Later one click is enough.
         page.goto(f"{portal_up.origin}/clusters/ops-demo/wrote/notebook")
         page.get_by_role("row", name="lab").get_by_role("button", name="Start anew").click()
         page.get_by_role("dialog").get_by_role("button", name="Start it anew").click()
@@ -603,12 +596,12 @@ def test_a_run_is_opened_in_a_notebook_and_a_notebook_is_run(browser: Browser, p
         with page.context.expect_page() as opened:
             page.get_by_role("button", name="Open in notebook", exact=True).click()
         opened.value.wait_for_url(f"{base}/lab/tree/elearn-runs/sums/1/sums.ipynb", timeout=LATE)
-        # Notebooks that were open before are there, too.
+        # Notebooks that were open before are open again.
         expect(opened.value.locator(".jp-OutputArea-output", has_text="so 42")).to_be_visible(timeout=LATE)
 
 
 def run_first_cell(page: Page) -> None:
-    """Presses the keys again where JupyterLab was just drawing its notebook anew, and nobody heard them."""
+    """Repeats the keys, because JupyterLab ignores them while it redraws the notebook."""
     begun = page.locator(".jp-InputPrompt:has-text('[*]'), .jp-OutputArea-output").first
     for _ in range(4):
         page.click(".jp-Notebook .cm-content")
@@ -624,7 +617,7 @@ def phase_of(client: Client, name: str) -> Any:
 
 
 def portal_exec(portal: Portal, path: str, argv: list[str]) -> str:
-    """The lines that REST answers to a command in a task."""
+    """Returns the output lines of a command that REST runs in a task."""
     client = Client(portal, "alice")
     request = urllib.request.Request(
         client.url + path,
@@ -638,7 +631,7 @@ def portal_exec(portal: Portal, path: str, argv: list[str]) -> str:
 def test_a_plugin_is_in_jupyterlab_and_a_broken_one_keeps_nobody_out(portal_up: Portal) -> None:
     index = portal_up.index
     index.plugin("labtree", labtree=TREE)
-    # It would stand in the way of what JupyterLab is made of, and its own extension cannot be loaded.
+    # Its package would shadow tornado, which JupyterLab needs, and its extension cannot be loaded.
     index.plugin(
         "labbroken", labbroken="raise RuntimeError('broken')", **{"tornado/__init__": "raise RuntimeError('broken')"}
     )
@@ -662,12 +655,12 @@ def test_a_plugin_is_in_jupyterlab_and_a_broken_one_keeps_nobody_out(portal_up: 
     status, _, said = asked(portal_up, host, "/api/tree", by_token)
     assert (status, json.loads(said)["tree"]) == (200, "tall")
     assert "/plugins/" not in json.loads(said)["tornado"]
-    # What it starts by itself, as language servers are, sees it, too.
+    # Child processes of JupyterLab, such as language servers, see it too.
     assert json.loads(said)["started"] == "True"
     _, _, page = asked(portal_up, host, "/lab", by_token)
     assert '"labtree"' in page
     assert asked(portal_up, host, "/lab/extensions/labtree/static/entry.js", by_token)[2] == "// of tests"
-    # Kernels see nothing of it.
+    # Kernels do not see it.
     token = by_token["Authorization"].partition(" ")[2]
     sees = "import importlib.util; print(importlib.util.find_spec('labtree'))"
     assert printed(portal_up, host, token, sees) == "None\n"

@@ -1,4 +1,4 @@
-"""The main job as a person does it, in a real browser against the whole portal: from the New Cluster form to a finished run."""
+"""The main workflow in a real browser against the whole portal: from the New Cluster form to a finished run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.browser import assert_fits, chromium, signed_in
+from tests.browser import assert_fits, signed_in
 from tests.running import eventually
 
 pytestmark = pytest.mark.e2e
-# Training takes half a minute on an idle machine; tests share theirs.
+# Milliseconds. Training takes 30 s on an idle machine, and tests share theirs.
 TRAINED = 240_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -43,7 +37,7 @@ def tab(page: Page, name: str) -> None:
 
 
 def submit(page: Page, name: str, command: str) -> None:
-    """A single machine without data."""
+    """Submits a cluster with one task and no data."""
     page.goto("/clusters/new")
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_label("Command", exact=True).fill(command)
@@ -62,7 +56,7 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
     page.locator("[name=ps_flavor]").select_option("small")
     page.locator("[name=ps_count]").fill("1")
     page.locator("[name=worker_count]").fill("2")
-    # The flavor follows the master's once there are workers.
+    # With workers, their flavor follows the master's.
     expect(page.locator("[name=worker_flavor]")).to_have_value("middle-1-gpu")
     preview = page.locator("#preview")
     expect(preview.get_by_text("Tasks").locator("xpath=following-sibling::dd")).to_have_text("4")
@@ -73,7 +67,7 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
     head = page.locator("#head")
     expect(head).to_contain_text(re.compile("Queued|Starting|Running"))
 
-    # The list follows by itself, without being loaded again.
+    # The list updates without a reload.
     page.get_by_role("link", name="Clusters").first.click()
     mine = row(page, "by-hand")
     expect(mine).to_contain_text("Running", timeout=TRAINED)
@@ -153,9 +147,9 @@ def test_a_long_line_and_a_log_that_goes_on(page: Page) -> None:
     expect(log.get_by_text("more characters; download the log")).to_have_count(1)
     assert log.evaluate("log => log.textContent.length") < 20_000
 
-    # Following is a wish that scrolling up takes back.
+    # Scrolling up turns following off.
     def scroll_up() -> bool:
-        # A line that comes before the browser has told of the scrolling takes the log down again.
+        # A new line before the browser's scroll event scrolls the log down again.
         log.evaluate("log => { log.scrollTop = 0; }")
         return not page.get_by_label("follow").is_checked()
 
@@ -235,7 +229,7 @@ def test_a_telephone_shows_every_page_without_scrolling_sideways(page: Page) -> 
 def test_a_folder_is_uploaded_whole_although_the_connection_breaks(
     browser: Browser, portal_up: Any, tmp_path: Path
 ) -> None:
-    """2,000 small files; and they come back as one archive."""
+    """Uploads 2,000 small files and downloads them as one archive."""
     files = {f"{n % 7}/{n}.txt": f"{n}\n".encode() * (n % 50) for n in range(2000)}
     for name, data in files.items():
         (tmp_path / "digits" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -243,7 +237,7 @@ def test_a_folder_is_uploaded_whole_although_the_connection_breaks(
     sent: list[str] = []
 
     def break_some(route: Route) -> None:
-        """Each third time the connection is cut, or the portal is away; one portion is refused, and sent file by file."""
+        """Every third request fails: connection reset or portal unavailable. One batch is refused and then sent file by file."""
         sent.append(route.request.url)
         match len(sent) % 6 if len(sent) < 12 else 4:
             case 0:
@@ -270,13 +264,13 @@ def test_a_folder_is_uploaded_whole_although_the_connection_breaks(
 
 
 def test_a_large_file_goes_on_where_the_browser_was_closed(browser: Browser, portal_up: Any, tmp_path: Path) -> None:
-    """Five parts; nothing of the third one arrives, and the browser is closed."""
+    """Five parts; the third never arrives, and the browser is closed."""
     large = tmp_path / "weights.bin"
     large.write_bytes(os.urandom(2**20) * 36)
     sent: list[str] = []
 
     def of_part(url: str) -> str:
-        """Straight to the store, or through the portal."""
+        """Matches uploads of a part, directly to the store or through the portal."""
         found = re.search(r"[?&]part(?:Number)?=([0-9]+)", url)
         return found[1] if found and "large/weights.bin?" in url else ""
 
@@ -310,13 +304,13 @@ def test_a_large_file_goes_on_where_the_browser_was_closed(browser: Browser, por
 def test_a_parquet_file_shows_its_first_rows_and_a_damaged_one_what_is_wrong(
     browser: Browser, portal_up: Any, tmp_path: Path
 ) -> None:
-    """In a worker that reaches nothing, whatever a file makes of it."""
+    """The preview runs in a web worker without network access, so a malicious file can do no harm."""
     rows = {"id": [*range(300)], "said": ["<b>hello</b>"] * 300, "raw": [bytes([255, 0, n % 256]) for n in range(300)]}
     for packing in ("snappy", "zstd", "lz4"):
         pq.write_table(pa.table(rows), tmp_path / f"{packing}.parquet", compression=packing)
     whole = (tmp_path / "zstd.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[len(whole) // 2 :])
-    # Much larger than what lies there.
+    # Far larger uncompressed than stored.
     pq.write_table(
         pa.table({"z": ["a" * 10**6] * 300}), tmp_path / "bomb.parquet", compression="zstd", use_dictionary=False
     )

@@ -1,12 +1,11 @@
-"""Tasks that die and come back, and tasks that fall behind, with real TensorFlow: what their run says of it. In all-reduce, where
-steps are trained again: kube/test_many_runs_node.py."""
+"""Crashed and straggling tasks with real TensorFlow, and what their run reports. The all-reduce case, which repeats steps, is in
+kube/test_many_runs_node.py."""
 
 from __future__ import annotations
 
 import json
 import signal
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -14,7 +13,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, expect
 
-from tests.browser import SOON, chromium, signed_in
+from tests.browser import SOON, signed_in
 from tests.running import Client, Portal, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications")]
@@ -29,7 +28,7 @@ for step in $(seq 300); do echo "step $step"; sleep $pause; done
 
 
 class Seen:
-    """A run of alice."""
+    """A run that alice started."""
 
     def __init__(self, portal: Portal, name: str, **spec: Any) -> None:
         self.portal, self.name, self.alice = portal, name, Client(portal, "alice")
@@ -41,7 +40,7 @@ class Seen:
 
     @property
     def log(self) -> str:
-        """Of its master, all attempts so far."""
+        """Returns the master's log of all attempts so far."""
         task = next(iter(self.alice.call("GET", f"{self.path}/runs/1/tasks")["items"]))
         found = ""
         for attempt in range(task["restarts"] + 1):
@@ -52,7 +51,7 @@ class Seen:
         return found
 
     def kill(self, role: str, index: int) -> None:
-        """kill -9 of the program of a task."""
+        """Kills the program of a task (SIGKILL)."""
         mine = {"PORTAL_CLUSTER": self.name, "PORTAL_ROLE": role, "TASK_INDEX": str(index)}
         for process in psutil.process_iter():
             try:
@@ -82,15 +81,9 @@ class Seen:
 def trains(portal: Portal, name: str, **roles: Any) -> Seen:
     command = f"python digits_{name.partition('-')[2]}.py --sample --steps 3000"
     run = Seen(portal, name, command=command, output="demo-output", retries=1, roles=roles)
-    # A checkpoint is written with each fourth line.
+    # Every fourth line a checkpoint is written.
     assert eventually(lambda: run.log.count("global_step/sec") >= 6, 300), run.status
     return run
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 def test_a_worker_that_was_killed_takes_part_again_and_no_step_is_lost(browser: Browser, portal_up: Portal) -> None:

@@ -1,20 +1,19 @@
-"""A newcomer's first hour: in an appcode without any data, from sign-in to a chart of one's own code, by the keyboard alone.
+"""A newcomer's first hour, by keyboard only: from sign-in, in an appcode without data, to a chart from their own code.
 
-Nothing is clicked and no address is typed. Every control is reached by Tab, as somebody who does not know the page would, and
-each that has the focus shows it.
+The test neither clicks nor types a URL. It reaches every control with Tab, as a user who does not know the page would, and checks
+that the focus is visible.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser import assert_fits, chromium
+from tests.browser import assert_fits
 from tests.gitserver import git_server
 from tests.running import Client, Portal, eventually
 
@@ -24,9 +23,9 @@ import math
 for step in range(1, 41):
     print(f"step {step}: loss = {math.exp(-step / 12):.4f}", flush=True)
 """
-# More stops than any page of this walk has.
+# More than the tab stops of any page here.
 MOST_STOPS = 120
-# What has the focus: its name as people read it, whether it lies in the window, and what shows it.
+# Describes the focused element: its accessible name, whether it is in the viewport, and what marks the focus.
 FOCUSED = """() => {
   const e = document.activeElement;
   const words = e.labels && e.labels.length ? e.labels[0].textContent : e.ariaLabel || e.textContent;
@@ -39,18 +38,12 @@ FOCUSED = """() => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
 def tab_to(page: Page, name: str, tag: str = "") -> None:
-    """Presses Tab until what has the focus is called so."""
+    """Presses Tab until the focused element has this name."""
     stops = []
     for _ in range(MOST_STOPS):
         page.keyboard.press("Tab")
-        # A page that scrolls smoothly takes a moment to bring it into the window.
+        # Smooth scrolling takes a moment to bring it into the viewport.
         eventually(lambda: page.evaluate(FOCUSED)["there"], 2)
         stop = page.evaluate(FOCUSED)
         if stop["tag"] == "body":

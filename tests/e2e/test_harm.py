@@ -1,4 +1,4 @@
-"""One task that takes whatever it can get of the machine: runs of others, PostgreSQL and the portal go on."""
+"""A task that takes all it can get of the machine must not disturb other runs, PostgreSQL or the portal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.running import Client, Portal, eventually
 
 pytestmark = pytest.mark.e2e
 
-# Every harm has an end of its own, so that limits that do not hold cost this machine no more than some memory.
+# Every attack has its own bound, so that a missing limit costs this machine only some memory.
 HARM = """
 import os, resource, signal
 
@@ -46,7 +46,7 @@ PULSE = "while true; do date +%s.%N; sleep 0.2; done"
 
 
 def log_of(portal: Portal, word: str) -> str:
-    """The log of the task that has said `word`."""
+    """Returns the log of the task that printed `word`."""
     for path in (portal.data / "cloud" / "runs").glob("*/tasks/*/log"):
         text = path.read_text()
         if word in text:
@@ -59,18 +59,18 @@ def test_a_task_that_takes_all_it_can_harms_nobody_else(portal_up: Portal) -> No
     common = {"image": "tensorflow-2-21", "roles": {"master": {"flavor": "small"}}}
     quiet = bob.create("ops-demo", "quiet", command=f"echo a pulse; {PULSE}", **common)
     assert eventually(lambda: log_of(portal_up, "a pulse"), 120), bob.call("GET", quiet)
-    # What the portal runs on, by start time, too: none of it dies and is started again.
+    # The portal's processes, compared by pid and start time: none may die and be restarted.
     programs = {psutil.Process(pid) for pid in portal_up.programs()}
 
-    # What is in /dev/shm counts as the task's own memory, and nobody else is killed for it.
+    # /dev/shm counts as the task's own memory, and the kernel kills nothing else for it.
     full = mallory.create("flight-demo", "full", command=f"python -c '{FILL}'", retries=0, **common)
     assert eventually(lambda: mallory.call("GET", full)["status"]["phase"] == "Failed", 120), mallory.call("GET", full)
     assert "used more than its memory" in mallory.call("GET", full)["status"]["message"]
-    # Thousands of processes cost memory, too: of a flavor that has it, so that what ends them is their number.
+    # Thousands of processes need memory too, so use a large flavor: the limit on their number must end them.
     large = common | {"roles": {"master": {"flavor": "large"}}}
     harm = mallory.create("flight-demo", "harm", command=f"cd /elearn/output; python -c '{HARM}'", **large)
     assert eventually(lambda: "processes" in log_of(portal_up, "a deep tree"), 240), log_of(portal_up, "a deep tree")
-    # Before Linux 6.14 only half of what the machine can have bounds these.
+    # Before Linux 6.14, only a limit of half the machine's maximum applies.
     processes = "processes: Resource temporarily unavailable" if own_pid_max() else "processes without end"
     assert log_of(portal_up, "a deep tree").splitlines()[-3:] == [
         "a deep tree",

@@ -1,4 +1,4 @@
-"""kill -9 of every process of the portal while a run is going: nothing is lost, started twice or counted twice."""
+"""kill -9 of every process of the portal during a run: nothing is lost, started twice or counted twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.running import Client, eventually
 
 pytestmark = pytest.mark.e2e
 
-# Long enough for every program to be killed and started again meanwhile, and it says so itself when it was interrupted.
+# Runs long enough for every program to be killed and restarted meanwhile, and reports if it was interrupted.
 COMMAND = """
 set -e
 if [ "$PORTAL_ROLE" = ps ]; then exec sleep 3600; fi
@@ -57,14 +57,14 @@ def test_a_run_survives_the_death_of_everything_around_it(portal_up):
     assert eventually(lambda: phase() == "Running", 120), bob.call("GET", path)
 
     def pids(line):
-        # Valkey writes its address over its command line.
+        # Valkey overwrites its command line with its address: compare up to the first colon.
         return [pid for pid, other in portal_up.programs().items() if other.split(":")[0] == line.split(":")[0]]
 
     for line in portal_up.programs().values():
         killed = set()
 
         def kill(line=line, killed=killed):
-            # One whose server was killed a moment ago may just have ended by itself and be about to start again.
+            # A program whose server was killed a moment ago may have ended by itself and be restarting.
             for pid in pids(line):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -1,25 +1,16 @@
-"""Many runs as one piece of work, with real TensorFlow and every program of the portal killed in the middle: data is prepared,
-a sweep trains it in folds, the best is trained again, a hook writes down what became of it, and its curve is looked at."""
+"""Many runs as one project, with real TensorFlow and every program of the portal killed meanwhile: prepare data, sweep with
+cross-validation, retrain the best, record its outcome in a hook, view its chart."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser import chromium
 from tests.chain import Chain
 from tests.e2e.test_applications import LATE, sign_in
 from tests.running import Portal, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications")]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 def test_the_best_of_many_is_trained_again_and_written_down(browser: Browser, portal_up: Portal) -> None:

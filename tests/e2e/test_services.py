@@ -1,7 +1,6 @@
-"""A model from its training to its service, with real TensorFlow: a hook registers what a run wrote, an alias names it, a service
-answers for it, by both protocols and to its own callers alone; a better run comes by a canary, is promoted and is taken back, all
-of it while it is asked 20 times a second. Nobody is left without an answer, also while a replica is killed and the portal stands
-still.
+"""From training to serving with real TensorFlow. A hook registers a run's output, an alias names the version, and a service
+answers its own callers over both protocols. A better version arrives as a canary, is promoted and rolled back, at 20 requests a
+second. Every request is answered, even while a replica is killed and the portal is paused.
 """
 
 from __future__ import annotations
@@ -28,9 +27,12 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e]
 
-# A model whose answers say how long it was trained: the better version is told from the other one by what it answers.
+# The model's answers contain its number of training steps, which tells the versions apart. Without Keras, which TensorFlow
+# loads when it is imported, a task starts sooner by a third.
 TRAIN = """python - <<'END'
+import sys
 import numpy as np
+sys.modules["keras"] = None
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
@@ -68,7 +70,7 @@ class World:
         self.portal, self.alice = portal, Client(portal, "alice")
 
     def trained(self, run: int, steps: int) -> None:
-        """Run `run` of one cluster, which becomes version `run` of the model by its hook."""
+        """Runs the cluster for the `run`-th time; the hook registers the output as version `run` of the model."""
         spec = {
             **ONE,
             "command": TRAIN.replace("STEPS", str(steps)),
@@ -105,7 +107,7 @@ class World:
         return found
 
     def until(self, phase: str, kind: str, seconds: float = 240) -> dict[str, Any]:
-        """When the last rollout has come to this phase."""
+        """Waits until the last rollout has this phase, and returns the status."""
         last = lambda: self.status()["rollouts"][0]  # noqa: E731
         assert eventually(lambda: (last()["kind"], last()["phase"]) == (kind, phase), seconds), self.status()
         return self.status()
@@ -128,13 +130,13 @@ class World:
         return Load(f"{self.portal.url}/v1/models/answers:predict", headers, BODY, per_second)
 
     def pids(self, *names: str) -> list[int]:
-        """Of the portal's own programs, with their children."""
+        """Returns the pids of these programs of the portal and of their children."""
         return [pid for pid, line in self.portal.programs().items() if any(name in line for name in names)]
 
 
 @contextmanager
 def stopped(pids: list[int]) -> Iterator[None]:
-    """They stand still, as if their machine did."""
+    """Stops the processes (SIGSTOP) for the duration of the block."""
     assert pids
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -180,7 +182,7 @@ def test_from_training_to_a_better_version_under_load(world: World) -> None:
         canary = time.perf_counter()
         time.sleep(8)
         compared = world.status()
-        # By then the portal has nothing to do with an answer.
+        # From here on the portal's own processes are not needed to answer a request.
         with stopped(world.pids("gunicorn", "celery", "manage.py controller")):
             time.sleep(5)
         assert eventually(lambda: bool(world.status()), 30)
@@ -197,7 +199,7 @@ def test_from_training_to_a_better_version_under_load(world: World) -> None:
     assert weights == {1: 70, 2: 30}
     assert world.alice.call("GET", f"{CODE}/models/answers/aliases/champion")["version"] == 1
     _what_it_cost_is_the_sum_of_its_tasks(world)
-    # An alias names version 1, and 2 is kept warm.
+    # Version 1 has an alias, and version 2 is kept warm.
     with pytest.raises(urllib.error.HTTPError, match="409"):
         alice.call("DELETE", f"{CODE}/models/answers/versions/1")
     host = world.host
@@ -233,7 +235,7 @@ def nobody_else_comes_in(world: World, token: str) -> None:
 
 
 def _a_replica_is_killed(world: World, load: Load) -> None:
-    """At most what it was being asked is lost, and the next one is up by itself."""
+    """Only the requests in progress on it may be lost, and a new replica starts automatically."""
     before = len(load.asked)
     for pid in processes_of(world.status()["eachReplica"][0]["cluster"]):
         os.kill(pid, signal.SIGKILL)

@@ -1,18 +1,16 @@
-"""A model served, as people do it: a run writes it, it is registered, served from its page, tried there, asked by a program with
-the token of just that server, and by nobody else; a better version takes its place when the alias has moved."""
+"""Serving a model as users do: a run writes it, it is registered, served from its page, tried there, and called by a program with
+a token for that service only. When the alias moves, a better version replaces it."""
 
 from __future__ import annotations
 
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser import chromium
 from tests.chain import ONE
 from tests.e2e.test_applications import LATE, sign_in
 from tests.running import Client, Portal, eventually
@@ -34,14 +32,8 @@ MODELS = "/appcodes/ops-demo/models/adds"
 SERVER = "/appcodes/ops-demo/applications/adds"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
 def registered(alice: Client, number: int) -> None:
-    """Version `number` of the model, whose answers are that much larger."""
+    """Registers version `number` of the model, whose answers are larger by that number."""
     code = MODEL.replace("BIAS", str(number))
     command = f"mkdir /elearn/output/model && cat > /elearn/output/model/model.py <<'END'\n{code}END"
     roles = {"master": {"flavor": "middle"}}

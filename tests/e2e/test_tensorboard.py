@@ -1,19 +1,17 @@
-"""TensorBoard as people meet it: one click from a run that trains, the real TensorBoard, and curves that grow while they look."""
+"""TensorBoard as users meet it: one click from a running training, the real TensorBoard, and curves that grow while open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser import chromium
 from tests.e2e.test_applications import LATE, asked, host_of, sign_in, visiting
 from tests.running import Client, Portal, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications")]
-# A step as often as it is stored, in a folder of its own; beside it what nobody follows.
+# Writes and flushes a step every 0.5 s in a folder of its own, next to checkpoints, which TensorBoard does not read.
 TRAIN = """cat > /tmp/train.py <<'END'
 import time
 from tensorboard.summary import Writer
@@ -26,7 +24,7 @@ for step in range(2000):
     time.sleep(0.5)
 END
 exec python /tmp/train.py"""
-# The last step of each run that TensorBoard knows.
+# Returns the last step of each run that TensorBoard knows.
 STEPS = """async () => {
     const get = async path => (await fetch(path)).json()
     const tags = await get('/data/plugin/scalars/tags'), last = {}
@@ -40,14 +38,8 @@ VOLUME = {"volume": {"size": "1Gi", "access_mode": "ReadWriteMany"}}
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def train(portal_up: Portal) -> str:
-    """A cluster whose second run trains; it stores its output in S3."""
+    """Creates a cluster whose second run trains and stores its output in S3."""
     alice = Client(portal_up, "alice")
     path = alice.create("ops-demo", "learn", **_spec(output="demo-output"))
     _running(alice, path)
@@ -78,7 +70,7 @@ def test_one_click_shows_curves_that_grow(browser: Browser, portal_up: Portal, t
         assert list(first) == ["learn/2/summaries"]
         assert eventually(lambda: _steps(board)["learn/2/summaries"] > first["learn/2/summaries"] + 5, 60)
         assert alice.call("GET", "/appcodes/ops-demo/applications/tb-learn-2")["status"]["run"] == 1
-        # Another click opens the same.
+        # A second click opens the same TensorBoard.
         expect(page.locator("#tensorboard")).to_contain_text("tb-learn-2 shows this run; so far", timeout=LATE)
         with context.expect_page() as again:
             page.get_by_role("button", name="Open TensorBoard ▸").click()
@@ -111,7 +103,7 @@ def test_a_volume_is_mounted_and_needs_no_copy(browser: Browser, portal_up: Port
     made = alice.call("POST", f"{path}/tensorboard")
     assert made["spec"]["runs"] == ["keeps/1"]
     label = made["status"]["endpoints"][0]["url"].partition("//")[2].partition(".")[0]
-    with visiting(browser, portal_up, "victor", label, "/") as board:  # a viewer looks
+    with visiting(browser, portal_up, "victor", label, "/") as board:  # a viewer may open it
         board.wait_for_url(f"http://{host_of(portal_up, label)}/**", timeout=LATE)
         expect(board).to_have_title("TensorBoard: keeps/1", timeout=LATE)
         assert eventually(lambda: _steps(board), 60)

@@ -1,4 +1,4 @@
-"""What the fork server of the example programs loads; nobody else imports it."""
+"""Modules that the fork server of the example programs preloads. Nothing else imports this file."""
 
 import sys
 

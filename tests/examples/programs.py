@@ -1,7 +1,7 @@
-"""The example programs as forks of one process that has loaded TensorFlow: to load it takes longer than most of them compute.
+"""Runs the example programs as forks of one process that has TensorFlow loaded: loading takes longer than most of them compute.
 
-Python's own fork server: a program that is started finds `digits` and TensorFlow loaded and all else as a new process would. What
-such a process does from its very beginning is seen where one is started from its command line (tests/examples/test_digits.py).
+Uses Python's fork server: a program finds `digits` and TensorFlow loaded, and everything else as in a new process. A start from
+the command line, without the fork server, is tested in tests/examples/test_digits.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _forks = _context()
 
 
 def start(argv: Sequence[str], log: Path, env: Mapping[str, str]) -> ForkServerProcess:
-    """`python` with these arguments in the folder of the examples; what it says goes to the end of `log`."""
+    """Starts `python` with these arguments in the examples folder and returns the process. Appends its output to `log`."""
     log.touch()
     process = _forks.Process(target=_run, args=(list(argv), str(log), dict(env)))
     process.start()
@@ -38,7 +38,7 @@ def start(argv: Sequence[str], log: Path, env: Mapping[str, str]) -> ForkServerP
 
 
 def _run(argv: list[str], log: str, env: dict[str, str]) -> None:
-    # The server ends with who has started it.
+    # End together with the fork server, which ends with the process that started it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):

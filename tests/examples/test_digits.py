@@ -1,4 +1,4 @@
-"""The example programs as a newcomer runs them: real TensorFlow processes that find each other by TF_CONFIG."""
+"""The example programs as a newcomer runs them: real TensorFlow processes that find each other through TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ import pytest
 from datastores.files.previews import preview
 from tests.examples.programs import EXAMPLES, start
 
-# Only what is broken takes so long: TensorFlow alone is loaded for many seconds where others keep the cores busy.
+# Seconds. Only broken programs take this long; loading TensorFlow alone takes many seconds on busy cores.
 PATIENCE = 600
-# In one process, so that TensorFlow is loaded once for all of them.
+# One xdist group, so that one process loads TensorFlow for all of them.
 pytestmark = [pytest.mark.timeout(3 * PATIENCE), pytest.mark.xdist_group("examples"), pytest.mark.trains]
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An input folder as the demonstration makes it."""
+    """Creates an input folder as the demonstration does."""
     from sklearn.datasets import load_digits
 
     folder = tmp_path_factory.mktemp("input")
@@ -38,14 +38,14 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ended(process: ForkServerProcess) -> int:
-    """Its exit status."""
+    """Waits for the process and returns its exit status."""
     process.join(PATIENCE)
     assert process.exitcode is not None, "it goes on and on"
     return process.exitcode
 
 
 class Job:
-    """The tasks of one run as local processes; each writes its log beside the output."""
+    """The tasks of one run as local processes; each writes its log next to the output."""
 
     def __init__(self, program: str, inputs: Path, output: Path, counts: dict[str, int], *more: str) -> None:
         self.argv = [program, "--input", str(inputs), "--output", str(output), *more]
@@ -93,7 +93,7 @@ def running(job: Job) -> Iterator[Job]:
 
 
 def addresses(counts: dict[str, int], held: ExitStack) -> dict[str, list[str]]:
-    """Nobody else is given one of these ports while `held` keeps them; nobody listens there, so the tasks still can."""
+    """Returns addresses with free ports. `held` keeps them bound but not listening: others cannot take them, tasks can bind."""
 
     def one() -> str:
         server = held.enter_context(socket.socket())
@@ -105,7 +105,7 @@ def addresses(counts: dict[str, int], held: ExitStack) -> dict[str, list[str]]:
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every chart of a summaries folder as (step, value) in order."""
+    """Returns each chart of a summaries folder as (step, value) in order."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.util import tensor_util
 
@@ -127,7 +127,7 @@ print(float((answer.numpy().argmax(1) == data["labels"]).mean()), flush=True)
 
 
 def recognised(model: Path, digits: Path) -> float:
-    """The share of all digits that a SavedModel gets right, in a process of its own."""
+    """Returns the share of all digits that a SavedModel classifies correctly. Loads it in a separate process."""
     program, log = model.parent / "recognised.py", model.parent / "recognised.log"
     program.write_text(RECOGNISED)
     assert ended(start([str(program), str(model), str(digits / "digits.npz")], log, {})) == 0, log.read_text()
@@ -154,7 +154,7 @@ def test_one_machine_trains_saves_and_goes_on_from_its_checkpoint(digits: Path, 
         assert ended(start([*argv, *more], log, {})) == 0, log.read_text()
         return log.read_text()
 
-    # Its model predicts a batch, as a run has it that names a version.
+    # The model predicts a batch, as in a run that names a model version.
     log, named = tmp_path / "predict.log", {"PORTAL_MODEL_NAME": "digits", "PORTAL_MODEL_VERSION": "3"}
     predicting = ["digits_predict.py", "--model", str(tmp_path / "model"), "--output", str(tmp_path), "--batch", "1000"]
     assert ended(start(predicting, log, named)) == 0, log.read_text()
@@ -167,7 +167,7 @@ def test_one_machine_trains_saves_and_goes_on_from_its_checkpoint(digits: Path, 
     assert (len(rows), right / len(rows) > 0.95) == (1797, True)
     assert all(0.1 <= float(row["probability"]) <= 1 for row in rows)
 
-    # The same command after the end changes nothing and succeeds.
+    # Repeating the command after the end succeeds and changes nothing.
     assert "Saved the model of step 1500" in again()
     said = again("--steps", "1600")
     assert "Continues after step 1500" in said
@@ -230,14 +230,14 @@ def test_a_worker_that_was_killed_takes_part_again(digits: Path, tmp_path: Path)
 
 def test_a_lost_parameter_server_ends_the_master_and_its_next_start_goes_on(digits: Path, tmp_path: Path) -> None:
     roles = {"chief": 1, "ps": 1, "worker": 1}
-    # More than the master can do until somebody has seen what it has done; its next start does as many as usual.
+    # More steps than the master can finish before the test sees progress; its next start uses the default number.
     with running(Job("digits_ps.py", digits, tmp_path / "output", roles, "--steps", "6000")) as job:
         job.wait_for("global_step/sec", times=5)
         job.kill("ps", 0)
         job.start("ps", 0)
         assert job.wait("chief", 0) != 0, job.log()
         del job.argv[-2:]
-        # For some seconds the worker takes the server for absent, and a start that needs it fails; runs have retries for that.
+        # For some seconds the worker considers the server lost, and a start that needs it fails; the portal retries such runs.
         for _ in range(3):
             job.start("chief", 0)
             if (code := job.wait("chief", 0)) == 0:

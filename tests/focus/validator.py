@@ -3,15 +3,12 @@ it prints is read. It uses the rules that it ships (FOCUS_RULES) and never asks 
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kube.binary import cache
+from tests.environments import installed
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 FOCUS_RULES = "1.2.0.1"
@@ -48,7 +45,7 @@ for file in sys.argv[sys.argv.index("--") + 1:]:
 
 def validate(*files: Path) -> list[Verdict]:
     """Of each file; it is CSV or Parquet, by its name."""
-    folder = _installed()
+    folder = installed("focus-validator", REQUIREMENTS, "--ignore-requires-python")
     command = [
         folder / "bin" / "python", "-c", EACH, "focus-validator", "--validate-version", FOCUS_RULES, "--block-download",
         "--applicability-criteria", ",".join(CRITERIA), "--show-violations", "--", *(file.absolute() for file in files),
@@ -69,17 +66,3 @@ def _verdict(output: str) -> Verdict:
     failed = re.findall(r"^\S+ (\S+): FAIL ", output, re.MULTILINE)
     assert len(failed) == int(summary[2]), output
     return Verdict(int(summary[1]), failed, output)
-
-
-def _installed() -> Path:
-    """The environment, made now if need be; two processes that want it at the same time make it once."""
-    key = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    folder = cache("focus-validator") / key
-    with (cache("focus-validator") / f"{key}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", "install"]
-            subprocess.run([*pip, "--ignore-requires-python", "-r", REQUIREMENTS], check=True)
-            (folder / "complete").touch()
-    return folder

@@ -1,6 +1,6 @@
-"""Images for a test node out of a few files, as OCI archives: nothing can be pulled, and no builder is needed for these.
+"""OCI image archives for a test node, made from a few files: the node cannot pull images, and these need no builder.
 
-They are kept beside the test plane's binary and named by their content.
+The archives are stored in the test plane's cache and named by a hash of their content.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ PAUSE = "docker.io/gpu-cloud/pause:1"
 BUSYBOX = "docker.io/gpu-cloud/busybox:1"
 EXECUTABLE = 0o755
 
-Files = Mapping[str, bytes | str]  # path → content, or (text) the target of a symbolic link
+Files = Mapping[str, bytes | str]  # path → content, or (str) the target of a symbolic link
 
 
 def pause() -> Path:
-    """What every pod's sandbox is made of: tests/plane/pause."""
+    """Returns the image of every pod's sandbox: tests/plane/pause."""
     return write(PAUSE, {"pause": pause_binary().read_bytes()}, ["/pause"])
 
 
 def busybox() -> Path:
-    """A shell and some two hundred small programs, and what the portal starts everything with: bash and coreutils' `timeout`."""
+    """An image with a shell, some 200 small programs, and what the portal starts tasks with: bash and coreutils' `timeout`."""
     program = _program("busybox")
     if _libraries(program):
         raise ServiceError("This busybox is not static; install one that is with: apt-get install busybox-static")
@@ -47,7 +47,7 @@ def busybox() -> Path:
 
 
 def write(name: str, files: Files, command: Sequence[str]) -> Path:
-    """The archive of an image with that full name, made now if need be."""
+    """Returns the archive of an image with this full name; creates it if it is missing."""
     layer = _tar({"tmp/": b"", **files})
     digest = _digest(layer)
     config = _json(
@@ -76,7 +76,7 @@ def write(name: str, files: Files, command: Sequence[str]) -> Path:
     archive = _tar({"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index), **blobs})
     path = cache("archives") / f"{hashlib.sha256(archive).hexdigest()[:16]}.tar"
     if not path.exists():
-        # Two nodes that start side by side write the same archive.
+        # Two nodes that start concurrently may write the same archive.
         partly = path.with_suffix(f".{os.getpid()}")
         partly.write_bytes(archive)
         partly.replace(path)
@@ -91,13 +91,13 @@ def _program(name: str) -> Path:
 
 
 def _libraries(program: Path) -> list[Path]:
-    """Of a dynamic program, its loader included; the names where it looks for them."""
+    """Returns the libraries and the loader of a dynamic program, under the paths at which it looks for them."""
     told = subprocess.run(["ldd", str(program)], capture_output=True, text=True).stdout
     return [Path(word) for word in told.split() if word.startswith("/")]
 
 
 def _tar(files: Files) -> bytes:
-    """The same bytes for the same files."""
+    """Returns a reproducible tar archive."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for path, content in sorted(files.items()):

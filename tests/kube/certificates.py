@@ -1,4 +1,4 @@
-"""A certificate authority for one test plane: who is who there is said by client certificates."""
+"""A certificate authority for one test plane. Client certificates identify its users."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIFETIME = dt.timedelta(days=2)
 
 
 class Authority:
-    """Writes ca.crt into `folder` and signs certificates. `address` is where the API server of this plane is found."""
+    """Writes ca.crt into `folder` and signs certificates. `address` is the plane's API server address."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder = folder
@@ -47,7 +47,8 @@ class Authority:
         addresses: Sequence[str] = (),
         hosts: Sequence[str] = (),
     ) -> tuple[Path, Path]:
-        """(certificate, key) files for that user; also good as a server's on `addresses`, `hosts` and this plane's own."""
+        """Returns (certificate, key) files for the user. They also work for a server on `addresses`, `hosts` or the plane's
+        address."""
         key = ec.generate_private_key(ec.SECP256R1())
         own = {"127.0.0.1", "10.96.0.1", self._address}
         names = [
@@ -80,7 +81,7 @@ class Authority:
 
 
 def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> Path:
-    """In the one format that the API server also takes for the keys of service accounts."""
+    """Writes the one key format that the API server also accepts for service account keys."""
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
@@ -89,7 +90,7 @@ def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> Path:
 
 
 def write_kubeconfig(path: Path, url: str, authority: Authority, user: dict[str, str]) -> Path:
-    """`user` as in a kubeconfig: client-certificate-data and client-key-data, or token."""
+    """Writes a kubeconfig. `user` as there: client-certificate-data and client-key-data, or token."""
     ca = base64.b64encode(authority.pem).decode()
     document = {
         "apiVersion": "v1",

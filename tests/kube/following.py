@@ -1,4 +1,4 @@
-"""Follows a Kubernetes cloud as the controller does, and remembers what it was told."""
+"""Follows a Kubernetes cloud as the controller does, and records its news."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ROLE = Path(__file__).parents[2] / "docker" / "kubernetes" / "clusterrole.yaml"
 OPTIONAL = ROLE.with_name("nodes.yaml")
 
 
-# Where the servers of the real node's tests are.
+# The network of the servers that tests on the real node use.
 NODES = ("10.209.0.0/16",)
 
 
 class CountingClient(Client):
-    """Counts the calls that change something."""
+    """Counts write calls."""
 
     writes = 0
     _counting = threading.Lock()
@@ -42,16 +42,16 @@ class CountingClient(Client):
 
 
 def cloud_of(plane: Plane, portal: str) -> KubernetesCloud:
-    """With the rights that the portal asks for in docker/kubernetes, and no others."""
+    """Returns the cloud with exactly the rights that docker/kubernetes grants the portal."""
     return KubernetesCloud(
         CountingClient.connect(str(portal_kubeconfig(plane))), Settings(portal=portal, storage_networks=NODES)
     )
 
 
 def registered(plane: Plane, name: str, *, portal: str, namespace: str = "", **more: Any) -> Any:
-    """The plane as a row of Cloud, with the same rights. It gets one namespace, or those of all business lines."""
+    """Stores the plane as a Cloud row, with the portal's rights and either one namespace or those of all business lines."""
     from clusters.clouds.drivers.kubernetes.api import kubeconfig
-    from clusters.models import Cloud
+    from clusters.clouds.models import Cloud
 
     hand_over(plane, portal, namespace)
     config = kubeconfig.read(portal_kubeconfig(plane).read_text())
@@ -66,8 +66,8 @@ def registered(plane: Plane, name: str, *, portal: str, namespace: str = "", **m
 
 
 def hand_over(plane: Plane, portal: str, namespace: str = "") -> None:
-    """Every test is a portal of its own, and the business lines of all have the same names: as an administrator would, it gives
-    namespaces of the one before to the next."""
+    """Transfers existing namespaces to this portal, as an administrator would. Every test is a portal of its own, but their
+    business lines share names."""
     from portal.models import OrgNode
 
     wanted = (
@@ -80,10 +80,10 @@ def hand_over(plane: Plane, portal: str, namespace: str = "") -> None:
 
 @functools.lru_cache
 def portal_kubeconfig(plane: Plane) -> Path:
-    """A kubeconfig; returns when the rights are in force."""
+    """Returns a kubeconfig with the portal's rights once they are in force."""
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     for role in (yaml.safe_load(ROLE.read_text()), next(yaml.safe_load_all(OPTIONAL.read_text()))):
-        # Named apart from the binding of docker/kubernetes, which tests apply to the same plane; the role is the very same.
+        # A binding name of its own, because tests also apply docker/kubernetes to this plane; the role is the same.
         name = role["metadata"]["name"]
         plane.apply(f"{rbac}/clusterroles/{name}", role)
         binding = {
@@ -96,7 +96,7 @@ def portal_kubeconfig(plane: Plane) -> Path:
         plane.apply(f"{rbac}/clusterrolebindings/{binding['metadata']['name']}", binding)
     kubeconfig = plane.kubeconfig_for(PORTAL_USER)
     client, deadline = Client.connect(str(kubeconfig)), time.monotonic() + 60
-    while True:  # the authorizer hears of them by a watch
+    while True:  # the authorizer learns of the rights through a watch
         try:
             client.get("/api/v1/nodes")
         except CloudError:
@@ -107,7 +107,7 @@ def portal_kubeconfig(plane: Plane) -> Path:
 
 
 class Following:
-    """`told` is all news in order; `tasks` the last state of each pod."""
+    """`told` holds all news in order, `tasks` the last state of each pod."""
 
     def __init__(self, cloud: KubernetesCloud, *, acknowledges: bool = True) -> None:
         self.cloud = cloud
@@ -136,13 +136,13 @@ class Following:
 
     @acknowledges.setter
     def acknowledges(self, wanted: bool) -> None:
-        """When it has become False, nothing is being acknowledged any more. What has come since is acknowledged with the first
-        batch after it has become True, by the thread that watches: nobody else may."""
+        """Turns acknowledgement on or off. After False returns, nothing more is acknowledged. After True, the watching
+        thread (no other thread may) acknowledges the backlog with the next batch."""
         with self._acknowledging:
             self._acknowledges = wanted
 
     def until_idle(self) -> None:
-        """Nothing that was begun for what was acknowledged is under way in the background."""
+        """Waits until no background work of acknowledged news is left."""
         upkeep = self.cloud._upkeep
         self.until(lambda: upkeep is None or not upkeep._busy)
 
@@ -184,7 +184,7 @@ class Following:
             assert self._changed.wait_for(happened, seconds), "\n".join(map(str, [*self.errors, *self.told[-10:]]))
 
     def of(self, run: RunRef, phase: str = "") -> list[TaskSeen]:
-        """The tasks of a run that are in `phase` now, in order of role, index and attempt."""
+        """Returns the run's tasks that are in `phase` now, ordered by role, index and attempt."""
         found = (task for task in self.tasks.values() if task.run_id == run.id and phase in ("", task.phase))
         return sorted(found, key=lambda task: (task.role, task.index, task.attempt))
 

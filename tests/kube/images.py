@@ -1,10 +1,9 @@
-"""Builds the images of docker/*/Dockerfile without a daemon and without a registry, into archives outside the tree.
+"""Builds the images of docker/*/Dockerfile without a daemon or registry, into archives outside the source tree.
 
-`python -m tests.kube.images [name …]` builds what is missing and prints the archives: minutes the first time, nothing
-afterwards, because an archive is named by the content of its Dockerfile, of what that copies, and of the base below it.
-buildah builds, as root; the base that the Dockerfiles name is Debian's own, made here by debootstrap. apt and pip inside
-use the package sources that this machine is configured for: they are mounted while something is built, and no image holds
-any of it.
+`python -m tests.kube.images [name …]` builds missing images and prints the paths of the archives. The first build takes
+minutes. An archive is named by a hash of its Dockerfile, the files that it copies, and its base. buildah builds as root.
+The base image of the Dockerfiles is Debian, created here with debootstrap. apt and pip use the package sources of this
+machine: their configuration is mounted during the build, and no image contains it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# What pods call them, without the registry that a container runtime puts before such a name by itself.
+# Image names as pods use them, without the registry that a container runtime would prepend.
 TAGS = {
     "rclone": "gpu-cloud/rclone:1.75",
     "tensorflow": "gpu-cloud/tensorflow:2.21",
@@ -34,18 +33,18 @@ TAGS = {
 }
 SUITE = "bookworm"
 BASE = f"docker.io/library/debian:{SUITE}-slim"
-# Its sources change all the time, what they need does not: each step is kept, up to so many of them.
+# Images whose sources change often and requirements rarely: keep up to this many layers as a build cache.
 LAYERED, LAYERS = "portal", 60
-# Of each image, so that going back and forth between two versions builds nothing.
+# Archives kept per image, so that switching between two versions needs no build.
 KEPT = 2
 
-# Where the base has an empty file for the machine's own configuration to be mounted on.
+# Empty files in the base on which the machine's configuration is mounted.
 PIP_CONF, APT_CONF, APT_SOURCES = "/etc/pip.conf", "/etc/apt/apt.conf.d/90host", "/etc/apt/sources.list"
 AUTHORITIES = "/etc/ssl/host.pem"
-# How this machine reaches package sources; its other settings (hooks, what is kept where) are nobody else's.
+# apt settings for reaching package sources. Others, such as hooks and cache paths, are not copied.
 APT_SETTINGS = re.compile(r'^Acquire::(https?::|ftp::|Check-|Allow|Retries|ForceIPv|Queue-Mode)[^"]*"[^"]')
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What nobody reads in a container.
+# Files that no container needs.
 UNWANTED = ("/usr/share/doc", "/usr/share/man", "/usr/share/locale", "/usr/share/info")
 APT_SLIM = """\
 APT::Keep-Downloaded-Packages "false";
@@ -53,28 +52,29 @@ Dir::Cache::pkgcache "";
 Dir::Cache::srcpkgcache "";
 DPkg::Post-Invoke { "rm -f /var/cache/apt/archives/*.deb"; };
 """
-# Files that are of no use in an image and change by themselves.
+# Files that do not belong in an image and change by themselves.
 IGNORED = {"__pycache__", ".DS_Store"}
 
 
 class BuildError(Exception):
-    """An image cannot be built here; the text says why."""
+    """An image cannot be built on this machine; the message says why."""
 
 
 def image(name: str) -> Path:
-    """The archive of docker/`name`, for `ctr images import` or any other runtime; built now if need be. Raises BuildError."""
+    """Returns the archive of docker/`name` for `ctr images import` or another runtime; builds it if missing. Raises
+    BuildError."""
     archive = _cache() / f"{name}-{key(name)}.tar"
     if not archive.exists():
         below = [image(base) for base in bases(name)]
         with _alone():
             if not archive.exists():
                 _build(name, archive, below)
-    archive.touch()  # which ones are kept is seen by this
+    archive.touch()  # the cleanup keeps the most recently used
     return archive
 
 
 def key(name: str) -> str:
-    """Changes with everything that the image is made of, except for the packages that the distribution serves that day."""
+    """Returns a hash of everything that the image is made of, except the distribution's current packages."""
     dockerfile = ROOT / "docker" / name / "Dockerfile"
     below = "".join(map(key, bases(name)))
     digest = hashlib.sha256(f"{_recipe()} {TAGS[name]}{below}\n".encode() + dockerfile.read_bytes())
@@ -85,14 +85,14 @@ def key(name: str) -> str:
 
 
 def bases(name: str) -> list[str]:
-    """Those of our images that it is built over."""
+    """Returns our images that this one builds on."""
     text = (ROOT / "docker" / name / "Dockerfile").read_text()
     said = re.findall(r"^ARG BASE=(\S+)", text, re.MULTILINE)
     return [each for each, tag in TAGS.items() if tag in said]
 
 
 def copied(dockerfile: str) -> Iterator[str]:
-    """What a Dockerfile takes from the build context."""
+    """Yields what a Dockerfile copies from the build context."""
     for line in dockerfile.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words and words[0].upper() in ("COPY", "ADD"):
@@ -117,7 +117,7 @@ def _cache() -> Path:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One build at a time: they share the base, and two would only slow each other down."""
+    """Allows one build at a time: builds share the base, and two would slow each other down."""
     _cache().mkdir(parents=True, exist_ok=True)
     with (_cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -128,7 +128,7 @@ def _build(name: str, archive: Path, below: Sequence[Path]) -> None:
     if os.geteuid() != 0:
         raise BuildError("Images are built as root.")
     began = time.monotonic()
-    _buildah("rm", "--all")  # what a build that failed left behind
+    _buildah("rm", "--all")  # left over from failed builds
     if _buildah("images", "--quiet", "--all", "--filter=dangling=true").count("\n") > LAYERS:
         _buildah("rmi", "--prune", "--force")
     _base()
@@ -160,7 +160,7 @@ def _tidy(name: str) -> None:
 
 
 def _base() -> None:
-    """Debian as its image on registries: the smallest system, without lists, manuals and other languages."""
+    """Builds Debian as its official image: a minimal system without package lists, manuals and other languages."""
     made = f"localhost/debian:{_recipe()}"
     if subprocess.run([*_command("tag"), made, BASE], capture_output=True, check=False).returncode == 0:
         return
@@ -183,7 +183,7 @@ def _slim(root: Path) -> None:
         place = root / target.removeprefix("/")
         place.parent.mkdir(exist_ok=True)
         place.write_text("")
-    # For packages that are still to come; of those that came before this was said, files are removed.
+    # Future packages are unpacked without these files; those of the base are deleted.
     lean = [*(f"path-exclude {path}/*" for path in UNWANTED), "path-include /usr/share/doc/*/copyright"]
     (root / "etc/dpkg/dpkg.cfg.d/slim").write_text("\n".join(lean) + "\n")
     (root / "etc/apt/apt.conf.d/slim").write_text(APT_SLIM)
@@ -192,7 +192,7 @@ def _slim(root: Path) -> None:
 
 
 def _recipe() -> str:
-    """Changes with what `_base` makes."""
+    """Returns a hash of everything that `_base` does."""
     said = repr((SUITE, UNWANTED, APT_SLIM, PIP_CONF, APT_CONF, APT_SOURCES, AUTHORITIES, PATH))
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
@@ -201,7 +201,7 @@ def _recipe() -> str:
 
 
 def _configuration(folder: Path) -> Mapping[str, Path]:
-    """Where in a build → the file to mount there: how this machine reaches its package sources."""
+    """Returns path in the build → file to mount there: how this machine reaches its package sources."""
     found = {}
     settings = _pip_settings()
     authorities = _authorities(settings)
@@ -211,7 +211,7 @@ def _configuration(folder: Path) -> Mapping[str, Path]:
         (APT_SOURCES, [f"deb {uri} {release} {component}" for uri, release, component in _apt_sources()]),
     ):
         path = folder / Path(target).name
-        # 600: an index may be known by an address with a password in it.
+        # Mode 600, because the index URL may contain a password.
         path.touch(mode=0o600)
         path.write_text("\n".join(lines) + "\n")
         found[target] = path
@@ -223,12 +223,12 @@ def _configuration(folder: Path) -> Mapping[str, Path]:
 
 
 def _pip_settings() -> dict[str, str]:
-    """All of pip's settings, from files and the environment, by their names in a file."""
+    """Returns all settings of pip from files and environment, by their names in a file."""
     argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
     settings: dict[str, str] = {}
     for line in subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines():
         name, _, value = line.partition("=")
-        # The environment (":env:.index-url") is listed first and wins.
+        # pip lists the environment (":env:.index-url") first, so the first value wins.
         settings.setdefault(name.rpartition(".")[2], ast.literal_eval(value))
     if "cert" in settings:
         settings["cert"] = AUTHORITIES
@@ -236,7 +236,7 @@ def _pip_settings() -> dict[str, str]:
 
 
 def _authorities(pip: Mapping[str, str]) -> Path | None:
-    """The certificates that this machine believes, which may be more than those of an image."""
+    """Returns the certificate authorities that this machine trusts; an image may have fewer."""
     candidates = [os.environ.get("SSL_CERT_FILE"), ssl.get_default_verify_paths().cafile]
     return next(
         (Path(path) for path in [*candidates, "/etc/ssl/certs/ca-certificates.crt"] if path and Path(path).exists()),
@@ -251,7 +251,7 @@ def _apt_settings() -> list[str]:
 
 
 def _apt_sources() -> list[tuple[str, str, str]]:
-    """(address, release, component) of the same Debian where this machine is one; elsewhere debootstrap's own choice."""
+    """Returns (URL, release, component) of the same Debian release if this machine runs it, else debootstrap's default."""
     form = "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)"
     argv = ["apt-get", "indextargets", "Created-By: Packages", "--format", form]
     lines = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()
@@ -263,7 +263,7 @@ def _apt_sources() -> list[tuple[str, str, str]]:
 
 
 def _command(verb: str) -> list[str]:
-    """buildah with storage of its own: what else this machine does with containers is left alone."""
+    """Returns a buildah command with its own storage, separate from other containers on this machine."""
     return ["buildah", "--root", str(_cache() / "storage"), "--runroot", "/run/gpu-cloud-images", verb]
 
 
@@ -272,7 +272,7 @@ def _buildah(verb: str, *arguments: str) -> str:
 
 
 def _run(argv: Sequence[str]) -> str:
-    """What it wrote to stdout."""
+    """Returns stdout."""
     try:
         done = subprocess.run(argv, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:

@@ -1,7 +1,7 @@
-"""The logs of simulated pods: one server that plays the kubelets of all nodes of a plane, as far as logs are concerned.
+"""Simulated pod logs: one server acts as the kubelet of all nodes of a plane, for logs only.
 
-The API server asks it as it asks kubelets, with its certificate checked, and does all else itself. What it answers is counted:
-these are the bytes that the API server reads and passes on."""
+The real API server queries it like a kubelet and verifies its certificate. It counts the bytes that it sends, which are
+those that the API server reads and passes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEGAN = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 
 @lru_cache(maxsize=2)
 def stamped(lines: int, length: int) -> tuple[bytes, ...]:
-    """So many lines of `length` bytes, one each millisecond from BEGAN on, as a node keeps them."""
+    """Returns `lines` log lines of `length` bytes with one timestamp per millisecond from BEGAN on, as a node stores them."""
     second = [(BEGAN + dt.timedelta(seconds=n)).strftime("%Y-%m-%dT%H:%M:%S") for n in range(lines // 1000 + 1)]
     return tuple(
         f"{second[n // 1000]}.{n % 1000:03d}000000Z ".encode() + f"line {n} ".ljust(length - 1, "x").encode() + b"\n"
@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def answer(lines: tuple[bytes, ...], asked: dict[str, str]) -> bytes:
-    """As kubelets do: whole seconds for `sinceTime`, then the last `tailLines`, of which the first `limitBytes`."""
+    """Returns what a kubelet does: whole seconds for `sinceTime`, then the last `tailLines`, cut to `limitBytes`."""
     assert asked.get("timestamps") == "true"
     if since := asked.get("sinceTime"):
         first = since.encode()[:19]
@@ -79,7 +79,7 @@ def answer(lines: tuple[bytes, ...], asked: dict[str, str]) -> bytes:
 
 @contextmanager
 def played(plane: Plane, lines: tuple[bytes, ...]) -> Iterator[Kubelets]:
-    """All nodes of the plane send the API server here for logs."""
+    """Makes the API server get the logs of all nodes of the plane from this server."""
     server = Kubelets(lines)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*plane.serving_certificate("kubelets", "127.0.0.1"))

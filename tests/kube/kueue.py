@@ -1,4 +1,4 @@
-"""What of Kueue the portal looks up: the kind LocalQueue, without a controller."""
+"""The part of Kueue that the portal reads: the kind LocalQueue, without a controller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def installed(plane: Plane) -> Iterator[None]:
     }
     plane.request("POST", _PATH, body)
     try:
-        # The API server publishes a new group, and withdraws an old one, a moment later.
+        # The API server publishes and withdraws API groups with a delay.
         assert eventually(lambda: _is_served(plane), 60)
         yield
     finally:
@@ -43,11 +43,11 @@ def _is_served(plane: Plane) -> bool:
         plane.request("GET", f"/apis/{GROUP}")
         plane.request("GET", f"/apis/{GROUP}/{VERSION}/localqueues")
     except Refused as refusal:
-        # 429: its storage is made.
+        # 429: its storage is being created.
         if refusal.status not in (404, 429):
             raise
         return False
     except ValueError:
-        # Of a group that nobody serves it is told in plain text.
+        # For a group that it does not serve, the API server answers in plain text.
         return False
     return True

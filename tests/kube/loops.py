@@ -1,7 +1,7 @@
-"""The portal's two loops as they run in production, in threads of this process: workers and the controller, which may also be
-a process of its own.
+"""The portal's two loops as in production: workers in threads of this process, and the controller in a thread or a process
+of its own.
 
-Only Celery is missing: instead of wake-ups, the worker looks for what is unsettled five times a second.
+Celery is missing: instead of waiting for wake-ups, the worker checks for unsettled runs five times a second.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ KINDS = {
     "/apis/batch/v1": ("jobs",),
     "/apis/networking.k8s.io/v1": ("ingresses", "networkpolicies"),
 }
-# How soon everything is as wanted again after a fault has ended.
+# Seconds within which everything must have converged after a fault ends.
 CONVERGED = 30.0
 
 
 class Loops:
-    """One portal on one Kubernetes cluster that is reached by `config`. Start it after the people are made."""
+    """A portal on one Kubernetes cluster, which `config` connects to. Start it after creating the people."""
 
     def __init__(self, plane: Plane, portal: str, config: Mapping[str, Any]) -> None:
         self.plane = plane
@@ -47,7 +47,8 @@ class Loops:
         self._controller: Any = None
 
     def catalogue(self) -> None:
-        from clusters.models import Cloud, Flavor, Image
+        from clusters.catalog.models import Flavor, Image
+        from clusters.clouds.models import Cloud
 
         Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
         Flavor.objects.create(name="one-gpu", title="Middle + 1 GPU", cpu_milli=100, memory_mb=128, gpus=1)
@@ -86,7 +87,7 @@ class Loops:
         self._controller.start()
 
     def stop_controller(self) -> None:
-        """It ends with its next news, and with it all that it knew."""
+        """Ends the controller at its next news; it loses all state in memory."""
         from clusters.clouds import registry
 
         if self._controller is not None:
@@ -99,10 +100,10 @@ class Loops:
         from django.db import connections
         from django.utils.timezone import now
 
-        from clusters.models import Run
         from clusters.runs import quota, reconcile
+        from clusters.runs.models import Run
 
-        # A thread's connection ends with it.
+        # The thread's database connection ends with it.
         with ThreadPoolExecutor(4) as threads:
             while not self._stopped.wait(0.2):
                 appcodes = Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True)
@@ -116,8 +117,8 @@ class Loops:
     # -- what people do and see --------------------------------------------------------------------------------------
 
     def create(self, people: Any, name: str = "mnist", **spec: Any) -> Any:
-        from clusters.actions import create_cluster
-        from clusters.manifest import ClusterManifest
+        from clusters.cluster.actions import create_cluster
+        from clusters.manifest.cluster import ClusterManifest
 
         counts = {"master": 1, "ps": spec.pop("ps", 0), "worker": spec.pop("workers", 0)}
         flavor = spec.pop("flavor", "one-gpu")
@@ -129,17 +130,17 @@ class Loops:
         return create_cluster(ClusterManifest.model_validate(document), acting_user=people.bob)
 
     def disable(self, people: Any, cluster: Any) -> None:
-        from clusters import actions
+        from clusters.cluster import actions
 
         actions.disable(cluster, acting_user=people.bob)
 
     def run(self, cluster: Any) -> Any:
-        from clusters.models import Run
+        from clusters.runs.models import Run
 
         return Run.objects.get(current_of=cluster)
 
     def until(self, happened: Callable[[], object], seconds: float = CONVERGED) -> float:
-        """How many seconds it took."""
+        """Waits until `happened()` is true. Returns how many seconds that took."""
         began = time.monotonic()
         while not happened():
             assert time.monotonic() < began + seconds, told()
@@ -151,7 +152,7 @@ class Loops:
         return self.run(cluster)
 
     def until_running(self, cluster: Any, *, attempts: int = 0, seconds: float = CONVERGED) -> Any:
-        """Every task of it is there once and runs, in the database and on Kubernetes."""
+        """Waits until every task of it runs exactly once, in the database and on Kubernetes."""
 
         def happened() -> bool:
             run = self.run(cluster)
@@ -170,8 +171,8 @@ class Loops:
         return self.run(cluster)
 
     def later(self, run: Any) -> None:
-        """As if nobody had changed it for a while: it is put right at once again."""
-        from clusters.models import Run
+        """Makes the run due for repair at once, as if it had been unchanged for a while."""
+        from clusters.runs.models import Run
 
         self.until(lambda: Run.objects.get(pk=run.pk).applied_at)
         Run.objects.filter(pk=run.pk).update(not_before=None)
@@ -215,7 +216,7 @@ class Loops:
         assert self.left_of(run) == []
 
     def check_usage(self, run: Any) -> None:
-        """Every pod is metered once, from its start to its end as Kubernetes says, and nothing else is."""
+        """Asserts that every pod is metered once, from its start to its end in Kubernetes, and nothing else is."""
         from billing.models import UsageSegment
 
         segments = list(UsageSegment.objects.filter(consumer=f"run {run.pk}"))
@@ -224,8 +225,9 @@ class Loops:
 
 
 def told() -> list[Any]:
-    """What there is, for who waited in vain."""
-    from clusters.models import CloudState, Run, Task
+    """Returns the state of all runs, for the message of a timeout."""
+    from clusters.clouds.models import CloudState
+    from clusters.runs.models import Run, Task
 
     return [
         *Run.objects.values("pk", "cloud", "phase", "reason", "message", "gone", "applied_at"),
@@ -235,15 +237,16 @@ def told() -> list[Any]:
 
 
 class Controller:
-    """`manage.py controller`, a process of its own on the database of the tests."""
+    """`manage.py controller` of the source tree `tree` as a process of its own on the test database."""
 
-    def __init__(self, number: int, folder: Path) -> None:
+    def __init__(self, number: int, folder: Path, tree: Path = ROOT) -> None:
         self.name = f"controller-{number}"
         environment = database_environment() | {"PGAPPNAME": self.name, "LOCAL_CLOUD_SOCKET": ""}
         self.log = folder / f"{self.name}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                dies_with_parent([sys.executable, str(ROOT / "manage.py"), "controller"]),
+                dies_with_parent([sys.executable, str(tree / "manage.py"), "controller"]),
+                cwd=tree,
                 env=environment,
                 stdout=log,
                 stderr=log,

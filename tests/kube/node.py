@@ -1,50 +1,49 @@
-"""One real node for a test plane: containers run, with the clocks, logs, exit codes and limits that they really have.
+"""One real node for a test plane: containers with real clocks, logs, exit codes and limits.
 
-It is this machine under another name: Debian's containerd, runc and CNI plugins, and the kubelet, kube-proxy and CoreDNS
-of tests/plane, in network, mount, process and host name namespaces of their own (machine.sh). All of it ends with the
-process that started it, and nothing is left on the host: no mount, cgroup, network device, rule of iptables or process.
-Only the store of images stays, in the cache outside the tree, because to import a big image takes most of a minute.
+The node is this machine under another name: Debian's containerd, runc and CNI plugins, and the kubelet, kube-proxy and
+CoreDNS of tests/plane, in their own network, mount, process and host name namespaces (machine.sh). Everything ends with the
+process that started it and leaves no mount, cgroup, network device, iptables rule or process on the host. Images of docker/
+are unpacked once for all nodes, in the cache outside the source tree (layers.py).
 
+    layers.unpack([images.image("tensorflow")])
     with running_node(folder) as node:            # node.plane listens where the node's pods reach it
         node.import_image(images.image("tensorflow"))
         node.plane.request("POST", "/api/v1/namespaces/default/pods", {...})
-        node.containers(pod_uid)                  # what containerd itself says of them
+        node.containers(pod_uid)                  # containerd's own records
 
-Every node that runs at the same time has a slot of its own: slot N's host is 10.209.N.1, its node 10.209.N.2 and its pods
-10.210.N.0/24, which the host can reach; servers that pods are to reach (S3, PostgreSQL) listen on 10.209.N.1. Services
-are 10.96.0.0/16, reachable from pods. The node's GPUs are simulated: the API server is told that it has some, and tasks
-that ask for them are counted, scheduled and metered, but find no device. NetworkPolicies are admitted and stored, but
-nothing enforces them here. Nothing can be pulled, and only names of the cluster can be looked up.
+Concurrent nodes have different slots. Slot N: host 10.209.N.1, node 10.209.N.2, pods 10.210.N.0/24, which the host can reach.
+Servers for pods (S3, PostgreSQL) listen on 10.209.N.1. Services are 10.96.0.0/16, reachable from pods. GPUs are simulated: the
+API server believes that the node has some, so tasks with GPUs are counted, scheduled and metered, but find no device.
+NetworkPolicies are admitted and stored, but not enforced. The node cannot pull images, and its DNS resolves only names of the
+cluster.
 
-Plane and node are up in 7 s on two cores. Tried on machines with cgroup version 1.
+Plane and node start in 7 s on two cores. Tested on machines with cgroup version 1.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 import signal
 import subprocess
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import urllib3
-from tenacity import retry, retry_if_exception_message, stop_after_attempt
 
 from portal.up import services
 from portal.up.services import Service, ServiceError
-from tests.kube import archives
+from tests.kube import archives, layers
 from tests.kube.binary import binary, cache
+from tests.kube.layers import output
 from tests.kube.plane import GPU, GPU_MODEL, KUBELET_CLIENT, Object, Plane, Refused, condition
 
 MACHINE = Path(__file__).with_name("machine.sh")
@@ -55,15 +54,13 @@ SLOTS = range(1, 9)
 DNS = "10.96.0.10"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 START_SECONDS = 120.0
-# Written on an image of containerd's when it was imported: which archive it came from.
-ARCHIVE_LABEL = "gpu-cloud/archive"
 
 
 @dataclass(frozen=True)
 class Container:
-    """What containerd itself has noted of a container; times in nanoseconds since 1970, 0 for what has not happened.
+    """containerd's record of a container. Times are nanoseconds since 1970, 0 if it has not happened.
 
-    `present` is False for one that the kubelet has removed since.
+    `present` is False if the kubelet has removed the container since.
     """
 
     id: str
@@ -82,17 +79,17 @@ class Container:
 
     @property
     def started(self) -> dt.datetime:
-        """To the second, as the API of Kubernetes says it."""
+        """To the second, as the Kubernetes API reports it."""
         return dt.datetime.fromtimestamp(self.started_at // 10**9, dt.UTC)
 
     @property
     def finished(self) -> dt.datetime:
-        """To the second, as the API of Kubernetes says it."""
+        """To the second, as the Kubernetes API reports it."""
         return dt.datetime.fromtimestamp(self.finished_at // 10**9, dt.UTC)
 
 
 class Node:
-    """One real node. To be started from a main thread (see services.spawn). Logs are in `folder`/log."""
+    """One real node. Start it from a main thread (see services.spawn). Logs are in `folder`/log."""
 
     plane: Plane
 
@@ -104,28 +101,30 @@ class Node:
     # Starting and stopping
 
     def start(self) -> None:
-        """The machine and its containerd, which may take a moment more. Raises ServiceError, with what to install."""
+        """Starts the machine and its containerd, which may need another moment. Raises ServiceError with what to install."""
         _check()
         slot, lock = _free_slot()
         self.name = f"machine-{slot}"
         self.gateway, self.address, self.pods = f"10.209.{slot}.1", f"10.209.{slot}.2", f"10.210.{slot}.0/24"
         self._store = cache(f"node/{slot}")
-        # Not below a test's folder: a Unix socket's address is short, and all but the logs goes with the machine.
+        _empty(self._store)
+        used = layers.link(self._store)
+        # Not below a test's folder, because Unix socket paths must be short; everything but the logs is deleted with the machine.
         self._state = Path(tempfile.mkdtemp(prefix="node-"))
         self._socket = self._state / "containerd.sock"
         try:
-            self._start_machine(f"node{slot}", lock)
+            self._start_machine(f"node{slot}", lock, used)
             self._spawn(self._containerd())
         except BaseException:
             self.stop()
             raise
 
     def join(self, plane: Plane, gpus: int = 8, model: str = "NVIDIA-A100") -> None:
-        """Returns when pods can be scheduled on it and Services and names work."""
+        """Joins the plane. Returns when pods can be scheduled on it, and Services and names work."""
         self.plane = plane
         self._program = str(binary())
         self._wait("containerd")
-        # What was there when the last machine with this store was switched off.
+        # Containers that the last machine with this store left when it was switched off.
         self._records("--remove")
         follower = (self._program, "containers", "--follow", "--socket", str(self._socket))
         self._spawn(Service("containers", follower))
@@ -137,7 +136,7 @@ class Node:
         self._add_gpus(gpus, model)
 
     def stop(self) -> None:
-        """Everything at once, as when the power goes; what it would put in order is thrown away."""
+        """Kills everything at once, like a power cut. State that would need cleaning up is deleted."""
         if self._machine:
             assert self._machine.stdin
             self._machine.stdin.close()
@@ -146,21 +145,21 @@ class Node:
             services.stop(service, process)
 
     def fall_silent(self) -> None:
-        """Its kubelet is killed, as when the machine is cut off: containers go on, and nobody hears of them."""
+        """Kills its kubelet, as if the machine were cut off: containers continue, but report nothing."""
         _, process = self._running.pop("kubelet")
-        # nsenter waits for its child, and would leave it alone if it were killed itself.
+        # nsenter waits for its child and would orphan it if killed itself.
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
             os.kill(int(child), signal.SIGKILL)
         process.wait()
 
     def come_back(self) -> None:
-        """As it was; returns when pods can be scheduled on it. It is not given up any more."""
+        """Restarts the kubelet. Returns when pods can be scheduled on the node and it is no longer marked unreachable."""
         self._spawn(self._kubelet())
         self.plane.request("PATCH", f"/api/v1/nodes/{self.name}", {"spec": {"taints": None}})
         self.plane.until("/api/v1/nodes", lambda nodes: self._is_ready(nodes.get(self.name)), START_SECONDS)
 
     def check(self) -> None:
-        """Raises ServiceError when something of it ended by itself."""
+        """Raises ServiceError if one of its programs has ended."""
         for name, (_, process) in self._running.items():
             if process.poll() is not None:
                 log = self.logs / f"{name}.log"
@@ -169,15 +168,20 @@ class Node:
     # What runs on it
 
     def import_image(self, archive: Path) -> None:
-        """From an OCI or Docker archive with its full name in it. Nothing is done when it is there already."""
-        index = _index(archive)
-        label = f"{ARCHIVE_LABEL}={hashlib.sha256(index).hexdigest()[:16]}"
-        if label in self._ctr("images", "ls"):
+        """Imports an OCI or Docker archive that contains the full image name. Takes no time if it was unpacked for all nodes
+        or the image exists."""
+        label, second = layers.label(archive), layers.second_name(archive)
+        found = {line.split()[0] for line in self._ctr("images", "ls").splitlines() if label in line}
+        if found - {second}:
             return
-        names = [line.split()[1] for line in self._import(archive).splitlines() if line]
-        for name in names:
-            self._ctr("images", "label", name, label)
-        # The kubelet would wait long before it looks again for an image that containerd's CRI plugin has not noticed yet.
+        if second in found:
+            # The version of another checkout has its name.
+            names = layers.names(archive)
+            for name in names:
+                self._ctr("images", "tag", "--force", second, name)
+        else:
+            names = layers.import_archive(self._socket, archive)
+        # If containerd's CRI plugin does not list the image yet, the kubelet would wait long before its next try.
         end = time.monotonic() + START_SECONDS
         while not all(
             "io.cri-containerd.image=managed" in self._ctr("images", "ls", f"name=={name}") for name in names
@@ -186,42 +190,35 @@ class Node:
                 raise ServiceError(f"containerd does not offer {', '.join(names)}.")
             time.sleep(0.02)
 
-    @retry(
-        retry=retry_if_exception_message(match="(?s).*parent snapshot .* does not exist"),
-        stop=stop_after_attempt(3),
-        reraise=True,
-    )
-    def _import(self, archive: Path) -> str:
-        """The store outlives its nodes. Where an image takes the name of an older one, containerd collects what only the older
-        one had, and at times a layer that both have, right before the next is put on it; the layer is then unpacked again."""
-        return self._ctr("images", "import", str(archive))
-
     def containers(self, pod_uid: str = "") -> list[Container]:
-        """Of a pod or of all, in order of creation: those that there are, and those that there were."""
+        """Returns the containers of a pod, or all, in order of creation, including removed ones."""
         found = {record["id"]: Container(**record, present=False) for record in _lines(self._log("containers"))}
         found |= {record["id"]: Container(**record, present=True) for record in _lines(self._records())}
         wanted = (container for container in found.values() if pod_uid in ("", container.pod_uid))
         return sorted(wanted, key=lambda container: container.created_at)
 
     def pods_alive(self) -> set[str]:
-        """The uids of pods of which a process runs, and be it that of the sandbox."""
+        """Returns the uids of pods with a running process, even if it is only the sandbox."""
         running = self._ctr("tasks", "ls", "--quiet").split()
         return {
             json.loads(self._ctr("containers", "info", each))["Labels"]["io.kubernetes.pod.uid"] for each in running
         }
 
     def _records(self, *flags: str) -> str:
-        return _output(self._program, "containers", "--socket", str(self._socket), *flags)
+        return output(self._program, "containers", "--socket", str(self._socket), *flags)
 
     def _ctr(self, *args: str) -> str:
-        return _output("ctr", "--address", str(self._socket), "--namespace", "k8s.io", *args)
+        return layers.ctr(self._socket, *args)
 
     # The machine
 
-    def _start_machine(self, link: str, lock: IO[bytes]) -> None:
+    def _start_machine(self, link: str, *locks: IO[bytes]) -> None:
         (self._state / "resolv.conf").write_text("")
-        with (self.logs / "machine.log").open("wb") as log, lock:
-            # It holds the lock, so that the slot is free when everything of it is gone.
+        with ExitStack() as open_files:
+            log = open_files.enter_context((self.logs / "machine.log").open("wb"))
+            # The machine holds the locks, so its slot is free only when all its processes have ended.
+            for lock in locks:
+                open_files.enter_context(lock)
             self._machine = subprocess.Popen(
                 ["bash", str(MACHINE), "outside", self.name, link, str(self._state)],
                 stdin=subprocess.PIPE,
@@ -229,7 +226,7 @@ class Node:
                 stderr=log,
                 text=True,
                 start_new_session=True,
-                pass_fds=[lock.fileno()],
+                pass_fds=[lock.fileno() for lock in locks],
             )
         assert self._machine.stdout
         pid = self._machine.stdout.readline().strip()
@@ -237,13 +234,13 @@ class Node:
             raise ServiceError(f"No machine can be made: {services.last_line(self.logs / 'machine.log')}")
         self._inside = ("nsenter", f"--target={pid}", "--mount", "--net", "--uts", "--pid", "--")
         device = "eth0"
-        _output("ip", "link", "add", link, "type", "veth", "peer", "name", device, "netns", pid)
-        _output("ip", "address", "add", f"{self.gateway}/24", "dev", link)
-        _output("ip", "link", "set", link, "up")
-        _output("ip", "route", "add", self.pods, "via", self.address)
-        _output(*self._inside, "ip", "address", "add", f"{self.address}/24", "dev", device)
-        _output(*self._inside, "ip", "link", "set", device, "up")
-        _output(*self._inside, "ip", "route", "add", "default", "via", self.gateway)
+        output("ip", "link", "add", link, "type", "veth", "peer", "name", device, "netns", pid)
+        output("ip", "address", "add", f"{self.gateway}/24", "dev", link)
+        output("ip", "link", "set", link, "up")
+        output("ip", "route", "add", self.pods, "via", self.address)
+        output(*self._inside, "ip", "address", "add", f"{self.address}/24", "dev", device)
+        output(*self._inside, "ip", "link", "set", device, "up")
+        output(*self._inside, "ip", "route", "add", "default", "via", self.gateway)
         for controller in _cgroup_roots():
             (controller / self.name).mkdir(exist_ok=True)
 
@@ -270,13 +267,15 @@ class Node:
         networks.mkdir()
         _write(networks / "10-pods.conflist", self._network())
         config = self._state / "containerd.toml"
-        config.write_text(_CONTAINERD.format(state=self._state, store=self._store, cni=CNI, pause=archives.PAUSE))
+        places = {"store": self._store, "state": "/run/containerd", "socket": self._socket, "without": ""}
+        cri = _CRI.format(state=self._state, cni=CNI, pause=archives.PAUSE)
+        config.write_text(layers.CONFIG.format(**places) + cri)
         return self._service(
             "containerd", self._socket.is_socket, "containerd", "--config", str(config), "--log-level=info"
         )
 
     def _network(self) -> Object:
-        """Every pod has a line of its own to the node, so all traffic passes where kube-proxy's rules are."""
+        """Returns the CNI configuration. Each pod has its own link to the node, so all traffic passes kube-proxy's rules."""
         addresses = {
             "type": "host-local",
             "ranges": [[{"subnet": self.pods}]],
@@ -303,18 +302,23 @@ class Node:
             "clusterDNS": [DNS],
             "clusterDomain": "cluster.local",
             "resolvConf": str(self._state / "resolv.conf"),
-            # A machine with cgroup v1 will do, too; what others run on it is left alone.
+            # Accept cgroup v1, and leave what else runs on this machine alone.
             "failCgroupV1": False,
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{self.name}",
             "enforceNodeAllocatable": [],
-            # The disk is the host's: how full it is is not for us to decide, and images stay.
+            # CPU limits are stored, but not enforced: many tasks must fit on two cores, and each would load TensorFlow with
+            # a third of a core while the others are idle. Requests still share a busy machine.
+            "cpuCFSQuota": False,
+            # The disk belongs to the host: its free space is no reason to evict pods or delete images.
             "evictionHard": {},
             "imageGCHighThresholdPercent": 100,
             "failSwapOn": False,
             "podLogsDir": "/var/log/pods",
+            # Look for long logs as often as a kubelet can; its default is 10 s.
+            "containerLogMonitorInterval": "3s",
             "volumePluginDir": str(self._state / "plugins"),
-            # Not in turn: nothing is pulled over a network.
+            # Start containers in parallel, because no image is pulled over a network.
             "serializeImagePulls": False,
             "registryPullQPS": 0,
             "eventRecordQPS": 0,
@@ -346,7 +350,7 @@ class Node:
             "healthzBindAddress": f"{self.address}:10256",
             "metricsBindAddress": "127.0.0.1:10249",
             "iptables": {"minSyncPeriod": "0s"},
-            # The kernel's table of connections is left as it is.
+            # Do not change the kernel's connection table.
             "conntrack": {
                 "maxPerCore": 0,
                 "min": 0,
@@ -375,10 +379,10 @@ class Node:
 
         return ready
 
-    # What the API server is told
+    # Objects in the API server
 
     def _grant(self) -> None:
-        """What installers of clusters grant: the API server may use kubelets, CoreDNS may look names up."""
+        """Creates what cluster installers do: the API server may use kubelets, and CoreDNS may read names."""
         _create(self.plane, f"{RBAC}/clusterrolebindings", _binding(KUBELET_CLIENT, "system:kubelet-api-admin"))
         rules = [
             {
@@ -390,7 +394,7 @@ class Node:
         ]
         _create(self.plane, f"{RBAC}/clusterroles", {"metadata": {"name": "system:coredns"}, "rules": rules})
         _create(self.plane, f"{RBAC}/clusterrolebindings", _binding("system:coredns", "system:coredns"))
-        # CoreDNS is a program of the node and no pod, so nobody else makes its Service's endpoints.
+        # CoreDNS runs as a program of the node and not as a pod, so its Service needs endpoints made by hand.
         ports = [{"name": protocol.lower(), "port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
         service = {"metadata": {"name": "kube-dns"}, "spec": {"clusterIP": DNS, "ports": ports}}
         endpoints = {
@@ -432,16 +436,7 @@ def running_node(folder: Path, gpus: int = 8, model: str = "NVIDIA-A100") -> Ite
         node.stop()
 
 
-_CONTAINERD = """\
-version = 2
-root = "{store}"
-state = "/run/containerd"
-disabled_plugins = [
-  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper",
-  "io.containerd.snapshotter.v1.zfs", "io.containerd.internal.v1.opt", "io.containerd.tracing.processor.v1.otlp",
-]
-[grpc]
-  address = "{state}/containerd.sock"
+_CRI = """\
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
   # A machine that is itself confined may not protect the sandboxes' processes more than its own.
@@ -478,7 +473,7 @@ def _check() -> None:
 
 
 def _free_slot() -> tuple[int, IO[bytes]]:
-    """Its number and the file whose lock holds it."""
+    """Returns the slot's number and the file whose lock holds it."""
     for slot in SLOTS:
         lock = (cache(f"node/{slot}") / "lock").open("wb")
         try:
@@ -491,31 +486,22 @@ def _free_slot() -> tuple[int, IO[bytes]]:
 
 
 def _cgroup_roots() -> list[Path]:
-    """Of every hierarchy: one for each controller (version 1), or one for all."""
+    """Returns the cgroup root of every hierarchy: one per controller (version 1), or one for all."""
     root = Path("/sys/fs/cgroup")
     if (root / "cgroup.controllers").exists():
         return [root]
     return [path for path in root.iterdir() if path.is_dir() and not path.is_symlink() and (path / "tasks").exists()]
 
 
-def _index(archive: Path) -> bytes:
-    """What an archive says is in it, by digests."""
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            if member.name in ("index.json", "manifest.json") and (file := tar.extractfile(member)):
-                return file.read()
-    raise ServiceError(f"{archive} is no archive of images.")
+def _empty(store: Path) -> None:
+    """Deletes what the last node with this store left."""
+    for each in store.iterdir():
+        if each.name != "lock":
+            shutil.rmtree(each)
 
 
 def _lines(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
-
-
-def _output(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode:
-        raise ServiceError(f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
 
 
 def _write(path: Path, config: Mapping[str, Any]) -> Path:
@@ -533,7 +519,7 @@ def _binding(user: str, role: str) -> Object:
 
 
 def _create(plane: Plane, path: str, body: Object) -> None:
-    """Unless it is there."""
+    """Creates the object unless it exists."""
     try:
         plane.request("POST", path, body)
     except Refused as error:

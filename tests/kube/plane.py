@@ -1,9 +1,9 @@
 """A real Kubernetes control plane for tests: etcd, API server, controller manager and scheduler, up in seconds.
 
 They are the real programs (see tests/plane), started on free loopback ports in a folder of their own. Only machines are
-missing: kwok plays nodes and kubelets by the rules in stages.py, so scheduling, scale, quotas, admission and lifecycle are
-real, containers and their clocks are not; a real machine can be added, see node.py. Everything dies with the process that
-started it.
+missing: kwok simulates nodes and kubelets by the rules in stages.py. So scheduling, scale, quotas, admission and lifecycle
+are real; containers and their clocks are not. node.py adds a real machine. Everything ends with the process that started
+it.
 
     plane = Plane(folder); plane.start(); plane.add_nodes(13)
     plane.until("/api/v1/namespaces/ops/pods", lambda pods: all(phase(pod) == "Running" for pod in pods.values()))
@@ -36,24 +36,24 @@ from tests.kube.binary import binary
 from tests.kube.certificates import Authority, write_key, write_kubeconfig
 
 GPU = "nvidia.com/gpu"
-GPU_MODEL = "nvidia.com/gpu.product"  # the label that NVIDIA's own discovery puts on nodes
-# Who the API server is to kubelets; what it may do there is up to RBAC, see node.py.
+GPU_MODEL = "nvidia.com/gpu.product"  # the label set by NVIDIA's GPU feature discovery
+# The API server's user name at kubelets. RBAC decides what it may do there, see node.py.
 KUBELET_CLIENT = "kube-apiserver-kubelet-client"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-# Kubernetes' own defaults for its clients (20 writes a second) would be what tests measure.
+# With Kubernetes' client defaults (20 writes a second), tests would measure those limits.
 FAST_CLIENT = ("--kube-api-qps=1000", "--kube-api-burst=1000", "--leader-elect=false")
-# A program that ended is noticed anyway.
+# Generous, because a program that ends is noticed earlier.
 START_SECONDS = 120.0
-# How long a watch of ours lasts before it is looked whether the programs still run.
+# Seconds after which our watch checks whether the programs still run.
 WATCH_SECONDS = 5.0
 
 Object = dict[str, Any]
 
 
 class Refused(Exception):
-    """The API server answered with an error: `status` is HTTP's, `message` its sentence."""
+    """The API server answered with an error: `status` is the HTTP status, `message` its text."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -62,11 +62,11 @@ class Refused(Exception):
 
 
 class Plane:
-    """One control plane. To be started from a main thread (see services.spawn). Logs are in `folder`/log."""
+    """One control plane. Start it from a main thread (see services.spawn). Logs are in `folder`/log."""
 
     def __init__(self, folder: Path, address: str = "127.0.0.1", audited: str = "") -> None:
-        """`address`: where the API server listens; one that containers can reach, when there are any. `audited`: a user whose
-        calls the API server writes down (see `calls_of_audited`)."""
+        """`address`: where the API server listens; containers, if any, must be able to reach it. `audited`: a user whose
+        calls the API server logs (see `calls_of_audited`)."""
         self.folder = services.private_folder(folder)
         self.logs = services.private_folder(folder / "log")
         self._keys = services.private_folder(folder / "keys")
@@ -89,13 +89,13 @@ class Plane:
         )
         self.kubeconfig = self.kubeconfig_for("admin", ["system:masters"])
         self._running: dict[str, tuple[Service, subprocess.Popen[bytes]]] = {}
-        # What was asked for, by name.
+        # The requested nodes by name.
         self._nodes: dict[str, Object] = {}
 
     # Starting and stopping
 
     def start(self) -> None:
-        """Returns when everything works. Raises services.ServiceError with the end of a log when something does not."""
+        """Starts everything. Returns when it works. Raises services.ServiceError with the end of a log if a program fails."""
         self._program = str(binary())
         self._service_accounts = write_key(self._keys / "service-accounts.key", ec.generate_private_key(ec.SECP256R1()))
         (self.folder / "kwok.yaml").write_text(stages.config())
@@ -114,32 +114,33 @@ class Plane:
             port.close()
 
     def start_apiserver(self) -> None:
-        """At the same address as before, with the same data. Returns when everything works again.
+        """Starts the API server at the same address with the same data. Returns when everything works again.
 
-        The programs that depend on it are started anew, too, as in a real cluster, where they end when they cannot renew
-        their leadership. Left alone they would look for it again only after up to 40 s (their back-off doubles up to 30 s,
-        with jitter), and a test would measure that.
+        Restarts the programs that depend on it too. In a real cluster they end when they cannot renew their leadership.
+        Left running, they would reconnect only after up to 40 s (their back-off doubles up to 30 s, with jitter), and tests
+        would measure that.
         """
         self._start(self._apiserver())
         for name in ("kube-controller-manager", "kube-scheduler", "kwok"):
             self._stop(name)
-        # A new kwok would wait until the leases that the old one held have expired, and leave those nodes alone until then.
+        # A new kwok leaves nodes alone until the leases of the old one expire, so delete those.
         self.request("DELETE", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
         self._start(self._controller_manager(), self._scheduler(), self._kwok())
 
     def stop_apiserver(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """At once, as when its machine is lost; every watch breaks. With SIGTERM it takes leave of its clients, up to 10 s."""
+        """Stops the API server, by default as if its machine were lost: every watch breaks. SIGTERM says goodbye to
+        clients, up to 10 s."""
         self._stop("kube-apiserver", how)
 
     def check(self) -> None:
-        """Raises services.ServiceError when something of it ended by itself."""
+        """Raises services.ServiceError if one of its programs has ended."""
         for name, (_, process) in self._running.items():
             if process.poll() is not None:
                 log = self.logs / f"{name}.log"
                 raise services.ServiceError(f"{name} ended: {services.last_line(log)} (more in {log})")
 
     def memory(self) -> dict[str, int]:
-        """Resident bytes of each program."""
+        """Returns the resident bytes of each program."""
         found = {}
         for name, (_, process) in self._running.items():
             status = Path(f"/proc/{process.pid}/status").read_text()
@@ -148,9 +149,10 @@ class Plane:
         return found
 
     def calls_of_audited(self) -> list[Object]:
-        """The API server's own audit log of the audited user, oldest first: `verb`, `objectRef`, `requestReceivedTimestamp` …
+        """Returns the audited user's calls from the API server's audit log, oldest first: `verb`, `objectRef`,
+        `requestReceivedTimestamp` …
 
-        A call stands in it when its answer has begun (a watch) or ended (anything else).
+        A call is logged when its answer begins (a watch) or ends (any other call).
         """
         return [
             json.loads(line) for line in self._audit_log.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"
@@ -174,7 +176,7 @@ class Plane:
         labels: Mapping[str, str] | None = None,
         taints: Sequence[Object] = (),
     ) -> list[str]:
-        """The names of that many new simulated nodes; returns when pods can be scheduled on them."""
+        """Adds this many simulated nodes. Returns their names when pods can be scheduled on them."""
         size = {"cpu": "96", "memory": "768Gi", "ephemeral-storage": "2Ti", "pods": "110"}
         marks = {stages.SIMULATED: "true", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
         if gpus:
@@ -193,7 +195,7 @@ class Plane:
         return names
 
     def _make_nodes(self, names: Sequence[str]) -> None:
-        """Returns when pods can be scheduled on them."""
+        """Creates the nodes. Returns when pods can be scheduled on them."""
         for name in names:
             self.request("POST", "/api/v1/nodes", self._nodes[name])
 
@@ -209,9 +211,9 @@ class Plane:
         return {node["metadata"]["name"]: node for node in self.request("GET", "/api/v1/nodes")["items"]}
 
     def put_back(self, nodes: Collection[str]) -> None:
-        """These nodes, as `add_nodes` has made them, are all that there are; and the API server answers, if it was stopped.
+        """Makes these nodes, as `add_nodes` made them, the only ones, and starts the API server if it was stopped.
 
-        One that was lost, cordoned, tainted, labelled or removed since is made anew.
+        Recreates a node that was lost, cordoned, tainted, labelled or removed since.
         """
         if "kube-apiserver" not in self._running:
             self.start_apiserver()
@@ -223,7 +225,7 @@ class Plane:
             self._make_nodes(missing)
 
     def _is_as_made(self, node: Object) -> bool:
-        """Apart from what Kubernetes itself writes on nodes."""
+        """Compares the node with its manifest, except for what Kubernetes itself writes on nodes."""
         made = self._nodes[node["metadata"]["name"]]
         labels = {key: value for key, value in node["metadata"]["labels"].items() if not key.startswith("beta.")}
         taints = [each for each in node["spec"].get("taints", []) if each["key"] not in _system_taints(node)]
@@ -236,9 +238,9 @@ class Plane:
         )
 
     def lose_node(self, name: str) -> None:
-        """Nobody hears of it any more: its pods stay as they are, deleted ones as well, until the node is removed.
+        """Silences the node: its pods, even deleted ones, stay as they are until the node is removed.
 
-        The node controller would notice after 50 s; what it writes then is written here at once.
+        The node controller would notice after 50 s; this writes at once what it would write then.
         """
         self.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"labels": {stages.SIMULATED: None}}})
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -251,12 +253,13 @@ class Plane:
     def remove_node(self, name: str) -> None:
         self.request("DELETE", f"/api/v1/nodes/{name}")
 
-    # Talking to it
+    # Requests
 
     def request(
         self, method: str, path: str, body: Object | None = None, *, content_type: str = "", **query: str
     ) -> Object:
-        """The answer, as JSON, to the administrator. Raises Refused. A PATCH is a merge patch unless `content_type` says else."""
+        """Sends a request as the administrator and returns the JSON answer. Raises Refused. PATCH is a merge patch by
+        default."""
         return self._request(self._pool, method, path, body, content_type, query)
 
     def apply(self, path: str, body: Object, **query: str) -> Object:
@@ -266,9 +269,9 @@ class Plane:
     def until(
         self, path: str, happened: Callable[[dict[str, Object]], bool], seconds: float = 60.0, **query: str
     ) -> dict[str, Object]:
-        """Watches that list until `happened` is true of its objects by name; they are returned. TimeoutError otherwise.
+        """Watches the list at `path` until `happened` is true of its objects by name, and returns them. Raises TimeoutError.
 
-        A watch that breaks is begun again, as long as the API server is down.
+        Restarts a broken watch, also while the API server is down.
         """
         end = time.monotonic() + seconds
         objects: dict[str, Object] = {}
@@ -290,7 +293,7 @@ class Plane:
                     if happened(objects):
                         return objects
             except (urllib3.exceptions.HTTPError, Refused):
-                time.sleep(0.05)  # nobody tells when an API server is back
+                time.sleep(0.05)  # nothing notifies us when an API server is back
         raise TimeoutError(f"Not so after {seconds:.0f} s; {path} has: {json.dumps(objects)[:2000]}")
 
     def _watch(self, path: str, version: str, seconds: float, query: Mapping[str, str]) -> Iterator[Object]:
@@ -330,21 +333,22 @@ class Plane:
         return answer
 
     def make_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> str:
-        """Its name, when pods may be made in it: admission wants its service account, which a controller makes."""
+        """Creates the namespace. Returns its name when it accepts pods: admission needs its service account from a
+        controller."""
         self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": dict(labels or {})}})
         self.until(f"/api/v1/namespaces/{name}/serviceaccounts", lambda found: "default" in found)
         return name
 
     def end_pods(self, namespace: str, selector: str, exit_code: int, reason: str = "") -> None:
-        """Tells the simulated kubelets that the containers of these pods end like that."""
+        """Makes the simulated kubelets end the containers of these pods with this exit code and reason."""
         notes = {stages.EXIT_CODE: str(exit_code), **({stages.REASON: reason} if reason else {})}
         path = f"/api/v1/namespaces/{namespace}/pods"
         for pod in self.request("GET", path, labelSelector=selector)["items"]:
             self.request("PATCH", f"{path}/{pod['metadata']['name']}", {"metadata": {"annotations": notes}})
 
     def until_admitted(self, path: str, body: Object, refusal: str = "", seconds: float = 60.0) -> None:
-        """Admission hears of quotas, limits and classes by watches of its own, too. So this is tried, without being done, until
-        it is admitted; or, with a `refusal`, until it is refused with that in the answer."""
+        """Waits until a dry run of the request is admitted or, with `refusal`, refused with that text. Admission learns of
+        quotas, limits and classes through its own watches."""
         end, answer = time.monotonic() + seconds, ""
         while True:
             try:
@@ -359,7 +363,7 @@ class Plane:
             time.sleep(0.05)
 
     def until_allowed(self, user: str, verb: str, resource: str, seconds: float = 60.0) -> None:
-        """The authorizer hears of roles and bindings by watches of its own, and tells nobody when it has."""
+        """Waits until RBAC allows this. The authorizer learns of roles and bindings through its own watches, without notice."""
         asked = {"user": user, "resourceAttributes": {"verb": verb, "resource": resource}}
         end = time.monotonic() + seconds
         while not self.request("POST", ACCESS_REVIEWS, {"spec": asked})["status"]["allowed"]:
@@ -368,7 +372,8 @@ class Plane:
             time.sleep(0.05)
 
     def compact(self) -> None:
-        """etcd forgets what was, as it does every 5 minutes: after an API server's restart old watches end with 410."""
+        """Compacts etcd's history, which it does itself every 5 minutes: after an API server's restart, old watches end
+        with 410."""
         etcd, pool = f"http://127.0.0.1:{self._etcd_port}/v3/kv", urllib3.PoolManager()
         key = base64.b64encode(b"\0").decode()
         revision = json.loads(pool.request("POST", f"{etcd}/range", body=json.dumps({"key": key})).data)["header"][
@@ -377,14 +382,14 @@ class Plane:
         done = pool.request("POST", f"{etcd}/compaction", body=json.dumps({"revision": revision, "physical": True}))
         assert done.status == 200, done.data
 
-    # Who one is
+    # Credentials
 
     def client(self, kubeconfig: Path | None = None) -> kubernetes_client.ApiClient:
-        """A client of the library that the portal uses, as the administrator or by another kubeconfig."""
+        """Returns a client of the library that the portal uses, for the administrator or another kubeconfig."""
         return kubernetes_config.new_client_from_config(str(kubeconfig or self.kubeconfig))
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """For a person of that name; may do what RBAC allows to the name and the groups."""
+        """Returns a kubeconfig of a person with this name, whose rights RBAC decides by name and groups."""
         file = "user-" + quote(user, safe="")
         certificate, key = self._authority.issue(user, groups, file=file)
         credentials = {
@@ -394,7 +399,7 @@ class Plane:
         return write_kubeconfig(self._keys / f"{file}.kubeconfig", self.url, self._authority, credentials)
 
     def kubeconfig_for_account(self, namespace: str, name: str) -> Path:
-        """For an existing ServiceAccount, as a pod of it would have: by a token that is good for an hour."""
+        """Returns a kubeconfig of an existing ServiceAccount with a token valid for one hour, like that of a pod."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         token = self.request("POST", path, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
         file = self._keys / f"account-{namespace}-{name}.kubeconfig"
@@ -402,11 +407,11 @@ class Plane:
 
     @property
     def authority(self) -> Path:
-        """The certificate that everybody here trusts."""
+        """Returns the certificate authority that all programs here trust."""
         return self._authority.path
 
     def serving_certificate(self, name: str, address: str) -> tuple[Path, Path]:
-        """(certificate, key) for a server of that name at that address."""
+        """Returns (certificate, key) for a server of this name at this address."""
         return self._authority.issue(name, file=f"serving-{name}", addresses=[address])
 
     # The programs
@@ -421,13 +426,13 @@ class Plane:
             )
 
     def _stop(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        # Killed: what they would put in order is thrown away with the folder.
+        # SIGKILL: what a clean shutdown would save is deleted with the folder anyway.
         service, process = self._running.pop(name)
         process.send_signal(how)
         services.stop(service, process)
 
     def _service(self, name: str, ready: Callable[[], bool], *flags: str) -> Service:
-        # Garbage is collected half as often: memory for less work.
+        # GOGC=200 halves the number of garbage collections at the cost of memory.
         return Service(name, (self._program, name, *flags), ready, env={"GOGC": "200"})
 
     def _etcd(self) -> Service:
@@ -442,7 +447,7 @@ class Plane:
             f"--listen-peer-urls={peers}",
             f"--initial-advertise-peer-urls={peers}",
             f"--initial-cluster=default={peers}",
-            # There is nobody to wait for in the election, and nothing to keep after a power cut.
+            # A single member needs no election, and nothing must survive a power cut.
             "--heartbeat-interval=20",
             "--election-timeout=200",
             "--unsafe-no-fsync",
@@ -451,7 +456,7 @@ class Plane:
 
     def _apiserver(self) -> Service:
         certificate, key = self._server
-        # A loopback address cannot be the endpoint of Service kubernetes.default; nobody is there who would use it.
+        # A loopback address cannot be the endpoint of Service kubernetes.default, and no pod here would use it.
         endpoints = "none" if self._address.startswith("127.") else "lease"
         return self._service(
             "kube-apiserver",
@@ -490,7 +495,7 @@ class Plane:
     def _controller_manager(self) -> Service:
         return self._service(
             "kube-controller-manager",
-            # It has no word for "my controllers work"; these are the first things that they make.
+            # It does not report that its controllers work, so wait for the first objects that they create.
             lambda: self._answers(
                 "/api/v1/namespaces/default/serviceaccounts/default",
                 "/api/v1/namespaces/default/configmaps/kube-root-ca.crt",
@@ -516,7 +521,7 @@ class Plane:
         )
 
     def _kwok(self) -> Service:
-        # No address for its own server: that would run commands of whoever asks. That it works is seen by nodes being ready.
+        # Without a server address of its own, which would run commands for anyone. Ready nodes show that it works.
         return self._service(
             "kwok",
             lambda: True,
@@ -540,8 +545,8 @@ class Plane:
 
 
 def _held_port() -> socket.socket:
-    """A loopback port that nobody else is given as long as this is open, also while the server that is to listen on it has not
-    begun to or is stopped. It does not stand in its way: both say that addresses may be used again."""
+    """Returns a bound loopback port. While the socket is open no other process gets the port, even if the server that is to
+    listen on it is not running. Both sockets set SO_REUSEADDR, so it does not block that server."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))
@@ -553,7 +558,7 @@ def phase(pod: Object) -> str:
 
 
 def condition(thing: Object, kind: str) -> str:
-    """The status of that condition, or "" when it has none."""
+    """Returns the status of this condition, or "" if the object has none."""
     found = thing.get("status", {}).get("conditions") or []
     return next((str(item["status"]) for item in found if item["type"] == kind), "")
 

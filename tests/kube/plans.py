@@ -27,19 +27,19 @@ from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.frameworks.base import Resources
 from clusters.frameworks.runtimes import FOLDER, SHIPPED, Template, server
-from clusters.manifest import ClusterSpec
+from clusters.manifest.cluster import ClusterSpec
 from clusters.runs.plan import build_plan, model_folder
-from clusters.serving.manifest import ServiceSpec, cluster_spec
+from clusters.services.manifest import ServiceSpec, cluster_spec
 
 _ids = itertools.count(1000)
-# As a framework writes what names all tasks.
+# A framework's variable that names all tasks.
 SHARED = {"TF_CONFIG_CLUSTER": '{"chief": ["demo-mnist-3-1042-master-0.demo-mnist-3-1042:2222"]}'}
 OF_ALL = {"TF_CONFIG": '{"cluster": $(TF_CONFIG_CLUSTER), "task": {"type": "chief", "index": $(TASK_INDEX)}}'}
 IMAGE = ImageRef("tensorflow", "example/tensorflow:2.21", "", "")
 
 
 def run_ref(namespace: str = "ops", **changes: Any) -> RunRef:
-    """A run with an id that no other has in this process."""
+    """Returns a run whose id is unique in this process."""
     return RunRef(
         **{"id": next(_ids), "namespace": namespace, "appcode": "demo", "cluster": "mnist", "number": 3, **changes}
     )
@@ -82,12 +82,12 @@ def data() -> tuple[Mount, Mount]:
 
 
 def volume(namespace: str = "ops", folder: str = "", access_mode: AccessMode = "ReadWriteOnce") -> VolumeSource:
-    """Always of the same datastore."""
+    """Returns a volume of always the same datastore."""
     return VolumeSource(VolumeRef(7, namespace, "demo", "scratch"), "ceph-rbd", "20Gi", access_mode, folder)
 
 
 def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
-    """One plan of each kind that the portal makes, with the settings of the Kubernetes cluster that it is for."""
+    """Returns one plan of each kind that the portal makes, with the settings of its Kubernetes cluster."""
     run = RunRef(1042, namespace, "demo", "mnist", 3)
     output = Mount("/elearn/output", False, volume(namespace, "mnist/3"))
     shared = Mount("/elearn/output", False, volume(namespace, "mnist/3", "ReadWriteMany"))
@@ -114,7 +114,7 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
         apps_certificate="apps-tls",
     )
     index = Settings(portal="main", package_index="http://packages.gpu-cloud-packages.svc:3141/simple")
-    fronts = Settings(portal="main", front_namespace="gpu-cloud")
+    routers = Settings(portal="main", router_namespace="gpu-cloud")
     torch = Environment("torch:3", "a digest", f"greeting==1.0 --hash=sha256:{'0' * 64}\n", "true $HOME", "import this")
     lab = role("notebook", restart="Always", gpus=0, from_image=True, argv=("jupyter", "lab"))
     ps = role("ps", restart="Always", gpus=0)
@@ -237,12 +237,12 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
             replace(index, environment_class="cephfs"),
         ),
         "queued-by-kueue": (plan(role("master"), ps, role("worker", 2), run=run), kueue),
-        **{f"served-by-{each['name']}": (_served(run, each), fronts) for each in SHIPPED if each["name"] != "portal"},
+        **{f"served-by-{each['name']}": (_served(run, each), routers) for each in SHIPPED if each["name"] != "portal"},
     }
 
 
 def _served(run: RunRef, facts: Mapping[str, Any]) -> Plan:
-    """A replica of a service, by a runtime that every portal has."""
+    """Returns the plan of a service's replica, with a built-in runtime."""
     said = ServiceSpec(model="digits/3", runtime=facts["name"], flavor="one-gpu")
     template = Template(facts["command"], facts["health"], facts.get("folder", FOLDER), facts["port"])
     spec = cluster_spec(said, 3, server(said.runtime, template, "digits", 3), env=facts.get("env", {}))
@@ -262,7 +262,7 @@ def _served(run: RunRef, facts: Mapping[str, Any]) -> Plan:
 
 
 def _of(run: RunRef, framework: str, counts: dict[str, int]) -> Plan:
-    """From a spec."""
+    """Returns the plan that a framework makes of a spec."""
     roles = {name: {"flavor": "one-gpu", "count": count} for name, count in counts.items()}
     body = {"framework": framework, "image": IMAGE.name, "command": "python train.py", "roles": roles}
     return build_plan(

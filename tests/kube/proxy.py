@@ -1,4 +1,4 @@
-"""A bad network in front of an API server: calls that fail, watches that fall silent, and a moment at which something happens."""
+"""A bad network in front of an API server: failing calls, silent watches, and a hook before each call."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ PASSED_ON = ("Accept", "Content-Type")
 
 
 class Proxy:
-    """`failing` is the share of calls answered with 429 or 500; while `silent` is set, watches bring nothing more. `calls` are
-    the method and path of every call; `before` is told each before it is passed on. It has the portal's rights."""
+    """`failing` is the share of calls answered with 429 or 500. While `silent` is set, watches deliver nothing. `calls`
+    lists method and path of every call; `before` is called with each before it is passed on. The proxy has the portal's
+    rights."""
 
     def __init__(self, plane: Plane) -> None:
         self.plane = plane
@@ -39,7 +40,7 @@ class Proxy:
 
     @property
     def lists(self) -> list[str]:
-        """What was listed; looking for one object by its name is not counted."""
+        """Returns what was listed, without look-ups of single objects by name."""
         return [
             path
             for method, path in self.calls
@@ -63,7 +64,7 @@ class Proxy:
                     proxy.failed += 1
                     self._fail()
                     return
-                # Beneath the API server may be away, or go away meanwhile: then so is this.
+                # If the API server behind it is down or goes down, the proxy drops the connection too.
                 try:
                     answer = proxy.pool.request(
                         self.command,
@@ -106,7 +107,7 @@ class Proxy:
 
     @property
     def config(self) -> dict[str, Any]:
-        """A kubeconfig for it."""
+        """Returns a kubeconfig for the proxy."""
         url = f"http://127.0.0.1:{self.server.server_address[1]}"
         return {
             "apiVersion": "v1",

@@ -1,16 +1,16 @@
-"""What simulated nodes do: rules for kwok, which plays every kubelet at once.
+"""The behaviour of simulated nodes: rules for kwok, which acts as every kubelet.
 
-A pod on such a node is started at once and then runs until somebody says how it ends, by annotations:
+A pod on such a node starts at once and runs until annotations say how it ends:
 
-    plane/exit-code: "0"               its containers end with that code: Succeeded or Failed
+    plane/exit-code: "0"               its containers end with this code: Succeeded or Failed
     plane/reason: OOMKilled            the reason beside that code; otherwise Completed or Error, as the kubelet writes it
-    plane/waiting: ImagePullBackOff    it does not start, with that reason, while the annotation is there
-    plane/lingers: "yes"               deleted, its program takes the time to end that it has, while the annotation is there
+    plane/waiting: ImagePullBackOff    it does not start, for this reason, while the annotation exists
+    plane/lingers: "yes"               when deleted, its program uses its full grace period while the annotation exists
 
-A task whose command ends with a line of `true` ends by itself, as it would anywhere, and so does one whose command is so long
-that it is kept beside its pod (frameworks/parallel.py). Annotations may stand in a pod template from the start.
-Pods are taken not to restart (restartPolicy: Never). A deleted pod first shows how its containers ended (143, SIGTERM), then it
-goes, as with a real kubelet. Times are those of the simulation.
+A task whose command ends with a line `true` ends by itself, as it would anywhere. So does one with a command so long that it is
+stored outside its pod (frameworks/parallel.py). A pod template may contain the annotations. Pods are assumed not to restart
+(restartPolicy: Never). A deleted pod first reports how its containers ended (143, SIGTERM) and then disappears, as with a real
+kubelet. Times are those of the simulation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-# Nodes with this label are simulated; a node that loses it is a node that nobody hears of any more.
+# Nodes with this label are simulated; a node that loses it falls silent.
 SIMULATED = "plane/simulated"
 EXIT_CODE = "plane/exit-code"
 REASON = "plane/reason"
@@ -27,8 +27,8 @@ LINGERS = "plane/lingers"
 
 
 def config() -> str:
-    """The configuration file for kwok: one JSON document a rule, which YAML takes, too."""
-    # Whoever says one of them must say all.
+    """Returns the configuration file for kwok: one JSON document per rule, which is valid YAML."""
+    # kwok's configuration requires all of these if it has any.
     options = {
         "podPlayStageParallelism": 16,
         "nodePlayStageParallelism": 8,
@@ -54,7 +54,7 @@ def config() -> str:
             [_DELETED, (_PHASE, "In", "Pending", "Running"), (_note(LINGERS), "DoesNotExist")],
             _POD_IS_ENDED,
         ),
-        # Grace 0 says that the kubelet has done its part; finalizers may keep the object for longer.
+        # A grace period of 0 means that the kubelet is done; finalizers may keep the object longer.
         _stage("Pod", "pod-goes", [_DELETED, (_PHASE, "In", "Succeeded", "Failed"), (_GRACE, "In", "true")], None),
     ]
     return "\n---\n".join(json.dumps(document) for document in documents)
@@ -177,7 +177,7 @@ podIPs: [{ip: {{ index . 0 | Quote }}}]
 {{ end }}
 """
 
-# Containers end with $code and $reason; sidecars follow them with 0. What never ran has nothing to tell.
+# Containers end with $code and $reason, sidecars then with 0. A container that never ran has no end.
 _ENDED = """
 {{ $now := Now }}
 {{ $ready := "PodFailed" }}

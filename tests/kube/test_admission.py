@@ -1,6 +1,6 @@
-"""docker/kubernetes/admission.yaml, as it is: what belongs to the portal is written by the portal and by Kubernetes alone.
+"""docker/kubernetes/admission.yaml unchanged: only the portal and Kubernetes may write the portal's objects.
 
-The control plane is one of its own, whose controllers have accounts of their own, as in every real cluster.
+Uses a control plane of its own, whose controllers have separate accounts, as in every real cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPACE = "line"
 
 
 class WithAccounts(Plane):
-    """Each controller is its own service account, and kwok, which plays the kubelets, is of the group of nodes."""
+    """Each controller uses its own service account, and kwok, which plays the kubelets, is in the group of nodes."""
 
     def _controller_manager(self) -> Service:
         service = super()._controller_manager()
@@ -59,7 +59,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithAccounts]:
 
 @pytest.fixture
 def portal(guarded: WithAccounts) -> KubernetesCloud:
-    """As the account of docker/kubernetes."""
+    """Returns the cloud with the account of docker/kubernetes."""
     guarded.until_allowed("system:serviceaccount:gpu-cloud:portal", "list", "pods")
     account = guarded.kubeconfig_for_account("gpu-cloud", "portal")
     return KubernetesCloud(Client.connect(str(account)), Settings(portal=f"test-{secrets.token_hex(4)}"))
@@ -67,7 +67,7 @@ def portal(guarded: WithAccounts) -> KubernetesCloud:
 
 @pytest.fixture
 def mallory(guarded: WithAccounts) -> Client:
-    """May do everything, as far as rights go."""
+    """Returns a client to which RBAC allows everything."""
     return Client.connect(str(guarded.kubeconfig_for("mallory", ["system:masters"])))
 
 
@@ -85,7 +85,7 @@ def test_a_run_lives_and_ends_and_nobody_else_writes_what_belongs_to_it(
     run = run_ref(SPACE)
     roles = (role("master"), role("ps", restart="Always", gpus=0), role("evaluator", 2, restart="Always", gpus=0))
     with Following(portal) as following:
-        # Everything that Kubernetes makes for it: pods of a Job, of a Deployment and of a StatefulSet; a volume.
+        # Everything that Kubernetes creates for it: pods of a Job, a Deployment and a StatefulSet; a volume.
         portal.apply(plan(*roles, run=run))
         portal.apply_volume(scratch)
         following.until(lambda: len(following.of(run)) == 4)
@@ -103,7 +103,7 @@ def test_a_run_lives_and_ends_and_nobody_else_writes_what_belongs_to_it(
         less = {"metadata": {"labels": {names.PORTAL: None}}}
         for kind, its in (("Job", f"{name}-master"), ("Deployment", f"{name}-ps"), ("ConfigMap", f"{name}-run")):
             is_refused("PATCH", path_of(kind, SPACE, its), less)
-        # What is not the portal's is anybody's.
+        # Anyone may write other objects.
         mallory.request("POST", path_of("ConfigMap", SPACE), body={"metadata": {"name": "mine"}})
         mallory.request("DELETE", path_of("ConfigMap", SPACE, "mine"))
         portal.delete(run)

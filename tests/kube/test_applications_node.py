@@ -1,7 +1,7 @@
-"""Applications on Kubernetes as people meet them: real JupyterLab in a container of a real node, a Traefik of that cluster in
-front of it, the whole portal, and a real browser. So is TensorBoard, of a run that trains there and stores its output in S3.
+"""Applications on Kubernetes as users meet them: real JupyterLab in a container of a real node, a Traefik of that cluster
+in front, the whole portal and a real browser. Also TensorBoard of a run that trains there and stores its output in S3.
 
-The cluster has a domain of its own, because the portal's leads to this machine's gateway.
+The cluster has its own domain, because the portal's domain leads to this machine's gateway.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ from tests.kube.test_ingress import KINDS, NAMESPACE, define, path_of
 from tests.kube.test_main_job import manage, s3  # noqa: F401  the fixture
 from tests.running import ROOT, Client, Portal, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.kube,
+    pytest.mark.node,
+    pytest.mark.timeout(900),
+    pytest.mark.images("jupyter", "tensorflow", "rclone"),
+]
 
 DOMAIN, LABEL = "apps.training.localhost", "notebook-lab-ops-demo"
 MIDDLEWARES = ROOT / "docker" / "kubernetes" / "applications" / "traefik" / "middlewares.yaml"
@@ -62,7 +68,7 @@ class World:
         return found
 
     def works(self, state: str) -> bool:
-        """Whether this is what is known of it by now: True, False or Unknown."""
+        """Returns True if the condition "Working" has this state: True, False or Unknown."""
         (known,) = (each for each in self.status()["conditions"] if each["type"] == "Working")
         return bool(known["status"] == state)
 
@@ -109,8 +115,8 @@ def world(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFacto
 
 
 def _volume(node: Node, storage_class: str, mode: str) -> Path:
-    """What the one claim of that class is bound to."""
-    disk = Path("/var/tmp") / f"{storage_class}-{secrets.token_hex(4)}"  # the node has a /tmp of its own
+    """Returns the folder behind the volume of the only claim of this class."""
+    disk = Path("/var/tmp") / f"{storage_class}-{secrets.token_hex(4)}"  # the node has its own /tmp
     disk.mkdir()
     os.chown(disk, 1000, 1000)
     facts = {
@@ -124,8 +130,8 @@ def _volume(node: Node, storage_class: str, mode: str) -> Path:
 
 
 def _traefik(node: Node, portal: Portal, folder: Path) -> Service:
-    """The ingress controller of the cluster, with the Middlewares of docker/kubernetes. It runs beside the portal, so it reaches
-    it at its own address, and proves itself as the portal's own gateway does."""
+    """Returns the cluster's ingress controller with the Middlewares of docker/kubernetes. It runs next to the portal,
+    reaches it at its own address, and proves its identity as the portal's gateway does."""
     routes = json.loads((portal.data / "gateway" / "routes.yaml").read_text())["http"]
     (server,) = routes["services"]["portal"]["loadBalancer"]["servers"]
     for kind in KINDS:
@@ -172,7 +178,7 @@ def _traefik(node: Node, portal: Portal, folder: Path) -> Service:
 
 @pytest.fixture(scope="module")
 def browser(world: World) -> Iterator[Browser]:
-    """One for which the domain of the cluster leads to its gateway."""
+    """Starts a browser that resolves the cluster's domain to its gateway."""
     leads = f"--host-resolver-rules=MAP *.{DOMAIN} {world.node.gateway}"
     with sync_playwright() as playwright:
         program = shutil.which("chromium")
@@ -195,7 +201,7 @@ def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World
 
     with browser.new_context() as context:
         page = context.new_page()
-        # Before it answers its own address says so, and opens it as soon as it does.
+        # Until the notebook answers, its address shows a waiting page that opens it as soon as possible.
         page.goto(f"http://{world.host}/lab")
         page.locator("[name=login]").fill("alice")
         page.locator("[name=password]").fill(portal.credentials["users"]["alice"]["password"])
@@ -208,7 +214,7 @@ def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World
         put = "async body => (await fetch('/api/contents/kept.txt', {method: 'PUT', body})).status"
         assert page.evaluate(put, body) == 201
 
-        # A program with the token runs a cell, as a desktop editor does; with another one it gets nothing.
+        # A program with the token runs a cell, as a desktop editor does; another token gives no access.
         token = alice.call("POST", f"{PATH}/access/refresh")["token"]
         start = "async () => (await (await fetch('/api/kernels', {method: 'POST'})).json()).id"
         channels = f"ws://{world.host}/api/kernels/{page.evaluate(start)}/channels?session_id=editor"
@@ -216,7 +222,7 @@ def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World
         with pytest.raises(InvalidStatus):
             opened(world, channels, "another")
 
-        # The portal asks it by the same gateway whether it works. The cell ends when it is told to.
+        # The portal polls its activity through the same gateway. The cell ends when the test creates /tmp/go.
         assert eventually(lambda: world.works("False"), 120), world.status()
         waits = "import os, time\nwhile not os.path.exists('/tmp/go'): time.sleep(0.1)"
         with opened(world, channels, token) as kernel:
@@ -224,7 +230,7 @@ def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World
             assert eventually(lambda: world.works("True"), 60), world.status()
             assert "A cell runs." in [each["message"] for each in world.status()["conditions"]]
 
-        # A terminal in the container, by the portal.
+        # A terminal in the container, through the portal.
         terminal = f"ws://localhost:{portal.port}/api/v1{path}/runs/1/tasks/notebook/0/terminal"
         with connect(terminal, additional_headers={"Authorization": f"Bearer {alice.token}"}) as shell:
             shell.send(b"touch /tmp/go; cat /elearn/home/kept.txt; echo $((6*7))-$(id -u)\n")
@@ -236,7 +242,7 @@ def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World
 
         assert eventually(lambda: world.works("False"), 120), world.status()
 
-        # Somebody else's browser is let in nowhere.
+        # Another user's browser gets no access.
         with browser.new_context() as others:
             stranger = others.new_page()
             stranger.goto(f"http://{world.host}/lab")
@@ -245,7 +251,7 @@ def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World
             stranger.get_by_role("button", name="Sign in").click()
             expect(stranger.get_by_text("nothing at this address that you may open")).to_be_visible()
 
-        # What is under way when it is stopped is still answered: the pod leaves the gateway before it hears of it.
+        # A request in progress is still answered: the gateway drops the pod before the pod gets SIGTERM.
         pod = world.node.plane.request("GET", "/api/v1/namespaces/ops/pods")["items"][0]
         alice.call("POST", f"{path}/disable")
         assert eventually(lambda: not world.status()["endpoints"][0]["ready"], 30)
@@ -254,7 +260,7 @@ def test_a_notebook_in_a_pod_is_opened_used_stopped_and_found_again(world: World
         page.goto(f"http://{world.host}/lab")
         expect(page.get_by_role("status")).to_contain_text("lab: Stopped")
 
-        # Its home is still there. That its page is open is no work: its end is announced.
+        # The home folder survives. An open page is no activity, so the end is announced.
         manifest = alice.call("GET", path)
         alice.call("PUT", path, {**manifest, "spec": {**manifest["spec"], "idle": {"policy": "stop", "after": 60}}})
         alice.call("POST", f"{path}/deploy")
@@ -291,7 +297,7 @@ def test_one_click_shows_what_a_run_in_containers_stores_in_s3(world: World, bro
         first = board.evaluate(STEPS)["learn/1/summaries"]
         assert eventually(lambda: board.evaluate(STEPS)["learn/1/summaries"] > first + 5, 60)
 
-        # The keys of the bucket stay with what follows it, and what nobody shows was not fetched.
+        # Only the sidecar that follows the bucket has its keys, and files that TensorBoard does not show were not fetched.
         pods = world.node.plane.request("GET", "/api/v1/namespaces/ops/pods")["items"]
         (pod,) = (each for each in pods if "tb-learn-1" in each["metadata"]["name"])
         assert "SECRET" not in json.dumps(pod["spec"]["containers"])
@@ -319,7 +325,7 @@ def test_what_was_installed_in_a_pod_is_saved_and_others_start_from_it(world: Wo
     token = alice.call("POST", f"{PATH}/access/refresh")["token"]
 
     def cell(code: str) -> str:
-        """What it wrote, in a new kernel."""
+        """Returns what the code wrote in a new kernel."""
         headers = {"Authorization": f"token {token}", "Host": world.host}
         address = f"http://{node.gateway}:{world.portal.port}/api/kernels"
         with urllib.request.urlopen(urllib.request.Request(address, b"", headers, method="POST"), timeout=60) as answer:
@@ -337,7 +343,7 @@ def test_what_was_installed_in_a_pod_is_saved_and_others_start_from_it(world: Wo
     alice.call("POST", f"{PATH}/disable")
     assert eventually(lambda: world.status()["phase"] == "Stopped", 60)
 
-    # What a task installs itself goes into a layer of its own; nobody writes into what was saved.
+    # A task's own installations go into a layer of their own, and the saved environment is read-only.
     command = "at=$(python -c 'import greeting, tensorflow; print(greeting.__file__)') && ! touch ${at%/*}/x"
     spec: dict[str, Any] = {"image": kept["spec"]["image"], "environment": "hello", "command": command}
     greets = alice.create("ops-demo", "greets", roles={"master": {"flavor": "small"}}, retries=0, **spec)
@@ -347,7 +353,7 @@ def test_what_was_installed_in_a_pod_is_saved_and_others_start_from_it(world: Wo
 
     assert eventually(lambda: found()["phase"] in ("Succeeded", "Failed"), 180), found()
     assert found()["phase"] == "Succeeded", found()
-    # The next one, a notebook, finds it there, without an index; its own layer is empty.
+    # The next run, a notebook, finds the environment without an index; its own layer is empty.
     world.index.files.clear()
     lab = alice.call("GET", PATH)
     alice.call("PUT", PATH, {"metadata": lab["metadata"], "spec": {**lab["spec"], "environment": "hello"}})
@@ -392,7 +398,7 @@ def test_a_notebook_of_a_pod_runs_as_a_cluster_and_is_opened_with_its_outputs(wo
     assert eventually(lambda: found()["phase"] in ("Succeeded", "Failed"), 240), found()
     assert (sums["spec"]["home"], found()["phase"]) == (None, "Succeeded"), found()
 
-    # The notebook runs without it, so it is ended and started anew, with what the run stored in S3.
+    # The running notebook does not include that run, so it restarts with what the run stored in S3.
     before = world.status()["run"]
     alice.call("POST", "/appcodes/ops-demo/clusters/sums/notebook", {"application": "lab", "restart": True})
     assert eventually(lambda: world.status()["run"] == before + 1, 120), world.status()
@@ -413,7 +419,7 @@ def test_a_plugin_over_an_image_that_is_a_container_only_is_in_the_jupyterlab_of
     root.call("PUT", PATH, {"metadata": lab["metadata"], "spec": {**lab["spec"], "image": "pod", "environment": None}})
     root.call("POST", f"{PATH}/deploy")
     world.until_ready()
-    # What the image has says only that notebook.
+    # Plugins of the image appear only in that notebook.
     tree = {"metadata": {"name": "tree"}, "spec": {"title": "Tree", "requirements": ["labtree"]}}
     offered = root.call("POST", "/images/pod/plugins", tree)
     assert [each["name"] for each in offered["status"]["packages"]] == ["labtree"]
@@ -449,7 +455,7 @@ def executing(code: str) -> str:
 
 
 def ran(world: World, url: str, token: str, code: str) -> str:
-    """What a cell wrote."""
+    """Returns what a cell wrote."""
     with opened(world, url, token) as kernel:
         kernel.send(executing(code))
         said = iter(lambda: json.loads(kernel.recv(timeout=60)), None)

@@ -1,5 +1,5 @@
-"""Objects that somebody edits behind the portal's back, through the whole loop: what the portal said of them is as wanted again
-within 30 s, people are told of it once for each edit, and what was added stays."""
+"""Objects edited behind the portal's back, through the whole loop: fields that the portal set are restored within 30 s,
+users are notified once per edit, and additions stay."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from clusters.clouds.drivers.base import NotOurs
-from clusters.clouds.drivers.kubernetes import cloud as kubernetes
+from clusters.clouds.drivers.kubernetes import namespaces
 from clusters.clouds.drivers.kubernetes.api import kubeconfig
 from clusters.clouds.drivers.kubernetes.api.client import Client, Missing
 from clusters.clouds.drivers.kubernetes.api.client import path_of as path_in
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.drivers.kubernetes.watch import absent
 from tests.kube.following import CountingClient, Following, cloud_of, portal_kubeconfig
 from tests.kube.loops import CONVERGED, Loops
 from tests.kube.plane import Object, Plane, Refused
@@ -31,7 +32,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 
 @pytest.fixture
 def loops(plane: Plane, people: Any) -> Iterator[Loops]:
-    """With the rights that the portal asks for."""
+    """The loops with the rights that the portal requires."""
     config = kubeconfig.read(portal_kubeconfig(plane).read_text())
     loops = Loops(plane, f"hand-{secrets.token_hex(4)}", config)
     loops.catalogue()
@@ -54,7 +55,7 @@ def told(text: str, verb: str = "run.changed_by_hand") -> int:
 
 
 def edit(plane: Plane, path: str, spec: Object, content_type: str = "") -> Object:
-    """As `kubectl edit` does. Returns what it is then."""
+    """Edits the object as `kubectl edit` does. Returns it."""
     edited: Object = plane.request(
         "PATCH", path, {"spec": spec}, content_type=content_type, fieldManager="kubectl-edit"
     )
@@ -62,7 +63,7 @@ def edit(plane: Plane, path: str, spec: Object, content_type: str = "") -> Objec
 
 
 def test_what_loses_its_labels_is_not_lost_from_sight(plane: Plane, loops: Loops, people: Any) -> None:
-    """Without them nobody would see what else is done to it."""
+    """Without labels the portal would not see further edits."""
     run = loops.until_running(cluster := loops.create(people, workers=1, ps=1))
     for kind, role, taken in (
         ("NetworkPolicy", "", names.RUN_ID),
@@ -80,7 +81,46 @@ def test_what_loses_its_labels_is_not_lost_from_sight(plane: Plane, loops: Loops
     assert loops.until_running(cluster).pk == run.pk
 
 
-# The tasks go on meanwhile, so one that is started by kubectl must be allowed there.
+def test_what_is_deleted_while_no_controller_watches_comes_back(
+    plane: Plane, loops: Loops, people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(absent, "PATIENCE", 2.0)
+    whole, other = loops.create(people, workers=1, ps=1), loops.create(people, "other", workers=1)
+    run, untouched = loops.until_running(whole), loops.until_running(other)
+    pods = {each["metadata"]["uid"] for each in loops.pods(run)}
+    loops.stop_controller()
+    before = {}
+    for kind in ("Service", "NetworkPolicy"):
+        path = path_of(loops, run, kind)
+        before[path] = {name: value for name, value in spec_of(plane, path).items() if name != "clusterIPs"}
+        plane.request("DELETE", path)
+    kept = {
+        kind: metadata_of(plane, path_of(loops, run, kind, role))
+        for kind, role in (("Job", "worker"), ("Deployment", "ps"))
+    }
+    loops.start_controller()
+    for path, spec in before.items():
+        loops.until(lambda path=path: path.split("/")[-1] in listed(plane, path))  # type: ignore[misc]
+        assert spec.items() <= spec_of(plane, path).items()
+    assert loops.until_running(whole).pk == run.pk
+    assert {each["metadata"]["uid"] for each in loops.pods(run)} == pods
+    for kind, role in (("Job", "worker"), ("Deployment", "ps")):
+        assert metadata_of(plane, path_of(loops, run, kind, role))["uid"] == kept[kind]["uid"]
+    name = names_of(loops, run)
+    assert [told(f"{kind} {name} is missing. The run is applied again.") for kind in ("Service", "NetworkPolicy")] == [
+        1,
+        1,
+    ]
+    assert told(" is missing.") == 2, "and nothing of the other run"
+    assert untouched.pk == loops.until_running(other).pk
+
+
+def listed(plane: Plane, path: str) -> set[str]:
+    """Returns the names of all objects in the collection of an object."""
+    return {each["metadata"]["name"] for each in plane.request("GET", path.rpartition("/")[0])["items"]}
+
+
+# Looks like a task that someone starts with kubectl, so the namespace must allow it while tasks run.
 MINER = {
     "name": "miner",
     "image": "evil/miner:1",
@@ -108,13 +148,13 @@ def test_who_opens_the_fence_of_a_run_finds_it_closed_again(plane: Plane, loops:
 
     for number, spec in enumerate(({"ingress": [{}], "egress": [{}]}, {"egress": None}), 1):
         put_right("NetworkPolicy", spec, number)
-    # The same one twice: a Service counts no generations.
+    # The same edit twice, because a Service has no generation counter.
     for number, spec in enumerate(
         ({"selector": {"app": "evil"}}, {"selector": {"app": "evil"}}, {"selector": None}), 1
     ):
         put_right("Service", spec, number)
     loops.until_running(cluster)
-    # What the portal itself changes when it ends the tasks is nobody's edit.
+    # Changes that the portal makes to end the tasks are not reported as edits.
     loops.disable(people, cluster)
     loops.until_phase(cluster, "Stopped")
     assert told("") == 5
@@ -131,7 +171,7 @@ def test_what_others_add_stays_and_what_is_ours_comes_back(plane: Plane, loops: 
         assert with_more != before
         assert edit(plane, path, ours, STRATEGIC) != with_more
         loops.until(lambda: spec_of(plane, path) == with_more)
-        # The edit before it was none of the portal's business.
+        # The edit before this one touched no field of the portal.
         loops.until(lambda: told(f"{kind} {names_of(loops, run, role)} was changed by hand.") == number + 1)
         loops.later(run)
         assert plane.request("GET", path)["metadata"]["uid"] == thing["metadata"]["uid"]
@@ -213,7 +253,7 @@ def test_the_quota_and_the_limits_of_a_namespace_stay(plane: Plane) -> None:
         quota, limits = path_in("ResourceQuota", edited), path_in("LimitRange", edited)
         wanted, before = dict(settings.quota or {}), spec_of(plane, f"{limits}/gpu-cloud")
         edit(plane, f"{limits}/gpu-cloud", {"limits": [{"type": "Container", "max": {"cpu": "999"}}]})
-        # What is added to a quota only makes it narrower.
+        # Additions to a quota only make it stricter.
         more = {"count/pods": "9999", "count/secrets": "1"}
         edit(plane, f"{quota}/gpu-cloud", {"hard": more})
         plane.request("DELETE", f"{path_in('ResourceQuota', deleted)}/gpu-cloud")
@@ -231,7 +271,7 @@ def test_the_quota_and_the_limits_of_a_namespace_stay(plane: Plane) -> None:
 def test_a_namespace_that_somebody_made_again_is_not_taken_for_the_one_before(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(namespaces, "LOOK_SECONDS", 0.0)
     name, every = f"again-{secrets.token_hex(4)}", "/api/v1/namespaces"
     cloud = cloud_of(plane, f"hand-{secrets.token_hex(4)}")
     cloud.apply_volume(volume(name))
@@ -242,7 +282,7 @@ def test_a_namespace_that_somebody_made_again_is_not_taken_for_the_one_before(
         with pytest.raises(NotOurs, match="exists already and is not this portal's"):
             order()
     assert plane.request("GET", f"{every}/{name}/persistentvolumeclaims")["items"] == []
-    # Handed over, it is closed before anything is in it.
+    # A namespace that is handed over is secured before anything is created in it.
     label = {names.PORTAL: cloud._settings.portal}
     plane.request("PATCH", f"{every}/{name}", {"metadata": {"labels": label}})
     client = cloud._client
@@ -251,7 +291,7 @@ def test_a_namespace_that_somebody_made_again_is_not_taken_for_the_one_before(
     assert plane.request("GET", f"/apis/networking.k8s.io/v1/namespaces/{name}/networkpolicies/gpu-cloud")
     found = plane.request("GET", f"{every}/{name}")["metadata"]["labels"]
     assert found["pod-security.kubernetes.io/enforce"] == "restricted"
-    # To look whether it is still the same changes nothing.
+    # Checking that nothing changed writes nothing.
     client.writes = 0
     cloud.apply_volume(volume(name))
     assert client.writes == 1
@@ -259,13 +299,13 @@ def test_a_namespace_that_somebody_made_again_is_not_taken_for_the_one_before(
 
 
 def test_an_object_that_is_another_by_now_is_gone(plane: Plane, namespace: str) -> None:
-    """It was deleted by hand, finalizers and all, and there is one of its name again: nothing is tried again for ever."""
+    """Someone deleted it, finalizers included, and recreated the name: the portal must not retry for ever."""
     client = cloud_of(plane, "hand")._client
     other = "11111111-1111-1111-1111-111111111111"
     for kind, thing in (("Pod", any_pod("again")), ("ConfigMap", {"metadata": {"name": "again"}})):
         plane.request("POST", path_in(kind, namespace), thing)
         with pytest.raises(Missing):
             client.patch(path_in(kind, namespace, "again"), {"metadata": {"uid": other, "labels": {"a": "b"}}})
-    # As the store says it, when it went between being read and being written.
+    # The error of the store if the object disappears between read and write.
     with pytest.raises(Missing, match="UID in the precondition"):
         client.request("DELETE", path_in("ConfigMap", namespace, "again"), body={"preconditions": {"uid": other}})

@@ -1,4 +1,4 @@
-"""The Kubernetes cloud against a real control plane: launched, seen, ended, and nothing left."""
+"""The Kubernetes cloud on a real control plane: runs are launched, seen and ended, and nothing is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair import upkeep
 from clusters.frameworks.base import Resources
-from clusters.manifest import ClusterSpec
+from clusters.manifest.cluster import ClusterSpec
 from clusters.runs.plan import build_plan
 from tests.kube.following import CountingClient, Following, cloud_of
 from tests.kube.plane import Object, Plane, Refused
@@ -44,20 +44,8 @@ KINDS = {
 
 
 @pytest.fixture
-def cloud(plane: Plane) -> KubernetesCloud:
-    """A portal of its own for every test: it sees nothing of the others."""
-    return cloud_of(plane, f"test-{secrets.token_hex(4)}")
-
-
-@pytest.fixture
-def following(cloud: KubernetesCloud) -> Iterator[Following]:
-    with Following(cloud) as following:
-        yield following
-
-
-@pytest.fixture
 def space(plane: Plane) -> Iterator[str]:
-    """A namespace that nobody has made yet."""
+    """Returns the name of a namespace that does not exist yet."""
     name = f"line-{secrets.token_hex(4)}"
     yield name
     if name in {each["metadata"]["name"] for each in plane.request("GET", "/api/v1/namespaces")["items"]}:
@@ -117,7 +105,7 @@ def test_a_launch_takes_at_most_eleven_writes_however_many_tasks(
     assert isinstance(client, CountingClient)
     run = run_ref(space)
     roles = (role("master"), role("ps", restart="Always", gpus=0), role("worker", 20, gpus=0))
-    # Who acknowledges writes, too: how much of it until the launch is over is chance.
+    # Acknowledging news also writes, and how often before the launch is over is random.
     following.acknowledges = False
     cloud.apply(plan(*roles, run=run, mounts=data()))
     assert client.writes <= 11
@@ -127,7 +115,7 @@ def test_a_launch_takes_at_most_eleven_writes_however_many_tasks(
     following.until_idle()
     client.writes = 0
     cloud.delete(run)
-    # The owner, the Service and what makes the pods of each role.
+    # The owner, the Service and what creates the pods of each role.
     assert client.writes == 5
     following.acknowledges = True
     following.until(lambda: following.is_gone(run))
@@ -136,8 +124,8 @@ def test_a_launch_takes_at_most_eleven_writes_however_many_tasks(
 def test_what_a_thousand_workers_share_is_kept_once(
     plane: Plane, cloud: KubernetesCloud, following: Following, space: str
 ) -> None:
-    """Under the longest names that there are, in pods that are as small as those of one worker. A twentieth of them is started:
-    how long it takes for all of them is the benchmark's."""
+    """Uses the longest possible names, and checks that pods are as small as those of a single worker. Starts only a
+    twentieth of them; the benchmark measures all."""
     run = run_ref(space, appcode="a-code-that-is-rather-long", cluster="and-a-cluster-that-is-too")
     roles = {"master": {"flavor": "f"}, "ps": {"flavor": "f"}, "worker": {"flavor": "f", "count": 1000}}
     of = ClusterSpec.model_validate({"image": "i", "command": "python train.py", "roles": roles})
@@ -170,7 +158,7 @@ def test_a_run_ends_although_somebody_resumes_its_job_meanwhile(
     run = run_ref(space)
     cloud.apply(plan(role("worker", 3), run=run))
     following.until(lambda: len(following.of(run, "Running")) == 3)
-    following.acknowledges = False  # so that its Job is there for as long as that takes
+    following.acknowledges = False  # keeps its Job until it is set again
     cloud.delete(run)
     job = f"/apis/batch/v1/namespaces/{space}/jobs/{names.role_name(run, 'worker')}"
     plane.request("PATCH", job, {"spec": {"suspend": False}})
@@ -193,7 +181,7 @@ def test_applying_again_changes_nothing_and_brings_nothing_back(
     assert [job["metadata"]["generation"] for job in before] == [job["metadata"]["generation"] for job in after]
     assert len(following.of(whole.run)) == 3
 
-    following.acknowledges = False  # so that it stays on its way out
+    following.acknowledges = False  # keeps it terminating
     cloud.delete(whole.run)
     cloud.apply(whole)
     following.until(lambda: len(following.of(whole.run, "Failed")) == 3)
@@ -237,7 +225,7 @@ def test_a_pod_stays_until_its_end_is_written_down(
     assert len(plane.request("GET", f"/api/v1/namespaces/{space}/pods")["items"]) == 2
     assert not following.is_gone(run)
 
-    # A controller that dies here loses nothing: the next one lists what is still held.
+    # A controller that dies here loses nothing: the next one lists the pods that are still held.
     following._stopped = True
     next_one = cloud_of(plane, cloud._settings.portal)
     with pytest.raises(WatchExpired):
@@ -290,7 +278,7 @@ def test_a_volume_that_cannot_be_made_says_why(
         "Waits for its volume, which is not made yet. Its volume is not made: "
         'storageclass.storage.k8s.io "no-such-class" not found.'
     )
-    # The scheduler may have looked at the pod before its claim was made, and says so first.
+    # If the scheduler sees the pod before its claim exists, it first reports another message.
     following.until(lambda: [task.message for task in following.of(run, "Pending")] == [message])
     cloud.delete(run)
     following.until(lambda: following.is_gone(run))
@@ -342,7 +330,7 @@ def test_a_namespace_that_was_deleted_is_made_again(
     plane.request("DELETE", f"/api/v1/namespaces/{space}")
     with pytest.raises(CloudError, match="being terminated"):
         cloud.apply(plan(role("master"), run=second))
-    # It goes at last: nothing of ours holds it when everything has been told.
+    # The namespace goes once all news is acknowledged, because then no finalizer of ours is left.
     plane.until("/api/v1/namespaces", lambda found: space not in found, seconds=60)
     assert following.is_gone(first)
     cloud.apply(plan(role("master"), run=second))
@@ -384,7 +372,7 @@ def test_a_position_that_was_compacted_is_told_as_expired(
 
 
 def test_who_followed_before_another_did_must_list_again(cloud: KubernetesCloud, plane: Plane, space: str) -> None:
-    """A leader that lost its lead and has it again: what it remembers is older than what is written down."""
+    """A leader that lost its lead and regained it remembers older facts than the database."""
     other = cloud_of(plane, cloud._settings.portal)
     cloud.list()
     cloud.apply(plan(role("master"), run=run_ref(space)))
@@ -512,7 +500,7 @@ def test_changed_limits_hold_where_nothing_new_is_started_and_an_emptied_quota_g
 def test_programs_find_each_other_for_as_long_as_they_take_to_end(
     plane: Plane, cloud: KubernetesCloud, following: Following, space: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # They take as long as this test does, which is no reason to delete everything.
+    # The test itself takes long, which must not delete everything.
     monkeypatch.setattr(upkeep, "STOP_SECONDS", 600.0)
     run = run_ref(space)
     cloud.apply(plan(role("ps", restart="Always", gpus=0), role("worker", 2), run=run))
@@ -538,7 +526,7 @@ def test_programs_find_each_other_for_as_long_as_they_take_to_end(
         lambda found: len(found) == 3 and all("deletionTimestamp" in each["metadata"] for each in found.values()),
         **ours,
     )
-    # One ends before the others.
+    # One of them ends first.
     first, *others = sorted(ending)
     for name in (first, *others):
         service = plane.request("GET", f"/api/v1/namespaces/{space}/services/{names.base_name(run)}")

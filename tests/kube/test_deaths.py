@@ -1,7 +1,7 @@
-"""A worker or a controller is killed (-9) after every single write, to the database or to Kubernetes, one after the other.
+"""Kills a worker or a controller (SIGKILL) after each write, to the database or to Kubernetes, one after the other.
 
-Each death happens to a process of its own, forked from the test; the next one knows nothing but what was written. Only the time
-that a dead worker's claim runs on is not waited for.
+Each death happens to a process forked from the test; its successor knows only what was written. The tests skip only the
+wait for a dead worker's claim to expire.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.kube.plane import Plane
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
 
 WRITES = ("INSERT", "UPDATE", "DELETE")
-# More deaths than this would be a loop that comes nowhere.
+# More deaths mean that the work does not progress.
 MOST = 120
 
 
 @pytest.fixture
 def loops(plane: Plane, people: Any) -> Iterator[Loops]:
-    """Nothing runs by itself here."""
+    """The loops, with nothing running by itself."""
     import yaml
 
     loops = Loops(plane, f"dies-{secrets.token_hex(4)}", yaml.safe_load(portal_kubeconfig(plane).read_text()))
@@ -40,13 +40,14 @@ def loops(plane: Plane, people: Any) -> Iterator[Loops]:
 
 
 def survives(loops: Loops, at: int, work: Callable[[], None]) -> bool:
-    """Runs `work` in a process of its own that is killed after write number `at`. False when it was, True when there were fewer.
+    """Runs `work` in a process that is killed after write number `at`. Returns False if it was killed, True if there were
+    fewer writes.
 
-    A call to Kubernetes counts twice: before it is sent, and when it was answered.
+    A call to Kubernetes counts twice: before it is sent and after it was answered.
     """
     from django.db import connections
 
-    # Two processes must not speak on one connection.
+    # The processes must not share a connection.
     connections.close_all()
     loops.plane._pool.clear()
     child = os.fork()
@@ -102,30 +103,30 @@ def _die_after(at: int) -> None:
 
 
 def kill_after_every_write(loops: Loops, work: Callable[[], None]) -> int:
-    """How many deaths there were."""
-    from clusters.models import Run
+    """Returns the number of deaths."""
+    from clusters.runs.models import Run
 
     for deaths in range(MOST):
         if survives(loops, deaths + 1, work):
             return deaths
-        # As if the 15 s for which the dead one held the run were over.
+        # Skip the 15 s for which the dead process still claims the run.
         Run.objects.exclude(claim_token=None).update(claimed_until="2020-01-01T00:00Z")
     raise AssertionError(f"{MOST} deaths, and it comes nowhere")
 
 
 def work_once() -> None:
-    """What a worker is woken up for."""
+    """Does what a worker does on a wake-up."""
     from django.utils.timezone import now
 
-    from clusters.models import Run
     from clusters.runs import reconcile
+    from clusters.runs.models import Run
 
     for run_id in Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True):
         reconcile.reconcile(run_id)
 
 
 def follow_until(happened: Callable[[], bool]) -> Callable[[], None]:
-    """What a controller does, until `happened`."""
+    """Returns a function that works like a controller until `happened`."""
 
     def work() -> None:
         from clusters.runs.follower import Follower

@@ -1,7 +1,7 @@
-"""The portal inside Kubernetes, for real: docker/kubernetes applied to a real node, and used as people use it.
+"""The portal inside Kubernetes: docker/kubernetes applied to a real node and used as users do.
 
-PostgreSQL and Valkey run beside the node, as servers of one's own would; Traefik is the ingress controller. The portal's
-image is that of docker/portal. One deployment serves all tests here, in the order in which they stand.
+PostgreSQL and Valkey run beside the node, like external servers; Traefik is the ingress controller. The portal's image is
+that of docker/portal. All tests here share one deployment and depend on their order.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tests.kube.plane import Object, condition
 from tests.kube.test_deployment import HOST, NAMESPACE, filled_in
 from tests.running import eventually
 
-pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(1800), pytest.mark.images("portal")]
 
 PASSWORD, LOGS_KEY = secrets.token_hex(16), f"LOGS{secrets.token_hex(8).upper()}"
-# What an administrator enters before anybody can work: an appcode with its owner, a size, an image, a price.
+# What an administrator creates before anyone can work: an appcode with its owner, a flavor, an image, a price.
 SETUP = f"""
 from django.db import transaction
 from clusters.models import Flavor, Image
@@ -81,7 +81,7 @@ class Deployed:
         return {pod["metadata"]["name"]: pod for pod in found["items"]}
 
     def leader(self) -> str:
-        """The address of the pod whose controller follows the cluster, "" when there is none just now."""
+        """Returns the address of the pod whose controller follows the cluster, or "" if there is none at the moment."""
         query = """
             SELECT host(client_addr) FROM pg_locks JOIN pg_stat_activity USING (pid)
             WHERE locktype = 'advisory' AND granted AND datname = current_database()
@@ -94,7 +94,7 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    from clusters.clouds.manifest import own_label
+    from clusters.cloud_admin.manifest import own_label
 
     node.import_image(images.image("portal"))
     folder = tmp_path_factory.mktemp("deployed")
@@ -138,7 +138,7 @@ def deployed(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
 
 
 def postgres(node: Node, folder: Path) -> Service:
-    """On the node's side of the host, with a password."""
+    """PostgreSQL with a password, at the host's address that the node reaches."""
     service = servers.postgres(folder / "postgres", folder / "run", log=folder / "initdb.log", durable=False)
     with (folder / "postgres/pg_hba.conf").open("a") as rules:
         rules.write("host all all 10.0.0.0/8 scram-sha-256\n")
@@ -162,7 +162,7 @@ def valkey(node: Node, folder: Path) -> Service:
 
 
 def s3(node: Node, folder: Path) -> Service:
-    """For the logs of tasks."""
+    """An S3 server for the logs of tasks."""
     (folder / "s3/gpu-cloud-logs").mkdir(parents=True)
     service = s3server.s3(folder / "s3", 9000, LOGS_KEY, PASSWORD)
     return replace(
@@ -181,7 +181,7 @@ def listens(host: str, port: int) -> Callable[[], bool]:
 
 
 def traefik(node: Node, folder: Path, port: int) -> tuple[Path, Service]:
-    """(whose certificates are to be believed, the ingress controller)."""
+    """Returns (file of the certificate authority to trust, the ingress controller)."""
     authority = Authority(folder, "127.0.0.1")
     authority.issue("portal", file="portal", hosts=[HOST])
     env = {
@@ -196,7 +196,7 @@ def traefik(node: Node, folder: Path, port: int) -> tuple[Path, Service]:
 
 
 class Person:
-    """A browser's part of the conversation: cookies, and the token that forms carry."""
+    """A browser's side of the requests: cookies and the CSRF token of forms."""
 
     def __init__(self, deployed: Deployed, name: str) -> None:
         self.pool = deployed.gateway()
@@ -223,7 +223,7 @@ class Person:
         return answer
 
     def run(self, name: str, command: str, flavor: str = "small", seconds: float = 240) -> dict[str, Any]:
-        """Creates a cluster of one task and returns its status at the end."""
+        """Creates a cluster of one task and returns its final status."""
         spec = {"image": "python", "command": command, "roles": {"master": {"flavor": flavor}}}
         manifest = {"kind": "cluster", "metadata": {"name": name}, "spec": spec}
         path = "/api/v1/appcodes/ops-demo/clusters"
@@ -236,7 +236,7 @@ class Person:
             "Stopped",
         ):
             assert time.monotonic() < end, status
-            time.sleep(0.5)  # REST has no way to be told
+            time.sleep(0.5)  # REST has no notifications
         return dict(status)
 
 
@@ -246,7 +246,7 @@ def are_ready(pods: dict[str, Object]) -> bool:
 
 def test_it_becomes_ready_by_itself(deployed: Deployed) -> None:
     deployed.kubectl("wait", "--for=condition=complete", "job/migrate", "--timeout=600s")
-    for role in ("web", "worker", "beat", "controller", "front"):
+    for role in ("web", "worker", "beat", "controller", "router"):
         deployed.kubectl("rollout", "status", f"deployment/{role}", "--timeout=600s")
         assert eventually(lambda role=role: are_ready(deployed.pods(role)), 120)
     said = deployed.kubectl("logs", "job/migrate", "--all-containers")
@@ -265,7 +265,7 @@ def test_its_programs_are_confined(deployed: Deployed) -> None:
 
 
 def is_up(deployed: Deployed) -> bool:
-    """False also as long as the gateway itself does not, or not with its certificate."""
+    """Returns False also while the gateway itself is down or lacks its certificate."""
     try:
         return deployed.gateway().request("GET", "/readyz").status == 200
     except urllib3.exceptions.HTTPError:
@@ -291,23 +291,23 @@ def test_a_cluster_runs_to_its_end_in_the_kubernetes_that_the_portal_is_in(alice
     status = alice.run("hello", "echo $PORTAL_ROLE-$TASK_INDEX", flavor="small-1-gpu")
     assert status["phase"] == "Succeeded", status
     log = "/api/v1/appcodes/ops-demo/clusters/hello/runs/1/tasks/master/0/log"
-    # Its pod is gone, and it may be on its way into the archive still.
+    # Its pod is gone, and the log may still be on its way to the archive.
     assert eventually(lambda: "master-0" in alice("GET", log).data.decode(), 60)
 
 
-def test_fronts_answer_at_the_domain_of_services_and_replicas_let_them_in(alice: Person, deployed: Deployed) -> None:
+def test_routers_answer_at_the_domain_of_services_and_replicas_let_them_in(alice: Person, deployed: Deployed) -> None:
     answer = alice.pool.request("GET", "/v2", headers={"Host": f"digits-ops-demo.serve.{HOST}"})
     assert (answer.status, answer.json()) == (404, {"error": "There is nothing here that you may open."})
     with psycopg2.connect(deployed.database) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT settings ->> 'front_namespace' FROM clusters_cloud WHERE name = 'main'")
+        cursor.execute("SELECT settings ->> 'router_namespace' FROM clusters_cloud WHERE name = 'main'")
         assert cursor.fetchall() == [(NAMESPACE,)]
-        cursor.execute("SELECT split_part(name, ':', 1) FROM clusters_front WHERE seen_at > now() - interval '15 s'")
-        assert {name for (name,) in cursor.fetchall()} == set(deployed.pods("front"))
+        cursor.execute("SELECT split_part(name, ':', 1) FROM clusters_router WHERE seen_at > now() - interval '15 s'")
+        assert {name for (name,) in cursor.fetchall()} == set(deployed.pods("router"))
 
 
 @pytest.mark.parametrize(
     ("role", "host", "path", "status"),
-    [("web", HOST, "/accounts/login/", 200), ("front", f"digits-ops-demo.serve.{HOST}", "/v2", 404)],
+    [("web", HOST, "/accounts/login/", 200), ("router", f"digits-ops-demo.serve.{HOST}", "/v2", 404)],
 )
 def test_a_rolling_restart_loses_no_request(
     alice: Person, deployed: Deployed, role: str, host: str, path: str, status: int
@@ -322,7 +322,7 @@ def test_a_rolling_restart_loses_no_request(
             headers = {"Connection": "close"} if fresh else {}
             try:
                 answer = pool.request("GET", path, headers={"Host": host, **headers})
-                # The ingress controller has a 404 of its own, which is no JSON.
+                # The ingress controller's own 404 is not JSON.
                 mine = status == 200 or answer.data.startswith(b"{")
                 answers.append(answer.status if mine else f"{answer.status} {answer.data!r}")
             except urllib3.exceptions.HTTPError as error:
@@ -335,7 +335,7 @@ def test_a_rolling_restart_loses_no_request(
         deployed.kubectl("rollout", "restart", f"deployment/{role}")
         deployed.kubectl("rollout", "status", f"deployment/{role}", "--timeout=600s")
         assert eventually(lambda: not before & set(deployed.pods(role)), 180)
-        # How many come meanwhile depends on the machine.
+        # Their number depends on the machine.
         assert eventually(lambda: len(answers) > 100, 120)
     finally:
         done.set()
@@ -347,11 +347,11 @@ def test_a_rolling_restart_loses_no_request(
 def test_a_controller_that_is_killed_hands_over(alice: Person, deployed: Deployed) -> None:
     pods = {pod["status"]["podIP"]: name for name, pod in deployed.pods("controller").items()}
     assert len(pods) == 2
-    # One that lost its connection may be waiting for the lock again just now.
+    # A controller that lost its connection may be waiting for the lock again.
     leaders: list[str] = []
     assert eventually(lambda: leaders.append(deployed.leader()) or leaders[-1] in pods, 60)
     first = leaders[-1]
     deployed.kubectl("delete", "pod", pods[first], "--grace-period=0", "--force")
-    # To the other one, or to the one that the Deployment made instead: whichever has waited longer for the lock.
+    # The new leader is either the other pod or the replacement: whichever has waited longer for the lock.
     assert eventually(lambda: deployed.leader() not in ("", first), 120)
     assert alice.run("again", "true")["phase"] == "Succeeded"

@@ -1,6 +1,6 @@
-"""docker/kubernetes and docker/compose.yaml: what a person applies is accepted as it is, and then it works.
+"""docker/kubernetes and docker/compose.yaml are accepted as written and then work.
 
-On the test plane everything is applied for real, and its pods are admitted, scheduled and "run" by simulated nodes.
+On the test plane everything is really applied, and simulated nodes admit, schedule and "run" the pods.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from clusters.clouds.drivers.kubernetes.render import names
-from clusters.front import link, program
-from clusters.front.hall import LONGEST_WAIT
-from clusters.serving.manifest import ServiceSpec
+from clusters.router import database_feed, http_server
+from clusters.router.admission import LONGEST_WAIT
+from clusters.services.manifest import ServiceSpec
 from tests.kube.binary import binary
 from tests.kube.plane import Plane, condition
 
@@ -30,7 +30,7 @@ NGINX = "nginx.ingress.kubernetes.io"
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """One of its own: roles have no namespace, and those of the shared plane belong to other tests."""
+    """A plane of its own: roles are not namespaced, and those of the shared plane belong to other tests."""
     plane = Plane(tmp_path_factory.mktemp("plane"))
     plane.start()
     try:
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def filled_in(parent: Path) -> Path:
-    """docker/kubernetes as somebody has filled it in."""
+    """Returns a copy of docker/kubernetes with its placeholders filled in."""
     copy = parent / "kubernetes"
     shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("secrets.env"))
     shutil.copy(copy / "secrets.env.example", copy / "secrets.env")
@@ -75,14 +75,14 @@ def pod_specs(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, An
 
 
 @pytest.mark.kube
-def test_only_the_ingress_controller_reaches_web_servers_and_fronts(tmp_path: Path) -> None:
+def test_only_the_ingress_controller_reaches_web_servers_and_routers(tmp_path: Path) -> None:
     copy = filled_in(tmp_path)
     settings = copy / "portal.env"
     settings.write_text(settings.read_text().replace("=ingress-nginx", "=traefik"))
     policies = {each["metadata"]["name"]: each["spec"] for each in rendered(copy) if each["kind"] == "NetworkPolicy"}
     assert policies["closed"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     controller = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["traefik"]}
-    for name in ("web", "front"):
+    for name in ("web", "router"):
         assert policies[name] == {
             "podSelector": {"matchLabels": {"app.kubernetes.io/name": name}},
             "policyTypes": ["Ingress"],
@@ -111,19 +111,19 @@ def test_the_host_is_said_once_and_settings_reach_every_program(folder: Path) ->
         for role, spec in pod_specs(objects):
             for container in (*spec.get("initContainers", []), *spec["containers"]):
                 named = [next(iter(each.values()))["name"] for each in container["envFrom"]]
-                assert (name in named) is ((kind, role) != ("Secret", "front")), role
+                assert (name in named) is ((kind, role) != ("Secret", "router")), role
 
 
 @pytest.mark.kube
-def test_a_front_has_the_database_and_no_other_secret_and_longer_to_end_than_it_takes(folder: Path) -> None:
-    spec = dict(pod_specs(rendered(folder)))["front"]
+def test_a_router_has_the_database_and_no_other_secret_and_longer_to_end_than_it_takes(folder: Path) -> None:
+    spec = dict(pod_specs(rendered(folder)))["router"]
     (container,) = spec["containers"]
     secret = [each["valueFrom"]["secretKeyRef"] for each in container["env"] if "valueFrom" in each]
     assert [(each["name"].rpartition("-")[0], each["key"]) for each in secret] == [("portal", "DATABASE_URL")]
     pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert spec["terminationGracePeriodSeconds"] >= pause + program.GRACE + link.LAST
+    assert spec["terminationGracePeriodSeconds"] >= pause + http_server.GRACE + database_feed.LAST
     ingress = next(each for each in rendered(folder) if each["metadata"]["name"] == "services")["metadata"]
-    assert int(ingress["annotations"][f"{NGINX}/proxy-body-size"].rstrip("m")) * 2**20 >= program.MAX_BODY
+    assert int(ingress["annotations"][f"{NGINX}/proxy-body-size"].rstrip("m")) * 2**20 >= http_server.MAX_BODY
     longest = ServiceSpec.model_fields["request_seconds"].metadata
     most = next(each.le for each in longest if hasattr(each, "le"))
     assert int(ingress["annotations"][f"{NGINX}/proxy-read-timeout"]) >= most + LONGEST_WAIT
@@ -132,10 +132,10 @@ def test_a_front_has_the_database_and_no_other_secret_and_longer_to_end_than_it_
 @pytest.mark.kube
 def test_every_program_is_confined_alike_and_only_some_may_talk_to_the_api_server(folder: Path) -> None:
     specs = dict(pod_specs(rendered(folder)))
-    assert set(specs) == {"web", "worker", "beat", "controller", "front", "migrate"}
+    assert set(specs) == {"web", "worker", "beat", "controller", "router", "migrate"}
     for name, spec in specs.items():
         assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["automountServiceAccountToken"] is (name not in ("beat", "front"))
+        assert spec["automountServiceAccountToken"] is (name not in ("beat", "router"))
         for container in (*spec.get("initContainers", []), *spec["containers"]):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
@@ -152,7 +152,7 @@ def test_everything_is_accepted_without_a_warning(plane: Plane, folder: Path) ->
     done = kubectl(plane, "apply", "--server-side", "--dry-run=server", "-k", str(folder))
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == len(rendered(folder))
-    # That a warning would be seen here.
+    # Check that a warning would be visible here.
     loose = (folder / "web.yaml").read_text().replace("runAsNonRoot: true, ", "")
     done = kubectl(
         plane, "apply", "--server-side", "--dry-run=server", f"--namespace={NAMESPACE}", "-f", "-", given=loose
@@ -169,7 +169,7 @@ def test_the_package_index_of_tasks_is_confined_and_only_business_lines_reach_it
     (container,) = pod["containers"]
     assert (pod["securityContext"]["runAsNonRoot"], pod["automountServiceAccountToken"]) == (True, False)
     assert container["securityContext"]["readOnlyRootFilesystem"]
-    # The setting of a cluster names the Service's port, and the policy of a run opens the pod's.
+    # The cluster's settings name the Service's port, and the NetworkPolicy of a run opens the pod's.
     (port,) = {each["containerPort"] for each in container["ports"]} | {
         each["port"] for each in objects["Service"]["spec"]["ports"]
     }
@@ -194,16 +194,18 @@ def test_its_pods_are_admitted_and_a_second_apply_changes_nothing(plane: Plane, 
         assert each["metadata"]["generation"] == 1
     pods = plane.until(f"/api/v1/namespaces/{NAMESPACE}/pods", lambda pods: len(pods) >= 10)
     assert {pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in pods.values()} == {
-        "web", "worker", "beat", "controller", "front", "migrate",
+        "web", "worker", "beat", "controller", "router", "migrate",
     }  # fmt: skip
-    # The labels of the NetworkPolicy, the budget and the Service are those of the pods.
+    # NetworkPolicy, disruption budget and Service select the pods by their labels.
     budgets = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
-    plane.until(budgets, lambda found: all(found[name]["status"].get("expectedPods") == 2 for name in ("web", "front")))
+    plane.until(
+        budgets, lambda found: all(found[name]["status"].get("expectedPods") == 2 for name in ("web", "router"))
+    )
 
 
 @pytest.mark.kube
 def test_the_account_has_the_rights_that_it_asks_for(plane: Plane, folder: Path) -> None:
-    """What a pod of it can do: list pods everywhere, and nothing like reading a Secret."""
+    """What a pod of the account can do: list pods everywhere, but not, for example, read a Secret."""
     assert kubectl(plane, "apply", "--server-side", "-k", str(folder)).returncode == 0
     account = f"system:serviceaccount:{NAMESPACE}:portal"
     plane.until_allowed(account, "list", "pods")

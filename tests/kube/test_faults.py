@@ -1,5 +1,5 @@
-"""What goes wrong between the portal and Kubernetes, through the whole loop: it converges within 30 s of the fault's end, nothing
-is left over, nothing is there twice, nothing is metered twice, and meanwhile the page says what is going on.
+"""Faults between the portal and Kubernetes, through the whole loop. It converges within 30 s after the fault; nothing is
+left over, duplicated or metered twice; and the page reports the fault meanwhile.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def loops(plane: Plane, proxy: Proxy, people: Any) -> Iterator[Loops]:
 
 
 def end_all(loops: Loops) -> None:
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     runs = list(Run.objects.filter(gone=False))
     Run.objects.filter(gone=False).update(desired="ended", release_asked_at=None)
@@ -66,7 +66,7 @@ def end_all(loops: Loops) -> None:
 
 
 def trouble() -> str:
-    from clusters.models import CloudState
+    from clusters.clouds.models import CloudState
 
     return CloudState.objects.get(name="kubernetes").trouble
 
@@ -75,7 +75,7 @@ def silence() -> str:
     from django.utils.timezone import now
 
     from clusters.clouds.health import silence
-    from clusters.models import CloudState
+    from clusters.clouds.models import CloudState
 
     return silence(CloudState.objects.get(name="kubernetes"), "Kubernetes", now())
 
@@ -83,12 +83,13 @@ def silence() -> str:
 def test_the_api_server_is_away_while_runs_are_made_ended_and_watched(
     plane: Plane, proxy: Proxy, loops: Loops, people: Any
 ) -> None:
-    """It stops after the third write of a launch and in the moment in which another run is ended; what it had told is
-    compacted before it comes back, so that nobody can go on where they were."""
+    """It stops after the third write of a launch, while another run is being ended. etcd is compacted before it returns, so
+    that no watch can resume."""
     ending, staying = loops.create(people, "ending", workers=1), loops.create(people, "staying", workers=1, ps=1)
     loops.until_running(ending)
     before = {pod["metadata"]["uid"] for pod in loops.pods(loops.until_running(staying))}
-    writes, stop = itertools.count(1), threading.Event()
+    # The first, which creates the owner, has no name in its path.
+    writes, stop = itertools.count(2), threading.Event()
 
     def before_call(method: str, path: str) -> None:
         if "-making-" in path and is_write(method, path) and next(writes) == 3:
@@ -122,7 +123,7 @@ def test_the_api_server_is_away_while_runs_are_made_ended_and_watched(
     assert not silence()
     for cluster in (ending, making, staying):
         run = loops.run(cluster)
-        # A controller that begins anew may have made a pod too many, which it takes away again: an attempt more.
+        # A new controller may have created one pod too many and removed it again, which counts as an attempt.
         tasks = set(run.tasks.values_list("role", "index"))
         assert len(tasks) == sum(facts["count"] for facts in run.roles.values())
         loops.check_usage(run)
@@ -145,7 +146,7 @@ def test_a_third_of_all_calls_fail_and_everything_still_happens_once(
 
 
 def are_warnings_listed(proxy: Proxy) -> bool:
-    """They are for display only, so nobody waits for them."""
+    """Warnings are for display only, so nothing waits for this watch."""
     return any(method == "GET" and "/events?" in path and "watch=1" in path for method, path in proxy.calls)
 
 
@@ -197,13 +198,13 @@ def test_a_server_that_only_fails_is_an_error_within_seconds(
 
 
 def test_what_is_changed_by_hand_is_put_right(plane: Plane, loops: Loops, people: Any) -> None:
-    from clusters.models import Task
+    from clusters.runs.models import Task
     from portal.models import Event
 
     cluster = loops.create(people, workers=3, ps=1, retries=1)
     run = loops.until_running(cluster)
 
-    # A Job is made smaller: the pod that was ended counts as nobody's failure.
+    # A smaller Job: the pod that it ended is not counted as a failure.
     job = f"{names_of(loops, run, 'worker')}"
     plane.request("PATCH", loops.path("Job", run, job), {"spec": {"parallelism": 2}})
     loops.until(lambda: spec_of(plane, loops.path("Job", run, job))["parallelism"] == 3)
@@ -212,7 +213,7 @@ def test_what_is_changed_by_hand_is_put_right(plane: Plane, loops: Loops, people
     told = Event.objects.filter(verb="run.changed_by_hand").values_list("message", flat=True)
     assert any("was changed by hand. The run is applied again." in message for message in told)
 
-    # A Deployment is scaled, and its image exchanged.
+    # A scaled Deployment with another image.
     ps = names_of(loops, run, "ps")
     path = loops.path("Deployment", run, ps)
     plane.request("PATCH", f"{path}/scale", {"spec": {"replicas": 0}})
@@ -225,7 +226,7 @@ def test_what_is_changed_by_hand_is_put_right(plane: Plane, loops: Loops, people
     loops.until_running(cluster)
     loops.later(run)
 
-    # What belongs to it is deleted.
+    # Deleted parts.
     for kind, name in (("Service", names_of(loops, run)), ("NetworkPolicy", names_of(loops, run)), ("Deployment", ps)):
         plane.request("DELETE", loops.path(kind, run, name))
         loops.until(
@@ -238,8 +239,7 @@ def test_what_is_changed_by_hand_is_put_right(plane: Plane, loops: Loops, people
     loops.until_running(cluster)
     assert not run.tasks.filter(role="worker", phase="Failed", disrupted=False).exists()
 
-    # Labels and finalizers are taken off, so that nobody would see its end.
-    # Of the Job that was deleted there may be some still.
+    # Remove labels and finalizers, so that no watch sees its end. Pods of the deleted Job may still exist.
     pod = next(
         each
         for each in loops.pods(run)
@@ -269,7 +269,7 @@ def test_what_is_changed_by_hand_is_put_right(plane: Plane, loops: Loops, people
 def test_a_quota_that_is_used_up_is_told_and_tasks_start_when_it_is_raised(
     plane: Plane, loops: Loops, people: Any
 ) -> None:
-    """Jobs, a Deployment and a StatefulSet: what their controllers cannot make, they would try again only after minutes."""
+    """Jobs, a Deployment and a StatefulSet: their own controllers would retry only after minutes."""
     first = loops.create(people, "first")
     loops.until_running(first)
     path = "/api/v1/namespaces/ops/resourcequotas"
@@ -286,7 +286,7 @@ def test_a_quota_that_is_used_up_is_told_and_tasks_start_when_it_is_raised(
             assert run.phase == "Queued"
             assert run.message.startswith("The quota of namespace ops (tests) is used up: ")
             assert "pods 1 of 1" in run.message or "requests.nvidia.com/gpu 1 of 1" in run.message
-        # Long enough for the controllers to have made their pauses long.
+        # By then the controllers' back-off is long.
         time.sleep(8)
         plane.request("PATCH", f"{path}/tests", {"spec": {"hard": {"requests.nvidia.com/gpu": "9", "pods": "3"}}})
         loops.until(lambda: loops.run(batch).tasks.count() + loops.run(service).tasks.count() == 2)
@@ -333,9 +333,9 @@ def test_what_admission_refuses_is_told_in_its_words(plane: Plane, loops: Loops,
 
 
 def test_a_pull_secret_reaches_living_runs_and_goes_with_them(plane: Plane, loops: Loops, people: Any) -> None:
-    """Saved while its run lives, and removed: the API server has it in the Secret that pods name, no other object and no Event
-    shows it, and nothing is left of it after the run."""
-    from clusters import pull_secrets
+    """A secret that is saved during a run and then removed. The API server stores it only in the Secret that pods name,
+    neither in another object nor in an Event, and nothing of it is left after the run."""
+    from clusters.pull_secrets import actions as pull_secrets
     from portal.models import Event
 
     cluster = loops.create(people, workers=1)
@@ -385,9 +385,9 @@ def test_a_pod_deleted_by_hand_comes_back(plane: Plane, loops: Loops, people: An
 def test_pods_that_went_while_nobody_watched_end_when_they_were_last_seen(
     plane: Plane, loops: Loops, people: Any
 ) -> None:
-    """By force, without their finalizer: one of a run that goes on, and all of one whose owner went, too."""
+    """Deleted by force and without finalizer: one pod of a run that goes on, and all pods of a run whose owner is gone too."""
     from billing.models import UsageSegment
-    from clusters.models import CloudState
+    from clusters.clouds.models import CloudState
 
     going, gone = loops.create(people, "going", workers=1), loops.create(people, "gone")
     run, lost = loops.until_running(going), loops.until_running(gone)
@@ -412,18 +412,20 @@ def test_pods_that_went_while_nobody_watched_end_when_they_were_last_seen(
     assert found.ended <= heard_at
     assert "end-estimated" in found.flags
     loops.until_running(going, seconds=45)
-    # The whole run began anew: its wish is still there.
+    # The run that should still be running is started anew.
     loops.until_running(gone, seconds=45)
     assert UsageSegment.objects.filter(consumer=f"run {lost.pk}", ended__isnull=True).count() == 1
 
 
 @pytest.mark.timeout(300)
 def test_a_node_that_is_lost_says_so_and_its_tasks_start_elsewhere(plane: Plane, loops: Loops, people: Any) -> None:
-    """Kubernetes itself looks every 20 s whether a node is there, and waits for 40 s and the next look until it believes that it
-    is gone: up to 80 s. From then on it is 30 s."""
+    """Kubernetes checks nodes every 20 s and waits 40 s plus the time to the next check until it considers one lost, up to
+    80 s in total. From then on the portal has 30 s."""
     from billing.models import UsageSegment
-    from clusters.clouds import actions, registry
-    from clusters.models import CloudState, Flavor
+    from clusters.catalog.models import Flavor
+    from clusters.cloud_admin import actions
+    from clusters.clouds import registry
+    from clusters.clouds.models import CloudState
     from portal.errors import Conflict
 
     def nodes() -> list[Any]:
@@ -462,9 +464,10 @@ def test_a_node_that_is_lost_says_so_and_its_tasks_start_elsewhere(plane: Plane,
 def test_an_image_that_nodes_cannot_pull_ends_its_run_and_frees_its_gpus(
     plane: Plane, loops: Loops, people: Any
 ) -> None:
-    """By the whole loop, a controller that begins anew included: nothing of it is left or billed, and the run says what the
-    kubelet said."""
-    from clusters.models import Cloud, Flavor
+    """Through the whole loop, including a new controller: nothing is left or billed, and the run reports the kubelet's
+    message."""
+    from clusters.catalog.models import Flavor
+    from clusters.clouds.models import Cloud
 
     loops.stop_controller()
     Cloud.objects.filter(name="kubernetes").update(settings={"portal": loops.portal, "image_seconds": 3}, revision=7)
@@ -493,7 +496,7 @@ def test_an_image_that_nodes_cannot_pull_ends_its_run_and_frees_its_gpus(
 def test_an_order_that_comes_after_the_end_is_taken_back(plane: Plane, loops: Loops, people: Any) -> None:
     from billing.models import UsageSegment
     from clusters.clouds import registry
-    from clusters.models import Run
+    from clusters.runs.models import Run
     from clusters.runs.reconcile import plan_of
     from portal.models import Event
 
@@ -508,7 +511,7 @@ def test_an_order_that_comes_after_the_end_is_taken_back(plane: Plane, loops: Lo
     loops.until(lambda: loops.run(cluster).gone)
     loops.until_nothing_is_left(run)
     assert loops.run(cluster).phase == "Stopped"
-    # What the late pods held was held; it has ended like all else.
+    # What the late pods used is metered, and has ended.
     assert not UsageSegment.objects.filter(ended=None).exists()
 
 
@@ -519,7 +522,7 @@ def test_runs_that_the_database_does_not_know_are_told_and_ended_by_command(
     from django.core.management import call_command
 
     from clusters.clouds import registry
-    from clusters.models import Run
+    from clusters.runs.models import Run
     from clusters.runs.reconcile import plan_of
     from portal.models import Event
 
@@ -547,7 +550,7 @@ def test_runs_that_the_database_does_not_know_are_told_and_ended_by_command(
 def test_what_could_not_be_started_any_more_goes_on_when_it_is_changed_by_hand(
     plane: Plane, loops: Loops, people: Any
 ) -> None:
-    from clusters.models import Image
+    from clusters.catalog.models import Image
     from portal.models import Event
 
     cluster = loops.create(people, workers=1)
@@ -565,7 +568,7 @@ def test_a_server_that_asks_to_wait_is_not_asked_before(
     with proxied(plane) as proxy:
         client = Client.connect(str(proxy.kubeconfig(tmp_path)))
         monkeypatch.setattr(proxy.random, "choice", lambda kinds: 429)
-        # However slow this machine is, it is tried three times.
+        # However slow this machine is, the call is tried three times.
         monkeypatch.setattr(kubernetes_client, "TRY_SECONDS", 60.0)
         times: list[float] = []
 
@@ -582,10 +585,10 @@ def test_a_server_that_asks_to_wait_is_not_asked_before(
 def test_volumes_and_pods_that_nobody_owns_are_cleared_away(
     plane: Plane, loops: Loops, people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A volume comes from an order after the end of its run; pods lose their Job when it is deleted as an orphan's parent."""
+    """A late order creates a volume after its run has ended; a deletion with orphan policy leaves pods without their Job."""
     cluster = loops.create(people)
     run = loops.until_running(cluster)
-    # That its Job cannot end the pod is seen after 20 s otherwise, and that nobody owns it after 10 more.
+    # By default the portal notices after 20 s that the Job cannot end the pod, and 10 s later that it has no owner.
     monkeypatch.setattr(upkeep, "STOP_SECONDS", 4.0)
     monkeypatch.setattr(upkeep, "STRAY_AGE", 2.0)
     plane.request("DELETE", loops.path("Job", run, names_of(loops, run, "master")), propagationPolicy="Orphan")

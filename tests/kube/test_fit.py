@@ -1,17 +1,16 @@
-"""That the preview decides as the real scheduler does: other software holds GPUs and cores, and some nodes are tainted."""
+"""The preview decides like the real scheduler when other software uses GPUs and cores and some nodes are tainted."""
 
 from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from clusters.clouds.drivers.base.fit import Tasks, free_rooms, judge, lay
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
-from tests.kube.following import Following, cloud_of
+from tests.kube.following import Following
 from tests.kube.plane import Plane
 from tests.kube.plans import plan, role, run_ref
 from tests.kube.test_plane import of, pod
@@ -21,19 +20,8 @@ pytestmark = pytest.mark.kube
 ONE, OTHER = "NVIDIA-FIT-ONE", "NVIDIA-FIT-OTHER"
 
 
-@pytest.fixture
-def cloud(plane: Plane) -> KubernetesCloud:
-    return cloud_of(plane, f"test-{secrets.token_hex(4)}")
-
-
-@pytest.fixture
-def following(cloud: KubernetesCloud) -> Iterator[Following]:
-    with Following(cloud) as following:
-        yield following
-
-
 def other_software(plane: Plane, namespace: str, name: str, node: str, gpus: int, cores: int) -> None:
-    """A pod that nobody of the portal knows, on this node."""
+    """Creates a pod on this node that the portal does not know."""
     made: dict[str, Any] = pod(name)
     held = {"cpu": str(cores), "memory": "1Gi", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
     made["spec"]["containers"][0]["resources"] = {"requests": held, "limits": held}

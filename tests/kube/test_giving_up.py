@@ -1,4 +1,4 @@
-"""A real API server that is gone for good is given up, and comes back all the same with pods that still run."""
+"""A real API server that stays away is given up, and can come back with pods that still run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 90.0
 
 @pytest.fixture
 def loops(plane: Plane, people: Any, settings: Any) -> Iterator[Loops]:
-    """With the real controller, which finds out by itself which clouds there are."""
+    """The loops with the real controller, which discovers clouds itself."""
     from clusters.runs.follower import follow_all
 
     settings.LOCAL_CLOUD_SOCKET = ""
@@ -44,13 +44,14 @@ def test_a_lost_cluster_is_given_up_and_ended_when_it_comes_back(
     plane: Plane, loops: Loops, people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from billing.models import UsageSegment
-    from clusters.clouds import actions
-    from clusters.models import Cloud, CloudState, Run
-    from clusters.runs import decommission, quota
+    from clusters.cloud_admin import actions, decommission
+    from clusters.clouds.models import Cloud, CloudState
+    from clusters.runs import quota
+    from clusters.runs.models import Run
     from portal.errors import Conflict
     from portal.models import Event
 
-    # Nobody has five minutes here; it is a pause of the watch that is waited out.
+    # Replaces a wait of five minutes by one of a watch interval.
     monkeypatch.setattr(decommission, "HEARD", dt.timedelta(seconds=8))
     one, two = loops.create(people, "one"), loops.create(people, "two", workers=1)
     runs = [loops.until_running(cluster, seconds=SECONDS) for cluster in (one, two)]

@@ -1,4 +1,4 @@
-"""How busy GPUs are, on a real control plane: what a Prometheus says of pods by name is told of their uids."""
+"""GPU utilisation on a real control plane: a Prometheus reports pods by name, and the result has their uids."""
 
 from __future__ import annotations
 

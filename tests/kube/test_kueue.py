@@ -1,4 +1,4 @@
-"""Runs that go through a queue. Kueue itself is not here: the test does to a Job what Kueue does when it admits or evicts one."""
+"""Runs that wait in a queue. Kueue itself is missing: the test changes Jobs as Kueue does when it admits or evicts one."""
 
 from __future__ import annotations
 
@@ -26,12 +26,6 @@ def cloud(plane: Plane) -> KubernetesCloud:
 
 
 @pytest.fixture
-def following(cloud: KubernetesCloud) -> Iterator[Following]:
-    with Following(cloud) as following:
-        yield following
-
-
-@pytest.fixture
 def space(plane: Plane) -> Iterator[str]:
     name = f"line-{secrets.token_hex(4)}"
     yield name
@@ -47,7 +41,7 @@ class Kueue:
         return self.plane.request("GET", self.path)
 
     def admit(self, pool: str) -> None:
-        """Its controller also says where the pods may go."""
+        """Admits the Job as Kueue's controller does, which also selects nodes for its pods."""
         self._patch({"suspend": False, "template": {"spec": {"nodeSelector": {"kubernetes.io/os": pool}}}})
 
     def evict(self) -> None:
@@ -66,7 +60,7 @@ def test_what_kueue_lets_go_is_not_suspended_again(
     assert kueue.job()["spec"]["suspend"] is True
     cloud.apply(whole)
     assert kueue.job()["spec"]["suspend"] is True
-    # The parameter server is not a Job; Kueue would hold its pods back by gates of its own.
+    # The parameter server is not a Job; Kueue would hold its pods back with scheduling gates.
     following.until(lambda: [task.role for task in following.of(whole.run)] == ["ps"])
     kueue.admit("linux")
     following.until(lambda: [task.role for task in following.of(whole.run, "Running")] == ["master", "ps"])

@@ -1,5 +1,5 @@
-"""What is read of the API server to show the end of a long log, a time in it, and what lies before: a real API server in front of
-kubelets that are played (kubelet.py)."""
+"""Bytes read from the API server to show the end of a long log, a time in it, or what lies before: a real API server with
+simulated kubelets (kubelet.py)."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def test_the_end_of_a_long_log_is_all_that_is_read_of_it(plane: Plane) -> None:
         assert (end.placed, end.line, end.complete) == (False, 0, False)
         assert played.sent < 20_000
         assert marks.at(end.marks, end.start) == BEGAN + (LINES - 100) * 1000
-        # What comes after it costs a second's lines, whatever lies before.
+        # Reading on costs one second's worth of lines, however long the log is.
         again = read(offset=end.offset, cursor=end.cursor)
         assert (again.data, again.offset, again.placed) == (b"", end.offset, False)
         assert played.sent < 400_000
         late = read(since=BEGAN + 95_000_500, limit=300)
         assert (late.data, late.placed) == (text(95_001, 95_004), False)
-        # Only who wants to know what lies before pays for all of it, and knows where everything is.
+        # Only reading backwards has to read everything, and then the position is known.
         before = read(before=end.first, limit=1000)
         assert (before.data, before.line, before.placed) == (text(LINES - 110, LINES - 100), LINES - 110, True)
         assert before.offset == (LINES - 100) * LENGTH
         at = read(line=50_000, limit=200)
         assert (at.data, at.line, at.start) == (text(50_000, 50_002), 50_000, 50_000 * LENGTH)
         assert marks.at(at.marks, at.start) == BEGAN + 50_000_000
-        # Lines that are much longer than usual: fewer of them.
+        # With much longer lines than usual, fewer are read.
         played.lines = tuple(line[:31] + b"y" * 50_000 + b"\n" for line in played.lines[:20])
         wide = read(tail=10_000)
         rest = read(offset=wide.offset, cursor=wide.cursor)
         assert wide.data + rest.data == b"y" * 50_000 + b"\n"
-        # A last line that is unfinished is a line.
+        # An unfinished last line counts as a line.
         played.lines = (*kubelet.stamped(LINES, LENGTH)[:50], kubelet.stamped(LINES, LENGTH)[50][:-1])
         assert (read(tail=1000).data, read(tail=1000).placed) == (text(41, 51)[:-1], False)
         cloud.delete(run)

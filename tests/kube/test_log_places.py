@@ -1,4 +1,4 @@
-"""Places in logs of pods: however a log is cut and gone on with, every line comes once. Pure."""
+"""Positions in pod logs: however a log is cut and resumed, every line appears once. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import CloudError
-from clusters.clouds.drivers.kubernetes.logs import Place, Text, is_over, nanoseconds
+from clusters.clouds.drivers.kubernetes.log_lines import Place, Text, nanoseconds
+from clusters.clouds.drivers.kubernetes.logs import is_over
 
 
 def body(lines: list[tuple[int, bytes]], since: Place | None = None) -> bytes:
-    """As a kubelet answers: whole seconds for `sinceTime`, a stamp before every line."""
+    """Answers as a kubelet: whole seconds for `sinceTime`, a timestamp before every line."""
     first = since.stamp // 10**9 if since else 0
     return b"".join(stamp(at) + b" " + text + b"\n" for at, text in lines if at // 10**9 >= first)
 
@@ -64,7 +65,7 @@ def test_lines_that_the_node_has_thrown_away_are_only_missing(
     before = Text(Place())
     fed(before, body(lines[:cut]), 1000)
     left = [(at, text) for at, text in lines[min(thrown, cut) :]]
-    # Lines of one and the same nanosecond cannot be told apart once some of them are gone.
+    # Lines of the same nanosecond cannot be told apart once some of them are gone.
     if any(at == before.place.stamp for at, _ in lines[cut:]) and thrown:
         return
     after = Text(before.place)
@@ -104,8 +105,8 @@ def test_a_sentence_in_place_of_a_log_is_an_error() -> None:
     ("phase", "restart", "deleted", "state", "over"),
     [
         ("Running", "Never", False, "running", False),
-        ("Running", "Never", False, "terminated", True),  # beside it, its output is being stored
-        ("Running", "Always", False, "terminated", False),  # it is started again
+        ("Running", "Never", False, "terminated", True),  # its output is still being stored
+        ("Running", "Always", False, "terminated", False),  # it will be restarted
         ("Running", "Always", True, "terminated", True),
         ("Running", "Always", True, "running", False),
         ("Failed", "Always", False, "waiting", True),

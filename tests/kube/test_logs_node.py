@@ -1,4 +1,4 @@
-"""Logs of real containers and commands inside them, over a real kubelet."""
+"""Logs of real containers, and commands inside them, over a real kubelet."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from clusters import actions
 from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import CloudError, ImageRef, LogChunk, RunRef, Session
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.cluster import actions
 from clusters.runs import reconcile
 from portal.models import Event
 from portal.up import services
@@ -33,6 +33,7 @@ from tests.kube import archives
 from tests.kube.following import Following, cloud_of, registered
 from tests.kube.node import Node
 from tests.kube.plans import plan, role, run_ref
+from tests.running import pause
 from tests.terminal import Terminal, database_environment
 
 pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(600)]
@@ -41,7 +42,7 @@ IMAGE = ImageRef("shell", "docker.io/gpu-cloud/shell:1", "", "")
 
 
 def shell() -> Path:
-    """busybox, with the `timeout` of coreutils that tasks run under and the libraries that it needs."""
+    """An image with busybox, coreutils' `timeout`, under which tasks run, and its libraries."""
     program = shutil.which("busybox")
     assert program
     applets = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
@@ -106,12 +107,12 @@ def heard(session: Session, seconds: float = 60) -> tuple[int | None, bytes, byt
 
 LOCKSTEP = "for n in 1 2 3 4 5 6; do until [ -e /tmp/$n ]; do sleep 0.1; done; echo tick $n; done"
 TICKS = b"".join(b"tick %d\n" % n for n in range(1, 7))
-# It says when it is what Ctrl-C ends, and not the shell that is still about to start it.
+# Prints when Ctrl-C would reach it, and not the shell that is about to start it.
 ASLEEP = b"sh -c 'echo asleep; exec sleep 1000'"
 
 
 def until_size(rows: int, columns: int) -> bytes:
-    """For a shell: a window tells nobody when its new size has arrived."""
+    """Returns shell code that waits for a window size, because nothing signals when a new size has arrived."""
     return b"until stty size | grep -qx '%d %d'; do sleep 0.1; done; " % (rows, columns)
 
 
@@ -136,7 +137,7 @@ class TestLogs:
         assert (at.data.splitlines()[0], at.line, at.placed) == (b"line 2990 of a log", 2990, True)
         late = cloud.log(run, "worker", 0, attempt=0, since=marks.at(everything.marks, at.start))
         assert late.data.endswith(at.data)
-        # In pieces, with and without cursors, it is the same.
+        # Reading in pieces, with or without cursors, gives the same.
         for with_cursor in (True, False):
             found, chunk = b"", LogChunk(b"", 0, False)
             while not chunk.complete:
@@ -165,7 +166,7 @@ class TestLogs:
                 asked += 1
                 assert heard(followed.cloud.exec(run, "worker", 0, ["touch", f"/tmp/{asked}"])) == (0, b"", b"")
         assert text == TICKS
-        # The connection, and what tells that this was all.
+        # The connection, and the calls that detect the end.
         assert len(opened) <= 5
 
     def test_a_follower_of_a_silent_program_is_told_so(self, followed: Following, start: Any) -> None:
@@ -177,7 +178,7 @@ class TestLogs:
             if time.monotonic() - began > 12:
                 break
         times = [at for at, _ in chunks]
-        # It is told after 8 s; the rest is for whatever else the machine does.
+        # The follower gets an empty chunk after 8 s; the rest allows for a busy machine.
         assert max(after - before for before, after in zip([0.0, *times], times, strict=False)) < 16
         assert b"".join(chunk.data for _, chunk in chunks) == b"once\n"
 
@@ -191,17 +192,17 @@ class TestLogs:
                 break
         assert text.split()[0] == b"began"
         assert text.count(b"over") == 1
-        # What it wrote before is still to be read, once.
+        # What it wrote before appears once.
         everything = whole(cloud, run)
         assert everything.data.count(b"began") == 2
         assert everything.data.startswith(text[: text.rindex(b"began")])
         assert not everything.complete
 
     def test_a_log_longer_than_the_node_keeps_goes_on(self, followed: Following, start: Any) -> None:
-        """A kubelet begins a new file every 10 MiB, and its API reads the newest: followers miss nothing, readers with a
-        cursor only what was thrown away meanwhile."""
+        """A kubelet starts a new file every 10 MiB, and its API reads only the newest. Followers miss nothing; readers with
+        a cursor miss only what was discarded meanwhile."""
         cloud = followed.cloud
-        run = start("head -c 12000000 /dev/zero | tr '\\0' x | fold -w 999; echo first; sleep 25; echo last; sleep 300")
+        run = start("head -c 12000000 /dev/zero | tr '\\0' x | fold -w 999; echo first; sleep 10; echo last; sleep 300")
         text, tail = 0, b""
         end = time.monotonic() + 150
         chunk = LogChunk(b"", 0, False)
@@ -226,7 +227,7 @@ class TestLogs:
             assert (chunk.data, chunk.complete, chunk.absent) == (b"", True, True)
         cloud.delete(run)
         followed.until(lambda: followed.is_gone(run))
-        time.sleep(1.1)  # what is known of a run's pods may be that old
+        time.sleep(1.1)  # pods of a run are cached for up to 1 s
         assert whole(cloud, run).absent
         [chunk] = cloud.follow(run, "worker", 0, attempt=0)
         assert chunk.absent
@@ -307,7 +308,7 @@ class TestExec:
 
 
 class Portal:
-    """The portal's own programs beside this process, on the database of the tests: controller, worker, beat."""
+    """The portal's own programs beside this process, on the test database: a controller, and a worker with beat."""
 
     def __init__(self, people: Any, store: Any, bucket: str, folder: Path) -> None:
         self.people, self.store, self.bucket, self.folder = people, store, bucket, folder
@@ -321,12 +322,11 @@ class Portal:
             "PORTAL_LOGS_S3_BUCKET": self.bucket,
             **{f"PORTAL_LOGS_S3_{name}": value for name, value in keys.items()},
         }
-        celery = (sys.executable, "-m", "celery", "--app", "portal")
-        worker = (*celery, "worker", "--pool", "threads", "--concurrency", "8", "--without-gossip", "--without-mingle")
+        celery = (sys.executable, "-m", "celery", "--app", "portal", "worker")
+        worker = (*celery, "--pool", "threads", "--concurrency", "8", "--without-gossip", "--without-mingle")
         return [
             Service("controller", (sys.executable, "manage.py", "controller"), env=env),
-            Service("worker", worker, env=env),
-            Service("beat", (*celery, "beat", "--schedule", str(self.folder / "beat"), "--pidfile", ""), env=env),
+            Service("worker", worker, env=env | {"PORTAL_BEAT_SCHEDULE": str(self.folder / "beat")}),
         ]
 
     def __enter__(self) -> Portal:
@@ -346,8 +346,8 @@ class Portal:
         services.stop(*self._running.pop(name))
 
     def create(self, script: str, name: str = "demo", workers: int = 0, **spec: Any) -> Any:
-        from clusters.actions import create_cluster
-        from clusters.manifest import ClusterManifest
+        from clusters.cluster.actions import create_cluster
+        from clusters.manifest.cluster import ClusterManifest
 
         roles = {"master": {"flavor": "small", "count": 1}, "worker": {"flavor": "small", "count": workers}}
         body = {"image": "shell", "command": script, "roles": roles, "retries": 0, **spec}
@@ -355,13 +355,13 @@ class Portal:
         return create_cluster(ClusterManifest.model_validate(document), acting_user=self.people.bob)
 
     def until(self, happened: Any, seconds: float = 150.0) -> float:
-        from clusters.models import Run, Task
+        from clusters.runs.models import Run, Task
 
         began = time.monotonic()
         while not happened():
             told = [*Run.objects.values("phase", "message", "gone"), *Task.objects.values()]
             assert time.monotonic() < began + seconds, (told, (self.folder / "worker.log").read_text()[-3000:])
-            time.sleep(0.05)
+            time.sleep(pause(time.monotonic() - began))
         return time.monotonic() - began
 
     def until_running(self, cluster: Any) -> Any:
@@ -382,7 +382,7 @@ class Portal:
         return run.tasks.filter(phase="Running").count() < sum(facts["count"] for facts in run.roles.values())
 
     def run(self, cluster: Any) -> Any:
-        from clusters.models import Run
+        from clusters.runs.models import Run
 
         return Run.objects.get(current_of=cluster)
 
@@ -393,7 +393,8 @@ class Portal:
 
 @pytest.fixture
 def portal(ready: Node, people: Any, s3: Any, bucket: str, tmp_path: Path, settings: Any) -> Iterator[Portal]:
-    from clusters.models import Flavor, Image, Run
+    from clusters.catalog.models import Flavor, Image
+    from clusters.runs.models import Run
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=50, memory_mb=64)
     Image.objects.create(name="shell", title="Shell", environment="", container=IMAGE.container)
@@ -417,7 +418,7 @@ PATH = "/appcodes/ops-demo/clusters/demo/runs/1/tasks"
 
 
 def touch(person: Any, path: str) -> None:
-    """In the container of the master."""
+    """Creates a file in the master's container."""
     status, answer = person.post(f"{PATH}/master/0/exec", {"argv": ["touch", path]})
     assert status == 200
     frames = b"".join(answer.streaming_content).splitlines()
@@ -431,7 +432,7 @@ class TestArchive:
         bob = api_of(people.bob)
         cluster = portal.create(f"{LOCKSTEP}; echo ünï")
         portal.until(lambda: portal.run(cluster).tasks.filter(phase="Running").exists())
-        # Followed while it runs: it writes a line when the one before has been read …
+        # Follow the log while the task runs: it writes a line only after the test has read the one before.
         touch(bob, "/tmp/1")
         status, answer = bob.get(f"{PATH}/master/0/log?follow=true")
         assert status == 200
@@ -448,7 +449,7 @@ class TestArchive:
         task = run.tasks.get()
         assert (run.phase, task.log_state, task.log_size) == ("Succeeded", "kept", len(text))
         assert portal.keys() == [f"logs/kubernetes/{run.pk}/master-0-0.{part}" for part in ("log", "times")]
-        # … and read when nothing of it is left.
+        # Read it after the pod is gone.
         assert bob.get(f"{PATH}/master/0/log")[1].content == text
         status, answer = bob.get(f"{PATH}/master/0/log?tail=1")
         assert (answer.content, answer.headers["Log-Offset"]) == ("ünï\n".encode(), "42")
@@ -469,7 +470,7 @@ class TestArchive:
         )
         portal.until_running(cluster)
         bob = api_of(people.bob)
-        # A container runs a moment before its program does.
+        # A container counts as running shortly before its program does.
         for n in range(7):
             portal.until(lambda n=n: bob.get(f"{PATH}/worker/{n}/log")[1].content == b"up\n")
         began = time.monotonic()
@@ -514,7 +515,7 @@ class TestArchive:
         cluster = portal.create("trap 'echo asked to end; exit 3' TERM; echo up; while true; do sleep 0.1; done")
         portal.until_running(cluster)
         bob = api_of(people.bob)
-        # A container runs a moment before its program does.
+        # A container counts as running shortly before its program does.
         portal.until(lambda: bob.get(f"{PATH}/master/0/log")[1].content == b"up\n")
         portal.store.client.delete_bucket(Bucket=portal.bucket)
         began = time.monotonic()
@@ -548,12 +549,12 @@ class TestArchive:
         portal.stop("worker")
         began = time.monotonic()
         actions.disable(cluster, acting_user=people.bob)
-        # A worker that ended the run and died before it had copied the log.
+        # As if a worker had ended the run and died before copying the log.
         run = portal.run(cluster)
         run.tasks.update(log_state="due")
         reconcile.reconcile(run.pk)
         portal.until_gone(cluster)
-        # Its pod was held for a while, in vain.
+        # The pod was kept for a while, in vain.
         assert collect.HOLD_SECONDS - 1 < time.monotonic() - began < collect.HOLD_SECONDS + 60
         collect.copy_due()
         task = run.tasks.get()
@@ -580,13 +581,13 @@ class TestArchive:
         assert all(key.startswith(f"logs/kubernetes/{portal.run(other).pk}/master-0-0.") for key in kept)
 
     def test_without_an_archive_the_page_says_so(self, portal: Portal, client: Any, people: Any, settings: Any) -> None:
-        from clusters.models import Task
+        from clusters.runs.models import Task
 
         cluster = portal.create("echo short")
         portal.until_kept(cluster)
         Task.objects.update(log_state="", log_size=None)
         settings.LOGS_S3 = {**settings.LOGS_S3, "server": ""}
-        time.sleep(1.1)  # what is known of a run's pods may be that old
+        time.sleep(1.1)  # pods of a run are cached for up to 1 s
         status, answer = api_of(people.bob).get(f"{PATH}/master/0/log")
         assert status == 404
         assert "last as long as their pods" in answer["detail"]

@@ -1,4 +1,4 @@
-"""The portal's own loop over the Kubernetes cloud: from an action to pods and back to a phase, usage and nothing left."""
+"""The portal's own loop with the Kubernetes cloud: from an action to pods, phases and usage, until nothing is left."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Loop:
         self.batches: Iterator[Batch] = iter(())
 
     def restart(self) -> None:
-        """Another controller: it knows nothing but the database."""
+        """Replaces the controller by a new one that knows only the database."""
         self.cloud = cloud_of(self.plane, self.cloud._settings.portal)
         self.batches = iter(())
 
     def work(self) -> None:
         from django.utils.timezone import now
 
-        from clusters.models import Run
         from clusters.runs import quota, reconcile
+        from clusters.runs.models import Run
 
         for appcode_id in list(Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True).distinct()):
             quota.admit_waiting(appcode_id)
@@ -46,7 +46,7 @@ class Loop:
     def listen(self) -> None:
         from django.utils.timezone import now
 
-        from clusters.models import CloudState
+        from clusters.clouds.models import CloudState
         from clusters.runs.observe import apply_batch, apply_listing
 
         try:
@@ -62,7 +62,7 @@ class Loop:
         self.cloud.acknowledge(batch.items)
 
     def until(self, happened: Callable[[], object], seconds: float = 60.0) -> None:
-        from clusters.models import Run, Task
+        from clusters.runs.models import Run, Task
 
         deadline = time.monotonic() + seconds
         self.work()
@@ -72,7 +72,7 @@ class Loop:
             self.work()
 
     def until_phase(self, cluster: Any, *phases: str) -> Any:
-        from clusters.models import Run
+        from clusters.runs.models import Run
 
         self.until(lambda: Run.objects.get(current_of=cluster).phase in phases)
         return Run.objects.get(current_of=cluster)
@@ -83,8 +83,9 @@ class Loop:
 
 @pytest.fixture
 def loop(plane: Plane, people: Any) -> Iterator[Loop]:
-    """Everything runs on the registered cluster; workers make a client of their own from its row, as in other processes."""
-    from clusters.models import Flavor, Image, Run
+    """Runs everything on the registered cluster. Workers create a client from its row, as other processes do."""
+    from clusters.catalog.models import Flavor, Image
+    from clusters.runs.models import Run
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
     Flavor.objects.create(name="one-gpu", title="Middle + 1 GPU", cpu_milli=100, memory_mb=128, gpus=1)
@@ -101,8 +102,8 @@ def loop(plane: Plane, people: Any) -> Iterator[Loop]:
 
 @pytest.fixture
 def create(people: Any) -> Callable[..., Any]:
-    from clusters.actions import create_cluster
-    from clusters.manifest import ClusterManifest
+    from clusters.cluster.actions import create_cluster
+    from clusters.manifest.cluster import ClusterManifest
 
     def make(**spec: Any) -> Any:
         counts = {"master": 1, "ps": spec.pop("ps", 0), "worker": spec.pop("workers", 0)}
@@ -137,9 +138,9 @@ def test_a_run_succeeds_is_metered_and_leaves_nothing(plane: Plane, loop: Loop, 
 
 
 def test_tasks_that_take_turns_hold_the_gpus_of_those_that_run(loop: Loop, create: Callable[..., Any]) -> None:
-    """Five tasks of one GPU, two at a time, in an appcode that has two: each of them runs, and each is metered."""
+    """Five tasks with one GPU each, two at a time, in an appcode with two GPUs: each runs and is metered."""
     from billing.models import UsageSegment
-    from clusters.models import Task
+    from clusters.runs.models import Task
     from portal.models import Appcode
 
     Appcode.objects.update(gpu_quota=2)
@@ -159,7 +160,7 @@ def test_tasks_that_take_turns_hold_the_gpus_of_those_that_run(loop: Loop, creat
 
 
 def test_a_failure_is_retried_and_then_ends_the_run(loop: Loop, create: Callable[..., Any]) -> None:
-    from clusters.models import Task
+    from clusters.runs.models import Task
 
     cluster = create(retries=1)
     run = loop.until_phase(cluster, "Running")
@@ -175,8 +176,8 @@ def test_a_failure_is_retried_and_then_ends_the_run(loop: Loop, create: Callable
 def test_a_controller_that_dies_between_writing_and_acknowledging_loses_nothing(
     plane: Plane, loop: Loop, create: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusters import actions
-    from clusters.models import Task
+    from clusters.cluster import actions
+    from clusters.runs.models import Task
 
     cluster = create(workers=1)
     run = loop.until_phase(cluster, "Running")
@@ -193,8 +194,8 @@ def test_a_controller_that_dies_between_writing_and_acknowledging_loses_nothing(
 def test_a_service_counts_its_pods_also_across_controllers(
     plane: Plane, loop: Loop, create: Callable[..., Any], people: Any
 ) -> None:
-    from clusters import actions
-    from clusters.models import Task
+    from clusters.cluster import actions
+    from clusters.runs.models import Task
 
     cluster = create(mode="service")
     run = loop.until_phase(cluster, "Running")
@@ -218,7 +219,7 @@ def test_a_namespace_deleted_behind_our_back_ends_its_runs(
 ) -> None:
     from portal.models import OrgNode
 
-    # One of its own: it goes when nothing in it is held, and nobody else is to lose his.
+    # A namespace of its own, because the test deletes it.
     space = f"line-{secrets.token_hex(4)}"
     OrgNode.objects.filter(namespace="ops").update(namespace=space)
     cluster = create(workers=1)

@@ -1,8 +1,8 @@
-"""The main job on Kubernetes as people do it, for real: a browser, the whole portal, a kubelet, S3 servers, containers.
+"""The main workflow on Kubernetes as users do it: a browser, the whole portal, a kubelet, S3 servers, containers.
 
-The portal runs as a newcomer starts it, with the demonstration's people and data, but its own object storage listens at an
-address that containers reach, and the business line of ops-demo is placed on a Kubernetes cluster. What was trained there is
-compared with what containerd itself has written down.
+The portal starts as for a newcomer, with the demonstration's people and data. But its own object storage listens at an
+address that containers reach, and the business line of ops-demo is placed on a Kubernetes cluster. The results are compared
+with containerd's records.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ from tests.kube.following import hand_over, portal_kubeconfig
 from tests.kube.node import Node
 from tests.running import ROOT, Client, Portal, environment, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.kube,
+    pytest.mark.node,
+    pytest.mark.timeout(900),
+    pytest.mark.images("tensorflow", "rclone"),
+]
 
 TRAINED = 400_000
 SECRETS = ("PORTAL_SECRET_KEY",)
@@ -41,7 +47,7 @@ SECRETS = ("PORTAL_SECRET_KEY",)
 
 @pytest.fixture(scope="module")
 def s3(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What the portal's environment says of an S3 server at an address that pods reach."""
+    """Returns the portal's environment variables for an S3 server at an address that pods reach."""
     folder = services.private_folder(tmp_path_factory.mktemp("s3"))
     keys = "TESTS" + secrets.token_hex(8).upper(), secrets.token_hex(20)
     server = s3server.s3(folder / "data", services.free_port(), *keys, address=node.gateway)
@@ -82,7 +88,7 @@ def portal(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Por
 
 
 def manage(portal: Portal, *arguments: str) -> None:
-    """As an operator on the portal's machine."""
+    """Runs manage.py like an operator on the portal's machine."""
     own = {name: portal.secret(name) for name in SECRETS}
     own |= {"DATABASE_URL": database(portal), "REDIS_URL": "redis://127.0.0.1:1", "PORTAL_ORIGIN": portal.origin}
     env = environment(portal.data, portal.port) | own
@@ -117,7 +123,7 @@ def test_from_the_form_to_a_model_trained_by_containers(node: Node, portal: Port
 
 
 def place_on_kubernetes(page: Page) -> None:
-    """As an administrator, who also offers a size of which four fit on the machine under this test."""
+    """Places the business line as an administrator, and adds a flavor of which four fit on the test machine."""
     page.goto("/admin/clouds")
     page.get_by_label("Where example.ops runs").select_option("training")
     page.locator("tr", has_text="example.ops").get_by_role("button", name="Save").click()
@@ -158,7 +164,7 @@ def succeed(page: Page, node: Node) -> None:
     expect(head).to_contain_text("Succeeded", timeout=TRAINED)
     expect(log).to_contain_text("Saved the model of step 600")
 
-    # Nothing of it is left in Kubernetes, and the page still knows everything.
+    # Nothing is left in Kubernetes, and the page still shows everything.
     pods = "/api/v1/namespaces/ops/pods"
     node.plane.until(pods, lambda found: not found, 120, labelSelector="gpu-cloud/portal=main-job")
     page.reload()
@@ -174,7 +180,7 @@ def succeed(page: Page, node: Node) -> None:
 
 
 def billed_is_what_containerd_saw(node: Node, portal: Portal) -> None:
-    """Each second from the start of a pod's program to the end of its last container, once."""
+    """Asserts that each second from the start of a pod's program to the end of its last container is billed once."""
     segments = ask(
         portal,
         "SELECT uid, gpus, started, ended, flags FROM billing_usagesegment WHERE labels->>'cluster' = 'in-containers'",
@@ -205,7 +211,7 @@ def billed_is_what_containerd_saw(node: Node, portal: Portal) -> None:
 
 
 def stored(portal: Portal) -> None:
-    """Found by an S3 client with the keys of the appcode, at the address that pods have. They do not open the bucket of logs."""
+    """Finds the output with the appcode's keys at the address that pods use. The keys do not open the bucket of logs."""
     alice = Client(portal, "alice")
     own, keys = (alice.call("POST", f"/appcodes/ops-demo/{each}") for each in ("storage", "storage/keys"))
     theirs = client({"URL": own["endpoint"], "ACCESS_KEY": keys["accessKey"], "SECRET_KEY": keys["secretKey"]})
@@ -218,7 +224,7 @@ def stored(portal: Portal) -> None:
 
 
 def test_its_parameter_server_was_gone_with_the_workers(node: Node, portal: Portal) -> None:
-    """Nobody pays for a parameter server whose master has finished; and its containers are really gone."""
+    """A parameter server is not billed after its master has finished, and its containers are really gone."""
     ends = dict(ask(
         portal,
         "SELECT labels->>'role', max(ended) FROM billing_usagesegment WHERE labels->>'cluster' = 'in-containers' GROUP BY 1",

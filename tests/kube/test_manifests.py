@@ -1,7 +1,7 @@
-"""What the API server is given for a plan: compared as a whole, and tried on a real API server.
+"""The manifests of a plan: compared as a whole, and applied to a real API server.
 
-expected/ holds all manifests of one plan of each kind. After a change that is meant, `python -m tests.kube.test_manifests`
-writes them anew, and the difference is to be read.
+expected/ contains all manifests of one plan of each kind: of one plan whole, of the others as differences from it
+(differences.py). After an intended change, `python -m tests.kube.test_manifests` rewrites them; review the diff.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import random
 import re
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,15 +32,14 @@ from clusters.clouds.drivers.base import (
 )
 from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
-from clusters.clouds.drivers.kubernetes.render import cache, environments, manifests, names, pods, storage
+from clusters.clouds.drivers.kubernetes.render import cache, environments, kept, manifests, names, pods, storage
 from clusters.clouds.drivers.kubernetes.repair.drift import Drift
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.clouds.drivers.kubernetes.watch.capacity import asked_of
 from clusters.frameworks import ROLES
+from tests.kube import differences
 from tests.kube.plane import Plane
 from tests.kube.plans import IMAGE, data, every_kind, plan, role, run_ref, volume
-
-EXPECTED = Path(__file__).parent / "expected"
 
 SETTINGS = Settings(portal="main")
 RUN = RunRef(1042, "ops", "demo", "mnist", 3)
@@ -89,7 +86,7 @@ def metadata(name: str, **labels: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", every_kind())
 def test_what_a_preview_counts_is_what_the_pod_asks_for(name: str) -> None:
-    """Beside what it knows before there is a run: no key, no address, no version."""
+    """The preview may lack only what is unknown before there is a run: keys, addresses and versions."""
     plan, settings = every_kind()[name]
     source = S3Source("", "", "", "", "")
     mounts = [
@@ -317,7 +314,7 @@ def test_what_all_tasks_share_stands_in_the_owner_and_not_in_pods() -> None:
     assert (owner["data"], owner["immutable"]) == ({"ALL": "a" * 100_000}, True)
     (job,) = [each for each in manifests.run_manifests(whole, "some-uid", SETTINGS) if each["kind"] == "Job"]
     env = task_of(job)["env"]
-    # What is referred to has to stand before it.
+    # A variable must come after those that it refers to.
     assert [each["name"] for each in env[:2]] == ["TASK_INDEX", "ALL"]
     assert env[1]["valueFrom"] == {"configMapKeyRef": {"name": "demo-mnist-3-1042-run", "key": "ALL"}}
     assert len(str(job)) < 8000
@@ -401,7 +398,7 @@ def test_data_in_s3_is_fetched_before_and_stored_beside_and_after() -> None:
 def test_nfs_is_a_volume_that_only_this_run_can_claim() -> None:
     found = made(role("master"), mounts=(Mount("/elearn/input", True, NfsSource("nfs.example", "/data/digits")),))
     name = "demo-mnist-3-1042-volume0"
-    # It lies in no namespace, so that two portals would give it the same name.
+    # PersistentVolumes are not namespaced, so the name needs a prefix of its own.
     behind = f"ops-{name}"
     volume = found["PersistentVolume", behind]
     assert volume["metadata"] == {"name": behind, "labels": LABELS}
@@ -505,7 +502,7 @@ def test_no_claim_of_a_datastore_is_named_like_one_of_a_run(run: RunRef, number:
 
 
 def egress_to(endpoint: str, *, own: bool = False, **settings: Any) -> dict[str, Any]:
-    """The one rule for an S3 server at `endpoint`."""
+    """Returns the only rule for an S3 server at `endpoint`."""
     mounts = (Mount("/elearn/input", True, S3Source(endpoint, "digits", "", "AKIA", "secret", own=own)),)
     found = made(role("master"), mounts=mounts, settings=Settings(**settings))
     _, rule = found["NetworkPolicy", "demo-mnist-3-1042"]["spec"]["egress"]
@@ -658,7 +655,7 @@ def test_only_the_servers_of_its_own_datastores_are_reached() -> None:
     "endpoint",
     [
         "http://169.254.169.254", "http://[fd00:ec2::254]:80", "http://minio.kube-system.svc:9000",
-        # What may be the API server, a node, a Service or a pod.
+        # Addresses that may belong to the API server, a node, a Service or a pod.
         "https://10.96.0.1", "https://192.168.1.10:10250", "https://[fd12::1]:6443", "http://[::ffff:10.96.0.1]",
         "http://[64:ff9b::a9fe:a9fe]", "http://100.64.0.1", "http://127.0.0.1:9000",
     ],
@@ -669,7 +666,7 @@ def test_what_an_administrator_has_not_opened_is_refused(endpoint: str) -> None:
 
 
 def test_the_portal_s_own_object_storage_is_open_without_a_setting_of_the_cluster() -> None:
-    """At its port and nowhere else; what an administrator closed stays closed."""
+    """Only its port is open, and what an administrator closed stays closed."""
     assert egress_to("http://10.0.0.5:9000", own=True) == {
         "to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}],
         "ports": [{"port": 9000, "protocol": "TCP"}],
@@ -742,7 +739,7 @@ def test_a_namespace_is_restricted_limited_and_closed() -> None:
 
 
 def everything(kind: str) -> list[dict[str, Any]]:
-    """All that is applied for the plan of that kind, but the namespace."""
+    """Returns everything that is applied for the plan of this kind, except the namespace."""
     whole, settings = every_kind()[kind]
     sources = [mount.source for mount in whole.mounts if isinstance(mount.source, VolumeSource)]
     return [
@@ -754,8 +751,46 @@ def everything(kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", every_kind())
+def test_the_owner_keeps_the_objects_of_its_run(kind: str) -> None:
+    whole, settings = every_kind()[kind]
+    owner = manifests.owner_manifest(whole.run, settings, whole)
+    rendered = manifests.run_manifests(whole, "", settings)
+    there = kept.with_objects(owner, rendered, "proof")
+    assert there | {"binaryData": None} == owner | {"binaryData": None}
+    assert there["binaryData"].items() >= owner.get("binaryData", {}).items()
+    assert there == kept.with_objects(owner, rendered, "proof")
+    there["metadata"]["uid"] = "some-uid"
+    assert kept.objects(there, "proof") == manifests.run_manifests(whole, "some-uid", settings)
+
+
+def test_what_others_put_into_an_owner_is_not_applied() -> None:
+    whole, other = plan(role("master"), run=RUN), dataclasses.replace(RUN, id=1043)
+    there = kept.with_objects(
+        manifests.owner_manifest(RUN, SETTINGS, whole), manifests.run_manifests(whole, "", SETTINGS), "proof"
+    )
+    there["metadata"]["uid"] = "some-uid"
+    assert len(kept.objects(there, "proof")) == 2
+    elsewhere = {**there, "metadata": manifests.owner_manifest(other, SETTINGS)["metadata"] | {"uid": "another"}}
+    foreign = kept.with_objects(there, [], "guessed")
+    unsealed = {**there, "binaryData": {kept.OBJECTS: there["binaryData"][kept.OBJECTS]}}
+    for wrong in (elsewhere, foreign, unsealed, {"metadata": there["metadata"]}):
+        with pytest.raises(CloudRefused, match="cannot be read from its ConfigMap"):
+            kept.objects(wrong, "proof")
+
+
+def test_a_run_that_an_owner_cannot_keep_is_refused() -> None:
+    chance = random.Random(7)
+    whole = plan(role("master", env={f"N{n}": chance.randbytes(40_000).hex() for n in range(20)}), run=RUN)
+    rendered = manifests.run_manifests(whole, "", SETTINGS)
+    owner = manifests.owner_manifest(RUN, SETTINGS, whole)
+    kept.with_objects(owner, rendered, "proof")
+    with pytest.raises(CloudRefused, match="more than the 1 MiB"):
+        kept.with_objects({**owner, "data": {"code-0": "x" * 500_000}}, rendered, "proof")
+
+
+@pytest.mark.parametrize("kind", every_kind())
 def test_everything_of_a_run_is_as_it_should_be(kind: str) -> None:
-    assert everything(kind) == list(yaml.safe_load_all((EXPECTED / f"{kind}.yaml").read_text()))
+    assert everything(kind) == differences.read(kind)
 
 
 def test_a_server_that_warms_up_is_ready_when_it_was_healthy_for_so_long() -> None:
@@ -765,7 +800,7 @@ def test_a_server_that_warms_up_is_ready_when_it_was_healthy_for_so_long() -> No
 
 
 def test_nothing_is_expected_of_what_there_is_no_longer() -> None:
-    assert {path.stem for path in EXPECTED.glob("*.yaml")} == set(every_kind())
+    assert {path.stem for path in differences.FOLDER.glob("*.yaml")} == set(every_kind())
 
 
 # -- the real API server -----------------------------------------------------------------------------------------------
@@ -791,10 +826,10 @@ def line(plane: Plane) -> Iterator[tuple[Client, str]]:
     for priority in ("batch", "serving"):
         spec = {**task, "priorityClassName": priority, "runtimeClassName": "nvidia"}
         pod = {"metadata": {"name": f"waits-for-{priority}"}, "spec": spec}
-        # Also for its account, which a controller makes, and for the quota, of which another one says what is used.
+        # Also waits for its service account and for the quota's status, which controllers write.
         plane.until_admitted(f"/api/v1/namespaces/{name}/pods", pod)
     yield client, name
-    # They are the whole cluster's, and the line may be made a second time on it.
+    # These are cluster-wide, and the line may be created again on this cluster.
     for path in (f"{priorities}/batch", f"{priorities}/serving", f"{runtimes}/nvidia"):
         plane.request("DELETE", path)
     client.delete(path_of("Namespace", name=name))
@@ -831,14 +866,6 @@ def test_pod_security_is_really_enforced(line: tuple[Client, str]) -> None:
         client.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}, dryRun="All")
 
 
-class _Plain(yaml.SafeDumper):
-    """Without anchors: what is said twice is written twice."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
 if __name__ == "__main__":
     for kind in every_kind():
-        text = yaml.dump_all(everything(kind), Dumper=_Plain, sort_keys=False, width=120)
-        (EXPECTED / f"{kind}.yaml").write_text(text)
+        differences.write(kind, everything(kind), everything(differences.BASE))

@@ -1,4 +1,4 @@
-"""What bounds namespaces is put right in all of them at once, however many there are."""
+"""Limits of namespaces are repaired in all of them concurrently, however many there are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.kube
 
 
 def test_more_namespaces_than_threads_are_bounded_side_by_side(plane: Plane) -> None:
-    """Each of them takes several calls that go on side by side."""
+    """Each needs several calls, which run concurrently."""
     portal = f"test-{secrets.token_hex(4)}"
     spaces = [f"line-{secrets.token_hex(4)}" for _ in range(3 * AT_ONCE)]
     with Following(cloud_of(plane, portal)) as following:

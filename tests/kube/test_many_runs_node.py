@@ -1,6 +1,5 @@
-"""Many runs as one piece of work on Kubernetes, for real: containers of a kubelet, S3 servers, the whole portal, which is
-killed twice while a sweep is under way. Folds are put together by init containers, an output is read where another pod stored it.
-"""
+"""Many runs as one project on Kubernetes: real containers, S3 servers and the whole portal, which is killed twice during a
+sweep. Init containers assemble folds, and an output is read where another pod stored it."""
 
 from __future__ import annotations
 
@@ -16,9 +15,15 @@ from tests.kube.node import Node
 from tests.kube.test_main_job import manage, portal  # noqa: F401  the fixture
 from tests.running import Portal, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.kube,
+    pytest.mark.node,
+    pytest.mark.timeout(900),
+    pytest.mark.images("tensorflow", "rclone"),
+]
 
-# Two of them fit on the machine under this test.
+# Two of them fit on the test machine.
 TINY = "Flavor.objects.create(name='tiny-1-gpu', title='Tiny', cpu_milli=300, memory_mb=1280, gpus=1)"
 LATE = 60_000
 
@@ -44,7 +49,7 @@ def test_steps_that_are_trained_again_in_new_pods_are_counted(placed: Portal) ->
         expect(page.locator("#pace")).to_contain_text(
             f"{crash['stepsRepeated']} steps were trained again", timeout=LATE
         )
-        # Once, whatever looked how often.
+        # Reported once, however many processes noticed.
         page.goto(f"{placed.origin}/clusters/ops-demo/{run.name}/events")
         expect(page.get_by_text("were trained again")).to_have_count(1)
 
@@ -54,7 +59,7 @@ def test_a_sweep_in_folds_the_best_of_it_and_its_hook_outlive_the_portal(node: N
     chain.until("search", 300)
     assert eventually(chain.trials, 60), chain.status()
     chain.kill_everything()
-    # And again while pods of it run, or have run: its clouds, its rows and its wake-ups are another moment's then.
+    # Kill it again while its pods run or have run, because the portal's state is then a different one.
     assert eventually(chain.answers, 120)
     assert eventually(lambda: any(each["status"]["phase"] == "Running" for each in chain.trials()), 200), chain.trials()
     chain.kill_everything()
@@ -66,6 +71,6 @@ def test_a_sweep_in_folds_the_best_of_it_and_its_hook_outlive_the_portal(node: N
     with chromium() as browser, signed_in(browser, placed, "alice") as page:
         page.goto(f"{placed.origin}/clusters/ops-demo/{chain.final}/metrics")
         expect(page.locator(".chart h2").first).to_have_text("accuracy", timeout=LATE)
-    # Nothing of all this is left in Kubernetes.
+    # Nothing of this is left in Kubernetes.
     pods = "/api/v1/namespaces/ops/pods"
     node.plane.until(pods, lambda found: not found, 120, labelSelector="gpu-cloud/portal=main-job")

@@ -1,7 +1,7 @@
-"""A hundred short tasks in real containers, while the controller is killed again and again: what is billed is what containerd
-has written down, to the second.
+"""A hundred short tasks in real containers while the controller is killed again and again: the bill equals containerd's
+records to the second.
 
-The seed is printed; METERING_SEED repeats a draw, as far as real clocks do.
+The seed is printed; METERING_SEED repeats it, as far as real clocks allow.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tests.kube.node import Container, Node
 
 pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(1500), pytest.mark.django_db(transaction=True)]
 
-# Clusters, workers of each, and the flavor of master and workers: 110 tasks, of which the node takes some forty at once.
+# Clusters as (workers, flavor of all tasks): 110 tasks, of which the node runs some forty at a time.
 CLUSTERS = [(16, "tiny")] * 6 + [(3, "tiny-gpu")] * 2
 AT_LEAST = 100
-# Of clusters that somebody stops in the middle; how many of their tasks ever run is a matter of luck.
+# Clusters that are stopped midway; how many of their tasks ever run is random.
 STOPPED = [(2, "tiny")] * 2
 SECONDS = 1200.0
 
 
 @pytest.fixture
 def loops(node: Node, people: Any) -> Iterator[Loops]:
-    """Workers in this process; the controllers are processes of their own."""
-    from clusters.models import Flavor, Image
+    """Workers in this process; the controllers are separate processes."""
+    from clusters.catalog.models import Flavor, Image
 
     node.import_image(archives.busybox())
     loops = Loops(
@@ -55,14 +55,14 @@ def loops(node: Node, people: Any) -> Iterator[Loops]:
 
 
 def create(loops: Loops, people: Any, name: str, chance: random.Random, workers: int, flavor: str) -> Any:
-    """Every task sleeps as long as stands at its index."""
+    """Creates a cluster whose tasks sleep as long as the entry for their index says."""
     times = " ".join(f"{chance.uniform(1, 20):.2f}" for _ in range(workers))
     command = f"set -- {times}; shift $TASK_INDEX; exec sleep $1"
     return loops.create(people, name, workers=workers, flavor=flavor, command=command, completion="workers")
 
 
 def test_what_is_billed_is_what_containerd_wrote_down(node: Node, loops: Loops, people: Any, tmp_path: Path) -> None:
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     seed = int(os.environ.get("METERING_SEED") or secrets.randbelow(10**6))
     chance, prefix = random.Random(seed), f"short{secrets.token_hex(3)}"
@@ -78,7 +78,7 @@ def test_what_is_billed_is_what_containerd_wrote_down(node: Node, loops: Loops, 
     while Run.objects.filter(gone=False).exists():
         controller = Controller(killed, tmp_path)
         try:
-            # How long a process takes to start depends on the machine; it is to be killed at its work.
+            # Start-up time depends on the machine, and the kill must hit a working controller.
             loops.until(lambda log=controller.log: b"following kubernetes" in log.read_bytes(), 120)  # type: ignore[misc]
             until = time.monotonic() + chance.uniform(0.5, 15.0)
             while time.monotonic() < until and Run.objects.filter(gone=False).exists():
@@ -112,11 +112,12 @@ def test_what_is_billed_is_what_containerd_wrote_down(node: Node, loops: Loops, 
 def test_a_node_that_goes_away_is_named_until_it_is_given_up_and_is_not_billed_meanwhile(
     node: Node, loops: Loops, people: Any
 ) -> None:
-    """What Kubernetes itself does with pods of a kubelet that is killed: no simulated node marks them, deletes them by the taint
-    and takes up its work again."""
+    """Real Kubernetes handles the pods of a killed kubelet: it marks them, deletes them by taint and resumes, all without
+    simulated nodes."""
     from billing.models import UsageSegment
-    from clusters.clouds import actions, registry
-    from clusters.models import Run
+    from clusters.cloud_admin import actions
+    from clusters.clouds import registry
+    from clusters.runs.models import Run
 
     prefix = f"dead{secrets.token_hex(3)}"
     loops.start_controller()
@@ -128,7 +129,7 @@ def test_a_node_that_goes_away_is_named_until_it_is_given_up_and_is_not_billed_m
     silent_at = timezone.now()
     try:
         loops.until(lambda: f"Node {node.name} does not answer" in loops.run(going).message, 90)
-        # Kubernetes 1.36 waits for 50 s and looks every 5.
+        # Kubernetes 1.36 waits for 50 s and checks every 5 s.
         assert timezone.now() - silent_at < timedelta(seconds=60)
         assert (loops.run(going).phase, loops.run(going).reason) == ("Running", "Degraded")
         loops.disable(people, stopped)
@@ -151,7 +152,8 @@ def test_a_node_that_goes_away_is_named_until_it_is_given_up_and_is_not_billed_m
 
 
 def billed_is(records: dict[str, list[Container]]) -> None:
-    """Each second from the start of a pod's program to the end of its last container, once, and nothing else."""
+    """Asserts that each second from the start of a pod's program to the end of its last container is billed once, and
+    nothing else."""
     from billing.ledger import posting
     from billing.models import LedgerEntry, UsageSegment
 

@@ -1,4 +1,4 @@
-"""The real node: containers run, and what Kubernetes says of them is what containerd knows."""
+"""The real node: containers run, and Kubernetes reports what containerd knows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IMAGE = "gpu-cloud/busybox:1"
 
 
 class Room:
-    """A namespace under Pod Security "restricted", and what tests do in it."""
+    """A namespace under Pod Security "restricted", and helpers for tests in it."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -42,14 +42,14 @@ class Room:
         return self.create("/api/v1", pod(name, script, **changes))
 
     def until(self, name: str, *phases: str, seconds: float = 120.0) -> Object:
-        """The pod, when it is in one of those phases."""
+        """Waits until the pod is in one of these phases. Returns the pod."""
         found = self.plane.until(
             self.pods, lambda pods: name in pods and phase(pods[name]) in phases, seconds, labelSelector=f"name={name}"
         )
         return found[name]
 
     def output(self, name: str, script: str) -> str:
-        """Of a script that must succeed."""
+        """Runs a script that must succeed. Returns its output."""
         self.run(name, script)
         ended = self.until(name, "Succeeded", "Failed")
         assert phase(ended) == "Succeeded", (ended["status"], self.log(name))
@@ -75,7 +75,7 @@ def room(machine: Node) -> Iterator[Room]:
 
 
 def pod(name: str, script: str, **changes: Any) -> Object:
-    """Restricted, as the portal's are. `changes` are of the container, or (`spec`) of the pod's spec."""
+    """Returns a restricted pod, like the portal's. `changes` apply to the container, `spec` to the pod's spec."""
     more = changes.pop("spec", {})
     return {
         "apiVersion": "v1",
@@ -103,7 +103,7 @@ def container(name: str, script: str, **changes: Any) -> Object:
 
 
 def state(pod: Object, name: str = "task") -> Mapping[str, Any]:
-    """The status of one container."""
+    """Returns the status of one container."""
     status = pod["status"]
     every = [*status.get("containerStatuses", []), *status.get("initContainerStatuses", [])]
     return next(each for each in every if each["name"] == name)
@@ -113,7 +113,7 @@ def test_a_restricted_pod_runs_and_its_log_and_exit_code_are_its_own(room: Room)
     room.run("task", "id -u; echo on the other stream >&2; cat /proc/1/cgroup >/dev/null; exit 3")
     ended = room.until("task", "Failed")
     assert state(ended)["state"]["terminated"]["exitCode"] == 3
-    # Two pipes: which of them is read first is chance.
+    # The streams are two pipes, which are read in random order.
     assert sorted(room.log("task").splitlines()) == ["1000", "on the other stream"]
 
 
@@ -136,7 +136,7 @@ def test_records_outlive_the_containers(room: Room) -> None:
     room.until("task", "Succeeded")
     room.plane.request("DELETE", f"{room.pods}/task")
     room.plane.until(room.pods, lambda pods: not pods)
-    # What containerd tells is written down a moment after it happened.
+    # The node records containerd's events shortly after they happen.
     assert eventually(lambda: [each for each in room.node.containers(uid) if each.finished_at], 60)
     (known,) = room.node.containers(uid)
     assert 0 < known.created_at < known.started_at < known.finished_at
@@ -178,7 +178,7 @@ def test_names_of_an_indexed_jobs_pods(room: Room) -> None:
     full = f"worker-1.run.{room.name}.svc.cluster.local"
     said = room.output("client", f"until nslookup -type=a {full}; do sleep 0.2; done")
     assert f"Name:\t{full}\nAddress: {addresses['worker-1']}\n" in said
-    # As programs look names up: by the search path of /etc/resolv.conf.
+    # Look-up as programs do it, with the search path of /etc/resolv.conf.
     said = room.output(
         "program",
         "until ping -c 1 -w 1 worker-0.run >/tmp/said 2>&1; do sleep 0.2; grep PING /tmp/said && break; done; cat /tmp/said",
@@ -221,7 +221,7 @@ def test_pods_reach_the_host_and_the_api_server(room: Room, tmp_path: Path) -> N
 
 
 def test_a_program_that_fails_is_started_again_in_its_pod(room: Room) -> None:
-    # The volume is the pod's, not the container's: the second start finds what the first one left.
+    # The volume belongs to the pod, so the second start of the container finds what the first one left.
     scratch = {"restartPolicy": "OnFailure", "volumes": [{"name": "scratch", "emptyDir": {}}]}
     mount = [{"name": "scratch", "mountPath": "/scratch"}]
     script = "[ -e /scratch/second ] && exit 0; touch /scratch/second; exit 9"
@@ -239,7 +239,7 @@ def test_too_much_memory_is_told_as_such(room: Room) -> None:
 
 
 def test_a_sidecar_ends_after_its_task(room: Room) -> None:
-    # A container runs a moment before its program does, so the task waits until that one listens.
+    # A container counts as running shortly before its program does, so the task waits until the sidecar listens.
     script = "trap 'echo stored; exit 0' TERM; touch /both/up; while :; do sleep 0.1; done"
     both = {"volumeMounts": [{"name": "both", "mountPath": "/both"}]}
     sidecar = {**container("sidecar", script, **both), "restartPolicy": "Always"}
@@ -283,11 +283,11 @@ def test_simulated_gpus_are_given_away_once(room: Room) -> None:
 
 
 def test_nothing_of_the_node_shows_on_the_host(machine: Node) -> None:
-    """Its mounts, rules and processes are in namespaces that end with it, so they are not here even now."""
+    """Its mounts, rules and processes are in namespaces that end with it, so the host does not see them even now."""
     assert str(machine._state) not in Path("/proc/self/mountinfo").read_text()
     rules = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True).stdout
     assert "KUBE-" not in rules
-    # The machine has processes of its own numbers, and sees no others.
+    # The machine has a pid namespace and sees no processes outside it.
     inside = subprocess.run([*machine._inside, "ps", "-o", "pid=,args="], capture_output=True, text=True, check=True)
     assert inside.stdout.split()[:2] == ["1", "bash"]
     space = subprocess.run(

@@ -1,4 +1,4 @@
-"""The Kubernetes cloud on a real node: what it tells is what containerd knows, and it leaves nothing behind."""
+"""The Kubernetes cloud on a real node: it reports what containerd knows, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.running import eventually
 pytestmark = [pytest.mark.kube, pytest.mark.node]
 
 SERVE = "echo welcome >/tmp/index.html; httpd -p 8080 -h /tmp"
-# Input and sizes of the window come by two ways, of which either may be the faster.
+# Input and window sizes arrive on separate channels, in either order.
 SIZE = "read word; until stty size | grep '40 100'; do sleep 0.1; done; exit 6"
 UNTIL_TOLD = "until [ -e /tmp/go ]; do sleep 0.1; done"
 BUSYBOX = ImageRef("busybox", "gpu-cloud/busybox:1", "", "")
@@ -47,7 +47,7 @@ def shell(name: str, script: str, count: int = 1, **changes: object) -> RolePlan
 
 @contextmanager
 def launched(cloud: KubernetesCloud, run: RunRef, *roles: RolePlan, **more: Any) -> Iterator[Following]:
-    """Gone at the end, whatever happened."""
+    """Launches a run and deletes it at the end, whatever happened."""
     with Following(cloud) as following:
         cloud.apply(plan(*roles, run=run, image=BUSYBOX, grace_seconds=5, **more))
         yield following
@@ -56,12 +56,12 @@ def launched(cloud: KubernetesCloud, run: RunRef, *roles: RolePlan, **more: Any)
 
 
 def record(node: Node, task: TaskSeen) -> Container:
-    """What containerd noted of the task's last start."""
+    """Returns containerd's record of the task's last start."""
     return [each for each in node.containers(task.uid) if each.name == "task"][-1]
 
 
 def output(session: Session) -> tuple[int | None, bytes, bytes]:
-    """The exit code of a command and what it wrote."""
+    """Returns a command's exit code, stdout and stderr."""
     said = {"stdout": b"", "stderr": b""}
     for _ in range(1000):
         got = session.receive(60)
@@ -76,14 +76,14 @@ def output(session: Session) -> tuple[int | None, bytes, bytes]:
 def test_a_run_from_its_start_to_its_end(node: Node, cloud: KubernetesCloud, run: RunRef) -> None:
     master = names.address(run, "master", 0).split(":")[0]
     roles = (
-        # What all tasks share is in the run's owner, and one value is made of both where the task starts.
+        # Values shared by all tasks are stored in the run's owner, and the task's start combines both values.
         shell(
             "master",
             f"{SERVE}; for n in $(seq 2000); do echo line $n; done; {UNTIL_TOLD}; echo $WHO",
             env={"WHO": "$(ALL)/$(TASK_INDEX)"},
         ),
         shell("ps", "trap 'sleep 1; exit 0' TERM; while :; do sleep 0.1; done", restart="Always"),
-        # A task is reached by its name from before it is ready, by all the others.
+        # All other tasks can reach a task by its name even before it is ready.
         shell("worker", f"until timeout 2 wget -q -O - http://{master}:8080; do sleep 0.2; done; sleep $TASK_INDEX", 2),
     )
     with launched(cloud, run, *roles, shared={"ALL": "done"}) as following:
@@ -93,7 +93,7 @@ def test_a_run_from_its_start_to_its_end(node: Node, cloud: KubernetesCloud, run
         following.until(lambda: len(following.of(run, "Succeeded")) == 3, 120)
         lines = "".join(f"line {n}\n" for n in range(1, 2001)).encode() + b"done/0\n"
 
-        # What is known of a run's pods may be a second old.
+        # Pods of a run are cached for up to 1 s.
         assert eventually(lambda: cloud.log(run, "master", 0, attempt=0).complete, 60)
         whole = cloud.log(run, "master", 0, attempt=0)
         assert (whole.data, whole.offset, whole.complete) == (lines, len(lines), True)
@@ -101,7 +101,7 @@ def test_a_run_from_its_start_to_its_end(node: Node, cloud: KubernetesCloud, run
         assert (piece.data, piece.offset, piece.complete) == (lines[100:150], 150, False)
         assert cloud.log(run, "worker", 1, attempt=0).data.endswith(b"welcome\n")
         last = cloud.log(run, "master", 0, attempt=0, tail=9)
-        # Only the end was read, from the start of a line: where that lies in the whole is not known.
+        # Only the end was read, from the start of a line, so its position in the whole log is unknown.
         assert (last.data, last.placed, last.complete) == (b"done/0\n", False, True)
 
         assert output(cloud.exec(run, "ps", 0, ["sh", "-c", "echo out; echo err >&2; exit 5"])) == (
@@ -123,7 +123,7 @@ def test_a_run_from_its_start_to_its_end(node: Node, cloud: KubernetesCloud, run
         assert task.exit_code == known.exit_code
         assert task.scheduled_at
         assert task.scheduled_at <= known.started
-    # Not even a sandbox: what the kubelet removes later are records.
+    # Not even a sandbox runs; the kubelet later removes only records.
     assert node.pods_alive().isdisjoint(pods)
     assert cloud.capacity().nodes[0].gpus_free == 8
 
@@ -131,7 +131,7 @@ def test_a_run_from_its_start_to_its_end(node: Node, cloud: KubernetesCloud, run
 def test_copies_that_take_turns_run_two_at_a_time_by_what_containerd_has_written_down(
     node: Node, cloud: KubernetesCloud, run: RunRef
 ) -> None:
-    # Long enough to be kept beside the pods; this image has no bash.
+    # Long enough to be stored outside the pods. This image has no bash, hence `sh`.
     spec = SimpleNamespace(command=f"echo $TASK_INDEX${{TASK_COMMAND+?}}\n# {'x' * 60_000}", count=lambda _: 5)
     copies = FRAMEWORKS["parallel"]
     program = copies.launch(spec, "worker", {}, {}).argv[-1].replace(" bash ", " sh ")
@@ -154,7 +154,7 @@ def test_a_program_that_came_with_the_manifest_is_where_commands_start(cloud: Ku
 
 
 def test_a_log_is_followed_while_the_program_writes(cloud: KubernetesCloud, run: RunRef) -> None:
-    # It writes a line when the one before has been read.
+    # It writes a line only after the test has read the one before.
     program = "for n in 1 2 3; do until [ -e /tmp/$n ]; do sleep 0.1; done; echo $n; done"
     with launched(cloud, run, shell("master", program)) as following:
         following.until(lambda: following.of(run, "Running"))
@@ -208,12 +208,12 @@ def test_a_program_that_does_not_listen_is_killed_after_its_grace(
     deaf = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
     with launched(cloud, run, shell("master", deaf)) as following:
         following.until(lambda: following.of(run, "Running"))
-        # A container runs a moment before its program does.
+        # A container counts as running shortly before its program does.
         assert next(chunk.data for chunk in cloud.follow(run, "master", 0, attempt=0) if chunk.data) == b"deaf\n"
         asked = dt.datetime.now(dt.UTC)
     (task,) = following.of(run)
     known = record(node, task)
     assert (task.finished_at, task.exit_code) == (known.finished, known.exit_code)
     assert known.exit_code == 137
-    # Not after the 30 s that Kubernetes gives by itself.
+    # The grace period applies, not Kubernetes' default of 30 s.
     assert 4 < (known.finished - asked).total_seconds() < 30

@@ -1,4 +1,4 @@
-"""What tests of the Kubernetes cloud rely on: the plane behaves as a real cluster does, and its nodes do as they are told."""
+"""What tests of the Kubernetes cloud rely on: the plane behaves like a real cluster, and its nodes obey their annotations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.kube.plane import GPU, GPU_MODEL, Object, Plane, Refused, condition, 
 
 pytestmark = pytest.mark.kube
 
-# Three seconds by itself on two cores, twenty where ten others want them; the rest is for whatever else the machine does.
+# Takes 3 s alone on two cores and 20 s beside ten other processes; the rest allows for a busier machine.
 START_SECONDS = 90.0
 
 
 def pod_template(gpus: int = 1, **notes: str) -> Object:
-    """A pod that Pod Security "restricted" admits."""
+    """Returns a pod template that Pod Security "restricted" admits."""
     container = {
         "name": "main",
         "image": "example/none:1",
@@ -188,12 +188,12 @@ def test_nodes_are_put_back_as_they_were(plane: Plane, namespace: str) -> None:
     assert after.keys() == before.keys()
     touched = {lost, removed, cordoned, tainted, labelled}
     for name, node in after.items():
-        # What nobody has touched is the same object still.
+        # Untouched nodes are the same objects.
         assert (node["metadata"]["uid"] == before[name]["metadata"]["uid"]) == (name not in touched)
         assert node["metadata"]["labels"][GPU_MODEL] == "NVIDIA-A100"
         assert condition(node, "Ready") == "True"
         assert not node["spec"].keys() & {"taints", "unschedulable"}
-    # Those that were made anew run pods again.
+    # Recreated nodes run pods again.
     for name in touched:
         there = pod(name)
         there["spec"] |= {"nodeSelector": {"kubernetes.io/hostname": name}}
@@ -249,7 +249,7 @@ def test_people_and_accounts_may_do_only_what_rbac_says(plane: Plane, namespace:
     }
     plane.request("POST", f"{rbac}/rolebindings", binding)
     wait = time.monotonic() + 60
-    while True:  # the authorizer hears of a new binding by a watch
+    while True:  # the authorizer learns of a new binding through a watch
         try:
             assert account.list_namespaced_pod(namespace).items == []
             return

@@ -1,4 +1,4 @@
-"""How a program ends in its container: the very command of a pod, as process 1 of a PID namespace, as containers have one."""
+"""How a program ends in its container: a pod's exact command as process 1 of a PID namespace, like in a container."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clusters.clouds.drivers.kubernetes.render import pods
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.plans import plan, role
 
-# Much longer than a program takes that ends at once, also on a machine that has a lot to do.
+# Seconds; much longer than a program needs to end at once, even on a busy machine.
 GRACE = 5
 
 
@@ -22,7 +22,7 @@ class Container:
     def __init__(self, program: str) -> None:
         whole = plan(role("master", argv=("bash", "-c", program)), grace_seconds=GRACE)
         template = pods.template(whole, whole.roles[0], Settings(), index="")
-        # kubelet replaces $(NAME) and takes $$ for one $.
+        # The kubelet expands $(NAME) and turns $$ into $.
         command = [word.replace("$$", "$") for word in template["spec"]["containers"][0]["command"]]
         user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
         self.outside = subprocess.Popen(
@@ -34,7 +34,7 @@ class Container:
         assert self.outside.stdout.readline() == "ready\n"
 
     def stop(self) -> tuple[int, float]:
-        """As the container runtime does it. The exit code, and how long it took."""
+        """Stops it as the container runtime does. Returns the exit code and the seconds it took."""
         begun = time.monotonic()
         children = Path(f"/proc/{self.outside.pid}/task/{self.outside.pid}/children").read_text().split()
         os.kill(int(children[0]), signal.SIGTERM)

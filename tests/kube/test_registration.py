@@ -1,4 +1,4 @@
-"""Registering a real cluster: what a connection is good for, which rights are missing, and what would lose living runs."""
+"""Registering a real cluster: what the connection can do, missing rights, and changes that would lose running tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture
 def manifest(plane: Plane) -> Callable[..., Any]:
-    from clusters.clouds.manifest import read_manifest
+    from clusters.cloud_admin.manifest import read_manifest
 
     def make(**spec: Any) -> Any:
         text = portal_kubeconfig(plane).read_text()
@@ -48,7 +48,7 @@ def refused(call: Callable[[], object]) -> dict[str, str]:
 
 
 def test_a_connection_with_the_rights_that_are_asked_for_is_good(people: Any, manifest: Callable[..., Any]) -> None:
-    from clusters.clouds import actions
+    from clusters.cloud_admin import actions
     from portal.models import Event
 
     row = actions.register(manifest(title="Plane", settings={"store_seconds": 30}), acting_user=people.root)
@@ -67,7 +67,7 @@ def test_a_connection_with_the_rights_that_are_asked_for_is_good(people: Any, ma
 
 
 def test_a_cluster_whose_nodes_have_no_disk_for_tasks_is_not_good(people: Any, manifest: Callable[..., Any]) -> None:
-    from clusters.clouds import actions
+    from clusters.cloud_admin import actions
 
     # Nodes of the plane offer 2Ti.
     wanted = manifest(settings={"disk": "4Ti", "disk_request": "3Ti"})
@@ -80,7 +80,7 @@ def test_a_cluster_whose_nodes_have_no_disk_for_tasks_is_not_good(people: Any, m
 def test_keys_are_in_no_file_that_a_killed_process_would_leave(
     plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over HTTPS with a client certificate, and over a websocket with it."""
+    """Over HTTPS and over a WebSocket, both with a client certificate."""
     from websocket import WebSocketBadStatusException
 
     from clusters.clouds.drivers.kubernetes import exec as pod_exec
@@ -96,14 +96,14 @@ def test_keys_are_in_no_file_that_a_killed_process_would_leave(
         pod_exec._connect(client, "/api/v1/namespaces/default/pods/nobody/exec?command=true&stdout=true")
     assert pod_exec._said(caught.value) == 'pods "nobody" not found'
     assert list(tmp_path.iterdir()) == []
-    # Nobody else's certificate authority is believed.
+    # Without its own certificate authority, the server is not trusted.
     found["clusters"][0]["cluster"].pop("certificate-authority-data")
     with pytest.raises(CloudError, match="CERTIFICATE_VERIFY_FAILED"):
         Client.connect(found).get_once("/version")
 
 
 class Tunnel(socketserver.StreamRequestHandler):
-    """An HTTP proxy that makes tunnels (CONNECT) and nothing else."""
+    """An HTTP proxy that only supports tunnels (CONNECT)."""
 
     asked: ClassVar[list[str]] = []
 
@@ -130,7 +130,7 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 def test_a_cluster_behind_a_proxy_is_reached_by_it(plane: Plane) -> None:
-    """Calls and commands: each of the two libraries has its own way to a proxy."""
+    """Calls and commands use different libraries, each with its own proxy support."""
     from websocket import WebSocketBadStatusException
 
     from clusters.clouds.drivers.kubernetes import exec as pod_exec
@@ -156,7 +156,7 @@ def test_a_cluster_behind_a_proxy_is_reached_by_it(plane: Plane) -> None:
 
 
 def bound(plane: Plane, user: str, role: Any) -> str:
-    """A kubeconfig of a new user with the rights of that ClusterRole; returns when they are in force."""
+    """Returns a kubeconfig of a new user with the rights of this ClusterRole, once they are in force."""
     group = "rbac.authorization.k8s.io"
     plane.request("POST", f"/apis/{group}/v1/clusterroles", {**role, "metadata": {"name": user}})
     binding = {
@@ -172,8 +172,8 @@ def bound(plane: Plane, user: str, role: Any) -> str:
 def test_what_the_settings_name_is_looked_up_when_it_is_saved_and_by_a_test(
     plane: Plane, people: Any, manifest: Callable[..., Any]
 ) -> None:
-    """By real objects of each kind. A wrong name would show at the first run, or never."""
-    from clusters.clouds import actions
+    """With real objects of each kind. Otherwise a wrong name would show at the first run, or never."""
+    from clusters.cloud_admin import actions
 
     mine = f"mine-{secrets.token_hex(3)}"
     made = {
@@ -189,7 +189,7 @@ def test_what_the_settings_name_is_looked_up_when_it_is_saved_and_by_a_test(
         "service_priority_class": "PriorityClass",
         "ingress_class": "IngressClass",
     }
-    # Volumes that an administrator has made are bound by a class that is a name alone.
+    # A class of hand-made volumes exists only as a name.
     storage = {"storage_classes": ["manual"], "environment_class": "manual", "cache_class": "manual"}
     wrong = manifest(settings={**storage, **dict.fromkeys(kinds, "nope")})
     sentences = refused(lambda: actions.register(wrong, acting_user=people.root))
@@ -207,15 +207,15 @@ def test_what_the_settings_name_is_looked_up_when_it_is_saved_and_by_a_test(
     assert not report.ok
     assert f"This cluster has no RuntimeClass “{mine}”." in report.message
     assert set(report.json_value()["misnamed"]) == set(kinds)
-    # What does not touch its settings is not held up by them.
+    # A change that does not touch the settings does not check them.
     actions.change(row, actions.manifest_of(row, enabled=False), acting_user=people.root)
 
 
 def test_a_queue_is_looked_up_in_the_namespaces_of_its_business_lines(
     plane: Plane, people: Any, manifest: Callable[..., Any]
 ) -> None:
-    from clusters.clouds import actions
-    from clusters.clouds.manifest import own_label
+    from clusters.cloud_admin import actions
+    from clusters.cloud_admin.manifest import own_label
     from portal.models import OrgNode
 
     line = people.ops.org_node
@@ -241,9 +241,9 @@ def test_a_queue_is_looked_up_in_the_namespaces_of_its_business_lines(
 
 
 def test_what_may_not_be_looked_up_is_said_and_refuses_nothing(plane: Plane, people: Any) -> None:
-    """As where an older ClusterRole is in force."""
-    from clusters.clouds import actions
-    from clusters.clouds.manifest import read_manifest
+    """For example with an older ClusterRole."""
+    from clusters.cloud_admin import actions
+    from clusters.cloud_admin.manifest import read_manifest
 
     role = yaml.safe_load(ROLE.read_text())
     role["rules"] = [rule for rule in role["rules"] if not set(rule["resources"]) & ONLY_LOOKED_UP]
@@ -258,8 +258,8 @@ def test_what_may_not_be_looked_up_is_said_and_refuses_nothing(plane: Plane, peo
 
 
 def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:
-    from clusters.clouds import actions
-    from clusters.clouds.manifest import read_manifest
+    from clusters.cloud_admin import actions
+    from clusters.cloud_admin.manifest import read_manifest
 
     user = f"half-{secrets.token_hex(3)}"
     role = yaml.safe_load(ROLE.read_text())
@@ -284,8 +284,8 @@ def test_every_missing_right_is_named(plane: Plane, people: Any) -> None:
 
 
 def test_who_is_not_known_or_does_not_answer_is_told(people: Any, plane: Plane) -> None:
-    from clusters.clouds import actions
-    from clusters.clouds.manifest import read_manifest
+    from clusters.cloud_admin import actions
+    from clusters.cloud_admin.manifest import read_manifest
 
     config = yaml.safe_load(portal_kubeconfig(plane).read_text())
     config["users"][0]["user"] = {"token": "nobody-knows-this"}
@@ -305,10 +305,12 @@ def test_who_is_not_known_or_does_not_answer_is_told(people: Any, plane: Plane) 
 def test_living_runs_are_not_taken_out_of_sight(
     people: Any, plane: Plane, manifest: Callable[..., Any], tmp_path: Path
 ) -> None:
-    from clusters.actions import create_cluster
-    from clusters.clouds import actions
-    from clusters.manifest import ClusterManifest
-    from clusters.models import Cloud, Flavor, Image, Run
+    from clusters.catalog.models import Flavor, Image
+    from clusters.cloud_admin import actions
+    from clusters.clouds.models import Cloud
+    from clusters.cluster.actions import create_cluster
+    from clusters.manifest.cluster import ClusterManifest
+    from clusters.runs.models import Run
     from portal.errors import Conflict
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
@@ -351,8 +353,8 @@ def test_living_runs_are_not_taken_out_of_sight(
 def test_two_portals_that_nobody_named_have_labels_of_their_own(
     people: Any, manifest: Callable[..., Any], settings: Any
 ) -> None:
-    from clusters.clouds import actions
-    from clusters.clouds.manifest import own_label
+    from clusters.cloud_admin import actions
+    from clusters.cloud_admin.manifest import own_label
 
     label = own_label()
     row = actions.register(manifest(), acting_user=people.root)
@@ -360,7 +362,7 @@ def test_two_portals_that_nobody_named_have_labels_of_their_own(
     assert actions.change(row, manifest(title="Again"), acting_user=people.root).settings == {"portal": label}
     settings.SECRET_KEY = "of another portal"
     assert own_label() != label
-    # One that was registered before there were such labels keeps what is on its objects.
+    # A cluster that was registered before such labels existed keeps the label of its objects.
     row.settings = {}
     row.save()
     assert actions.change(row, manifest(title="Old"), acting_user=people.root).settings == {}
@@ -369,15 +371,17 @@ def test_two_portals_that_nobody_named_have_labels_of_their_own(
 def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
     people: Any, plane: Plane, manifest: Callable[..., Any]
 ) -> None:
-    from clusters.actions import create_cluster
-    from clusters.clouds import actions
-    from clusters.clouds.manifest import own_label
-    from clusters.manifest import ClusterManifest
-    from clusters.models import Flavor, Image, Placement, Run
+    from clusters.catalog.models import Flavor, Image
+    from clusters.cloud_admin import actions
+    from clusters.cloud_admin.manifest import own_label
+    from clusters.clouds.models import Placement
+    from clusters.cluster.actions import create_cluster
+    from clusters.manifest.cluster import ClusterManifest
     from clusters.runs import reconcile
+    from clusters.runs.models import Run
     from portal.models import OrgNode
 
-    # Those of the other lines are this portal's.
+    # The namespaces of the other lines belong to this portal.
     hand_over(plane, own_label())
     line = people.ops.org_node
     OrgNode.objects.filter(pk=line.pk).update(namespace=f"line-{secrets.token_hex(4)}")
@@ -402,7 +406,7 @@ def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
     reconcile.reconcile(run.pk)
     run.refresh_from_db()
     assert run.refusal.endswith(hint)
-    # It holds nothing, and nobody waits for news of it.
+    # It holds nothing, and no news of it is expected.
     assert (run.phase, run.gone) == ("Failed", True)
     label = {"metadata": {"labels": {"gpu-cloud/portal": own_label()}}}
     plane.request("PATCH", f"/api/v1/namespaces/{line.namespace}", label)
@@ -423,9 +427,9 @@ class TestCommand:
     def test_saying_it_again_changes_nothing(
         self, run: Callable[..., str], plane: Plane, people: Any, tmp_path: Path
     ) -> None:
-        from clusters.clouds.manifest import own_label
+        from clusters.cloud_admin.manifest import own_label
+        from clusters.clouds.models import Cloud
         from clusters.clouds.placement import place_of
-        from clusters.models import Cloud
         from portal.models import Event
 
         hand_over(plane, own_label())

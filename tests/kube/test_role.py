@@ -1,6 +1,7 @@
-"""The portal's ClusterRole has what the portal does and nothing else: a life of runs and volumes beside the audit log of it.
+"""The portal's ClusterRole grants what the portal does and nothing else: runs and volumes from start to end, compared with
+the audit log.
 
-That nothing is missing is what all tests of this folder show, because they run with these rights.
+All tests of this folder use these rights, which shows that none is missing.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from tests.kube.plans import data, endpoint, plan, role, run_ref, volume
 pytestmark = pytest.mark.kube
 
 USER = "gpu-cloud-portal"
-# Asked for by the API server beside what a request says it does, so no log shows them: the right to let a command's
-# connection be made, and the right to hold back the end of what owns others.
+# Rights that the API server checks in addition to the request's own, so no log shows them: connecting to run a command, and
+# blocking the deletion of an owner.
 BESIDE = {Right("", "pods/exec", "create"), Right("", "configmaps/finalizers", "update")}
 
 
 class Audited(Plane):
-    """It writes down what the portal does, and is as strict about owners as some distributions are."""
+    """Audits the portal's calls, and is as strict about owner references as some distributions."""
 
     def _apiserver(self) -> Service:
         policy = {
@@ -87,7 +88,7 @@ def test_every_right_is_used(audited: Audited, cloud: KubernetesCloud) -> None:
 
 
 def live(plane: Plane, cloud: KubernetesCloud, following: Following) -> None:
-    """Everything that a portal ever does there."""
+    """Does everything that a portal ever does in a cluster."""
     inspect(cloud._client, rights_of(yaml.safe_load(ROLE.read_text())))
     names_all = replace(
         cloud._settings, kueue_queue="gpus", **{**dict.fromkeys(CLASSES, "mine"), "storage_classes": ("mine",)}
@@ -105,7 +106,7 @@ def live(plane: Plane, cloud: KubernetesCloud, following: Following) -> None:
     mounts = (*data(), Mount("/elearn/more", True, NfsSource("nfs.example", "/data")))
     cloud.apply(plan(*roles, run=run, mounts=mounts))
     following.until(lambda: len(following.of(run, "Running")) == 4)
-    # Of a simulated node there is no log and no program.
+    # A simulated node has no logs and no programs.
     for ask in (lambda: cloud.log(run, "master", 0, attempt=0), lambda: cloud.exec(run, "master", 0, ["true"])):
         with suppress(CloudError):
             ask()
@@ -117,13 +118,13 @@ def live(plane: Plane, cloud: KubernetesCloud, following: Following) -> None:
     following.until(lambda: following.is_gone(run))
     plane.until("/api/v1/namespaces/ops/configmaps", lambda found: names.owner_name(run) not in found)
     plane.until("/api/v1/namespaces/ops/pods", lambda found: "stray" not in found, seconds=60)
-    # Somebody emptied the quota in the settings.
+    # An administrator removed the quota from the settings.
     KubernetesCloud(cloud._client, replace(cloud._settings, quota=None)).apply_volume(wanted)
     cloud.delete_volume(wanted.volume)
 
 
 def stray(cloud: KubernetesCloud, run: RunRef) -> Object:
-    """A pod of a run that has no owner, as the portal would have made it."""
+    """Returns a pod of a run as the portal would create it, but without owner."""
     whole = plan(role("master", gpus=0), run=run)
     template = pods.template(whole, whole.roles[0], cloud._settings, index="")
     return {"metadata": {"name": "stray", "labels": template["metadata"]["labels"]}, "spec": template["spec"]}
@@ -136,12 +137,12 @@ def used_in(event: Object) -> Iterator[Right]:
     resource = "/".join(filter(None, [about["resource"], about.get("subresource")]))
     yield Right(about.get("apiGroup", ""), resource, event["verb"])
     if event["verb"] == "patch" and event.get("responseStatus", {}).get("code") == 201:
-        # Server-side apply of what was not there.
+        # A server-side apply that created the object.
         yield Right(about.get("apiGroup", ""), resource, "create")
 
 
 def test_what_no_log_shows_is_asked_for_all_the_same(audited: Audited, cloud: KubernetesCloud) -> None:
-    run = run_ref("beside")
+    run, refused = run_ref("beside"), run_ref("beside")
     with Following(cloud) as following:
         cloud.apply(plan(role("master"), run=run))
         following.until(lambda: len(following.of(run, "Running")) == 1)
@@ -149,14 +150,15 @@ def test_what_no_log_shows_is_asked_for_all_the_same(audited: Audited, cloud: Ku
             without(audited, Right("", "pods/exec", "create"), cloud._settings).exec(run, "master", 0, ["true"])
         with pytest.raises(CloudError, match="cannot set blockOwnerDeletion"):
             without(audited, Right("", "configmaps/finalizers", "update"), cloud._settings).apply(
-                plan(role("master"), role("worker"), run=run)
+                plan(role("master"), run=refused)
             )
-        cloud.delete(run)
-        following.until(lambda: following.is_gone(run))
+        for each in (run, refused):
+            cloud.delete(each)
+        following.until(lambda: following.is_gone(run) and following.is_gone(refused))
 
 
 def without(plane: Plane, right: Right, settings: Settings) -> KubernetesCloud:
-    """Of a portal that may do all but that."""
+    """Returns the cloud of a portal with all rights but this one."""
     narrow = yaml.safe_load(ROLE.read_text())
     for rule in narrow["rules"]:
         if right.resource in rule["resources"]:
@@ -173,7 +175,7 @@ def without(plane: Plane, right: Right, settings: Settings) -> KubernetesCloud:
     plane.request("POST", f"/apis/{group}/v1/clusterrolebindings", binding)
     client = Client.connect(str(plane.kubeconfig_for(user)))
     deadline = time.monotonic() + 60
-    # The authorizer hears of it by a watch.
+    # The authorizer learns of it through a watch.
     while inspect(client, rights_of(yaml.safe_load(ROLE.read_text()))).missing != (right,):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Services on simulated nodes: fronts lead to the addresses of pods, for as long as Kubernetes calls them ready."""
+"""Services on simulated nodes: routers send requests to the addresses of pods while Kubernetes reports them ready."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from clusters.clouds.drivers.entrance import READY
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.render.endpoints import ENTRANCE, FIRST_PORT
-from clusters.front import rows
-from tests.clusters.front.fronts import address
-from tests.clusters.serving.conftest import new_manifest, new_model
+from clusters.router import rows
+from tests.clusters.router.routers import address
+from tests.clusters.services.conftest import new_manifest, new_model
 from tests.kube.plane import Object, Plane
 from tests.kube.test_loop import Loop, loop  # noqa: F401  the fixture
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
 
-FRONTS = "fronts-of-ours"
+ROUTERS = "routers-of-ours"
 
 
 class Serving:
@@ -31,7 +31,7 @@ class Serving:
     def until(self, happened: Any) -> None:
         from django.utils import timezone
 
-        from clusters.serving import loop as serving
+        from clusters.services import loop as serving
 
         def done() -> bool:
             serving.tick(timezone.now())
@@ -40,13 +40,13 @@ class Serving:
         self.loop.until(done)
 
     def route(self) -> set[str]:
-        """Where a front leads."""
+        """Returns the addresses that a router uses."""
         with closing(rows.connect(address())) as connection:
             ([service], _) = rows.read(connection, {})
         return {replica.address for revision in service.revisions for replica in revision.replicas}
 
     def pods(self) -> dict[str, Object]:
-        """Those that are to go on, by the address at which each answers."""
+        """Returns the pods that should continue, by the address at which each answers."""
         selector = names.selector(portal=self.loop.cloud._settings.portal)
         found = self.plane.request("GET", "/api/v1/namespaces/ops/pods", labelSelector=selector)["items"]
         alive = [each for each in found if "deletionTimestamp" not in each["metadata"] and each["status"].get("podIP")]
@@ -61,37 +61,37 @@ class Serving:
         )
 
 
-def test_a_route_has_the_addresses_of_the_pods_that_are_ready_and_these_let_fronts_in(
+def test_a_route_has_the_addresses_of_the_pods_that_are_ready_and_these_let_routers_in(
     plane: Plane,
     loop: Loop,  # noqa: F811
     people: Any,
 ) -> None:
-    from clusters.models import Cloud
-    from clusters.serving import actions
+    from clusters.clouds.models import Cloud
+    from clusters.services import actions
     from portal.errors import Invalid
 
     new_model(people, "https://s3.example.com")
     manifest = new_manifest(image="tensorflow", replicas={"least": 2, "most": 2})
     with pytest.raises(Invalid) as refused:
         actions.create_service(manifest, acting_user=people.bob)
-    assert "which lets no fronts of services in yet" in refused.value.errors[0].message
+    assert "which lets no routers of services in yet" in refused.value.errors[0].message
     cloud = Cloud.objects.get(name="kubernetes")
-    Cloud.objects.update(settings={**cloud.settings, "front_namespace": FRONTS})
+    Cloud.objects.update(settings={**cloud.settings, "router_namespace": ROUTERS})
     service = actions.create_service(manifest, acting_user=people.bob)
     serving = Serving(loop)
     serving.until(lambda: len(serving.route()) == 2)
     pods = serving.pods()
     assert serving.route() == set(pods)
 
-    # From the namespace of the fronts their port is open, and no Ingress leads there.
+    # The port is open to the namespace of the routers only, and no Ingress leads there.
     ours = {"labelSelector": f"{names.selector(portal=loop.cloud._settings.portal)},{names.RUN_ID}"}
     policies = plane.request("GET", "/apis/networking.k8s.io/v1/namespaces/ops/networkpolicies", **ours)["items"]
     opened = [each["spec"]["ingress"][1:] for each in policies]
-    fronts = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": FRONTS}}}
-    assert opened == 2 * [[{"from": [fronts], "ports": [{"port": FIRST_PORT, "protocol": "TCP"}]}]]
+    routers = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": ROUTERS}}}
+    assert opened == 2 * [[{"from": [routers], "ports": [{"port": FIRST_PORT, "protocol": "TCP"}]}]]
     assert not plane.request("GET", "/apis/networking.k8s.io/v1/namespaces/ops/ingresses", **ours)["items"]
 
-    # One that is not ready is asked nothing until it is again; one that is deleted is followed by another one.
+    # A pod that is not ready gets no requests until it is ready again; a deleted pod is replaced.
     first, second = sorted(pods)
     serving.becomes(pods[first], ready=False)
     serving.until(lambda: serving.route() == {second})
@@ -108,12 +108,13 @@ def test_a_replica_is_the_container_of_its_runtime_which_finds_the_model_where_i
     loop: Loop,  # noqa: F811
     people: Any,
 ) -> None:
-    from clusters.models import Cloud, ServingRuntime
-    from clusters.serving import actions
+    from clusters.catalog.models import ServingRuntime
+    from clusters.clouds.models import Cloud
+    from clusters.services import actions
 
     new_model(people, "https://s3.example.com")
     cloud = Cloud.objects.get(name="kubernetes")
-    Cloud.objects.update(settings={**cloud.settings, "front_namespace": FRONTS})
+    Cloud.objects.update(settings={**cloud.settings, "router_namespace": ROUTERS})
     ServingRuntime.objects.filter(name="tensorflow-serving").update(enabled=True)
     manifest = new_manifest(image=None, runtime="tensorflow-serving")
     service = actions.create_service(manifest, acting_user=people.bob)

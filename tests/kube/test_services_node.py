@@ -1,7 +1,7 @@
-"""Services in containers of a real node: a TensorFlow model answers by two pods, while one is deleted, one is killed, the next
-version takes over and is taken back. Nobody is left without an answer, and what it costs is what containerd has written down.
+"""Services in containers of a real node: two pods serve a TensorFlow model while one is deleted, one is killed, and the
+next version takes over and is rolled back. Every request is answered, and the cost equals containerd's records.
 
-The front runs beside the portal, and reaches pods at their own addresses.
+The router runs beside the portal and reaches pods at their own addresses.
 """
 
 from __future__ import annotations
@@ -30,9 +30,15 @@ from tests.kube.node import Node
 from tests.kube.test_main_job import ask, client, manage, s3  # noqa: F401  the fixture
 from tests.running import Portal, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.kube,
+    pytest.mark.node,
+    pytest.mark.timeout(900),
+    pytest.mark.images("tensorflow", "rclone"),
+]
 
-# Two models that tell each other apart by what they answer.
+# Two models whose answers differ.
 MODELS = """
 import sys
 import tensorflow as tf
@@ -48,7 +54,7 @@ for number in (1, 2):
     tf.saved_model.save(model, f"{sys.argv[1]}/{number}", signatures={"serving_default": serve})
 """
 PATH = "/v1/models/answers:predict"
-# Four of them and one more find room on two cores.
+# Five of them fit on two cores.
 FLAVOR = "Flavor.objects.create(name='tiny-1-gpu', title='Tiny', cpu_milli=350, memory_mb=1280, gpus=1)"
 SPEC: dict[str, Any] = {
     "model": "answers@champion",
@@ -60,14 +66,14 @@ SPEC: dict[str, Any] = {
 
 
 class World(test_services.World):
-    """The same, of pods."""
+    """The same world with pods."""
 
     def __init__(self, portal: Portal, node: Node) -> None:
         super().__init__(portal)
         self.node = node
 
     def registered(self, s3: dict[str, str], folder: Path) -> None:  # noqa: F811
-        """Both versions, made on this machine."""
+        """Registers both versions, which are created on this machine."""
         argv = [sys.executable, "-c", MODELS, str(folder)]
         subprocess.run(argv, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, check=True, capture_output=True)
         self.alice.call("POST", f"{CODE}/models", {"metadata": {"name": "answers"}})
@@ -86,17 +92,17 @@ class World(test_services.World):
         return str(self.alice.call("GET", f"{CODE}/models/answers/versions/{number}")["status"]["state"])
 
     def last(self) -> tuple[int, str]:
-        """To which revision the last rollout leads, and where it is."""
+        """Returns the revision that the last rollout leads to, and its phase."""
         found = self.status()["rollouts"][0]
         return found["to"], found["phase"]
 
     def answer(self, token: str) -> float:
-        """What the model makes of the request."""
+        """Returns the model's answer to the request."""
         status, said = self.asked(PATH, json.loads(BODY), f"Bearer {token}")
         return round(said["predictions"][0][0], 2) if status == 200 else -1.0
 
     def pods(self) -> dict[str, dict[str, Any]]:
-        """Those that are to go on, by the address at which each answers."""
+        """Returns the pods that should continue, by the address at which each answers."""
         found = self.node.plane.request("GET", "/api/v1/namespaces/ops/pods")["items"]
         alive = [each for each in found if "deletionTimestamp" not in each["metadata"]]
         return {f"{each['status'].get('podIP')}:{FIRST_PORT}": each for each in alive}
@@ -115,7 +121,7 @@ def world(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFacto
     portal = Portal(folder / "var", **{f"PORTAL_S3_{name}": value for name, value in s3.items()})
     portal.start()
     portal.end_show1()
-    wanted = ("portal=services", f"storage_networks=[{node.gateway}/32]", "front_namespace=fronts")
+    wanted = ("portal=services", f"storage_networks=[{node.gateway}/32]", "router_namespace=routers")
     settings = [word for each in wanted for word in ("--set", each)]
     config = str(portal_kubeconfig(node.plane))
     manage(portal, "register_kubernetes", "training", "--kubeconfig", config, *settings, "--default")
@@ -153,7 +159,7 @@ def test_nobody_is_left_without_an_answer_whatever_becomes_of_pods_and_versions(
         alice.call("POST", f"{SERVICE}/rollback", {"reason": "To see how long that takes"})
         assert eventually(lambda: world.answer(token) == 0.1, 10)
         time.sleep(2)
-    # Whoever was with the one that was killed has lost that.
+    # Only requests in progress on the killed pod may fail.
     assert set(load.came(since, until)) <= {"200", "502"}
     assert load.came(since, until)["502"] <= 2
     assert load.came(until=since) + load.came(since=until) == Counter(
@@ -170,7 +176,7 @@ def test_nobody_is_left_without_an_answer_whatever_becomes_of_pods_and_versions(
 
 
 def _a_pod_is_deleted(world: World) -> None:
-    """As an administrator does who empties a node: it leaves the route, ends, and another one takes its place."""
+    """Deletes a pod as draining a node does: it leaves the route, ends and is replaced."""
     [first, second] = world.route()
     world.node.plane.request("DELETE", f"/api/v1/namespaces/ops/pods/{world.pods()[first]['metadata']['name']}")
     assert eventually(lambda: first not in world.route(), 10)
@@ -187,7 +193,7 @@ def _a_replica_is_killed(world: World) -> None:
 
 
 def _what_it_cost_is_what_containerd_saw(world: World) -> None:
-    """Of each version, from the start of the program of a pod to the end of its last container."""
+    """Compares the cost of each version: from the start of a pod's program to the end of its last container."""
     of_ours = """
         JOIN clusters_replica p ON s.consumer = 'run ' || p.run_id JOIN clusters_revision v ON v.id = p.revision_id
         JOIN clusters_service w ON w.id = v.service_id AND w.name = 'answers'

@@ -1,5 +1,5 @@
-"""What changes in the settings of a Kubernetes cluster, or in the portal itself, is for runs that are started later: those
-that are there are put right as they were started."""
+"""Changed settings of a Kubernetes cluster, or a new version of the portal, apply to runs that start later. Existing runs are
+repaired to what they were started with."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_run_goes_on_with_the_settings_with_which_it_was_started(
 
     running = uids()
     plane.request("DELETE", f"/api/v1/namespaces/{space}/services/{name}")
-    # Each of these would have pods replaced, be refused by a Job, stop the Jobs, or refuse the run.
+    # Each change would replace pods, be refused by a Job, stop the Jobs, or refuse the run.
     after = replace(before, disk="7Gi", kueue_queue="later", largest_task={"nvidia.com/gpu": "0", "cpu": "10m"})
     changed = with_settings(plane, after)
     changed.apply(wanted)
@@ -60,11 +60,11 @@ def test_a_run_goes_on_with_the_settings_with_which_it_was_started(
     (deployment,) = plane.request("GET", f"/apis/apps/v1/namespaces/{space}/deployments")["items"]
     assert deployment["metadata"]["generation"] == 1
     assert uids() == running
-    # What is started now has the new ones.
+    # A new run uses the new settings.
     with pytest.raises(CloudRefused, match="Choose a smaller flavor"):
         changed.apply(plan(role("master"), run=run_ref(space)))
 
-    # It ends as it would have ended before, too: with what makes its pods told to make none.
+    # It ends as before too: the objects that create its pods are scaled to none first.
     changed.delete(run)
     following.until(lambda: following.is_gone(run))
     plane.request("DELETE", f"/api/v1/namespaces/{space}")

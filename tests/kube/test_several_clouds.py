@@ -1,6 +1,6 @@
-"""One portal, several clouds at once: this machine and Kubernetes clusters, each business line on its own, one of them away.
+"""One portal with several clouds: this machine and Kubernetes clusters, a business line on each, one of them unreachable.
 
-The controller is the real one with its thread for each cloud, the workers do what Celery's would, and people look at pages.
+The real controller runs a thread per cloud, the workers do what Celery's would, and users view pages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS = 60.0
 
 
 class Portal:
-    """Workers and controllers in threads of this process, and what people do."""
+    """Workers and controllers in threads of this process, and the actions of users."""
 
     def __init__(self, plane: Plane, people: Any) -> None:
         self.plane, self.people = plane, people
@@ -41,7 +41,7 @@ class Portal:
         self._start(self._work, self._stopped)
 
     def start_controller(self) -> threading.Event:
-        """Returns what ends it."""
+        """Starts a controller. Returns the event that ends it."""
         from clusters.runs.follower import follow_all
 
         self._stops.append(threading.Event())
@@ -65,10 +65,10 @@ class Portal:
         from django.db.models import Q
         from django.utils.timezone import now
 
-        from clusters.models import Run
         from clusters.runs import quota, reconcile
+        from clusters.runs.models import Run
 
-        # A thread's connection ends with it.
+        # The thread's database connection ends with it.
         with ThreadPoolExecutor(4) as threads:
             while not stopped.wait(0.2):
                 for appcode in (self.people.ops, self.people.flight):
@@ -81,15 +81,15 @@ class Portal:
     # -- what people do and see --------------------------------------------------------------------------------------
 
     def create(self, name: str, appcode: str, command: str = "exec sleep 600", **spec: Any) -> Any:
-        from clusters.actions import create_cluster
-        from clusters.manifest import ClusterManifest
+        from clusters.cluster.actions import create_cluster
+        from clusters.manifest.cluster import ClusterManifest
 
         body = {"image": "python", "command": command, "roles": {"master": {"flavor": "one-gpu"}}, **spec}
         document = {"kind": "cluster", "metadata": {"name": name, "appcode": appcode}, "spec": body}
         return create_cluster(ClusterManifest.model_validate(document), acting_user=self.people.root)
 
     def disable(self, cluster: Any) -> None:
-        from clusters import actions
+        from clusters.cluster import actions
 
         actions.disable(cluster, acting_user=self.people.root)
 
@@ -108,19 +108,19 @@ class Portal:
         return time.monotonic() - began
 
     def until_phase(self, cluster: Any, *phases: str, seconds: float = SECONDS) -> Any:
-        from clusters.models import Run
+        from clusters.runs.models import Run
 
         self.until(lambda: Run.objects.get(current_of=cluster).phase in phases, seconds)
         return Run.objects.get(current_of=cluster)
 
     def place(self, line: str, cloud: str | None) -> None:
-        from clusters.clouds import actions as cloud_actions
+        from clusters.cloud_admin import actions as cloud_actions
         from portal.models import OrgNode
 
         cloud_actions.place(OrgNode.objects.get(path=line), cloud, acting_user=self.people.root)
 
     def state(self, cloud: str) -> Any:
-        from clusters.models import CloudState
+        from clusters.clouds.models import CloudState
 
         return CloudState.objects.filter(name=cloud).first()
 
@@ -128,12 +128,13 @@ class Portal:
 @pytest.fixture
 def portal(plane: Plane, people: Any, node_agent: Any) -> Iterator[Portal]:
     """OPS runs on this machine, Flight on the Kubernetes cluster `training`."""
-    from clusters.models import Flavor, Image, Run
+    from clusters.catalog.models import Flavor, Image
+    from clusters.runs.models import Run
 
     Flavor.objects.create(name="one-gpu", title="Middle + 1 GPU", cpu_milli=100, memory_mb=128, gpus=1)
     Image.objects.create(name="python", title="Python", environment=sys.prefix, container="example/python:3")
     portal = Portal(plane, people)
-    # Who follows it looks after the namespaces that it finds: those that a test hands to another one are not among them.
+    # A follower manages all namespaces that it finds, so it must not find those that a test hands to another portal.
     registered(plane, "training", portal=portal.label, namespace="flight")
     portal.place("qunarcorp.flight", "training")
     portal.start()
@@ -146,14 +147,14 @@ def portal(plane: Plane, people: Any, node_agent: Any) -> Iterator[Portal]:
 
 
 def owners(plane: Plane, label: str) -> list[Any]:
-    """What is left of runs of that portal."""
+    """Returns the owners that runs of this portal left behind."""
     path = "/api/v1/namespaces/flight/configmaps"
     return list(plane.request("GET", path, labelSelector=names.selector(portal=label))["items"])
 
 
 def test_two_lines_run_on_two_clouds_at_once(plane: Plane, portal: Portal) -> None:
     from billing.models import UsageSegment
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     here, there = portal.create("here", "ops-demo"), portal.create("there", "flight-demo")
     portal.until(lambda: Run.objects.filter(phase="Running").count() == 2)
@@ -175,7 +176,7 @@ def test_two_lines_run_on_two_clouds_at_once(plane: Plane, portal: Portal) -> No
 def test_an_api_server_that_is_away_stops_nobody_else_and_what_was_wanted_meanwhile_comes_true(
     plane: Plane, portal: Portal
 ) -> None:
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     there = portal.create("there", "flight-demo")
     portal.until_phase(there, "Running")
@@ -215,10 +216,10 @@ def test_a_node_agent_that_is_away_stops_nobody_else(portal: Portal, settings: A
 
 
 def test_running_processes_use_new_credentials_at_once(plane: Plane, portal: Portal) -> None:
-    """Nobody restarts anything: not the workers, not the controller, which hear of clouds that come and go by themselves."""
-    from clusters.clouds import actions as cloud_actions
-    from clusters.clouds.manifest import read_manifest
-    from clusters.models import CloudState
+    """Without a restart: workers and controller notice new and removed clouds themselves."""
+    from clusters.cloud_admin import actions as cloud_actions
+    from clusters.cloud_admin.manifest import read_manifest
+    from clusters.clouds.models import CloudState
 
     def manifest(kubeconfig: str) -> Any:
         spec = {"kubeconfig": kubeconfig, "settings": {"portal": f"{portal.label}-new"}}
@@ -268,8 +269,8 @@ def test_a_second_controller_waits_and_takes_over(portal: Portal) -> None:
 
 
 def test_two_kubernetes_clusters_side_by_side(plane: Plane, portal: Portal) -> None:
-    """Two rows of one API server with labels of their own: neither sees anything of the other."""
-    from clusters.models import Run
+    """Two rows for one API server with different labels: neither sees objects of the other."""
+    from clusters.runs.models import Run
 
     registered(plane, "serving", portal=f"{portal.label}-two", namespace="ops")
     portal.place("qunarcorp.ops", "serving")

@@ -1,4 +1,4 @@
-"""What is told of an API server that is silent, does not know us, or repeats what it was sent."""
+"""Error messages for an API server that is silent, rejects our credentials, or echoes what it was sent."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from clusters.clouds.drivers.kubernetes import logs
 from clusters.clouds.drivers.kubernetes.api import client as kubernetes_client
 from clusters.clouds.drivers.kubernetes.api.client import STRANGER, Client, said
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.following import cloud_of
 from tests.kube.plane import Plane
@@ -44,7 +45,7 @@ def test_one_asks_for_all_that_look_into_logs_of_a_server_that_is_silent(
         with pytest.raises(CloudError, match="does not answer"):
             cloud.log(RunRef(number + 1, "ops", "ops-demo", "mnist", 1), "master", 0, attempt=0)
     assert silent.asked == 1
-    # It is asked again later, by one.
+    # Later one call tries again.
     cloud._pods._breaker.rest = 0.0
     with pytest.raises(CloudError, match="does not answer"):
         cloud.log(RunRef(1, "ops", "ops-demo", "mnist", 1), "master", 0, attempt=0)
@@ -67,7 +68,7 @@ def test_while_one_tries_whether_a_server_is_back_others_are_told_at_once(silent
 
 @pytest.fixture
 def stranger() -> Iterator[str]:
-    """A server that knows nobody, as the API server says it."""
+    """A server that rejects every user, with the API server's answer."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -78,7 +79,7 @@ def stranger() -> Iterator[str]:
             self.wfile.write(body.encode())
 
         def log_message(self, *_: Any) -> None:
-            """Quietly."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -94,7 +95,7 @@ def test_credentials_that_are_not_accepted_any_more_are_told_with_what_to_do(str
         Client.connect(kubeconfig(stranger)).get("/api/v1/nodes")
     assert str(told.value) == STRANGER
     assert "under Clouds" in STRANGER
-    # A run is not wrong because of that: it is tried again.
+    # The run itself is fine, so the error must allow a retry.
     assert not isinstance(told.value, CloudRefused)
 
 
@@ -132,20 +133,27 @@ def test_sentences_of_servers_are_short_and_told_once() -> None:
     one = ("spec.a", "Required value")
     assert said(invalid(one, one, ("spec.b", "Forbidden: no"))) == "spec.a: Required value; spec.b: Forbidden: no"
     assert len(said({"message": "x" * 5000})) == 500
-    # Without causes, and as whatever stands before the API server may say it.
+    # Without causes, as a proxy in front of the API server may answer.
     assert said({"message": f'it is bad: Invalid value: "{SECRET}": no'}) == "it is bad: invalid value"
 
 
 @pytest.mark.kube
 def test_what_cannot_be_changed_is_told_without_the_environment(plane: Plane) -> None:
+    """Somebody made a Job with the name of one of ours; its template cannot be changed into ours."""
     cloud = cloud_of(plane, f"test-{secrets.token_hex(4)}")
-    run = run_ref(f"line-{secrets.token_hex(4)}")
+    first = run_ref(f"line-{secrets.token_hex(4)}")
+    run = run_ref(first.namespace)
+    jobs = f"/apis/batch/v1/namespaces/{run.namespace}/jobs"
     try:
-        cloud.apply(plan(role("master", env={"PASSWORD": SECRET}), run=run))
+        cloud.apply(plan(role("master", env={"PASSWORD": SECRET}), run=first))
+        job = plane.request("GET", f"{jobs}/{names.role_name(first, 'master')}")
+        pod = {key: value for key, value in job["spec"]["template"].items() if key != "metadata"}
+        made = {"metadata": {"name": names.role_name(run, "master")}, "spec": {"suspend": True, "template": pod}}
+        plane.request("POST", jobs, made)
         with pytest.raises(CloudRefused) as told:
             cloud.apply(plan(role("master", env={"PASSWORD": SECRET, "MORE": "1"}), run=run))
     finally:
         plane.request("DELETE", f"/api/v1/namespaces/{run.namespace}")
-    assert "spec.template: field is immutable" in str(told.value)
+    assert "field is immutable" in str(told.value)
     assert SECRET not in str(told.value)
     assert "PASSWORD" not in str(told.value)

@@ -1,4 +1,4 @@
-"""What a pod's status means, for statuses as kubelet, scheduler and controllers write them."""
+"""The meaning of a pod's status, for statuses as kubelet, scheduler and controllers write them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from clusters.clouds.drivers.base import RunBlocked, RunChanged, RunFound, RunGone, RunRef, StorageSeen, TaskSeen
 from clusters.clouds.drivers.kubernetes.settings import quantity
+from clusters.clouds.drivers.kubernetes.watch.absent import PATIENCE
 from clusters.clouds.drivers.kubernetes.watch.capacity import node_of
 from clusters.clouds.drivers.kubernetes.watch.event_warnings import EVENT_AGE
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
@@ -108,7 +109,7 @@ def test_a_succeeded_task_ends_with_its_last_container() -> None:
 
 
 def test_a_task_is_billed_from_the_start_of_its_program() -> None:
-    """Neither an image nor data that are being fetched cost anything; a program that is started again was billed before."""
+    """Fetching an image or data costs nothing; a restarted program was billed before."""
     fetch = {"name": "fetch", "state": {"running": {"startedAt": at(3)}}}
     found = seen("Pending", initContainerStatuses=[fetch])
     assert (found.scheduled_at, found.began_at, found.started_at) == (time(2), None, None)
@@ -200,7 +201,7 @@ def test_the_scheduler_s_sentence_becomes_one_for_people() -> None:
 
 
 def reserving(*requests: str, message: str) -> dict[str, Any]:
-    """A pod with GPUs that waits, and a container for each of these sizes of disk."""
+    """A waiting pod with GPUs and one container for each of these disk sizes."""
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     made: dict[str, Any] = pod(node="", conditions=[condition])
     (first,) = made["spec"]["containers"]
@@ -215,7 +216,7 @@ def reserving(*requests: str, message: str) -> dict[str, Any]:
 
 
 def test_who_waits_for_the_disk_of_nodes_says_so_and_who_mends_it() -> None:
-    """And not for GPUs, which are free."""
+    """It must not report GPUs, which are free."""
     message = "0/2 nodes are available: 2 Insufficient ephemeral-storage. preemption: 0/2 nodes are available"
 
     def told(offered: Any, *asked: str, message: str = message) -> str:
@@ -237,7 +238,7 @@ def test_who_waits_for_the_disk_of_nodes_says_so_and_who_mends_it() -> None:
         told({"ephemeral-storage": "1536Mi"}, "1Gi", "1Gi")
         == f"{waits} The largest offers 1.5 GiB, 0.5 GiB less: it waits for ever. {advice}"
     )
-    # It is taken by others.
+    # Other pods use it.
     assert told({"ephemeral-storage": "1Ti"}, "1Gi", "1Gi") == waits
     both = "0/2 nodes are available: 1 Insufficient ephemeral-storage, 2 Insufficient nvidia.com/gpu."
     assert told({"ephemeral-storage": "1Ti"}, "1Gi", message=both).startswith("Waits for 2 GPUs. Of 2 nodes: 1 without")
@@ -262,7 +263,7 @@ def test_an_image_that_cannot_be_fetched_is_named() -> None:
 
 
 def test_an_image_that_cannot_be_pulled_is_waited_for_so_long_and_no_longer() -> None:
-    """From the first failure on, which the kubelet tells in two words by turns; what starts meanwhile is waited for anew."""
+    """The limit counts from the first failure, which the kubelet reports in two alternating reasons. A start resets it."""
 
     def failing(reason: str) -> Any:
         return pod(state={"waiting": {"reason": reason, "message": "not found"}})
@@ -276,7 +277,7 @@ def test_an_image_that_cannot_be_pulled_is_waited_for_so_long_and_no_longer() ->
     ]
     assert reasons(mirror.note_pod("MODIFIED", failing("ErrImagePull"), time(60))) == ["PullingImage"]
     assert mirror.decided(time(179)) == []
-    # Everything is listed anew.
+    # A new listing.
     again = Mirror(patience=120)
     again.note_pod("ADDED", failing("ErrImagePull"), time(179))
     again.pulls.remember(mirror.pulls)
@@ -380,7 +381,7 @@ def test_input_that_cannot_be_fetched_fails_the_task_with_the_reason() -> None:
 
 
 def test_a_task_whose_input_did_not_come_has_lost_no_output() -> None:
-    """Its next attempt may store everything; the run was told to have lost it all the same."""
+    """Its next attempt may store everything, but the run was reported to have lost it."""
 
     def not_stored(made: Any) -> str:
         mirror = Mirror()
@@ -404,7 +405,7 @@ def test_an_environment_that_cannot_be_made_names_the_package_and_what_to_do() -
     found = making("Pending", state=RUNNING)
     assert (found.phase, found.reason) == ("Pending", "MakingEnvironment")
     sentence = "The environment cannot be made: absent was not found. Put what is missing into the package index"
-    # A service starts it again and again, a batch run as often as it may.
+    # A service is restarted endlessly, a batch run as often as its retries allow.
     found = making("Pending", state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended)
     assert (found.phase, found.reason) == ("Pending", "MakingEnvironment")
     assert found.message.startswith(sentence)
@@ -445,7 +446,7 @@ def test_a_run_is_gone_when_its_owner_is_left_alone() -> None:
     mirror.note_pod("ADDED", task, time(9))
     deleted = {"deletionTimestamp": at(9)}
     assert mirror.note_owner("MODIFIED", owner("foregroundDeletion", "gpu-cloud/told", **deleted)) == []
-    # The two watches are not in step: the owner may be left alone before the last pod is seen to go.
+    # The two watches are not in step: the owner may lose its last dependant before the last pod is seen to go.
     assert mirror.note_owner("MODIFIED", owner("gpu-cloud/told", **deleted)) == []
     assert mirror.note_pod("DELETED", task, time(10)) == [RunGone(1042)]
     assert not mirror.runs.left_behind
@@ -589,7 +590,7 @@ def test_a_run_is_blocked_until_all_of_its_pods_are_made() -> None:
     assert mirror.parts.note_workload("MODIFIED", "Job", job(active=1, succeeded=1, failedIndexes="2")) == [
         RunBlocked(1042, "", "")
     ]
-    # Late news of what is over.
+    # Late news of something that is over.
     assert mirror.troubles.note_event(event("Job", "w", "FailedCreate", quota), time(10)) == []
 
 
@@ -642,10 +643,10 @@ def test_what_others_take_is_told_once_and_what_they_add_is_left_alone() -> None
     for lost in ({"parallelism": {}, "completions": {}, "template": IMAGE}, whole | {"template": PART_OF_IT}):
         assert note(entry("gpu-cloud", at(1), **lost), added) == told
         assert note(entry("gpu-cloud", at(1), **lost), added) == []
-        # Applied again, within the second and after it.
+        # Applied again, within the same second and later.
         assert note(entry("gpu-cloud", at(1), **whole), added) == []
     assert note(entry("gpu-cloud", at(3), **lost), added) == [], "the portal itself says less"
-    # Kueue may be told to manage all Jobs.
+    # Kueue can be configured to manage all Jobs.
     theirs = entry("kueue", at(4), suspend={}, template=IMAGE)
     assert note(entry("gpu-cloud", at(3), parallelism={}, completions={}), theirs) == []
     assert note(entry("gpu-cloud", at(3), parallelism={}), theirs) == told
@@ -665,11 +666,43 @@ def test_who_was_there_while_nobody_watched_may_have_taken_something() -> None:
         assert mirror.parts.note_workload("MODIFIED", "Job", found) == []
 
 
+def test_an_object_that_the_listing_lacks_is_told_once_a_launch_has_had_its_time() -> None:
+    mirror = mirror_of_ops()
+    named = "Job/early Service/there Service/late NetworkPolicy/gone Secret/unwatched"
+    part: Any = {
+        "namespace": "ops",
+        "labels": owner()["metadata"]["labels"],
+        "ownerReferences": [{"kind": "ConfigMap"}],
+        "managedFields": [entry("gpu-cloud", at(1), selector={}, ports={})],
+    }
+    early = job(active=1)
+    early["metadata"]["name"] = "early"
+    mirror.parts.note_workload("ADDED", "Job", early)
+    mirror.note_owner("ADDED", owner("gpu-cloud/told", annotations={"gpu-cloud/objects": named}))
+    mirror.note_part("ADDED", "Service", {"metadata": {**part, "name": "there", "uid": "uid-there"}})
+    absent, began = mirror.parts.absent, 1000.0
+    assert absent.news(began) == [], "the listing is not complete"
+    absent.listed(began)
+    assert absent.news(began + 1) == []
+    mirror.note_part("ADDED", "Service", {"metadata": {**part, "name": "late", "uid": "uid-late"}})
+    assert absent.news(began + PATIENCE) == [RunChanged(1042, "NetworkPolicy gone is missing.")]
+    assert absent.news(began + 2 * PATIENCE) == []
+
+
+def test_a_run_that_ends_misses_nothing() -> None:
+    mirror = mirror_of_ops()
+    named = {"gpu-cloud/objects": "Service/gone"}
+    mirror.note_owner("ADDED", owner("gpu-cloud/told", annotations=named))
+    mirror.parts.absent.listed(1000.0)
+    mirror.note_owner("MODIFIED", owner("gpu-cloud/told", annotations={**named, "gpu-cloud/ending": "true"}))
+    assert mirror.parts.absent.news(2000.0) == []
+
+
 def test_labels_that_were_taken_off_are_put_back() -> None:
     mirror = mirror_of_ops()
     running = pod("Running", state=RUNNING, metadata={"finalizers": ["gpu-cloud/metering"]})
     mirror.note_pod("ADDED", running, time(6))
-    # Without the label that is watched for: the API server says DELETED and shows what it was before.
+    # Without the watched label: the API server sends DELETED with the object's earlier state.
     assert mirror.note_pod("DELETED", running, time(7)) == []
     assert mirror.damages.found["uid-1"].metadata == {
         "uid": "uid-1",
@@ -686,7 +719,7 @@ def test_labels_that_were_taken_off_are_put_back() -> None:
 
 
 def node(ready: str, *taints: str) -> Any:
-    """Whose kubelet wrote its status last at second 7."""
+    """Returns a node whose kubelet last wrote its status at second 7."""
     conditions = [{"type": "Ready", "status": ready, "message": "no CNI", "lastHeartbeatTime": at(7)}]
     return {
         "metadata": {"name": "node-1"},
@@ -697,7 +730,7 @@ def node(ready: str, *taints: str) -> Any:
 
 @pytest.mark.parametrize("made", [pod("Running", state=RUNNING), pod("Pending")], ids=["running", "pending"])
 def test_a_task_on_a_node_that_is_not_heard_of_says_so_and_what_to_do(made: Any) -> None:
-    """Before and after the node falls silent, whether its program has started, and when the pod is deleted there."""
+    """Before and after the node falls silent, whether or not its program has started, and when the pod is deleted there."""
     mirror = mirror_of_ops()
     mirror.note_node("ADDED", node("True"))
     (before,) = mirror.note_pod("ADDED", made, time(6))
@@ -719,8 +752,8 @@ def test_a_task_on_a_node_that_is_not_heard_of_says_so_and_what_to_do(made: Any)
 
 
 def test_what_a_node_that_does_not_answer_held_ends_when_it_was_last_heard() -> None:
-    """Also when the node was deleted before, when its status alone says when, and when a controller that begins anew finds
-    neither; never before the task had begun, and a node that says itself that it is not ready is heard."""
+    """Holds if the node was deleted before, if only its status has the time, and if a new controller finds neither. The end
+    is never before the task's start, and a node that reports itself as not ready still counts as heard."""
     target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "lastTransitionTime": at(50)}
     ended = pod("Failed", state=RUNNING, conditions=[target])
 

@@ -1,4 +1,4 @@
-"""The programs of docker/rclone, with the variables and arguments that pods give them, against a real S3 server."""
+"""The programs of docker/rclone with the variables and arguments that pods give them, against a real S3 server."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def start(
     pod: str = "home",
     **changes: str,
 ) -> subprocess.Popen[str]:
-    """As kubelet starts it in the task of this index: its variables, those from the Secret among them, and its arguments. `pod`
-    is the folder that all its containers have."""
+    """Starts the program as the kubelet does in the task of this index: with its variables, including those from the
+    Secret, and its arguments. `pod` is the folder that all its containers share."""
     (secret,) = (each for each in storage.manifests(whole) if each["metadata"]["name"] == names.secret_name(whole.run))
     said = {"first_part": first_part, **({"task_index": task_index} if task_index else {})}
     parts = storage.pod_parts(whole, Settings(), **said)
@@ -67,7 +67,7 @@ def start(
     words = [changes.get(word, word) for word in found["args"][1:]]
     program_of = {storage.STORE: Path(store_program.__file__)}.get(container, PROGRAMS / found["args"][0])
     argv = [str(program_of), *(expand(word, {"TASK_INDEX": index}) for word in words)]
-    # What the image has beside rclone.
+    # The image's programs other than rclone.
     own = Path(whole.mounts[0].mount_path).parent / "bin"
     own.mkdir(exist_ok=True)
     for name, module in (("parts", parts_program), ("listing", listing)):
@@ -127,7 +127,7 @@ def test_each_task_fetches_its_part_and_all_fetch_the_fold_that_is_held_out(
         mounts = (replace(whole.mounts[0], parts=3, **fold), whole.mounts[1])
         told = {"valueFrom": {"fieldRef": {"fieldPath": "a label"}}}
         variable = {"name": "TASK_INDEX", **told}
-        # As an earlier try has left it, for which other files lay there.
+        # Files that an earlier try left when the bucket had other objects.
         for name in ["gone", *names]:
             for folder in ("train", "validation") if fold else ("",):
                 left = tmp_path / "in" / folder / name
@@ -171,7 +171,7 @@ def test_what_can_be_stored_is_and_the_rest_is_said(s3: Any, bucket: str, whole:
 
 def test_an_input_that_no_folder_can_hold_is_refused(s3: Any, bucket: str, whole: Plan, tmp_path: Path) -> None:
     s3.client.put_object(Bucket=bucket, Key="in/both/child", Body=b"1")
-    # As an object of that name is copied first; the server of the tests cannot have both.
+    # The state after the object of that name was copied first; the S3 server of the tests cannot store both.
     (tmp_path / "out" / "both").write_text("1")
     source = replace(whole.mounts[0].source, prefix="in")  # type: ignore[type-var]
     fetch = start(replace(whole, mounts=(whole.mounts[0], replace(whole.mounts[1], source=source))), storage.FETCH)
@@ -195,7 +195,7 @@ def test_a_cached_input_is_read_once_by_all_pods_and_only_what_is_whole_is_found
     digest = (tmp_path / "home" / "said").read_text().split()[1]
     volume = tmp_path / "in"
     shutil.rmtree(volume)
-    # As one that was killed has left it: a half, and what has changed since.
+    # The state after a killed copy: one partial file, and a file that has since been removed from the store.
     (volume / "partial").mkdir(parents=True)
     (volume / "partial" / "gone").write_bytes(b"1")
     with Counted(s3.url) as counted:
@@ -215,7 +215,7 @@ def test_a_cached_input_is_read_once_by_all_pods_and_only_what_is_whole_is_found
         assert start(shared, storage.FETCH, pod="later").wait(30) == 0
         assert counted.sent < 0.05 * size
         assert (tmp_path / "later" / "said").read_text().startswith(f"read {digest} 2 {2 * size}\n")
-        # It is what lies there, or nothing.
+        # The copy is exactly the listed state, or it fails.
         s3.client.put_object(Bucket=bucket, Key="in/b", Body=b"1")
         assert start(shared, storage.FETCH, pod="last").wait(60) == 77
 
@@ -229,7 +229,7 @@ def test_what_is_only_looked_at_may_be_empty_and_of_too_much_a_part_is_copied(
     for name in ("a", "b"):
         s3.client.put_object(Bucket=bucket, Key=f"in/{name}", Body=b"x" * 3_000_000)
     assert start(looked_at, storage.FETCH, **{"20Gi": "4Mi"}).wait(30) == 0
-    assert len(list((tmp_path / "in").glob("?"))) < 2  # no half of one
+    assert len(list((tmp_path / "in").glob("?"))) < 2  # no partial file
     said = (tmp_path / "in" / "NOT-ALL-IS-COPIED.txt").read_text()
     assert said == f"There are more than 4MiB in {bucket}/in/; the rest is not copied.\n"
 
@@ -241,7 +241,7 @@ def test_input_without_a_file_is_told_and_output_without_one_is_not(
     assert fetch.wait(30) == 0
     said = (tmp_path / "home" / "said").read_text()
     assert said.splitlines() == [f"read {'0' * 64} 0 0", *(mount.mount_path for mount in whole.mounts)]
-    # As the pod has it when the kubelet has read that.
+    # The status of the pod after the kubelet has read that message.
     parts = storage.pod_parts(whole, Settings())
     task = {"name": "task", "volumeMounts": parts.mounts}
     ended = {"name": storage.FETCH, "state": {"terminated": {"exitCode": 0, "message": said}}}
@@ -309,7 +309,7 @@ def test_output_is_stored_while_the_task_runs_and_once_more_at_its_end(
         while content(s3, bucket, "out/loss") is None:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        # The same size within the same second: only the last round is sure to see it.
+        # Same size and same second: only the last upload is sure to notice the change.
         (tmp_path / "out" / "loss").write_text("0.4")
         (tmp_path / "out" / "model").write_text("weights")
     finally:
@@ -322,14 +322,14 @@ def test_output_is_stored_while_the_task_runs_and_once_more_at_its_end(
 def test_what_others_have_stored_meanwhile_is_not_replaced_by_what_was_fetched(
     s3: Any, bucket: str, whole: Plan, tmp_path: Path
 ) -> None:
-    """Workers and parameter servers of a run fetch its output, too, and end after the master has written a newer one."""
+    """Workers and parameter servers of a run also fetch its output, and end after the master has written a newer one."""
     for name in ("checkpoint", "touched", "nested/old"):
         s3.client.put_object(Bucket=bucket, Key=f"out/{name}", Body=b"step 7")
     assert start(whole, storage.FETCH).wait(30) == 0
     s3.client.put_object(Bucket=bucket, Key="out/checkpoint", Body=b"step 8")
     store = start(whole, storage.STORE, **{str(storage.STORE_EVERY_SECONDS): "1"})
     try:
-        # Older than what is stored, but it is this task that wrote it last.
+        # Older than the stored object, but this task wrote it last.
         (tmp_path / "out" / "touched").write_text("step 1")
         os.utime(tmp_path / "out" / "touched", (0, 0))
         (tmp_path / "out" / NAME).write_text("1")
@@ -348,7 +348,8 @@ def test_what_others_have_stored_meanwhile_is_not_replaced_by_what_was_fetched(
 def test_a_store_that_was_told_before_it_listened_ends_all_the_same(
     s3: Any, bucket: str, whole: Plan, tmp_path: Path
 ) -> None:
-    """A task of a second is over before Python has begun, and process 1 of a container never gets that signal."""
+    """A one-second task ends before Python has started, and process 1 of a container does not get a signal without a
+    handler."""
     assert start(whole, storage.FETCH).wait(30) == 0
     (tmp_path / "out" / "loss").write_text("0.5")
     (tmp_path / "home" / "ended").touch()
@@ -384,7 +385,7 @@ def test_a_store_that_is_started_again_knows_what_was_changed_before(
 def test_a_store_that_is_away_is_waited_for_and_one_that_says_no_is_not(
     wrong: str, tries: int, left: float, again: bool
 ) -> None:
-    """The portal's own storage is away while its machine is started again; a bucket that is gone stays so."""
+    """While its machine restarts, the portal's storage is unreachable and comes back; a deleted bucket does not."""
     assert store_program.is_tried_again(wrong, tries, left) is again
     assert f"AWAY='{store_program.AWAY.pattern}'" in (PROGRAMS / "fetch").read_text()
 
@@ -405,7 +406,7 @@ def test_an_input_is_listed_again_when_the_store_is_back(whole: Plan, tmp_path: 
     assert (tmp_path / "in" / "a").read_text() == "1"
 
 
-@pytest.mark.kube  # its tries take half a minute
+@pytest.mark.kube  # its retries take half a minute
 def test_what_cannot_be_stored_is_told_without_the_secret(whole: Plan, tmp_path: Path, s3: Any) -> None:
     (tmp_path / "out" / "loss").write_text("0.5")
     first, second = whole.mounts

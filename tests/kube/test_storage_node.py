@@ -1,4 +1,4 @@
-"""Data of runs on a real node: the real rclone image between a real S3 server and tasks that end in every way there is."""
+"""Run data on a real node: the real rclone image between a real S3 server and tasks that end in every possible way."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from tests.kube.following import Following, cloud_of
 from tests.kube.node import Node
 from tests.kube.plans import plan, role, run_ref
 
-pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kube, pytest.mark.node, pytest.mark.timeout(600), pytest.mark.images("rclone")]
 
-# It has all that a task needs: bash and coreutils.
+# Contains what a task needs: bash and coreutils.
 IMAGE = ImageRef("rclone", images.TAGS["rclone"], "", "")
 GRACE = 3
 FLAGS = Path(__file__).parents[2] / "docker" / "rclone" / "flags"
@@ -51,7 +51,7 @@ FLAGS = Path(__file__).parents[2] / "docker" / "rclone" / "flags"
 
 @dataclass(frozen=True)
 class Store:
-    """An S3 server that pods reach. `folder` is where it keeps buckets, each as a folder."""
+    """An S3 server that pods reach. It keeps each bucket as a folder in `folder`."""
 
     url: str
     folder: Path
@@ -99,12 +99,6 @@ def cloud(node: Node) -> KubernetesCloud:
 
 
 @pytest.fixture
-def following(cloud: KubernetesCloud) -> Iterator[Following]:
-    with Following(cloud) as following:
-        yield following
-
-
-@pytest.fixture
 def run(node: Node) -> Iterator[RunRef]:
     run = run_ref(f"line-{secrets.token_hex(4)}")
     yield run
@@ -126,7 +120,7 @@ def with_data(run: RunRef, store: Store, bucket: str, program: str) -> Plan:
 
 
 def until(happened: Callable[[], object], seconds: float = 120.0) -> None:
-    """For what nobody tells: objects in a bucket."""
+    """Polls for conditions without notification: objects in a bucket."""
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline
@@ -169,7 +163,7 @@ def test_input_is_there_and_output_is_stored_during_the_run_and_at_its_end(
     assert ended(following, run).exit_code == 0
     assert store.content(bucket, "out/checkpoint") == "step 8\n"
     assert store.content(bucket, "out/wrong") is None
-    # Of where it starts only what it wrote itself.
+    # From its working directory, only what the task wrote itself.
     assert store.content(bucket, "out/work/master-0/model") == "mine\n"
     assert store.content(bucket, "out/work/master-0/code") is None
     assert following.storage(run)[-1] == "stored"
@@ -201,7 +195,7 @@ def test_a_run_that_is_stopped_has_its_output_stored(
     until(lambda: cloud.log(run, "master", 0, attempt=0).data == b"ready\n")
     begun = time.monotonic()
     told = gone(cloud, following, run)
-    # It has its grace and not the two minutes that are kept for storing.
+    # The task gets its grace period, not the two minutes reserved for storing.
     assert time.monotonic() - begun < GRACE + 90
     (task,) = following.of(run)
     assert (task.exit_code, told.stored) == (code, True)
@@ -256,7 +250,7 @@ def test_output_that_cannot_be_stored_is_told_with_its_reason(
     program = "echo step 8 > /elearn/output/checkpoint; until [ -e /tmp/go ]; do sleep 0.1; done"
     cloud.apply(with_data(run, store, bucket, program))
     following.until(lambda: following.of(run, "Running"), 120)
-    # At once: something may be written into it just now.
+    # In one step, because something may be writing into it.
     (store.folder / bucket).rename(store.folder.parent / bucket)
     told = gone(cloud, following, run)
     assert not told.stored
@@ -267,7 +261,8 @@ def test_output_that_cannot_be_stored_is_told_with_its_reason(
 def test_input_comes_as_fast_as_by_the_same_rclone_beside_the_pod_and_is_not_billed(
     node: Node, cloud: KubernetesCloud, following: Following, run: RunRef, store: Store, bucket: str, tmp_path: Path
 ) -> None:
-    """A limit of CPU on what fetches makes it many times slower, whatever the task has."""
+    """A lower CPU limit than the task's would slow the fetching container down many times. The test node enforces none, so the
+    pod is read, too."""
     (store.folder / bucket / "in" / "deep" / "large").write_bytes(os.urandom(400 * 2**20))
     flags = (FLAGS.read_text().partition('FLAGS="')[2].partition('"')[0]).split()
     keys = {"ACCESS_KEY_ID": store.access_key, "SECRET_ACCESS_KEY": store.secret_key, "ENDPOINT": store.url}
@@ -280,19 +275,23 @@ def test_input_comes_as_fast_as_by_the_same_rclone_beside_the_pod_and_is_not_bil
         subprocess.run(argv, env=env, check=True)
         return time.monotonic() - begun
 
-    beside("first")  # the server reads the file for its hash once
+    beside("first")  # the server reads the file once for its hash
     before = beside("before")
     program = "stat -c %s /elearn/input/deep/large; sleep 1"
     task = role("master", argv=("bash", "-c", program), cpu_milli=1500, memory_mb=1024, gpus=1, retries=0)
     mount = Mount("/elearn/input", True, store.source(bucket, "in"))
     cloud.apply(plan(task, run=run, image=IMAGE, mounts=(mount,), grace_seconds=GRACE))
     seen = ended(following, run)
+    (pod,) = node.plane.request("GET", f"/api/v1/namespaces/{run.namespace}/pods")["items"]
+    (fetch,) = (each for each in pod["spec"]["initContainers"] if each["name"] == "fetch")
+    (master,) = (each for each in pod["spec"]["containers"] if each["name"] == "task")
+    assert fetch["resources"]["limits"]["cpu"] == master["resources"]["limits"]["cpu"]
     after = beside("after")
     containers = {each.name: each for each in node.containers(seen.uid)}
     inside = (containers["fetch"].finished_at - containers["fetch"].started_at) / 10**9
     print(f"400 MB: {inside:.1f} s in the pod, {before:.1f} and {after:.1f} s beside it")
     assert seen.exit_code == 0
-    # Once more for the two listings, which a container that has just started makes.
+    # One second more for the two listings by a freshly started container.
     assert inside < 1.3 * max(before, after) + 1
     assert seen.began_at == containers["task"].started
     assert seen.scheduled_at
@@ -314,7 +313,7 @@ def test_input_that_cannot_be_fetched_is_told_with_its_reason(
 def test_a_cached_input_is_read_from_the_store_once_by_all_tasks_and_not_by_later_runs(
     node: Node, cloud: KubernetesCloud, following: Following, run: RunRef, store: Store, bucket: str
 ) -> None:
-    """The volume is a folder of the node, as one of a class with ReadWriteMany is the same for all nodes."""
+    """The volume is a folder of the node; a ReadWriteMany class would provide the same one on all nodes."""
     size, tasks = 30_000_000, 8
     bodies = {name: os.urandom(size // 2) for name in ("a", "deep/b")}
     for name, body in bodies.items():
@@ -325,7 +324,7 @@ def test_a_cached_input_is_read_from_the_store_once_by_all_tasks_and_not_by_late
     rows = [
         (each["Key"].removeprefix("in/data/"), each["Size"], int(each["LastModified"].timestamp())) for each in there
     ]
-    disk = Path("/var/tmp") / f"cache-{secrets.token_hex(4)}"  # the node has a /tmp of its own
+    disk = Path("/var/tmp") / f"cache-{secrets.token_hex(4)}"  # the node has its own /tmp
     disk.mkdir()
     os.chown(disk, 1000, 1000)
     facts = {
@@ -379,7 +378,7 @@ def test_a_commit_of_a_private_repository_is_fetched_by_a_pod_whose_task_has_no_
         assert token not in str(node.plane.request("GET", f"/api/v1/namespaces/{run.namespace}/pods"))
         assert token not in _arguments()
         gone(cloud, following, run)
-        # What the server refuses is not tried again.
+        # A refusal by the server is not retried.
         other = run_ref(run.namespace, number=4)
         cloud.apply(plan(task, run=other, image=IMAGE, code=replace(code, token="another"), grace_seconds=GRACE))
         following.until(lambda: "refused" in following.storage(other), 120)
@@ -391,8 +390,8 @@ def test_a_commit_of_a_private_repository_is_fetched_by_a_pod_whose_task_has_no_
 def test_a_volume_keeps_what_runs_write_each_in_its_folder(
     node: Node, cloud: KubernetesCloud, following: Following, run: RunRef, tmp_path: Path
 ) -> None:
-    """The volume is a folder of the node: what Kubernetes does to mount one is the same."""
-    disk = Path("/var/tmp") / f"volume-{secrets.token_hex(4)}"  # the node has a /tmp of its own
+    """The volume is a folder of the node; Kubernetes mounts it like any other volume."""
+    disk = Path("/var/tmp") / f"volume-{secrets.token_hex(4)}"  # the node has its own /tmp
     disk.mkdir()
     os.chown(disk, 1000, 1000)
     name = disk.name
@@ -418,14 +417,14 @@ def test_a_volume_keeps_what_runs_write_each_in_its_folder(
             "mnist/1/loss",
             "mnist/2/loss",
         ]
-        # The next run reads it all.
+        # The next run reads all of it.
         third = run_ref(run.namespace, number=3)
         whole: Source = VolumeSource(VolumeRef(7, run.namespace, "demo", "scratch"), name, "20Gi", "ReadWriteOnce")
         reader = "cat /elearn/input/mnist/*/loss; echo 3 > /elearn/input/no"
         cloud.apply(one_task(third, reader, Mount("/elearn/input", True, whole)))
         assert ended(following, third).exit_code == 1
         said = cloud.log(third, "master", 0, attempt=0).data
-        # Two pipes: which of them is read first is chance.
+        # The streams are two pipes, which are read in random order.
         assert [line for line in said.splitlines() if line.isdigit()] == [b"1", b"2"]
         assert b"Read-only file system" in said
         gone(cloud, following, third)
@@ -434,7 +433,7 @@ def test_a_volume_keeps_what_runs_write_each_in_its_folder(
 
 
 def _arguments() -> str:
-    """Of every process of this machine, those of the node included."""
+    """Returns the arguments of every process on this machine, including those of the node."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,4 +1,5 @@
-"""What nobody understands stops nobody: it is kept for people, without what may be secret, and all else goes on."""
+"""Objects that the portal cannot parse stop nothing: they are kept for people, without possible secrets, and the rest goes
+on."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.kube.loops import Loops
 from tests.kube.plane import Object, Plane
 from tests.kube.test_verdicts import ALIVE, ENDED, LEAVING, NOW, job, owner, pod
 
-# Kubernetes takes this year; Python has no number for it.
+# Kubernetes accepts this year, but Python's datetime does not.
 BEYOND = "0000-01-01T00:00:00Z"
 
 
@@ -36,7 +37,7 @@ def loops(plane: Plane, people: Any) -> Iterator[Loops]:
 
 
 def strange(name: str, like: Object) -> Object:
-    """A pod that somebody made, with labels like ours (but of no role of the run) and our finalizer, which no node takes."""
+    """Returns someone's pod with labels like ours (but of no role of the run) and our finalizer, which no node can run."""
     ours = {name: value for name, value in like["metadata"]["labels"].items() if name.startswith(names.PREFIX)}
     task = {
         "name": "task",
@@ -67,7 +68,8 @@ def absurd(phase: str) -> Object:
 @pytest.mark.django_db(transaction=True)
 def test_a_pod_with_absurd_fields_in_a_real_watch(plane: Plane, loops: Loops, people: Any, client: Client) -> None:
     from billing.models import Quarantined
-    from clusters.models import CloudState, Run
+    from clusters.clouds.models import CloudState
+    from clusters.runs.models import Run
 
     cluster = loops.create(people, workers=1, retries=0)
     run = loops.until_running(cluster)
@@ -83,7 +85,7 @@ def test_a_pod_with_absurd_fields_in_a_real_watch(plane: Plane, loops: Loops, pe
     assert "hunter2" not in row.raw
     assert json.loads(row.raw)["spec"]["containers"][0]["command"] == "(left out)"
 
-    # Everything else goes on, also after a listing.
+    # Everything else goes on, also after a new listing.
     other = loops.until_running(loops.create(people, "other"))
     loops.stop_controller()
     loops.start_controller()
@@ -92,7 +94,7 @@ def test_a_pod_with_absurd_fields_in_a_real_watch(plane: Plane, loops: Loops, pe
     assert Quarantined.objects.count() == 1
     assert CloudState.objects.get(name="kubernetes").trouble == ""
 
-    # When it ends, its finalizer goes, so that what it belongs to can.
+    # When it ends, its finalizer is removed, so that its owner can be deleted.
     plane.request("PATCH", f"{path}/odd/status", absurd("Failed"))
     loops.until(lambda: Quarantined.objects.count() == 2)
     plane.request("DELETE", f"{path}/odd", gracePeriodSeconds="0")
@@ -127,7 +129,7 @@ def test_a_task_whose_end_is_absurd_is_not_billed_any_more(plane: Plane, loops: 
     assert at - dt.timedelta(seconds=15) < segment.ended <= at
     task = run.tasks.get(uid=uid)
     assert (task.phase, task.reason, task.finished_at.replace(microsecond=0)) == ("Failed", "Lost", segment.ended)
-    # Kubernetes starts it again, and the watches are well.
+    # Kubernetes restarts it, and the watches work.
     loops.until_running(cluster)
     loops.disable(people, cluster)
     loops.until_phase(cluster, "Stopped")
@@ -158,7 +160,7 @@ def test_a_pod_that_is_given_the_labels_of_another_run_gets_its_own_back(
 
 
 def understood(mirror: Mirror, *news: tuple[str, tuple[str, Object]]) -> tuple[list[Any], list[str]]:
-    """What was told of them, and what was not understood."""
+    """Returns the news that was parsed, and the news that was not."""
     unread: list[Any] = []
     told = [item for kind, (event, thing) in news for item in follower.understood(mirror, kind, event, thing, unread)]
     return told, [each.reason for each in unread]
@@ -183,7 +185,7 @@ def test_what_is_not_understood_is_as_if_it_had_not_come() -> None:
     told, unread = understood(mirror, ("Pod", LEAVING), ("Job", job(22)), ("Pod", ENDED))
     assert [item.phase for item in told if isinstance(item, TaskSeen)] == ["Running", "Failed"]
     assert unread == []
-    # One that goes without a word that can be read is gone, and so is its run.
+    # If its DELETED event cannot be parsed either, the pod still counts as gone, and so does its run.
     told, unread = understood(mirror, ("Pod", ("DELETED", with_status(ENDED, conditions=beyond)[1])))
     assert len(unread) == 1
     assert not mirror.pods
@@ -198,7 +200,7 @@ def ends(told: list[Any]) -> list[TaskSeen]:
 
 
 def followed(mirror: Mirror, *news: tuple[str, Object]) -> list[tuple[str, bool]]:
-    """Of each pod that was not understood, its uid and whether it is over."""
+    """Returns uid and whether it is over for each pod that was not parsed."""
     unread: list[Any] = []
     for event, thing in news:
         assert follower.understood(mirror, "Pod", event, thing, unread) == []
@@ -207,7 +209,7 @@ def followed(mirror: Mirror, *news: tuple[str, Object]) -> list[tuple[str, bool]
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_whose_end_is_not_understood_is_let_go(phase: str) -> None:
-    """Its end is told by the listing that comes next."""
+    """The next listing reports its end."""
     mirror = Mirror()
     understood(mirror, ("ConfigMap", owner()), ("Job", job(10, "ADDED")), ("Pod", ALIVE))
     odd = with_status(pod(30, "Failed", deleted=False), **ODD, phase=phase)
@@ -236,7 +238,7 @@ def test_a_pod_that_goes_without_a_word_that_is_understood_is_lost() -> None:
     nothing: Object = {"phase": "Running", "containerStatuses": 7, **ODD}
     assert followed(mirror, ("DELETED", with_status(LEAVING, **nothing)[1])) == [("uid-pod", True)]
     assert not mirror.pods
-    # One that only lost its labels lives on.
+    # A pod that only lost its labels lives on.
     mirror = Mirror()
     understood(mirror, ("ConfigMap", owner()), ("Pod", ALIVE))
     assert followed(mirror, ("DELETED", with_status(ALIVE, **nothing)[1])) == []
@@ -244,7 +246,7 @@ def test_a_pod_that_goes_without_a_word_that_is_understood_is_lost() -> None:
 
 
 def test_the_end_of_a_pod_that_was_never_understood_is_for_who_knows_its_uid() -> None:
-    """As after a restart: the listing is the first to tell of it."""
+    """As after a restart, when the listing is the first to report it."""
     mirror = Mirror()
     alive, gone = with_status(ALIVE, **ODD), ("DELETED", with_status(LEAVING, **ODD)[1])
     assert followed(mirror, alive, with_status(ENDED, **ODD), gone) == [

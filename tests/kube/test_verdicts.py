@@ -1,4 +1,4 @@
-"""Who ended a pod, told by watches that are not in step: every order in which their news can come leads to the same verdict."""
+"""Who ended a pod, according to watches that are not in step: every possible order of their news gives the same verdict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kube.plans import run_ref
 
 RUN = run_ref("ops")
 NOW = dt.datetime.now(dt.UTC).replace(microsecond=0)
-# A kind of news, and what it is about.
+# A kind and a watch event of it.
 News = tuple[str, Object]
 
 
@@ -79,7 +79,7 @@ ALIVE, LEAVING, ENDED = pod(15, "Running", "ADDED", deleted=False), pod(21, "Run
 SUSPENDED, DELETED = (True, reasons.JOB_SUSPENDED), (True, reasons.JOB_DELETED)
 BY_HAND = (False, reasons.POD_DELETED)
 BOOKMARK: News = ("BOOKMARK", {"metadata": {"resourceVersion": "50"}})
-# The pod is deleted at 21: what its Job was told before and after that.
+# The pod is deleted at 21. Each story is the Job's news before and after that.
 STORIES: dict[str, tuple[list[News], tuple[bool, str]]] = {
     "its Job was suspended": ([job(10, "ADDED"), job(20, suspend=True), job(33, suspend=True)], SUSPENDED),
     "and let go again": ([job(10, "ADDED"), job(20, suspend=True), job(28)], SUSPENDED),
@@ -93,13 +93,13 @@ STORIES: dict[str, tuple[list[News], tuple[bool, str]]] = {
 
 
 def orders(*lengths: int) -> Iterator[tuple[int, ...]]:
-    """Every way in which streams of so many news can be read side by side."""
+    """Yields every order in which streams of these lengths can be interleaved."""
     streams = [n for n, length in enumerate(lengths) for _ in range(length)]
     return iter(sorted(set(itertools.permutations(streams))))
 
 
 def tell(mirror: Mirror, kind: str, news: News) -> list[TaskSeen]:
-    """As `Follower.watch` does."""
+    """Passes the news on as `Follower.watch` does."""
     what, thing = news
     told = [] if what == "BOOKMARK" else follower.note(mirror, kind, what, thing)
     if kind == "Job":
@@ -121,7 +121,7 @@ def test_the_verdict_is_the_same_in_every_order(name: str) -> None:
         told = [item for n in order for item in tell(mirror, kinds[n], next(rest[kinds[n]]))]
         ends = [(item.disrupted, item.message) for item in told if item.phase == "Failed"]
         assert ends == [verdict], order
-        # Until then it is near its end, and nobody may let go of it.
+        # Until then it is ending, and its finalizer must stay.
         assert told[-1].finished_at == NOW - dt.timedelta(seconds=9)
         assert {item.phase for item in told[:-1]} == {"Running"}
         assert mirror.pods["uid-pod"].over
@@ -149,7 +149,7 @@ def test_a_listing_knows_what_the_job_remembers(found: News | None, verdict: tup
 
 def test_news_that_never_come_are_not_waited_for_for_ever() -> None:
     mirror = Mirror()
-    # The watch looks at the clock itself when it is told something.
+    # The watch takes the time itself on each event.
     before = dt.datetime.now(dt.UTC)
     for kind, news in (("ConfigMap", owner()), ("Job", job(10, "ADDED")), ("Pod", ALIVE), ("Pod", ENDED)):
         tell(mirror, kind, news)
@@ -174,7 +174,7 @@ def test_a_pod_that_goes_meanwhile_is_decided_at_once() -> None:
 
 
 def test_a_run_that_is_being_ended_stops_its_tasks() -> None:
-    """Its Job is suspended by us, which may be heard before the word that the run is to end."""
+    """The portal itself suspends its Job, which may be seen before the order to end the run."""
     ours = {"manager": names.MANAGER, "operation": "Update", "fieldsV1": {"f:spec": {"f:suspend": {}}}}
     mirror = Mirror()
     story = [

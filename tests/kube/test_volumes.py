@@ -1,6 +1,6 @@
-"""Volumes on a real API server: bound, mounted by one run after the other, grown, and gone with their datastore.
+"""Volumes on a real API server: bound, mounted by one run after the other, grown, and deleted with their datastore.
 
-Nothing makes volumes here, so a test makes what a StorageClass would have made; that they are mounted is simulated.
+No provisioner runs here, so tests create what a StorageClass would; the mounts are simulated.
 """
 
 from __future__ import annotations
@@ -41,17 +41,6 @@ VOLUMES = "/api/v1/persistentvolumes"
 
 
 @pytest.fixture
-def cloud(plane: Plane) -> KubernetesCloud:
-    return cloud_of(plane, f"test-{secrets.token_hex(4)}")
-
-
-@pytest.fixture
-def following(cloud: KubernetesCloud) -> Iterator[Following]:
-    with Following(cloud) as following:
-        yield following
-
-
-@pytest.fixture
 def space(plane: Plane, cloud: KubernetesCloud) -> Iterator[str]:
     name = f"line-{secrets.token_hex(4)}"
     yield name
@@ -78,7 +67,7 @@ def test_an_environment_that_no_run_has_and_none_was_started_from_for_long_is_re
         cloud.delete(runs[2])
         plane.until(claims, lambda found: old not in found)
         assert set(plane.until(claims, lambda found: len(found) == 2)) == {fresh, used}
-        # What was long ago is today when one is started from it.
+        # Starting a run from it resets its last use to today.
         cloud.apply(
             plan(role("master"), run=run_ref(space), environment=Environment("torch:1", "used", "", "", "import this"))
         )
@@ -92,7 +81,7 @@ def test_of_cached_inputs_beyond_their_space_the_oldest_goes_and_never_one_that_
     plane: Plane, cloud: KubernetesCloud, space: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "UNUSED_AGAIN", 0.2)
-    # Each asks for 3 GiB.
+    # Each claim requests 3 GiB.
     cloud._settings = replace(cloud._settings, cache_class="none", cache_space="7Gi")
     claims = f"/api/v1/namespaces/{space}/persistentvolumeclaims"
 
@@ -105,11 +94,11 @@ def test_of_cached_inputs_beyond_their_space_the_oldest_goes_and_never_one_that_
     names_of = {version: cache.claim_name(each, cloud._settings) for version, each in made.items()}
     for version in ("read", "oldest"):
         cloud.apply(made[version])
-    # As long as runs read all others, nobody gets more room than there is.
+    # While runs read all others, no run gets more room than there is.
     with pytest.raises(CloudError, match="leave no room for this one"):
         cloud.apply(made["fresh"])
     cloud.apply(made["oldest"])
-    # Who does not insist copies it, and goes on to do so when the portal asks again, though there is room by then.
+    # With `or_copied` the run copies the data instead, and keeps doing so on later calls even if there is room by then.
     either = reading("fresh")
     either = replace(either, mounts=(replace(either.mounts[0], or_copied=True),))
     for space_now in ("7Gi", "99Gi"):
@@ -136,7 +125,7 @@ def test_of_cached_inputs_beyond_their_space_the_oldest_goes_and_never_one_that_
             following.until(lambda version=version: following.is_gone(made[version].run))
         left = plane.until(claims, lambda found: len(found) == 2)
         assert set(left) == {names_of["read"], names_of["fresh"]}
-        # Another run of the same asks for no other, and names none that is about to go.
+        # Another run with the same data creates no further claim, and uses none that is about to be deleted.
         cloud.apply(reading("fresh"))
         assert set(plane.until(claims, lambda found: len(found) == 2)) == set(left)
     path, again = f"{claims}/{names_of['fresh']}", reading("fresh")
@@ -151,7 +140,7 @@ def test_of_cached_inputs_beyond_their_space_the_oldest_goes_and_never_one_that_
 
 
 class Storage:
-    """A StorageClass whose volumes are made by `make`."""
+    """A StorageClass whose volumes `make` creates."""
 
     def __init__(self, plane: Plane, *, grows: bool) -> None:
         self.plane = plane
@@ -296,7 +285,7 @@ def test_a_run_that_waits_for_its_volume_says_so(
 def test_nobody_else_is_bound_to_the_volume_of_a_run(
     plane: Plane, cloud: KubernetesCloud, following: Following, space: str, namespace: str
 ) -> None:
-    """By its name, from another namespace, and also once the run's own claim is gone."""
+    """Another claim may name it, from another namespace, even after the run's own claim is gone."""
     run = run_ref(space)
     cloud.apply(plan(role("master"), run=run, mounts=(Mount("/elearn/output", False, NfsSource("nfs.example", "/d")),)))
     bound(plane, space)
@@ -313,7 +302,7 @@ def test_nobody_else_is_bound_to_the_volume_of_a_run(
     plane.request("POST", claims(namespace), thief)
     plane.request("DELETE", f"{claims(space)}/{name}")
     cloud.delete(run)
-    # The controller has looked at the thief's claim by the time at which it has looked at what became of ours.
+    # By now the controller has processed the other claim too, because it has processed the deletion of ours.
     following.until(lambda: following.is_gone(run))
     (claim,) = plane.request("GET", claims(namespace))["items"]
     assert claim["status"]["phase"] in ("Pending", "Lost")
@@ -325,7 +314,8 @@ def test_nobody_else_is_bound_to_the_volume_of_a_run(
 
 @pytest.fixture
 def loop(plane: Plane, transactional_db: None, people: Any) -> Iterator[Loop]:
-    from clusters.models import Flavor, Image, Run
+    from clusters.catalog.models import Flavor, Image
+    from clusters.runs.models import Run
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=100, memory_mb=128)
     Image.objects.create(
@@ -340,7 +330,7 @@ def loop(plane: Plane, transactional_db: None, people: Any) -> Iterator[Loop]:
 
 
 def wish(kind: str, name: str, spec: dict[str, Any]) -> Any:
-    from clusters.manifest import ClusterManifest
+    from clusters.manifest.cluster import ClusterManifest
     from datastores.specs import DatastoreManifest
 
     model = ClusterManifest if kind == "cluster" else DatastoreManifest
@@ -362,8 +352,8 @@ def settle() -> None:
 
 
 def test_a_datastore_s_volume_from_its_making_to_its_end(plane: Plane, loop: Loop, people: Any) -> None:
-    from clusters import actions
-    from clusters.models import Run
+    from clusters.cluster import actions
+    from clusters.runs.models import Run
     from datastores.actions import change_datastore, create_datastore, delete_datastore
     from datastores.models import Volume
     from portal.errors import Conflict, Invalid
@@ -417,21 +407,21 @@ def test_a_volume_costs_nothing_until_its_cloud_has_taken_a_run_that_mounts_it(
     from django.utils.timezone import now
 
     from billing.models import UsageSegment
-    from clusters import actions
     from clusters.clouds import registry
-    from clusters.models import Run
+    from clusters.cluster import actions
+    from clusters.runs.models import Run
     from datastores.actions import create_datastore
     from datastores.models import Volume
 
     storage = Storage(plane, grows=True)
     storage.make()
-    # So the namespace is there, and somebody takes it away.
+    # Now the namespace exists; then another portal takes it over.
     other = actions.create_cluster(cluster("other"), acting_user=people.bob)
     loop.until_phase(other, "Running")
-    # Who follows looks after the namespaces that it found, in the background, and would write its own name on this one again.
-    loop.until(lambda: not (loop.cloud._unsettled or loop.cloud._settling))
+    # The follower repairs namespaces in the background and would write its own name on this one again.
+    loop.until(lambda: not (loop.cloud._namespaces.unsettled or loop.cloud._namespaces.settling))
     hand_over(plane, f"other-{secrets.token_hex(4)}", "ops")
-    registry._kept.clear()  # Another worker: this one has looked at the namespace.
+    registry._kept.clear()  # As in another worker: this one has checked the namespace.
     spec = {"volume": {"storage_class": storage.name, "size": "20Gi"}}
     create_datastore(wish("datastore", "scratch", spec), acting_user=people.bob)
     refused = actions.create_cluster(cluster("refused", output="scratch"), acting_user=people.bob)
@@ -453,7 +443,7 @@ def test_a_volume_costs_nothing_until_its_cloud_has_taken_a_run_that_mounts_it(
 
 
 def test_growth_that_is_refused_is_told_and_not_tried_for_ever(plane: Plane, loop: Loop, people: Any) -> None:
-    from clusters import actions
+    from clusters.cluster import actions
     from datastores.actions import change_datastore, create_datastore
     from datastores.models import Volume
 
@@ -472,7 +462,7 @@ def test_growth_that_is_refused_is_told_and_not_tried_for_ever(plane: Plane, loo
     Volume.objects.update(tried_at=None)
     settle()
     assert Volume.objects.get().tried_at is None, "nothing was tried again"
-    # Runs go on with what there is.
+    # Runs continue with the volume that exists.
     actions.disable(made, acting_user=people.bob)
     loop.until_phase(made, "Stopped")
     actions.deploy(made, acting_user=people.bob)
@@ -480,7 +470,7 @@ def test_growth_that_is_refused_is_told_and_not_tried_for_ever(plane: Plane, loo
 
 
 def test_a_volume_stays_where_it_was_made(plane: Plane, loop: Loop, people: Any) -> None:
-    from clusters import actions
+    from clusters.cluster import actions
     from datastores.actions import create_datastore
     from portal.errors import Invalid
     from portal.models import OrgNode
@@ -499,7 +489,7 @@ def test_a_volume_stays_where_it_was_made(plane: Plane, loop: Loop, people: Any)
 
 @pytest.mark.usefixtures("loop")
 def test_what_a_kubernetes_cluster_does_not_offer_is_refused_at_its_field(people: Any) -> None:
-    from clusters.models import Cloud
+    from clusters.clouds.models import Cloud
     from datastores.actions import create_datastore
     from portal.errors import Invalid
 
@@ -515,7 +505,7 @@ def test_what_a_kubernetes_cluster_does_not_offer_is_refused_at_its_field(people
 
 @pytest.mark.usefixtures("loop")
 def test_a_private_s3_server_that_nobody_opened_is_refused_at_its_field(people: Any, settings: Any) -> None:
-    from clusters.models import Cloud
+    from clusters.clouds.models import Cloud
     from datastores.actions import create_datastore
     from portal.errors import Invalid
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.kube.binary import cache
+from tests.environments import installed
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 READ = """
@@ -32,22 +29,9 @@ print(json.dumps(said))
 
 def read(folder: Path) -> dict[str, Any]:
     """Flavors, signature, example, run and metadata; of a Python class also what it answers its example."""
-    python = _installed() / "bin" / "python"
-    command = [python, "-W", "ignore", "-c", READ, folder]
+    python = installed("mlflow", REQUIREMENTS) / "bin" / "python"
+    # -B: reading a version must not add compiled code to it.
+    command = [python, "-B", "-W", "ignore", "-c", READ, folder]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _installed() -> Path:
-    """The environment, made now if need be; two processes that want it at the same time make it once."""
-    key = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    folder = cache("mlflow") / key
-    with (cache("mlflow") / f"{key}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", "install"]
-            subprocess.run([*pip, "-r", REQUIREMENTS], check=True)
-            (folder / "complete").touch()
-    return folder

@@ -1,4 +1,4 @@
-"""The portal's addresses and one more page, with a live part whose content the test decides."""
+"""The portal's URLs plus one page with a live part whose content the test decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real HTTP server that receives webhooks and answers as a test decides, with or without TLS."""
+"""A real HTTP server that receives webhooks, with or without TLS, and answers as the test decides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests import ports
 
 @dataclass
 class Receiver:
-    """`answer(handler, message number)` writes the answer; by default 204. `got` are (headers, body) in their order."""
+    """`answer(handler, message number)` writes the answer (default 204). `got` holds (headers, body) in order of arrival."""
 
     port: int = 0
     scheme: str = "http"
@@ -53,7 +53,7 @@ class Receiver:
             else:
                 say(handler, 204)
         except OSError:
-            # The sender has gone.
+            # The sender has disconnected.
             return
         finally:
             with self.lock:
@@ -104,7 +104,7 @@ def receiving(certificate: tuple[Path, Path] | None = None) -> Iterator[Receiver
 
 
 def certificate(folder: Path, *names: str) -> tuple[Path, Path]:
-    """A certificate for `names` (or addresses) that is its own authority: (certificate, key)."""
+    """Creates a self-signed certificate for these names or addresses. Returns (certificate, key)."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, names[0])])
     subjects = [x509.IPAddress(ipaddress.ip_address(n)) if n[0].isdigit() else x509.DNSName(n) for n in names]

@@ -1,4 +1,4 @@
-"""One process at a time: locks that sessions and transactions of PostgreSQL take from each other."""
+"""Advisory locks of PostgreSQL, held by sessions and transactions, let one process work at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def elsewhere(ask: Callable[[], object]) -> object:
-    """The answer of another thread, which has a connection of its own."""
+    """Returns the result of the call in another thread, which has its own connection."""
     answers: list[object] = []
 
     def run() -> None:

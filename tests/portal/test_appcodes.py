@@ -1,4 +1,4 @@
-"""Appcodes: what the form, the action and the database accept and refuse, and how a request goes its way."""
+"""Appcodes: what the form, the action and the database accept and refuse, and the life of a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.http import Http404
 from django.test import Client
 from pydantic import ValidationError
 
-from portal import hooks
+from portal import extension_points
 from portal.actions import appcodes, members, requests
 from portal.errors import Conflict, Invalid
 from portal.manifests import mistakes
@@ -212,7 +212,7 @@ def test_a_wrong_role_or_person_is_refused(people: Any) -> None:
         members.set_member(people.ops, "mallory", "viewer", acting_user=people.bob)
 
 
-# The database keeps the same limits, whoever writes
+# The database enforces the same limits for every writer
 
 
 def check_now() -> None:
@@ -265,7 +265,7 @@ def test_nobody_rewrites_the_log(people: Any) -> None:
         cursor.execute("DELETE FROM portal_event")
 
 
-# The form: the same sentences beside its fields, and nothing typed is lost
+# The form shows the same messages beside its fields and keeps all input
 
 
 def typed(**changes: str) -> dict[str, str]:
@@ -327,7 +327,7 @@ def test_of_a_living_appcode_only_an_administrators_form_has_a_quota(client: Cli
     assert set(answer.context["form"].errors) == {"gpus", "expires", "budget"}
     client.post("/appcodes/ops-demo/change", typed(gpus="500", budget="12.50", owners="alice"))
     assert Appcode.objects.get(code="ops-demo").gpu_quota == 500
-    assert hooks.budgets_of([people.ops.pk]) == {people.ops.pk: Decimal("12.50")}
+    assert extension_points.budgets_of([people.ops.pk]) == {people.ops.pk: Decimal("12.50")}
 
 
 def test_the_form_cannot_change_the_code(client: Client, people: Any) -> None:

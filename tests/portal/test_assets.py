@@ -1,4 +1,4 @@
-"""Files of npm packages: they are the ones that are meant, or nothing is written."""
+"""Files of npm packages: the pinned ones are written, or nothing is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from portal.assets import Package
 
 
 def package(files: dict[str, bytes]) -> tuple[Package, bytes]:
-    """One that holds these files, and its archive."""
+    """Returns a package with these files, and its archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, data in files.items():

@@ -1,4 +1,4 @@
-"""The circuit breaker by itself; its users are tested by test_silent_cloud (two of that name) and test_broker."""
+"""The circuit breaker alone. Its users are tested by the two files test_silent_cloud.py and by test_broker.py."""
 
 from __future__ import annotations
 

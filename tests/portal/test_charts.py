@@ -1,4 +1,4 @@
-"""Charts: round ticks that enclose the data, lines with gaps where there is no number, and words instead of pixels."""
+"""Charts: round ticks that enclose the data, gaps in lines where values are missing, and text alternatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On one machine the worker keeps the time: it sends what the clock asks for, and does not live on without its clock."""
+"""On one machine the worker runs the clock: it executes scheduled tasks and ends when the clock ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 600
 
 @pytest.fixture
 def worker(db):
-    """worker(schedule) → a worker with a queue of its own, whose log is read from `stdout`."""
+    """worker(schedule) → a worker with its own queue, whose log is read from `stdout`."""
     started = []
     redis = os.environ["REDIS_URL"].partition("?")[0] + "?db=40"
 
@@ -42,7 +42,7 @@ def worker(db):
 @pytest.mark.timeout(SECONDS)
 def test_what_the_clock_asks_for_is_done_by_the_same_process(worker, tmp_path):
     process = worker(tmp_path / "schedule")
-    # Only what fails is told, and the database of these tests has another name than the one that it finds in its environment.
+    # Celery logs only failing tasks, and this one fails: the worker's environment names another database than the tests use.
     assert any("Task clusters.tasks.sweep[" in line for line in process.stdout)
 
 

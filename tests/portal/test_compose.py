@@ -1,7 +1,7 @@
-"""docker/compose.yaml without Docker: it fits the specification, and its programs work as they are written there.
+"""docker/compose.yaml without Docker: it matches the specification, and its programs run as written there.
 
-What a container would give them is given to processes: the variables of the image, secrets as files, a /tmp of their own.
-PostgreSQL is the tests' own. What cannot be seen in this way is what only containers do (networks, users, file systems).
+Processes get what a container would give them: the variables of the image, secrets as files, a /tmp of their own. PostgreSQL is
+that of the tests. Networks, users and file systems, which only containers have, are not tested.
 """
 
 from __future__ import annotations
@@ -61,11 +61,22 @@ def compose(name: str) -> dict[str, Any]:
     return loaded
 
 
+def config(name: str, of: str) -> str:
+    return (DOCKER / compose(name)["configs"][of]["file"]).read_text()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_a_service_with_a_read_only_root_is_given_comes_from_files(name: str) -> None:
+    """Compose refuses to start one with a config or a secret of another kind."""
+    for kind in ("configs", "secrets"):
+        for each in compose(name)[kind].values():
+            assert (DOCKER / each["file"]).exists() or each["file"].startswith("secrets/")
+
+
 def test_only_files_and_commands_are_passed_on_before_they_have_come_whatever_people_call_their_things() -> None:
-    """The others are read by a thread of the web server, for as long as somebody likes to send."""
-    rule = compose("compose.yaml")["configs"]["routes"]["content"]
-    routers = yaml.safe_load(rule)["http"]["routers"]
-    assert routers["bodies"]["rule"].replace("$$", "$") == programs.HAS_BODY
+    """A thread of the web server reads these bodies, for as long as the client keeps sending."""
+    routers = yaml.safe_load(config("compose.yaml", "routes"))["http"]["routers"]
+    assert routers["bodies"]["rule"] == programs.HAS_BODY
     kinds = re.findall(r"Method\(`(P\w+)`\) && PathRegexp\(`([^`]+)`\)", programs.HAS_BODY)
     root = "/api/v1/appcodes"
     passed_on = [("PUT", f"{root}/a/datastores/d/files/x"), ("POST", f"{root}/a/clusters/c/runs/1/tasks/worker/0/exec")]
@@ -80,12 +91,12 @@ def test_only_files_and_commands_are_passed_on_before_they_have_come_whatever_pe
 
 
 class Host:
-    """A stand-in for a Docker host: `service(name)` is that of compose.yaml as a process."""
+    """A stand-in for a Docker host: `service(name)` is that service of compose.yaml as a process."""
 
     def __init__(self, folder: Path, database: str) -> None:
         self.folder = folder
-        self.web, self.front, self.gateway, self.tls, self.redis = (free_port() for _ in range(5))
-        for name in ("worker", "beat", "controller", "front"):
+        self.web, self.router, self.gateway, self.tls, self.redis = (free_port() for _ in range(5))
+        for name in ("worker", "beat", "controller", "router"):
             (folder / "tmp" / name).mkdir(parents=True)
         self.valkey = Path(servers.valkey(folder / "valkey", folder / "run").argv[0])
         shutil.copy(DOCKER / "secrets.sh", folder)
@@ -100,22 +111,22 @@ class Host:
         path.write_text(path.read_text().replace(old, new))
 
     def here(self, text: str, name: str = "") -> str:
-        """A word of compose.yaml with what is elsewhere in a container; variables have their defaults."""
+        """Returns a word of compose.yaml with container paths and addresses replaced; variables get their defaults."""
         text = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text).replace("$$", "$")
         elsewhere = {
             "/run/secrets/": f"{self.folder}/secrets/",
             "/etc/traefik/dynamic": f"{self.folder}/gateway",
             "http://web:8000": f"http://127.0.0.1:{self.web}",
             "127.0.0.1:8000": f"127.0.0.1:{self.web}",
-            "http://front:8001": f"http://127.0.0.1:{self.front}",
-            "8001": str(self.front),
+            "http://router:8001": f"http://127.0.0.1:{self.router}",
+            "8001": str(self.router),
             "0.0.0.0": "127.0.0.1",
             "/tmp/": f"{self.folder}/tmp/{name}/",
         }
         return re.sub("|".join(map(re.escape, elsewhere)), lambda found: elsewhere[found[0]], text)
 
     def env(self, name: str) -> dict[str, str]:
-        """The variables of the image and of the service."""
+        """Returns the variables of the image and the service."""
         given = self.compose["services"][name].get("environment", {})
         binaries = f"{Path(sys.executable).parent}:{self.valkey.parent}:/usr/bin:/bin"
         env = {"PATH": binaries, "HOME": str(self.folder / "tmp"), "LANG": "C.UTF-8"}
@@ -125,12 +136,12 @@ class Host:
         return env | {key: self.here(value, name) for key, value in given.items()}
 
     def argv(self, name: str) -> list[str]:
-        """Without a command it is that of the image."""
+        """Returns the command of the service, or that of the image if it has none."""
         said = self.compose["services"][name].get("command") or json.loads(dockerfile().rpartition("CMD ")[2])
         return [self.here(word, name) for word in said]
 
     def healthy(self, name: str) -> bool:
-        if name == "redis":  # its wheel has no valkey-cli
+        if name == "redis":  # the wheel has no valkey-cli
             return b"NOAUTH" in services.ask(self.redis, b"PING\r\nQUIT\r\n")
         kind, *test = self.compose["services"][name]["healthcheck"]["test"]
         test = [self.here(word, name) for word in test]
@@ -147,7 +158,7 @@ class Host:
 
 
 def dockerfile() -> str:
-    """The last stage of the portal's."""
+    """Returns the last stage of the portal's Dockerfile."""
     return (DOCKER / "portal" / "Dockerfile").read_text().rpartition("FROM ")[2]
 
 
@@ -159,7 +170,7 @@ def image_env() -> dict[str, str]:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    """With a new and empty database."""
+    """A host with a new and empty database."""
     parts = urlsplit(os.environ["DATABASE_URL"])
     name = f"compose_{os.getpid()}"
     server = psycopg2.connect(os.environ["DATABASE_URL"])
@@ -174,31 +185,30 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def close_database(host: Host) -> None:
-    """As if it had gone away: open connections are cut and new ones refused."""
+    """Cuts open connections to the database and refuses new ones."""
     name = urlsplit((host.folder / "secrets/database-url").read_text()).path.strip("/\n")
     server = psycopg2.connect(os.environ["DATABASE_URL"])
     server.autocommit = True
     with server.cursor() as cursor:
         cursor.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        # Until they are gone: who asks the portal next asks one without its database.
+        # Wait until they are closed, so that the next request to the portal finds no database.
         cursor.execute("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s", [name])
     server.close()
 
 
 def through_the_gateway(host: Host, logs: Path) -> None:
-    """The sign-in page by plain HTTP with compose.yaml alone; by HTTPS with compose.tls.yaml on top."""
+    """Fetches the sign-in page over HTTP with compose.yaml alone, and over HTTPS with compose.tls.yaml on top."""
     ours = {"TRAEFIK_ENTRYPOINTS_WEB_ADDRESS": f"127.0.0.1:{host.gateway}"}
-    ours["TRAEFIK_ENTRYPOINTS_TRAEFIK_ADDRESS"] = f"127.0.0.1:{free_port()}"  # where its ping answers
+    ours["TRAEFIK_ENTRYPOINTS_TRAEFIK_ADDRESS"] = f"127.0.0.1:{free_port()}"  # for Traefik's ping
     (host.folder / "gateway").mkdir()
-    routes = host.compose["configs"]["routes"]["content"]
-    (host.folder / "gateway/routes.yaml").write_text(host.here(routes))
+    (host.folder / "gateway/routes.yaml").write_text(host.here(config("compose.yaml", "routes")))
     (proof,) = host.compose["services"]["gateway"]["secrets"]
     shutil.copy(host.folder / "secrets" / proof["source"], host.here(proof["target"]))
     page = f"http://127.0.0.1:{host.gateway}/accounts/login/"
     with services.running([gateway(host, ours)], logs, {}):
         assert eventually(lambda: get(page)[0] == 200)
         assert "csrfmiddlewaretoken" in get(page)[1]
-        # Of a service the front says whether there is one, whatever is asked and how.
+        # For a service's host name, the router answers every request, whatever its path and method.
         asked = f"http://127.0.0.1:{host.gateway}/v1/models/digits:predict", f"{page}?next=/"
         for each in asked:
             answer = 404, json.dumps({"error": "There is nothing here that you may open."})
@@ -211,7 +221,7 @@ def through_the_gateway(host: Host, logs: Path) -> None:
     shutil.copy(certificate, host.folder / "secrets/tls-certificate")
     shutil.copy(key, host.folder / "secrets/tls-key")
     more = compose("compose.tls.yaml")
-    (host.folder / "gateway/tls.yaml").write_text(host.here(more["configs"]["tls"]["content"]))
+    (host.folder / "gateway/tls.yaml").write_text(host.here(config("compose.tls.yaml", "tls")))
     ours |= {
         **more["services"]["gateway"]["environment"],
         "TRAEFIK_ENTRYPOINTS_WEBSECURE_ADDRESS": f"127.0.0.1:{host.tls}",
@@ -255,7 +265,7 @@ def test_its_programs_start_in_its_order_and_become_healthy(host: Host) -> None:
     with services.running([host.service("redis")], logs, {}):
         web = services.spawn(host.service("web"), logs / "web.log", {})
         try:
-            # Alive, but nobody is sent there before the database is migrated; nor when it has gone.
+            # The web server is alive, but must not get requests before the migration or after the database is gone.
             services.wait_ready(
                 Service("web", (), lambda: services.ask(host.web, b"GET /healthz HTTP/1.0\r\n\r\n") != b""),
                 web,
@@ -267,7 +277,9 @@ def test_its_programs_start_in_its_order_and_become_healthy(host: Host) -> None:
             assert not host.healthy("web")
             subprocess.run(host.argv("migrate"), env=host.env("migrate"), check=True, capture_output=True)
             assert eventually(lambda: host.healthy("web"))
-            with services.running([host.service(name) for name in ("worker", "beat", "controller", "front")], logs, {}):
+            with services.running(
+                [host.service(name) for name in ("worker", "beat", "controller", "router")], logs, {}
+            ):
                 through_the_gateway(host, logs)
             close_database(host)
             assert get(f"{at}/healthz")[0] == 200
@@ -278,8 +290,8 @@ def test_its_programs_start_in_its_order_and_become_healthy(host: Host) -> None:
     lines = [json.loads(line) for line in (logs / "web.log").read_text().splitlines()]
     assert any(line["logger"] == "gunicorn.access" and " /accounts/login/ " in line["message"] for line in lines)
     assert not any(" 200 GET /healthz" in line["message"] for line in lines)
-    for name in ("worker", "beat", "controller", "front"):
-        # Celery says goodbye in its own way.
+    for name in ("worker", "beat", "controller", "router"):
+        # Celery's shutdown message is not JSON.
         said = set((logs / f"{name}.log").read_text().splitlines()) - {"", "worker: Warm shutdown (MainProcess)"}
         assert all(json.loads(line)["level"] for line in said)
     everything = "".join(path.read_text() for path in logs.iterdir())

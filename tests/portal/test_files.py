@@ -1,4 +1,4 @@
-"""Files of comma-separated values: what people called something is never a formula, and numbers stay numbers."""
+"""CSV files: names that users chose never become formulas, and numbers stay numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_everything_else_stays(cell):
 
 
 def test_a_file_has_all_rows_however_many(monkeypatch):
-    """Also those that go by way of the disk."""
+    """A file that exceeds the memory limit is spooled to disk and is complete too."""
     monkeypatch.setattr(files, "IN_MEMORY", 100)
     rows = [[number, "text"] for number in range(5000)]
     response = csv_stream("a", ["number", "words"], iter(rows))

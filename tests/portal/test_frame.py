@@ -1,4 +1,4 @@
-"""The frame: navigation, counters, lists, how values look, and what is shown when something goes wrong."""
+"""The frame: navigation, counters, lists, formatting of values, and error pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal import hooks
+from portal import extension_points
 from portal.api.problems import Unavailable
 from portal.events import record
 from portal.models import Appcode, Event
@@ -29,17 +29,17 @@ HOUR = 3600
 
 @pytest.fixture
 def gpu_counter(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Replaces the counter of the apps above by one that holds three GPUs and remembers what it was asked."""
+    """Replaces the GPU counter with one that returns three GPUs. Returns the list of the calls' arguments."""
     monkeypatch.setattr(pages_appcodes, "GPU_CACHE_SECONDS", 600)
     asked: list[Any] = []
-    counter = lambda appcodes: asked.append(list(appcodes)) or hooks.GpuUse(3, simulated=True)  # type: ignore[func-returns-value]  # noqa: E731
-    monkeypatch.setattr(hooks, "gpu_use", hooks.Hook(counter))
-    monkeypatch.setattr(hooks, "gpu_pool", hooks.Hook(lambda: 12))
+    counter = lambda appcodes: asked.append(list(appcodes)) or extension_points.GpuUse(3, simulated=True)  # type: ignore[func-returns-value]  # noqa: E731
+    monkeypatch.setattr(extension_points, "gpu_use", extension_points.ExtensionPoint(counter))
+    monkeypatch.setattr(extension_points, "gpu_pool", extension_points.ExtensionPoint(lambda: 12))
     cache.clear()
     return asked
 
 
-# How values look
+# Formatting of values
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_failure_keeps_the_navigation_without_asking_the_database(
     assert answer["X-Request-ID"] in page
     assert f"error id {answer['X-Request-ID']}" in caplog.text
     assert "a bug" not in page
-    # A database that went away may have done what was sent; what is Unavailable has done nothing.
+    # If the database fails, the change may have happened; after Unavailable nothing has changed.
     monkeypatch.setattr(layout, "came_from", lambda _: "/appcodes")
     monkeypatch.setattr(pages_appcodes, "attempt", broken)
     page = client.post("/appcodes/ops-demo/request/withdraw").content.decode()
@@ -335,7 +335,7 @@ def test_a_failure_keeps_the_navigation_without_asking_the_database(
 def test_a_failure_before_anybody_is_known_stands_alone(
     client: Client, people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database is away: nobody can be asked who this is, not even for the navigation."""
+    """Without the database the page cannot identify the user, not even for the navigation."""
     client.force_login(people.alice)
     client.raise_request_exception = False
 

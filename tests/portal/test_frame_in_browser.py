@@ -1,4 +1,4 @@
-"""The frame in a real browser: what must be live, what survives it, keyboard, themes, phones, and pages without JavaScript."""
+"""The frame in a real browser: live parts and what survives their updates, keyboard, themes, phones, pages without JavaScript."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, live_server: Any, people: Any) -> Iterator[Open]:
-    """open_page("/appcodes", user="alice", width=390, …) → a page; what the console complains about fails the test."""
+    """open_page("/appcodes", user="alice", width=390, …) → a page. Console errors fail the test."""
     complaints: list[str] = []
     contexts = []
 
@@ -69,7 +69,7 @@ def open_page(browser: Browser, live_server: Any, people: Any) -> Iterator[Open]
     yield opened
     for context in contexts:
         context.close()
-    # A refusal that a test brings about is told by the browser and by htmx, too.
+    # The browser and htmx report refusals that a test provokes.
     assert [said for said in complaints if not said.startswith(("Failed to load resource", "htmx:"))] == []
 
 
@@ -129,7 +129,7 @@ def test_a_hidden_tab_asks_nothing(live: Page) -> None:
     live.on("request", lambda request: asked.append(request.url) if "/live/rows" in request.url else None)
     live.evaluate(hide, True)
     asked.clear()
-    # Five times as long as it would take it to ask again.
+    # Five times the polling interval.
     live.wait_for_timeout(1000)
     assert asked == []
     State.text = "seen at once"

@@ -1,6 +1,6 @@
-"""Every port on which `manage.py up` listens, asked by somebody who proves nothing: refusals, sign-in, health checks.
+"""Unauthenticated requests to every port on which `manage.py up` listens: refusals, sign-in and health checks.
 
-A port that is new has no row here and fails, whoever opens it.
+A new port has no row here and therefore fails, whichever program opens it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import psutil
 
 from tests.running import Portal
 
-# What runs of this moment bring: what a task serves, and the proxy by which rclone moves data.
+# Ports that only exist during runs: what a task serves, and the proxy through which rclone moves data.
 OF_RUNS = {"endpoint": {0, 403}, "mover": {0}}
 SCRIPTS = {"network/holder.py": "endpoint", "data/storage.py": "mover"}
-# The statuses with which each port answers who is not signed in and has no proof; 0: it hangs up without a word.
+# Statuses that each port returns without sign-in or proof of identity; 0: it closes the connection without an answer.
 REFUSES = {
-    "gateway": {302, 401, 404},  # 302: to the page to sign in
+    "gateway": {302, 401, 404},  # 302: to the sign-in page
     "web": {403},
-    "front": {404},
+    "router": {404},
     "storage": {403},
     "storage-door": {400},
     "storage-store": {0},
@@ -40,8 +40,8 @@ PATHS = (
     "/admin/",
 )
 NOTHING = {b"", b"HTTP/1.1 400", b"\x05\xff"}
-# How clients of Redis, PostgreSQL, TLS and SOCKS (the last with a password) begin, and what they may hear besides NOTHING:
-# the gateway says yes (S) to TLS, and SOCKS says which of its ways there is, and then no.
+# First bytes of Redis, PostgreSQL, TLS and SOCKS clients (the last with a password), and the answers allowed besides NOTHING:
+# the gateway accepts TLS (S); SOCKS names its authentication method and then refuses.
 OTHERS: dict[bytes, set[bytes]] = {
     b"*1\r\n$4\r\nINFO\r\n": set(),
     b"\0\0\0\x08\x04\xd2\x16\x2f": {b"S"},
@@ -52,7 +52,7 @@ OTHERS: dict[bytes, set[bytes]] = {
 
 
 def listening(portal: Portal) -> Iterator[tuple[str, str, int]]:
-    """Name, address and port of each socket of the portal's programs in the network of this machine."""
+    """Yields name, address and port of each socket of the portal's programs in this machine's network namespace."""
     known = {port: name for name, port in json.loads((portal.data / "ports.json").read_text()).items()}
     known[portal.port] = "gateway"
     for each in psutil.net_connections("inet"):
@@ -67,7 +67,7 @@ def listening(portal: Portal) -> Iterator[tuple[str, str, int]]:
 
 
 def said(address: str, port: int, data: bytes, *, last: bool = False) -> bytes:
-    """The whole answer; of who hangs up, or has ended as the proxy of a run does, what came until then."""
+    """Returns the whole answer, or what arrived before the server disconnected or ended, as the proxy of a run may."""
     answer = b""
     with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=30) as client:
         client.sendall(data)

@@ -1,4 +1,4 @@
-"""What a newcomer holds in hands after `make run`: credentials in a private file, and they work."""
+"""What `make run` gives a newcomer: working credentials in a private file."""
 
 import json
 import urllib.request

@@ -1,7 +1,7 @@
-"""Everything that the portal asks of a server which a person names, against everything that nobody is to reach by it.
+"""Every outgoing request to a server that a user names, against every address that must not be reachable by it.
 
-KINDS has a row for each kind of request, and the list is closed: a module that imports what connects to a network and stands
-neither there nor among OTHERS fails a test.
+KINDS has a row for each kind of request. The list is closed: a test fails for any module that imports networking code and is
+neither in JUDGED nor in OTHERS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.drivers.local.data import nfs as nfs_mounts
 from clusters.clouds.drivers.local.data import rclone, streaming
 from clusters.clouds.drivers.local.network import packages, socks
-from clusters.code import CodeSpec
+from clusters.manifest.code import CodeSpec
 from clusters.runs import code as run_code
 from datastores.drivers import nfs
 from datastores.drivers.base import DriverError
@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Asked:
-    """One request: the server that somebody named, and what an administrator has opened."""
+    """One request: the server that the user named, and the addresses that an administrator opened."""
 
     host: str
     port: int
@@ -70,7 +70,7 @@ def nfs_datastore(asked: Asked) -> str:
 
 
 def nfs_mount(asked: Asked) -> str:
-    """Root mounts what this answers, which is an address and no name."""
+    """Root mounts the result, which is an address and not a name."""
     asked.monkeypatch.setattr(nfs_mounts, "PORT", asked.port)
     try:
         address = nfs_mounts.address_of(asked.host, asked.opened)
@@ -91,7 +91,7 @@ def git_ref(asked: Asked) -> str:
 
 
 def git_files(asked: Asked) -> str:
-    """As the program that fetches a commit connects, on the node."""
+    """Connects as the program does that fetches a commit on the node."""
     connect = git.loaded(outgoing.__file__, ",".join(asked.opened))
     with pytest.raises(git.Failed) as caught:
         git.resolve(f"{asked.url}/code.git", "main", git.Login(), connect)
@@ -104,7 +104,7 @@ def webhook(asked: Asked) -> str:
 
 
 def copied_input(asked: Asked) -> str:
-    """By the proxy that is rclone's only way to a network."""
+    """Connects through the proxy, which is rclone's only way to a network."""
     host = asked.host.strip("[]").encode()
     with socks.proxy(asked.opened, None) as url:
         word = url.partition("rclone:")[2].partition("@")[0].encode()
@@ -132,7 +132,7 @@ def streamed_input(asked: Asked) -> str:
 
 
 def package_file(asked: Asked) -> str:
-    """A file to which a page of the package index leads."""
+    """A file that a page of the package index links to."""
     index = packages.Index("https://index.example/simple/", asked.opened)
     try:
         with contextlib.closing(index.ask(f"{asked.url}/x-1-py3-none-any.whl", {})) as answer:
@@ -147,7 +147,7 @@ KINDS: Mapping[str, Callable[[Asked], str]] = {
         s3_datastore, nfs_datastore, nfs_mount, git_ref, git_files, webhook, copied_input, streamed_input, package_file,
     )
 }  # fmt: skip
-# By which modules they connect, each through portal/outgoing.py.
+# The modules that connect for each kind, all through portal/outgoing.py.
 JUDGED = {
     "datastores/drivers/s3.py": "s3_datastore",
     "datastores/drivers/nfs.py": "nfs_datastore",
@@ -164,7 +164,7 @@ JUDGED = {
 
 @dataclass
 class Witness:
-    """What another tenant, or the portal itself, has at a port of this machine."""
+    """A listener that counts connections, in place of a server of another tenant or of the portal."""
 
     port: int = 0
     came: int = 0
@@ -191,7 +191,7 @@ class Witness:
                 client.sendall(f"HTTP/1.1 {head}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
 
     def visits(self) -> int:
-        """How many connections came before, each of which it has taken by now: it takes them in their order."""
+        """Returns the number of earlier connections. They are accepted in order, so all of them have been counted by then."""
         for server in self.sockets:
             address = "::1" if server.family == socket.AF_INET6 else "127.0.0.1"
             with socket.create_connection((address, self.port), timeout=30) as client:
@@ -209,7 +209,7 @@ class Witness:
 
 @pytest.fixture
 def witness() -> Iterator[Witness]:
-    """Listens on every address of this machine, like the worst of programs."""
+    """Listens on every address of this machine, like the most careless program."""
     made = Witness()
     made.listen(socket.AF_INET, "0.0.0.0")
     with contextlib.suppress(OSError):
@@ -220,14 +220,14 @@ def witness() -> Iterator[Witness]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is open by mistake and does not answer is told from what is closed without a long wait."""
+    """Shortens timeouts: an address that is open by mistake but does not answer fails quickly."""
     monkeypatch.setattr(git, "CONNECT", 1.0)
     monkeypatch.setattr(posting, "CONNECT", 1.0)
     monkeypatch.setattr(socks, "CONNECT_SECONDS", 1.0)
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[str]:
-    """The name changing.example has the first of these addresses, then the second and so on. What was looked up."""
+    """Resolves changing.example to the first of these addresses, then to the second and so on. Returns the list of look-ups."""
     real, asked, left = socket.getaddrinfo, list[str](), list(answers)
 
     def resolve(host: Any, port: Any, *more: Any, **options: Any) -> Any:
@@ -242,7 +242,7 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[str]:
     return asked
 
 
-# This machine itself, as it may be spelled; the last is an address of an interface, where programs listen that ask for all.
+# Spellings of this machine itself. "interface" is an interface's address, which reaches programs that listen on all.
 OWN = (
     "127.0.0.1", "localhost", "portal.localhost", "127.9.9.9", "127.1", "2130706433", "0x7f.0.0.1", "[::1]",
     "[::ffff:127.0.0.1]", "[::127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::1]", "0.0.0.0", "[::]", "interface",
@@ -255,7 +255,7 @@ PRIVATE = ("10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1", "198.18.0.1", 
 
 
 def own_address() -> str:
-    """An address of this machine that is not loopback, as programs of other machines use it."""
+    """Returns an address of this machine that is not loopback, which other machines can reach."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         asked.connect(("8.8.8.8", 9))
         return str(asked.getsockname()[0])
@@ -282,7 +282,7 @@ def test_nobody_gets_to_the_portals_own_machine_or_learns_what_listens_there(
 @pytest.mark.parametrize("kind", KINDS)
 def test_nobody_gets_to_metadata_or_private_networks(kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.OUTGOING = Rules()
-    # An administrator has named the servers of NFS, so their private addresses are open.
+    # An administrator names the NFS servers, so their private addresses are open.
     for host in NEVER if kind.startswith("nfs") else (*NEVER, *PRIVATE):
         refusal(kind, Asked(host, 80, (), monkeypatch))
 
@@ -291,7 +291,7 @@ def test_nobody_gets_to_metadata_or_private_networks(kind: str, settings: Any, m
 def test_a_name_is_judged_by_the_address_that_is_connected_to(
     kind: str, witness: Witness, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that leads inside; and one whose first address is open, and whose second is a program of this machine."""
+    """One name resolves to an internal address; another first to an open address and then to a program of this machine."""
     settings.OUTGOING = Rules()
     resolving(monkeypatch, "127.0.0.1")
     refusal(kind, Asked("changing.example", witness.port, (), monkeypatch))
@@ -319,7 +319,7 @@ def test_what_is_open_may_lead_on_to_nothing_that_is_closed(
     assert witness.visits() == 0
 
 
-# Which address is open: the rules themselves.
+# Rules for open addresses
 
 ADDRESSES = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 PORTS = st.integers(1, 65535)
@@ -379,9 +379,9 @@ def test_manage_py_up_opens_the_door_of_its_own_object_storage_and_nothing_else(
     assert named == "10.20.0.0/16,s3.example:443"
 
 
-# The list of what connects is closed.
+# The list of modules that connect
 
-# What every module outside JUDGED does that imports one of NETWORK: who names the server, so that no person can.
+# Modules outside JUDGED that import one of NETWORK, by who chooses the server: never a user.
 OTHERS: Mapping[str, Sequence[str]] = {
     "makes or judges the connections of JUDGED": (
         "portal/outgoing.py", "datastores/drivers/patience.py",
@@ -392,29 +392,30 @@ OTHERS: Mapping[str, Sequence[str]] = {
     "an administrator names the server in the portal's environment": (
         "portal/account_routes.py", "portal/pages/accounts.py", "billing/mails.py", "datastores/storage/store.py",
         "clusters/management/commands/seed_demo.py",
-        "clusters/front/link.py", "clusters/front/rows.py", "clusters/serving/servicing.py",
+        "clusters/router/database_feed.py", "clusters/router/rows.py", "clusters/services/controller.py",
+        "portal/backup/buckets.py", "portal/backup/database.py", "portal/backup/load.py", "portal/backup/save.py",
     ),
     "an administrator registers the Kubernetes cluster, its Prometheus and its gateway": (
         "clusters/clouds/drivers/kubernetes/api/client.py", "clusters/clouds/drivers/kubernetes/exec.py",
         "clusters/clouds/drivers/kubernetes/logs.py", "clusters/clouds/drivers/kubernetes/prometheus.py",
-        "clusters/runs/routing.py", "clusters/runs/asking.py",
+        "clusters/runs/routing.py", "clusters/runs/probes.py",
     ),
     "asks a task at the address that its cloud says, never one that a person gives": (
-        "clusters/applications/asked.py", "clusters/serving/drifting.py", "clusters/front/upstream.py",
+        "clusters/applications/requests.py", "clusters/services/drift.py", "clusters/router/upstream.py",
         "clusters/clouds/drivers/local/agent/endpoints.py", "clusters/clouds/drivers/entrance.py",
     ),
     "uv, with names and versions alone, and the index of PORTAL_PACKAGE_INDEX": (
-        "clusters/environments/resolving.py", "clusters/spec/packages.py",
+        "clusters/environments/resolve.py", "clusters/catalog/package_index.py",
     ),
     "inside a task, whose network is its own": (
-        "clusters/frameworks/freeze.py", "clusters/frameworks/install.py", "clusters/frameworks/serve.py",
+        "clusters/frameworks/inside/freeze.py", "clusters/frameworks/inside/install.py", "clusters/frameworks/inside/serve.py",
         "clusters/clouds/drivers/local/task/exec.py", "clusters/clouds/drivers/local/task/shim.py",
     ),
     "Unix sockets, pipes and processes of this machine": (
         "clusters/clouds/drivers/local/agent/agent.py", "clusters/clouds/drivers/local/agent/disks.py",
         "clusters/clouds/drivers/local/agent/handlers.py",
         "clusters/clouds/drivers/local/agent/logs.py", "clusters/clouds/drivers/local/agent/machine.py",
-        "clusters/clouds/drivers/local/network/forward.py", "clusters/clouds/drivers/local/network/handed.py",
+        "clusters/clouds/drivers/local/network/forward.py", "clusters/clouds/drivers/local/network/sockets.py",
         "clusters/clouds/drivers/local/network/holder.py", "clusters/clouds/drivers/local/network/netns.py",
         "clusters/clouds/drivers/local/network/outside.py", "clusters/clouds/drivers/local/network/outward.py",
         "clusters/clouds/drivers/local/protocol.py",
@@ -422,11 +423,12 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "clusters/model_registry/signature.py",
     ),
     "listens": (
-        "clusters/front/main.py", "clusters/front/program.py", "clusters/api/terminal.py", "portal/websocket.py",
+        "clusters/router/main.py", "clusters/router/http_server.py", "clusters/cluster/api/terminal.py",
+        "portal/web/websocket.py",
     ),
     "the servers and programs of one portal, by ports that `up` has chosen": (
         "portal/up/data.py", "portal/up/servers.py", "portal/up/services.py", "portal/up/storage_address.py",
-        "portal/up/supervisor.py",
+        "portal/up/supervisor.py", "portal/up/backup.py", "portal/backup/storage.py",
         "datastores/storage/inside.py", "datastores/storage/server.py",
     ),
     "static files of pages, when the portal is installed": ("portal/assets.py",),
@@ -437,9 +439,9 @@ NETWORK = (
     "kubernetes", "paramiko", "pip", "poplib", "psycopg2", "pyroute2", "redis", "requests", "smtplib", "socket",
     "socketserver", "subprocess", "urllib.request", "urllib3", "uv", "websocket", "websockets", "xmlrpc",
 )  # fmt: skip
-# Parts of these that only say what went wrong, or write SQL.
+# Submodules that contain only error classes or build SQL.
 HARMLESS = ("psycopg2.sql", "psycopg2.errors", "redis.exceptions")
-# What asyncio and the system connect and start by.
+# Functions of asyncio and the system that connect or start programs.
 CALLS = (
     "open_connection",
     "create_connection",
@@ -452,7 +454,7 @@ CALLS = (
 
 
 def connects(source: str) -> bool:
-    """Whether a module imports what reaches a network, or starts a program."""
+    """Returns True if a module imports networking code or starts a program."""
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):

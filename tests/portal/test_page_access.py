@@ -1,4 +1,4 @@
-"""What pages tell of to whom. Who may open which and do what there: tests/access/pages.txt."""
+"""What pages reveal to whom. Access rights per page are in tests/access/pages.txt."""
 
 from __future__ import annotations
 

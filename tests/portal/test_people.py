@@ -1,4 +1,4 @@
-"""People and the organisation: accounts that administrators make, one-time passwords, business lines."""
+"""People and the organisation: accounts that administrators create, one-time passwords, business lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def nobody_has_tried_before() -> None:
-    """Sign-ins of all tests come from one address, of which a minute takes only so many."""
+    """Resets the sign-in limit per minute and address: all tests sign in from one address."""
     cache.clear()
 
 

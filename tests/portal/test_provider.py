@@ -1,4 +1,4 @@
-"""Sign-in by OpenID Connect with an identity provider of its own: who is new comes in, and nobody takes another's address."""
+"""OpenID Connect sign-in with a local identity provider: new users get in, and no one takes over another's e-mail address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(scope="module")
 def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an identity provider that knows carol, and alice by the address of somebody in the portal."""
+    """Returns the URL of an identity provider that knows carol, and alice under the e-mail address of a portal user."""
     port = free_port()
     argv = (sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port))
     logs = tmp_path_factory.mktemp("provider")
@@ -49,7 +49,7 @@ BUTTON = "/accounts/oidc/oidc/login/?process=login&next=/appcodes"
 
 
 def sign_in(client: Client, name: str, **more: str) -> Any:
-    """As a browser goes: by the button to the provider, where somebody says who they are, and back."""
+    """Signs in as a browser does: by the button to the provider, where the user authenticates, and back."""
     asked = client.post(BUTTON)
     said = requests.post(asked["Location"], data={"sub": name, **more}, allow_redirects=False, timeout=30)
     back = urlsplit(said.headers["Location"])
@@ -84,7 +84,7 @@ def test_what_the_provider_does_not_do_is_told(
 ) -> None:
     client = Client()
     assert "did not agree" in client.get("/accounts/3rdparty/login/cancelled/").content.decode()
-    # It says so without the state that it was given, so nobody knows who it was.
+    # The provider returns the error without the state, so the portal cannot know whose sign-in failed.
     assert "could not be signed in" in sign_in(client, "carol", action="deny").content.decode()
     (app,) = settings.SOCIALACCOUNT_PROVIDERS["openid_connect"]["APPS"]
     away = app | {"settings": {"server_url": f"http://127.0.0.1:{free_port()}"}}

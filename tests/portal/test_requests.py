@@ -1,4 +1,4 @@
-"""What owners ask for and administrators answer: the way of a request, its mail, its end, and who is first when two are at it."""
+"""Owners' requests and administrators' answers: their course, mail, end, and races between two of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.test import Client
 from django.utils import timezone
 
 from billing import mails
-from billing.budgets import turn
+from billing.budgets import actions as budget_actions
 from billing.mails import Mail
 from billing.models import Budget
 from datastores.actions import create_datastore
@@ -86,10 +86,10 @@ def test_a_living_appcode_keeps_what_it_has_until_everything_changes_at_once(peo
 
 
 def test_a_budget_that_is_there_keeps_its_policy_and_is_not_taken_away(people: Any) -> None:
-    turn.add(people.ops, turn.Asked(Decimal(100), "stop_all", 30), acting_user=people.alice)
+    budget_actions.add(people.ops, budget_actions.Asked(Decimal(100), "stop_all", 30), acting_user=people.alice)
     requests.ask(people.ops, wanted(9), acting_user=people.alice)
     requests.approve(people.ops, Granted(revision=1), acting_user=people.root)
-    # Nothing was asked for it, so it is still the owners' own.
+    # The request did not include the budget, so it still belongs to the owners.
     assert Budget.objects.values_list("amount", "policy", "by_administrator").get() == (100, "stop_all", False)
     requests.ask(people.ops, wanted(quota={"budget": "250"}), acting_user=people.alice)
     requests.approve(people.ops, Granted(revision=2), acting_user=people.root)
@@ -97,9 +97,9 @@ def test_a_budget_that_is_there_keeps_its_policy_and_is_not_taken_away(people: A
 
 
 def test_what_is_not_asked_for_stays_when_it_changes_meanwhile(people: Any) -> None:
-    mine = turn.add(people.ops, turn.Asked(Decimal(40), "notify", 60), acting_user=people.alice)
+    mine = budget_actions.add(people.ops, budget_actions.Asked(Decimal(40), "notify", 60), acting_user=people.alice)
     requests.ask(people.ops, wanted(quota={"gpus": 16, "budget": "40"}), acting_user=people.alice)
-    turn.change(mine, turn.Asked(Decimal(60), "notify", 60), acting_user=people.alice)
+    budget_actions.change(mine, budget_actions.Asked(Decimal(60), "notify", 60), acting_user=people.alice)
     more = manifest("ops-demo", quota={"storage": 4096}, expires=str(in_days(90)))
     appcodes.change_appcode(people.ops, more, acting_user=people.root)
     with pytest.raises(Conflict, match="changed meanwhile"):
@@ -196,7 +196,7 @@ def test_who_decides_has_read_the_newest_version_of_a_new_appcode(people: Any) -
     appcodes.change_appcode(made, manifest(remark="Something else"), acting_user=people.alice)
     with pytest.raises(Conflict, match="changed meanwhile"):
         requests.approve(made, Granted(revision=1), acting_user=people.root)
-    # Saved as it was, it is the same request.
+    # The request was saved again without changes.
     appcodes.change_appcode(made, manifest(remark="Something else"), acting_user=people.alice)
     assert requests.approve(made, Granted(revision=2), acting_user=people.root).state == "active"
 
@@ -332,7 +332,7 @@ def test_in_an_expired_appcode_no_datastore_is_made(people: Any) -> None:
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call returned or raised; all are let go at the same moment, each with a connection of its own."""
+    """Returns what each call returned or raised. All start at the same moment, each on its own connection."""
     gate, results = threading.Barrier(len(calls)), [None] * len(calls)
 
     def run(n: int, call: Callable[[], Any]) -> None:
@@ -376,7 +376,7 @@ def test_what_is_given_was_read_even_when_it_is_changed_at_that_moment(people: A
             lambda revision=revision: requests.approve(people.ops, Granted(revision=revision), acting_user=people.root),
             lambda n=n: requests.ask(people.ops, wanted(100 + n), acting_user=people.alice),
         )
-        # Either what was read was given and the change is a request of its own, or the change was first and nothing was given.
+        # Either the version read was approved and the change is a new request, or the change came first and nothing was approved.
         assert of(people.ops).gpus == (before if isinstance(given, Conflict) else 20 + n)
         row = QuotaRequest.objects.get()
         assert (row.state, row.gpus, row.revision) == ("waiting", 100 + n, revision + 1)
@@ -479,7 +479,7 @@ def test_the_list_costs_the_same_for_any_number_of_requests(
 
 def test_what_the_line_has_is_added_up(client: Client, people: Any, make_appcode: Any) -> None:
     other = make_appcode("other", org="qunarcorp.ops", namespace="ops", owner=people.bob, quota=5)
-    turn.add(other, turn.Asked(Decimal(40), "notify", 60), acting_user=people.root)
+    budget_actions.add(other, budget_actions.Asked(Decimal(40), "notify", 60), acting_user=people.root)
     requests.ask(people.ops, wanted(16), acting_user=people.alice)
     client.force_login(people.root)
     [card] = client.get("/appcodes/ops-demo").context["cards"]

@@ -1,4 +1,4 @@
-"""Many rows by one statement: every kind of value arrives as it is, and nothing else changes."""
+"""Bulk writes in one statement: every kind of value arrives unchanged, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALUES = [
 
 @pytest.fixture
 def runs(people):
-    from clusters.models import Cluster, Run
+    from clusters.runs.models import Cluster, Run
     from portal.models import Appcode, User
 
     owner, appcode = User.objects.first(), Appcode.objects.first()
@@ -40,7 +40,7 @@ def runs(people):
 
 
 def stored(runs):
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     return list(Run.objects.filter(pk__in=[run.pk for run in runs]).order_by("pk").values_list(*FIELDS))
 

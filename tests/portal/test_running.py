@@ -1,4 +1,4 @@
-"""Commands that are typed beside a running portal: they find its settings, or say in a sentence why not."""
+"""Commands typed next to a running portal find its settings, or explain in one sentence why not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from portal.up.running import settings_beside
 from portal.up.services import ServiceError
 from tests.running import ROOT, environment
 
-# Starts a program with the environment that a line of its input says. The program ends with it.
+# Starts a program with the environment from each line of input. The programs end with it.
 UP = """
 import subprocess, sys
 for line in sys.stdin:
@@ -27,7 +27,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def up() -> Iterator[Any]:
-    """A process in the place of `manage.py up`; this one has programs of its own, with settings of the tests."""
+    """A process in place of `manage.py up`. The pytest process itself already runs programs with settings of the tests."""
     with subprocess.Popen([sys.executable, "-c", UP], stdin=-1, stdout=-1, text=True) as process:
         yield process
         process.kill()
@@ -35,7 +35,7 @@ def up() -> Iterator[Any]:
 
 @pytest.fixture
 def held(tmp_path: Path, up: Any) -> Iterator[Path]:
-    """A data folder that is held as `up` holds it."""
+    """A data folder with the lock that `up` holds."""
     tmp_path.chmod(0o755)
     with (tmp_path / "up.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -46,7 +46,7 @@ def held(tmp_path: Path, up: Any) -> Iterator[Path]:
 
 @pytest.fixture
 def program(up: Any) -> None:
-    """A program of the portal, with its settings."""
+    """Starts a program of the portal with its settings."""
     up.stdin.write("PORTAL_SECRET_KEY=made DATABASE_URL=postgresql:///there EMAIL_URL=given-to-up PATH=\n")
     up.stdin.flush()
     up.stdout.readline()

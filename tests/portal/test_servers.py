@@ -1,4 +1,4 @@
-"""The servers that the portal starts by itself: what they keep to themselves."""
+"""The servers that the portal starts itself are not reachable by others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_the_database_refuses_is_not_written_down(statement, said):
 
 @pytest.fixture
 def valkey(tmp_path):
-    """One of this test alone, small, behind a folder with a name that addresses do not take as it is; its address."""
+    """Returns the URL of a small server for this test, in a folder whose name needs escaping in URLs."""
     folder = tmp_path / "a b%20c"
     server = servers.valkey(folder / "valkey", services.socket_folder(folder))
     with services.running([server], tmp_path, os.environ):
@@ -63,7 +63,7 @@ def test_a_full_cache_gives_up_what_it_keeps_and_never_the_queue(own_cache, valk
 
 
 def test_sign_in_works_while_valkey_is_full_or_away(own_cache, client, people):
-    """And nothing that a page asks of the cache is an error."""
+    """No use of the cache by a page fails either."""
     people.alice.set_password("correct horse")
     people.alice.save()
     own_cache.config_set("maxmemory", "1")
@@ -81,7 +81,7 @@ def test_sign_in_works_while_valkey_is_full_or_away(own_cache, client, people):
 
 
 def test_what_lies_in_the_cache_runs_nothing(own_cache):
-    """A pickle that somebody put there is not opened."""
+    """A pickle that someone stored in the cache is not loaded."""
     cache.set("mine", [1.5, None, True, {"a": "b"}], 60)
     assert cache.get("mine") == [1.5, None, True, {"a": "b"}]
     (key,) = own_cache.keys()
@@ -91,7 +91,7 @@ def test_what_lies_in_the_cache_runs_nothing(own_cache):
 
 
 def test_queue_and_cache_are_one_server_and_the_queue_is_reached_by_an_odd_path(valkey, settings):
-    """redis-py and Celery write the address of a Unix socket in two ways (portal/settings.py)."""
+    """redis-py and Celery spell the URL of a Unix socket differently (portal/settings.py)."""
     ours = redis.Redis.from_url(settings.REDIS_URL).connection_pool.connection_kwargs
     told = (
         Celery(broker=settings.CELERY_BROKER_URL, set_as_current=False)
@@ -100,7 +100,7 @@ def test_queue_and_cache_are_one_server_and_the_queue_is_reached_by_an_odd_path(
     )
     assert (told["path"], told["db"]) == (ours["path"], ours["db"])
     odd = valkey.replace("unix:", "redis+socket:").replace("?db=0", "?virtual_host=3")
-    # Not the current one of this process: later tests would send their wake-ups there.
+    # Keep the process's current app, or later tests would send their wake-ups to this server.
     with Celery(broker=odd, set_as_current=False).connection() as connection:
         connection.SimpleQueue("jobs").put("work")
     assert redis.Redis.from_url(valkey.replace("?db=0", "?db=3")).llen("jobs") == 1

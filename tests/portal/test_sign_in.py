@@ -1,4 +1,4 @@
-"""Getting in and staying in: sign-in, sessions, CSRF, what every answer carries, and API tokens."""
+"""Sign-in and sessions: sign-in, CSRF, headers of every answer, and API tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def nobody_has_tried_before() -> None:
-    """Sign-ins of all tests come from one address, of which a minute takes only so many."""
+    """Resets the sign-in limit per minute and address: all tests sign in from one address."""
     cache.clear()
 
 
@@ -241,7 +241,7 @@ def test_an_outsider_cannot_lock_people_out_of_their_own_browsers(people: Any, s
     known, outsider = Client(), Client()
     assert known.post("/accounts/login/", right).status_code == 302
     known.post("/accounts/logout/")
-    # One's own sign-in helps nobody with the password of somebody else, and a cookie of one's own making is none.
+    # A sign-in of one's own gives no further tries at another's password, and neither does a forged cookie.
     outsider.post("/accounts/login/", {"login": "mallory", "password": "mallory-password"})
     outsider.post("/accounts/logout/")
     assert ["Too many" in outsider.post("/accounts/login/", wrong).content.decode() for _ in range(7)] == [

@@ -1,4 +1,4 @@
-"""The supervisor with small programs of our own: what it does when they misbehave."""
+"""The supervisor with small programs that misbehave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def script(name: str, code: str, **more: object) -> Service:
 
 
 def supervised(logs: Path, during, *programs: Service) -> None:
-    """Runs `during(supervisor)` while they are kept alive, and stops them."""
+    """Runs `during(supervisor)` while the programs are kept alive, then stops them."""
 
     async def run() -> None:
         supervisor = Supervisor(logs, os.environ)
@@ -108,7 +108,7 @@ def test_what_a_killed_leader_leaves_in_its_group_goes_too(tmp_path):
         await until(lambda: not alive(first))
 
     supervised(tmp_path, watch, script("leader", code, with_group=True))
-    # The signal has been sent; the kernel may take a moment to end the process.
+    # The signal is sent, but the kernel may need a moment to end the process.
     assert eventually(lambda: not alive(int(child.read_text())))
 
 
@@ -126,7 +126,7 @@ exec {shutil.which("setpriv")} "$@"
 
 @pytest.mark.parametrize("early", [True, False])
 def test_a_program_ends_with_who_started_it_however_soon_that_is(tmp_path, early):
-    """`early`: before the program could ask for the signal; then it does not begin."""
+    """`early`: the parent ends before the program can request the death signal; then the program must not start."""
     if early:
         (tmp_path / "setpriv").write_text(LATE)
         (tmp_path / "setpriv").chmod(0o755)
@@ -139,7 +139,7 @@ def test_a_program_ends_with_who_started_it_however_soon_that_is(tmp_path, early
 
 
 def alive(pid: int) -> bool:
-    """A process that nobody has reaped yet (a container's first process may be slow at it) is dead all the same."""
+    """Returns False for a zombie too; the first process of a container may be slow to reap it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

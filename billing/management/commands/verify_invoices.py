@@ -1,5 +1,5 @@
-"""Proves every closed invoice: its hash by its rows, what its rows say beside what was hashed, its lines and credits by the
-entries of the ledger that it covers, the hashes of its credit notes, and that none is missing. Changes nothing."""
+"""Verifies every closed invoice: hash, fields beside the hashed document, lines and credits against the ledger, hashes
+of credit notes, and that no invoice is missing. Changes nothing."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 #!/usr/bin/python3
-"""The entrance to what a task serves: whoever opens a connection proves, in the head of its first request, that the gateway or
-the front of the portal sent it. After that every byte is passed on, both ways, each half closed by itself.
+"""The entrance to a task's server: every connection must prove, in the head of its first request, that the portal's gateway or
+router opened it. After that all bytes are forwarded both ways, and each direction is closed separately.
 
-The gateway and the front put the proof of a cluster (`Cluster.proof`) into HEADER, whatever their client wrote there. They alone
-open connections here, so one proof counts for all requests of a connection: WebSockets, streams and pipelined requests pass as
-they are. Which user or which pod the other end belongs to does not count: the portal also sends what its users ask for.
+The gateway and the router set HEADER to the proof of a cluster (`Cluster.proof`), overwriting whatever the client sent. Only they
+can open connections here, so one proof covers all requests of a connection: WebSockets, streams and pipelined requests pass
+unchanged. The user or pod at the other end proves nothing, because the portal also forwards requests of its users.
 
-On one machine a thread of the process that holds the network of a run serves it (local/network/forward.py). On Kubernetes
-it is a sidecar of the pod: `entrance HEALTH PORT:TO…`, with the proof in ENTRANCE_PROOF. The kubelet has no proof: a GET of READY
-there tells whether the program answers at HEALTH, and nothing of what it answers. It uses the standard library alone, for it is
-copied into docker/rclone as it stands."""
+On one machine a thread of the process that holds a run's network serves it (local/network/forward.py). On Kubernetes it is a
+sidecar: `entrance HEALTH PORT:TO…`, with the proof in ENTRANCE_PROOF. The kubelet has no proof: a GET of READY there reports
+only whether the program answers at HEALTH, and nothing of its answer. Only the standard library is imported, because this file
+is copied into docker/rclone."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEADER = "X-Portal-Gateway"
-# In the answer to a request that the program cannot have seen: whoever sent it may ask elsewhere.
+# Set in the answer to a request that the program cannot have seen: the sender may retry elsewhere.
 NOT_TAKEN = "X-Portal-Not-Taken"
 READY = "/.portal/ready"
-# Bytes that are read before they are written; a slow reader makes the other side wait. By sockets: asyncio's streams take 1.6
-# times the processor time.
+# Bytes read before they are written: a slow reader slows the other side down. Sockets, because asyncio's streams take 1.6 times
+# the CPU time.
 AT_ONCE = 256 * 1024
 MAX_HEAD = 64 * 1024
-# Seconds. A gateway may open a connection before it has a request for it, and closes it itself after 90 s (Traefik). A head that
-# has begun comes at once.
+# Seconds. Gateways open connections ahead of requests and close them after 90 s (Traefik). A head that has begun arrives soon.
 IDLE, PATIENCE = 120.0, 10.0
-# For a program that listens and does not accept.
+# Seconds, for a program that listens and does not accept.
 CONNECT = 5.0
-# Before it is tried again to accept, when there is no file left for a connection.
+# Seconds before accepting again when there are no free file descriptors.
 AGAIN = 1.0
 NOT_PROVEN = "Only the gateway of the portal is let in here."
 TOO_LONG = f"The head of a request has at most {MAX_HEAD} bytes."
@@ -47,7 +46,7 @@ NOBODY = "The program does not listen."
 
 
 class Refused(Exception):
-    """An answer of the entrance itself."""
+    """An error answer of the entrance itself."""
 
     def __init__(self, status: str, sentence: str = "", *headers: str) -> None:
         super().__init__(sentence)
@@ -57,7 +56,7 @@ class Refused(Exception):
 
 
 async def accept(listening: socket.socket, serve: Callable[..., Coroutine[Any, Any, None]], *told: object) -> None:
-    """Serves each connection, for ever."""
+    """Serves every connection, for ever."""
     loop = asyncio.get_running_loop()
     served: set[asyncio.Task[None]] = set()
     listening.setblocking(False)
@@ -69,13 +68,13 @@ async def accept(listening: socket.socket, serve: Callable[..., Coroutine[Any, A
                 await asyncio.sleep(AGAIN)
             continue
         task = loop.create_task(serve(comer, *told))
-        served.add(task)  # which keeps it alive
+        served.add(task)  # keeps the task alive
         task.add_done_callback(served.discard)
 
 
 async def let_in(comer: socket.socket, port: int, proof: str, health: str = "") -> None:
-    """Leads one connection to `port` of 127.0.0.1 until both halves are closed or one end is gone. `health` is the path that is
-    asked for READY, "" where nobody asks."""
+    """Forwards one connection to `port` of 127.0.0.1 until both directions are closed or one end is gone. `health`: the path
+    checked for READY, "" to disable READY."""
     with comer, socket.socket() as inside:
         try:
             for each in (comer, inside):
@@ -100,11 +99,11 @@ async def let_in(comer: socket.socket, port: int, proof: str, health: str = "") 
         except* Refused as refused:
             await _say(comer, refused.exceptions[0])
         except* OSError:
-            pass  # one end is gone, and with it whom to tell; TimeoutError is one, too
+            pass  # one end is gone and cannot be answered; TimeoutError is an OSError, too
 
 
 def proves(first: bytes, proof: str) -> bool:
-    """Whether the head at the beginning of `first` has the proof, and no other one. An empty proof proves nothing."""
+    """True if the first head in `first` has the proof and no other value of HEADER. An empty proof proves nothing."""
     name, said = HEADER.lower().encode(), list[bytes]()
     for line in first.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]:
         key, colon, value = line.partition(b":")
@@ -114,8 +113,7 @@ def proves(first: bytes, proof: str) -> bool:
 
 
 async def _first(comer: socket.socket) -> bytes:
-    """What came up to the end of the first head at least; b"" where nothing did. Raises Refused, and TimeoutError for a slow
-    one."""
+    """Reads at least to the end of the first head, or b"". Raises Refused, and TimeoutError for a slow client."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(IDLE):
         found = bytearray(await loop.sock_recv(comer, AT_ONCE))
@@ -131,7 +129,7 @@ async def _first(comer: socket.socket) -> bytes:
 
 
 async def _is_ready(first: bytes, port: int, health: str) -> bool:
-    """As the kubelet judges an answer. Many programs answer only to names that they know, so the name is passed on."""
+    """Checks the program as the kubelet would. Passes the Host header on, because many programs answer only to known names."""
     lines = first.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
     host = next((line for line in lines if line[:5].lower() == b"host:"), b"Host: localhost")
     line = b""
@@ -149,8 +147,7 @@ async def _is_ready(first: bytes, port: int, health: str) -> bool:
 
 
 async def _say(comer: socket.socket, refused: BaseException) -> None:
-    """Answers, and reads what is still on its way: with bytes unread, the kernel would reset the connection, and the answer
-    might be lost."""
+    """Sends the refusal, then reads on: with unread bytes the kernel would reset the connection and may drop the answer."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(PATIENCE):
@@ -160,7 +157,7 @@ async def _say(comer: socket.socket, refused: BaseException) -> None:
             while await loop.sock_recv(comer, AT_ONCE):
                 pass
     except OSError:
-        pass  # it is gone
+        pass  # the client is gone
 
 
 async def _pump(source: socket.socket, target: socket.socket) -> None:
@@ -171,7 +168,7 @@ async def _pump(source: socket.socket, target: socket.socket) -> None:
 
 
 async def main(health: str, ports: Iterable[str], proof: str) -> None:
-    """Until it is told to end, which the kubelet does when the program has ended."""
+    """Serves until SIGTERM, which the kubelet sends when the program has ended."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     led = []

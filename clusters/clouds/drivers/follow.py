@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Follows files of a bucket that only ever grow, as event files do: a copy of each, to which new bytes are appended.
+"""Follows append-only files of a bucket, such as event files: appends new bytes to a local copy of each.
 
-TensorBoard keeps a file open and reads on where it stopped, so a copy is never written again: a file that was replaced gets a
-new name beside it. Whether it was is told by its last bytes, which are fetched once more with what follows them: they hold
-checksums and times, so in another file they are others. The copies themselves are all that is remembered.
+TensorBoard keeps a file open and continues where it stopped, so a copy is never rewritten: if the original is replaced, the new
+one gets a new name beside it. Replacement is detected by fetching the copy's last bytes again with what follows them: they
+contain checksums and times, which differ in another file. The copies are the only state.
 
-rclone does what is S3, in a process of its own that has the keys: it lists (only names that match, all levels in one request for
-a thousand files) and gives ranges of bytes, by a Unix socket. This is also the program `follow` of docker/rclone, so only the
-standard library is imported here:
+rclone speaks S3, in a separate process that holds the keys, over a Unix socket: it lists (only matching names, all levels, one
+request per thousand files) and returns ranges of bytes. This is also the program `follow` of docker/rclone, so it imports only
+the standard library:
 
     follow --every SECONDS REMOTE:BUCKET/FOLDER PATH [REMOTE:BUCKET/FOLDER PATH ...]
 """
@@ -29,11 +29,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 PATTERN = "*tfevents*"
-# How often it looks, at the soonest; and listing a million checkpoints is not all that a server does: a tenth of the time.
+# Seconds between rounds: at least EVERY and SHARE times the duration of a round, because listing a million checkpoints must not
+# keep a server busy, and at most LONGEST.
 EVERY, SHARE, LONGEST = 5.0, 10, 120.0
 OVERLAP = 4096
 CHUNK = 4 * 1024 * 1024
-# Of one folder, so that a disk is not filled by what nobody can look at any more.
+# Limits per folder, so that the disk is not filled with more than people can view.
 MAX_FILES, MAX_BYTES = 5000, 8 * 1024**3
 MAX_LIST = 64 * 1024 * 1024
 ANSWER_SECONDS = 120
@@ -41,12 +42,12 @@ AGAIN = re.compile(r"\.again-(\d{1,9})\Z")
 
 
 class Trouble(Exception):
-    """It cannot be followed now. The text is rclone's or the machine's word."""
+    """The files cannot be followed now. The text is rclone's or the system's."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A file of the bucket; `stamp` is another one when it was stored again."""
+    """A file in the bucket. `stamp` changes when it is stored again."""
 
     path: str
     size: int
@@ -54,18 +55,18 @@ class Listed:
 
 
 class Remote(Protocol):
-    """Both raise Trouble."""
+    """Both methods raise Trouble."""
 
     def list(self) -> Sequence[Listed]:
-        """The files to follow, none where there is no such folder (yet)."""
+        """Returns the files to follow; empty if there is no such folder (yet)."""
 
     def read(self, path: str, start: int, length: int) -> bytes:
-        """At most so many bytes from `start`, fewer at the end, none behind it or of a file that is gone."""
+        """Returns at most `length` bytes from `start`: fewer at the end, none beyond it or if the file is gone."""
 
 
 @dataclass
 class Copy:
-    """The copy of one file. `seen` is what was listed when it was the same, `number` counts the files that had its path."""
+    """The copy of one file. `seen`: the listing at which the copy was complete. `number`: how many files have had its path."""
 
     path: str
     number: int = 1
@@ -78,7 +79,7 @@ class Copy:
 
 
 class Follower:
-    """One folder of a bucket, and its copy in `folder`."""
+    """Copies one folder of a bucket into `folder`."""
 
     def __init__(
         self, remote: Remote, folder: str, *, overlap: int = OVERLAP, chunk: int = CHUNK, most: int = MAX_BYTES
@@ -90,8 +91,8 @@ class Follower:
         self.held = sum(copy.length for copy in self.copies.values())
 
     def round(self) -> bool:
-        """Looks once, and fetches a piece of each file with something new. Whether there is more to be had at once. Raises
-        Trouble; `problem` is what stands in the way of single files."""
+        """Lists once, and fetches a piece of each file that has grown. Returns whether more can be fetched at once. Raises
+        Trouble; sets `problem` to what affects single files."""
         self.problem, more = "", False
         listed = [each for each in self.remote.list() if is_plain(each.path)]
         if len(listed) > MAX_FILES:
@@ -114,7 +115,7 @@ class Follower:
         data = self.remote.read(listed.path, start, wanted) if wanted else b""
         known = self._tail(copy, start)
         if len(data) < wanted:
-            # It is another one since it was listed; the next list says which.
+            # The file was replaced after it was listed; the next listing has the new one.
             return False
         if data[: len(known)] != known:
             self._begin_anew(copy)
@@ -147,14 +148,14 @@ class Follower:
             return file.read(copy.length - start)
 
     def _begin_anew(self, copy: Copy) -> None:
-        """What was there is no more: who has it open keeps it, and finds the other one beside it."""
+        """Deletes a copy whose original was replaced. Readers keep their open file and find the new one beside it."""
         if copy.length:
             os.unlink(os.path.join(self.folder, copy.name))
             self.held -= copy.length
         copy.number, copy.length, copy.seen = copy.number + 1, 0, None
 
     def _found(self) -> list[Copy]:
-        """What a process before this one has left."""
+        """Returns the copies that an earlier process left."""
         found: dict[str, Copy] = {}
         for top, _, names in os.walk(self.folder):
             for name in names:
@@ -168,12 +169,12 @@ class Follower:
 
 
 def is_plain(path: str) -> bool:
-    """Whether a file of this name can be kept under it, and is none that was removed (TRASH of datastores/listing.py)."""
+    """True if a file can be copied under this name and is not in the trash (TRASH of datastores/listing.py)."""
     return not AGAIN.search(path) and "\0" not in path and not {"", ".", "..", ".portal-trash"} & set(path.split("/"))
 
 
 class Rclone:
-    """rclone as a server of one Unix socket; `folder` is where that may lie. `env` holds the remotes with their keys."""
+    """rclone serving a Unix socket, which is in `folder`. `env` defines the remotes with their keys."""
 
     def __init__(self, program: str, folder: str, env: Mapping[str, str], before: Callable[[], None] | None) -> None:
         self.socket = os.path.join(folder, "rclone")
@@ -192,7 +193,7 @@ class Rclone:
     def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """Status and what it answers."""
+        """Returns status and body of an answer. Raises Trouble."""
         connection = _Connection(self.socket)
         said = None if body is None else json.dumps(body).encode()
         kind = {} if body is None else {"Content-Type": "application/json"}
@@ -221,7 +222,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class Bucket:
-    """A folder of a bucket, `remote` as rclone writes it: name:bucket/folder."""
+    """A folder of a bucket. `remote` is in rclone's syntax: name:bucket/folder."""
 
     def __init__(self, rclone: Rclone, remote: str) -> None:
         self.rclone = rclone
@@ -260,9 +261,8 @@ def run(
     tell: Callable[[Sequence[str], bool], None],
     before: Callable[[], None] | None = None,
 ) -> None:
-    """Follows `pairs` of a remote and its copy's folder until it is killed or rclone ends. `folder` is for its own use. `tell`
-    hears whenever a round is over what stands in the way, one sentence or "" a pair, and whether all were reached; `before` is
-    called in rclone's process."""
+    """Follows `pairs` of remote and local folder until killed or rclone ends. `folder` is for its private files. After each
+    round calls `tell` with one problem or "" per pair, and whether all were reached. Calls `before` in rclone's process."""
     rclone = Rclone(program, folder, env, before)
     try:
         while not os.path.exists(rclone.socket):
@@ -285,7 +285,7 @@ def run(
 
 
 def _round(followers: Sequence[Follower]) -> tuple[list[str], bool, bool]:
-    """What stands in the way of each, whether all were reached, and whether there is more to be had at once."""
+    """Returns the problem of each follower, whether all were reached, and whether more can be fetched at once."""
     problems, reached, more = [], True, False
     for follower in followers:
         try:
@@ -303,13 +303,13 @@ def main(argv: Sequence[str]) -> None:
 
     def tell(problems: Sequence[str], reached: bool) -> None:
         nonlocal told
-        if reached:  # the container's startup probe looks for it
+        if reached:  # the container's startup probe checks for this file
             open(os.path.join(os.environ["HOME"], "reached"), "w").close()
         if problems != told:
             told = problems
             print(*filter(None, problems), sep="\n", file=sys.stderr, flush=True)
 
-    # As process 1 of a container it would not notice it otherwise.
+    # Process 1 of a container ignores SIGTERM by default.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     pairs = list(zip(words[::2], words[1::2], strict=True))
     run(pairs, program="rclone", folder=os.environ["HOME"], env=os.environ, every=every, tell=tell)

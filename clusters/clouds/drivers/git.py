@@ -1,12 +1,12 @@
 #!/usr/bin/python3 -I
-"""A commit of a Git repository, by HTTPS: which one a ref names, and its files.
+"""Reads Git repositories over HTTPS: the commit that a ref names, and the files of a commit.
 
-The portal asks for the first when it plans a run, and what starts the run fetches the second: on this machine the storage process
-(local/data/code.py), on Kubernetes a container of docker/rclone, whose program this module is. It is dulwich that speaks to the
-server, so nothing of a repository is ever run: no hook, filter, helper or submodule, and no other protocol than this.
+The portal resolves a ref when it plans a run. Whatever starts the run fetches the files: on this machine the storage process
+(local/data/code.py), on Kubernetes a container of docker/rclone, whose program this module is. dulwich speaks the protocol, so
+nothing of a repository is ever executed: no hook, filter, helper or submodule, and no other protocol.
 
-Whoever names a repository names a server. So portal/outgoing.py makes each connection, no answer leads to another server, and
-everything that is read has a limit and an end. A name and a token go to that server and nowhere else.
+Naming a repository means naming a server. So portal/outgoing.py makes each connection, no answer can redirect to another server,
+and everything read has a size and a time limit. Name and token are sent to that server only.
 """
 
 from __future__ import annotations
@@ -39,40 +39,40 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import NewConnectionError, SSLError
 
-# Seconds: for a connection, for the next piece of an answer, for all of what the portal asks, for all files of a commit.
+# Seconds: to connect, to the next piece of an answer, for all requests of the portal, for all files of a commit.
 CONNECT, PIECE, ASK, FETCH = 5.0, 30.0, 20.0, 900
-# Bytes: of a list of refs, of what is fetched, of the files. What is more belongs into a datastore.
+# Maximum bytes: of a list of refs, of a fetch, of the files. More data belong into a datastore.
 MOST_REFS, MOST_FETCHED, MOST_BYTES = 16 << 20, 512 << 20, 2 << 30
 MOST_FILES, DEEPEST = 100_000, 100
 MEMORY = 1 << 30
-# How the program ends when it would fail again: as docker/rclone/fetch.
+# Exit code for an error that a retry would not fix, as in docker/rclone/fetch.
 REFUSED = 77
 TRIES = 5
 
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
-# Connects to a host and port. Raises Refused for one that is closed, and OSError.
+# Connects to a host and port. Raises OSError, and Refused for a closed address.
 Connect = Callable[[str, int], socket.socket]
 
 
 class Failed(Exception):
-    """It may work when it is tried again. The text is a sentence for people."""
+    """A retry may help. The text is a sentence for people."""
 
 
 class Refused(Failed):
-    """It would fail again."""
+    """A retry would fail again."""
 
 
 @dataclass(frozen=True)
 class Login:
-    """What a server wants of who reads; `token` is a password to it."""
+    """Credentials for a server; `token` is sent as the password."""
 
     name: str = ""
     token: str = field(default="", repr=False)
 
 
 def judged(outgoing: Any, rules: Any) -> Connect:
-    """Connects as portal/outgoing.py does, which is `outgoing`: it may have been loaded by its path."""
+    """Returns a function that connects by the rules of `outgoing`, the module portal/outgoing.py, perhaps loaded by path."""
 
     def connect(host: str, port: int) -> socket.socket:
         try:
@@ -85,13 +85,13 @@ def judged(outgoing: Any, rules: Any) -> Connect:
 
 
 def anywhere(host: str, port: int) -> socket.socket:
-    """Where somebody else judges: the NetworkPolicy of a pod."""
+    """Connects without checks: the pod's NetworkPolicy decides."""
     return socket.create_connection((host.strip("[]"), port), timeout=CONNECT)
 
 
 def resolve(url: str, ref: str, login: Login, connect: Connect) -> str:
-    """The commit that a branch, a tag or a whole name (refs/…) has now; "" is the branch that the server calls HEAD, and a commit
-    is itself. Raises Failed."""
+    """Returns the commit of a branch, a tag or a full name (refs/…) now. "" means the server's HEAD; a commit is returned as is.
+    Raises Failed."""
     if COMMIT.fullmatch(ref):
         return ref
     text = ref.encode()
@@ -105,10 +105,10 @@ def resolve(url: str, ref: str, login: Login, connect: Connect) -> str:
 
 
 def checkout(url: str, commit: str, folder: str, store: str, login: Login, connect: Connect) -> None:
-    """Writes the files of a commit into `folder`, and what it takes for that into `store`; both are empty. Raises Failed."""
+    """Writes the files of a commit into `folder`, and Git's objects into `store`; both must be empty. Raises Failed."""
     wanted = commit.encode()
     with Repo.init_bare(store) as repo, _client(url, login, connect, MOST_FETCHED, FETCH) as client:
-        # Only what HEAD names is listed; the commit need not be the end of any branch by now.
+        # Lists only HEAD's ref: the commit need not be the head of any branch now.
         client.fetch("", repo, determine_wants=lambda *_, **__: [wanted], depth=1, ref_prefix=[b"HEAD"])  # type: ignore[arg-type]
         try:
             found = repo.object_store[wanted]  # type: ignore[index]
@@ -122,7 +122,7 @@ def checkout(url: str, commit: str, folder: str, store: str, login: Login, conne
 
 
 def _write(store: DiskObjectStore, top: Any, folder: bytes) -> None:
-    """Without recursion, for a tree may name itself in every other way. Nothing is followed: a name that is there is an error."""
+    """Iterative, because a tree may contain itself many times over. Follows no links: a name that exists is an error."""
     files = size = 0
     trees = [(top, folder, 0)]
     while trees:
@@ -138,7 +138,7 @@ def _write(store: DiskObjectStore, top: Any, folder: bytes) -> None:
             if stat.S_ISDIR(entry.mode):
                 os.mkdir(path, 0o755)
                 trees.append((entry.sha, path, depth + 1))
-            elif stat.S_IFMT(entry.mode) == 0o160000:  # a submodule: its folder, empty
+            elif stat.S_IFMT(entry.mode) == 0o160000:  # a submodule: an empty folder
                 os.mkdir(path, 0o755)
             else:
                 data = store[entry.sha].as_raw_string()
@@ -157,7 +157,7 @@ def _write(store: DiskObjectStore, top: Any, folder: bytes) -> None:
 
 @contextlib.contextmanager
 def _client(url: str, login: Login, connect: Connect, most: int, seconds: float) -> Iterator[_Client]:
-    """Ends after so many seconds whatever the server does. What goes wrong becomes a sentence."""
+    """Opens a client that is cut off after `seconds`, whatever the server does. Turns errors into sentences."""
     host = urlsplit(url).netloc
     client = _Client(url, login, connect, most)
     watch = threading.Timer(seconds, client.cut)
@@ -209,7 +209,7 @@ def _why(host: str, login: Login, error: Exception) -> Failed:
 
 
 class _Client(Urllib3HttpGitClient):
-    """Reads `most` bytes and no more, of one server alone."""
+    """Reads at most `most` bytes, from one server only."""
 
     def __init__(self, url: str, login: Login, connect: Connect, most: int) -> None:
         self.left, self.is_cut = most, False
@@ -252,7 +252,7 @@ class _Client(Urllib3HttpGitClient):
 
 
 class _Pool(urllib3.PoolManager):
-    """Connects by `connect`, and to the server of `url` alone, wherever an answer leads."""
+    """Connects with `connect`, and only to the server of `url`, even after a redirect."""
 
     def __init__(self, url: str, connect: Connect) -> None:
         super().__init__(
@@ -292,8 +292,8 @@ def _connected(self: HTTPConnection, connect: Connect) -> socket.socket:
 
 
 def main(url: str, commit: str, folder: str, store: str, path: str) -> int:
-    """As a program: GIT_NAME and GIT_TOKEN are the login; where GIT_OUTGOING names portal/outgoing.py, that connects, by
-    the rules that GIT_OPEN says. What went wrong is said at the end."""
+    """Program: GIT_NAME and GIT_TOKEN are the login. GIT_OUTGOING may name a copy of portal/outgoing.py, which then connects by
+    the rules in GIT_OPEN. Prints the reason of a failure last."""
     signal.alarm(FETCH)
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
@@ -301,7 +301,7 @@ def main(url: str, commit: str, folder: str, store: str, path: str) -> int:
     module = os.environ.get("GIT_OUTGOING", "")
     connect = loaded(module, os.environ["GIT_OPEN"]) if module else anywhere
     for left in reversed(range(1 if module else TRIES)):
-        # Of an earlier try.
+        # Clean up after an earlier try.
         for each in os.scandir(folder):
             shutil.rmtree(each.path) if each.is_dir(follow_symlinks=False) else os.unlink(each.path)
         shutil.rmtree(store, ignore_errors=True)
@@ -322,12 +322,12 @@ def main(url: str, commit: str, folder: str, store: str, path: str) -> int:
 
 
 def loaded(module: str, entries: str) -> Connect:
-    """Connects as `module` does, a copy of portal/outgoing.py, where its setting is `entries`."""
+    """Returns a function that connects as `module`, a copy of portal/outgoing.py, does with the rules `entries`."""
     found = importlib.util.spec_from_file_location("outgoing", module)
     assert found is not None
     assert found.loader is not None
     outgoing = importlib.util.module_from_spec(found)
-    # Its dataclasses look for it there.
+    # Its dataclasses look the module up there.
     sys.modules["outgoing"] = outgoing
     found.loader.exec_module(outgoing)
     return judged(outgoing, outgoing.Rules.read(entries.split(",")))

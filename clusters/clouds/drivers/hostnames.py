@@ -1,6 +1,6 @@
-"""What runs, roles and tasks are called where machines need a name: hostnames on both clouds, objects on Kubernetes. Pure.
+"""Names of runs, roles and tasks: hostnames on both clouds, objects on Kubernetes. Pure.
 
-A name is a DNS label (RFC 1035: a letter, then letters, digits and '-') of at most 63 characters. Those of different runs differ.
+A name is a DNS label (RFC 1035: a letter, then letters, digits and '-') of at most 63 characters, and unique to its run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BASE_LIMIT = ROLE_LIMIT - _LONGEST_SUFFIX
 
 
 def label(front: str, end: str, limit: int) -> str:
-    """A DNS label that ends with `end`; of `front` as much as there is room for."""
+    """Returns a DNS label that ends with `end`, after as much of `front` as fits."""
     front = re.sub(r"[^a-z0-9]+", "-", front.lower()).strip("-")
     if not front[:1].isalpha():
         front = f"r{front}"
@@ -24,15 +24,15 @@ def label(front: str, end: str, limit: int) -> str:
 
 
 def base_name(run: RunRef) -> str:
-    """The name of the run; also that of its headless Service. At most BASE_LIMIT characters."""
+    """Returns the name of the run and of its headless Service. At most BASE_LIMIT characters."""
     return label(f"{run.appcode}-{run.cluster}-{run.number}", f"-{run.id}", BASE_LIMIT)
 
 
 def role_name(run: RunRef, role: str) -> str:
-    """The Job, Deployment or StatefulSet of a role."""
+    """Returns the name of a role's Job, Deployment or StatefulSet."""
     return f"{base_name(run)}-{role}"
 
 
 def host_name(run: RunRef, role: str, index: int) -> str:
-    """The hostname of one task, as Indexed Jobs and StatefulSets make it by themselves."""
+    """Returns the hostname of one task, as Indexed Jobs and StatefulSets form it."""
     return f"{role_name(run, role)}-{index}"

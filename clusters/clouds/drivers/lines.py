@@ -1,4 +1,4 @@
-"""Pieces of a log that can be read from anywhere, found by bytes, lines or times with the marks beside it (marks.py)."""
+"""Finds pieces of a seekable log by bytes, lines or times, with the marks beside it (marks.py)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import LogChunk
 
-# What is read at once where lines are counted.
+# Bytes read at once to count lines.
 PIECE = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which piece of a log, as `Cloud.log` says it."""
+    """Which piece of a log to read, as in `Cloud.log`."""
 
     offset: int
     limit: int
@@ -25,8 +25,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Lines:
-    """A log of `size` bytes with `count` marks. `read(offset, n)` gives n bytes of it, fewer at its end, and `read_marks(number,
-    n)` n marks from that number on."""
+    """A log of `size` bytes with `count` marks. `read(offset, n)` returns n bytes, fewer at its end; `read_marks(number, n)`
+    returns n marks from that number on."""
 
     size: int
     count: int
@@ -34,7 +34,7 @@ class Lines:
     read_marks: Callable[[int, int], bytes]
 
     def piece(self, wanted: Wanted, *, complete: bool) -> LogChunk:
-        """`complete` says whether nothing more comes behind `size`."""
+        """Returns the piece. `complete`: nothing will be written after `size`."""
         start = min(self._start(wanted), self.size)
         length = min(wanted.limit, self.size - start)
         data = self.read(start, length) if length else b""
@@ -50,7 +50,7 @@ class Lines:
             if before is None:
                 return 0
             following = self.read_marks(before[0] + 1, 1) if before[0] + 1 < self.count else b""
-            # Where that is within a line, the next line is the first that is new.
+            # The time may lie within a line: then the next line is the first new one.
             return self._behind(next(marks.each(following))[marks.OFFSET] - 1, 1) if following else self.size
         if wanted.line is not None:
             found = marks.last(self.read_marks, self.count, marks.LINE, wanted.line - 1)
@@ -59,13 +59,13 @@ class Lines:
         return wanted.offset
 
     def _line(self, offset: int) -> int:
-        """How many lines end before `offset`."""
+        """Returns how many lines end before `offset`."""
         found = marks.last(self.read_marks, self.count, marks.OFFSET, offset)
         begin, line, _ = found[1] if found else (0, 0, 0)
         return line + sum(data.count(b"\n") for data in self._pieces(begin, offset))
 
     def _behind(self, offset: int, lines: int) -> int:
-        """Where the so manieth line after that of `offset` begins."""
+        """Returns the offset of the line that begins `lines` lines after the one at `offset`."""
         for data in self._pieces(offset, self.size if lines else offset):
             if (count := data.count(b"\n")) >= lines:
                 return offset + len(data) - len(data.split(b"\n", lines)[-1])

@@ -1,11 +1,11 @@
 """When the lines of a log were written: a list of marks beside it.
 
-A mark says: from this byte on, which is in (or the start of) this line, everything was written at this time. There is not one for
-each line: what came within a millisecond shares one. And they are bounded: where there are more than FREE, and one for each 64
-bytes, short lines share one for a second, so that marks take less than half of what they are about. Marks are records of a fixed
-size in the order of bytes, lines and times alike: each of the three is found in a file of any size by halving it.
+A mark means: from this byte on, which is in (or starts) this line, everything was written at this time. Writes within a
+millisecond share a mark. The number of marks is bounded: beyond FREE marks plus one per 64 bytes, short lines share one mark per
+second, so that marks take less than half the size of the log. Marks are fixed-size records, sorted by byte, line and time alike:
+each can be found by binary search in a file of any size.
 
-The process that owns a task imports this; nothing here may cost it milliseconds.
+The process that owns a task imports this, so the import must not cost it milliseconds.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# The byte, the line (both from 0), and the time in µs since 1970.
+# Byte and line (from 0), and time in µs since 1970.
 RECORD = struct.Struct("<QQQ")
 SIZE = RECORD.size
 OFFSET, LINE, TIME = 0, 1, 2
-# Records are looked at in blocks of so many.
+# Records read at once.
 BLOCK = 1024
 CLOSE_US, EVERY_US, EVERY_BYTES, FREE = 1_000, 1_000_000, 64, 40_000
 
 
 class Marker:
-    """Makes the marks of a log while it is written, or read from its beginning."""
+    """Creates the marks of a log while it is written, or read from the beginning."""
 
     def __init__(self, offset: int = 0, line: int = 0) -> None:
         self.offset, self.line = offset, line
@@ -34,7 +34,7 @@ class Marker:
         self._made, self._begin = 0, offset
 
     def add(self, data: bytes, time: int) -> bytes:
-        """The marks that `data`, written at `time`, adds: at most one. A clock that was set back stands still."""
+        """Returns the mark, or b"", for `data` written at `time`. If the clock was set back, time stands still."""
         mark = b""
         last = self._last
         time = time if last is None else max(time, last)
@@ -49,12 +49,12 @@ class Marker:
 
 
 def each(marks: bytes) -> Iterator[tuple[int, int, int]]:
-    """(byte, line, time) of each."""
+    """Yields (byte, line, time) of each mark."""
     return RECORD.iter_unpack(marks[: len(marks) // SIZE * SIZE])
 
 
 def at(marks: bytes, offset: int) -> int:
-    """The time of what lies at byte `offset`, in µs; 0 when it is not known."""
+    """Returns the time of byte `offset` in µs; 0 if unknown."""
     found = last(lambda start, count: marks[start * SIZE : (start + count) * SIZE], len(marks) // SIZE, OFFSET, offset)
     return found[1][TIME] if found else 0
 
@@ -62,11 +62,11 @@ def at(marks: bytes, offset: int) -> int:
 def last(
     read: Callable[[int, int], bytes], count: int, column: int, most: int
 ) -> tuple[int, tuple[int, int, int]] | None:
-    """The last of `count` marks whose `column` is at most `most`, with its number; `read(start, n)` gives n of them from number
-    `start` on. None when all are beyond."""
+    """Returns number and values of the last of `count` marks whose `column` is at most `most`, or None. `read(start, n)` returns
+    n marks from number `start` on."""
     low, high, found = 0, count, None
     while low < high:
-        # A block in the middle: the mark is in it, or before, or behind it.
+        # A block from the middle: the mark is in it, before it or after it.
         start = max(low, min((low + high) // 2, high - BLOCK))
         block = list(each(read(start, min(BLOCK, high - start))))
         if not block or block[0][column] > most:
@@ -92,7 +92,7 @@ def _before(block: list[tuple[int, int, int]], column: int, most: int) -> int:
 
 
 def between(read: Callable[[int, int], bytes], count: int, start: int, end: int) -> bytes:
-    """The marks of the bytes from `start` to `end`: that of `start`, and all that follow before `end`."""
+    """Returns the marks for the bytes from `start` to `end`: the one that covers `start`, and those up to `end`."""
     found = last(read, count, OFFSET, start)
     number = found[0] if found else 0
     kept = b""

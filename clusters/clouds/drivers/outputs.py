@@ -1,11 +1,11 @@
-"""What of a run's output can be stored in a bucket, and what is left out and why.
+"""Decides which files of a run's output a bucket can store, and why others are left out.
 
-A bucket keeps files under names of text; a folder may hold anything. `look` walks the folder once and decides by names, modes and
-links alone. Links are resolved in memory among what the walk has seen, so none is followed on the disk and none leads outside.
-What only the store can refuse shows when rclone has tried it: `blame` tells errors of a file from those of the store.
+A bucket stores files under text names; a folder may contain anything. `look` walks the folder once and decides by names, modes
+and links only. Links are resolved in memory among the files of the walk, so none is followed on disk and none leads outside.
+Some refusals of the store only show when rclone tries: `blame` separates errors of a file from errors of the store.
 
-Both clouds use this: beside a task of this machine (local/data/storage.py) and in pods (store.py). Only the standard library's
-smallest modules are imported here.
+Both clouds use this: beside a task of this machine (local/data/storage.py) and in pods (store.py). It imports only small modules
+of the standard library.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-# Bytes of a key in S3.
+# Maximum bytes of an S3 key.
 LONGEST_KEY = 1024
-# Symbolic links on one way, as Linux follows them.
+# Maximum symbolic links in one path, as in Linux.
 HOPS = 40
-# Files that are stored once more because links to folders lead to them.
+# Maximum files stored again because links to folders lead to them.
 MOST_BY_LINKS = 10_000
-# What is named of what was left out, and characters of each name.
+# How many omitted files are named, and characters per name.
 NAMED, NAME_LENGTH = 20, 80
-# rclone's options for a list of such files. Links are followed because only those of `look` are listed; a file that changes while
-# it is copied is copied again by the next round.
+# rclone's options to copy a list of files. Links are followed, because only links that `look` resolved are listed. A file that
+# changes during the copy is copied again in the next round.
 COPY = (
     "--local-no-check-updated", "--copy-links", "--no-check-dest", "--no-traverse", "--no-update-modtime",
     "--no-update-dir-modtime", "--files-from-raw=-",
 )  # fmt: skip
-# Where programs start and write beside themselves, and where that is stored below the output.
+# The folder where programs start and write beside themselves, and its place below the output.
 WORK, WORK_FOLDER = "/elearn/work", "work"
 _AGAIN = {"__pycache__", ".git"}
-# Every store takes such a name: what is refused of it is not the name's fault.
+# Names that every store accepts: an error of such a file is not about its name.
 _PLAIN = re.compile(r"[A-Za-z0-9 ._/=+@-]{1,500}\Z")
 _GONE = re.compile(r"no such file|object not found|not a directory|is a directory not a file")
 _CLOSED = re.compile(r"permission denied|operation not permitted")
@@ -47,7 +47,7 @@ _CODE = re.compile(r"(?:.*api error|StatusCode:) (\w+)", re.DOTALL)
 
 
 class Look:
-    """`files`: path → size, mtime and ctime in ns, which are others when the file is; `left`: path → why it cannot be stored."""
+    """`files`: path → size, mtime and ctime in ns, which change with the file. `left`: path → why it cannot be stored."""
 
     def __init__(self) -> None:
         self.files: dict[str, list[int]] = {}
@@ -55,8 +55,8 @@ class Look:
 
 
 def look(folder: str, *, mount: str, prefix: str) -> Look:
-    """`mount` is the path by which the task knows the folder, `prefix` that of its keys in the bucket. Raises OSError when the
-    folder itself cannot be opened."""
+    """Walks a folder. `mount`: the task's path of the folder. `prefix`: of its keys in the bucket. Raises OSError if the folder
+    itself cannot be opened."""
     found, links, folders, full = Look(), dict[str, tuple[str, int]](), dict[str, str](), {""}
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -84,7 +84,7 @@ def _sort(each: trees.Found, found: Look, folders: dict[str, str], links: dict[s
     if each.is_folder:
         folders[path] = "" if _is_open(info) else _closed(info.st_mode)
     elif stat.S_ISLNK(info.st_mode):
-        # One that is gone, or another thing by now, is seen by the next look.
+        # If it was deleted or replaced meanwhile, the next walk sees the new state.
         with contextlib.suppress(OSError):
             links[path] = os.readlink(each.name, dir_fd=each.folder), info.st_ctime_ns
     elif not stat.S_ISREG(info.st_mode):
@@ -96,8 +96,9 @@ def _sort(each: trees.Found, found: Look, folders: dict[str, str], links: dict[s
 
 
 def look_at_work(folder: str, *, mount: str, prefix: str, since: int) -> Look:
-    """What programs themselves wrote where they started, from a copy of an image's files or of code: what was last written after
-    `since` (ns). Not what anybody can have again: compiled modules, repositories, virtual environments. Raises OSError."""
+    """Returns the files that a program itself wrote where it started, among copies of the image's files or the code: those
+    modified after `since` (ns). Skips what can be recreated: compiled modules, repositories, virtual environments. Raises
+    OSError."""
     found = look(folder, mount=mount, prefix=prefix)
     made = tuple(name.removesuffix("pyvenv.cfg") for name in found.files if name.endswith("/pyvenv.cfg"))
 
@@ -115,8 +116,8 @@ def look_at_work(folder: str, *, mount: str, prefix: str, since: int) -> Look:
 
 
 class Output:
-    """What is known of one folder whose files are stored again and again. `known`: marks of what is stored; `refused`: the mark
-    of a file that only rclone or the store did not take, and why; `left`: why `look` leaves things out."""
+    """State of one folder that is stored repeatedly. `known`: marks of stored files. `refused`: files that rclone or the store
+    refused, with their marks and the reason. `left`: what `look` left out, with the reason."""
 
     def __init__(self, known: dict[str, list[int]]) -> None:
         self.known = known
@@ -124,8 +125,8 @@ class Output:
         self.left: dict[str, str] = {}
 
     def store(self, found: Look, copy: Callable[[set[str], set[str]], dict[str, str]], since: int = -1) -> bool:
-        """Has `copy` store what is new, of files that were changed after `since` (ns). Returns whether there was anything. `copy`
-        gets names, adds those that it has copied to the set, and returns why single ones cannot be; what it raises passes."""
+        """Stores new and changed files with ctime after `since` (ns) by `copy`. Returns whether there were any. `copy` gets the
+        names, adds copied ones to the set, and returns the reasons for single failures; its exceptions propagate."""
         self.left = found.left
         self.refused = {name: each for name, each in self.refused.items() if found.files.get(name) == each[0]}
         changed = {
@@ -150,7 +151,7 @@ class Output:
 
 
 def why_not(path: str, prefix: str) -> str:
-    """Why no file of this name can be stored, "" where it can."""
+    """Returns why no file of this name can be stored, or ""."""
     try:
         size = len((f"{prefix}/{path}" if prefix else path).encode())
     except UnicodeEncodeError:
@@ -161,7 +162,7 @@ def why_not(path: str, prefix: str) -> str:
 
 
 def resolve(path: str, mount: str, links: Mapping[str, tuple[str, int]]) -> str | None:
-    """Where the link at `path` leads, from the top of the folder ("" for that itself); None for outside it or in a circle."""
+    """Returns where the link at `path` leads, relative to the folder ("" for itself); None if outside or circular."""
     at, left = path.split("/")[:-1], [path.rpartition("/")[2]]
     for _ in range(HOPS):
         while left:
@@ -187,8 +188,8 @@ def resolve(path: str, mount: str, links: Mapping[str, tuple[str, int]]) -> str 
 
 
 def _follow(found: Look, folders: Mapping[str, str], links: Mapping[str, tuple[str, int]], mount: str) -> None:
-    """Adds what links lead to. A link to a folder brings the files in it, those that links there lead to included, but no further
-    folders: so what comes of links is bounded, and no loop is walked."""
+    """Adds the targets of links. A link to a folder adds the files in it, including those that links there lead to, but no
+    further folders. This bounds the number of files and avoids loops."""
     to_folders = {}
     for path, (_, changed) in links.items():
         target = resolve(path, mount, links)
@@ -218,7 +219,7 @@ def _follow(found: Look, folders: Mapping[str, str], links: Mapping[str, tuple[s
 
 
 def hear(entry: Mapping[str, Any], copied: set[str], failed: dict[str, str], errors: list[str]) -> None:
-    """Sorts a line of rclone's JSON log: files that were copied, those that were not with the reason, and other errors."""
+    """Sorts a line of rclone's JSON log into copied files, failed files with reasons, and other errors."""
     name, text = entry.get("object"), str(entry.get("msg", ""))
     if name and "Copied (" in text:
         copied.add(name)
@@ -230,8 +231,8 @@ def hear(entry: Mapping[str, Any], copied: set[str], failed: dict[str, str], err
 
 
 def blame(errors: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """rclone's errors, file → text, in three: those of the file itself (file → why it is left out, "" for one that is gone),
-    those that may be of its name, and those that are of the store."""
+    """Splits rclone's errors by file into three: errors of the file itself (file → why it is left out, "" if it is gone), errors
+    that may be due to its name, and errors of the store."""
     own, odd, others = dict[str, str](), dict[str, str](), dict[str, str]()
     for name, text in errors.items():
         if _CLOSED.search(text):
@@ -247,14 +248,14 @@ def blame(errors: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], di
 
 
 def unheard(names: Iterable[str], folder: str) -> dict[str, str]:
-    """Of files that rclone neither copied nor complained of, those that are there: it reads such a name as another one."""
+    """Returns the existing ones among files that rclone neither copied nor reported: it interprets their names differently."""
     return {
         name: "rclone reads its name as another one" for name in names if os.path.lexists(os.path.join(folder, name))
     }
 
 
 def sentence(left: Mapping[str, str]) -> str:
-    """What was left out and why, for people; "" for nothing."""
+    """Returns a sentence on what was left out and why, or ""."""
     if not left:
         return ""
     count = len(left)
@@ -265,7 +266,7 @@ def sentence(left: Mapping[str, str]) -> str:
 
 
 def shown(name: str) -> str:
-    """A name on one line, the middle of a long one left out."""
+    """Returns a name on one line; long names are cut in the middle."""
     text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)
     return text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH // 2]}…{text[-NAME_LENGTH // 2 :]}"
 
@@ -275,11 +276,11 @@ def _is_open(info: os.stat_result) -> bool:
 
 
 def _closed(mode: int) -> str:
-    """By the mode alone, so that both clouds say the same: a root that stores could read what others may not."""
+    """Decides by the mode alone, so that both clouds agree: a storing process that is root could read such files."""
     return f"its mode {stat.S_IMODE(mode):03o} lets its owner not read it"
 
 
 def _is_of_tensorflow(path: str, files: Mapping[str, Any]) -> bool:
-    """A SavedModel has an empty folder for assets more often than not, and does without."""
+    """True for the assets folder of a SavedModel, which is usually empty and not needed."""
     above, _, name = path.rpartition("/")
     return name == "assets" and (f"{above}/saved_model.pb" if above else "saved_model.pb") in files

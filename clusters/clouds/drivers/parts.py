@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""Which files of an input a task gets when each gets a part of them, and which are held out for validation (k-fold). Pure.
+"""Divides the files of an input between tasks, and selects those held out for validation (k-fold). Pure.
 
-All files are put in the order of their names, byte by byte, and counted from 0. Of `folds` folds the one called `fold` (from
-1) is held out: the files whose number leaves fold - 1 when it is divided by `folds`. The others are counted anew, and of
-`parts` parts the one called `part` (from 0) has those whose number leaves `part` when it is divided by `parts`. So each file
-is in one fold and in one part, they differ by one file at most, and whoever has the same names gets the same files, on
-whatever machine.
+Files are sorted by name, byte by byte, and numbered from 0. Fold `fold` of `folds` (from 1) is held out: the files whose number
+modulo `folds` is fold - 1. The others are numbered again, and part `part` of `parts` (from 0) has those whose number modulo
+`parts` is `part`. So each file is in exactly one fold or part, sizes differ by at most one file, and the same names give the
+same division on every machine.
 
-What is mounted is not copied for that: a task sees links to its files, and beside them the whole to which they lead.
+Mounted sources are not copied: a task sees links to its files, and the whole beside them, to which the links lead.
 
-A program of docker/rclone, too. `parts PART PARTS FOLD FOLDS FOLDER` reads names that are in order, one a line, and writes those
-for training and for validation into the files train and validation of FOLDER. It keeps none of them: there may be millions, and
+Also a program of docker/rclone. `parts PART PARTS FOLD FOLDS FOLDER` reads sorted names, one per line, and writes those for
+training and for validation into the files train and validation of FOLDER. It keeps none in memory: there may be millions, and
 its container is small. `parts --links FIRST INDEX PARTS FOLD FOLDS WHOLE INTO` makes links in the folder INTO to the files below
-WHOLE that part FIRST + INDEX has, or none where FIRST is below 0.
+WHOLE of part FIRST + INDEX, or none if FIRST is below 0.
 """
 
 import os
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
 
     Name = TypeVar("Name")
 
-# Where links lead.
+# The target folder of links.
 WHOLE = "/elearn/whole"
-# Where they are below the input, with folds.
+# Folders below the input if there are folds.
 TRAIN, VALIDATION = "train", "validation"
 
 
 def chosen(ordered: "Iterable[Name]", part: int, parts: int, fold: int, folds: int) -> "Iterator[tuple[Name, str]]":
-    """Of names that are in order each that the task gets, with TRAIN or VALIDATION. With `parts` 0 all are for training, with a
-    `part` below 0 none; with `folds` 0 nothing is held out."""
+    """Yields the names that the task gets, each with TRAIN or VALIDATION; names must be sorted. `parts` 0: all are for training.
+    `part` below 0: none is. `folds` 0: nothing is held out."""
     others = 0
     for number, name in enumerate(ordered):
         if folds and number % folds == fold - 1:
@@ -46,15 +45,14 @@ def chosen(ordered: "Iterable[Name]", part: int, parts: int, fold: int, folds: i
 
 
 def shown(names: "Iterable[str]", part: int, parts: int, fold: int, folds: int) -> "Iterator[tuple[str, str]]":
-    """Each file that the task gets, in order, with where it is below the input. Only the names are kept, as bytes: there may be a
-    million, and the container is small."""
+    """Yields the task's files in order, each with its path below the input. Keeps names as bytes, because memory is small."""
     for name, which in chosen(sorted(map(os.fsencode, names)), part, parts, fold, folds):
         text = os.fsdecode(name)
         yield text, f"{which}/{text}" if folds else text
 
 
 def link(whole: str, into: str, found: "Iterable[tuple[str, str]]") -> None:
-    """Makes symbolic links to files of `whole` in the folder `into`; `found` says where each appears."""
+    """Makes symbolic links in `into` to files of `whole`. `found`: file and link path."""
     for name, appears in found:
         place = os.path.join(into, appears)
         os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -62,8 +60,8 @@ def link(whole: str, into: str, found: "Iterable[tuple[str, str]]") -> None:
 
 
 def files_below(top: str) -> "Iterator[str]":
-    """The paths of all regular files. Follows no links, and leaves out folders that we may not open, as a file system has them
-    for itself."""
+    """Yields the paths of all regular files. Follows no links; skips folders that may not be opened, which file systems have for
+    themselves."""
     folders = [""]
     while folders:
         folder = folders.pop()
@@ -83,7 +81,7 @@ def files_below(top: str) -> "Iterator[str]":
 def make_links(*argv: str) -> None:
     first, index, *rest = map(int, argv[:5])
     whole, into = argv[5:]
-    # Of an earlier try.
+    # Clean up after an earlier try.
     for entry in os.scandir(into):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)

@@ -3,13 +3,13 @@
 
     store --every SECONDS --within SECONDS REMOTE PATH [REMOTE PATH ...]
 
-Copies what this task changed in paths to folders of buckets, until SIGTERM, which comes when the task has ended; then all that is
-left, with as many seconds as `--within` says for a store that is away. It ends with 0 when everything is stored that can be, and
-says what cannot (outputs.py) where the kubelet looks for it.
+Copies files that this task changed in PATH to folders of buckets until SIGTERM, which it gets when the task has ended. Then it
+stores the rest, and retries a store that is down for `--within` seconds. It exits with 0 when everything that can be stored is,
+and writes what cannot (outputs.py) to the termination log, which the kubelet reads.
 
-What was fetched and left alone is not stored: other tasks of the run store into the same folders, and theirs is newer. Whether
-the task changed a file is told by its ctime, which no program can set back, against that of the file `fetched` that `fetch` made.
-Where the task started lies a copy of code, whose files have a new ctime, too, and their old mtime: these are left alone.
+Unchanged fetched files are not stored: other tasks of the run store into the same folders, and theirs are newer. A file counts
+as changed if its ctime, which no program can set back, is later than the file `fetched` that `fetch` made. The working folder
+has a copy of the code, with new ctimes but old mtimes: those files are skipped.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ FLAGS = (
     "--timeout=60s", "--buffer-size=4M", "--s3-no-check-bucket",
 )  # fmt: skip
 DIRECTORY_NOT_FOUND, FILE_NOT_FOUND = 3, 4
-# Of the last store. One that is away may come back: what the task wrote is lost otherwise.
+# Retries of the final store. Longer for a store that is down, because the task's output would be lost otherwise.
 TRIES, AGAIN_SECONDS = 5, 5.0
-# What one try may take with a server that does not answer: the last one has to say why before the kubelet ends this program.
+# Maximum seconds of one try with a silent server: the last try must report before the kubelet kills this program.
 TRY_SECONDS = 3 * 10.0
 AWAY = re.compile(
     "connection refused|connection reset|no such host|no route to host|network is unreachable|i/o timeout|deadline exceeded|EOF"
@@ -45,11 +45,11 @@ AWAY = re.compile(
 
 
 class Failed(Exception):
-    """The store is at fault. The text is rclone's."""
+    """The store failed. The text is rclone's."""
 
 
 def copy(remote: str, path: str, names: set[str], copied: set[str]) -> dict[str, str]:
-    """See `outputs.Output.store`. Raises Failed."""
+    """Implements `copy` of `outputs.Output.store`. Raises Failed."""
     failed, errors = dict[str, str](), list[str]()
     with tempfile.TemporaryFile() as lines:
         lines.writelines(os.fsencode(name) + b"\n" for name in names)
@@ -76,7 +76,7 @@ def _entry(line: bytes) -> Mapping[str, object]:
 
 
 def _ask(remote: str) -> None:
-    """Asks the store for a plain name. Raises Failed unless it says whether that is there."""
+    """Checks the store with a harmless name. Raises Failed unless it answers whether the file exists."""
     argv = ["rclone", "lsjson", "--stat", f"{remote.rstrip('/')}/is-it-there", *FLAGS]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode not in (0, DIRECTORY_NOT_FOUND, FILE_NOT_FOUND):
@@ -84,7 +84,7 @@ def _ask(remote: str) -> None:
 
 
 def is_tried_again(wrong: str, tries: int, seconds_left: float) -> bool:
-    """After so many tries, of which the last one said what is wrong."""
+    """Returns whether to retry after `tries` tries, the last of which failed with `wrong`."""
     return tries < TRIES or (bool(AWAY.search(wrong)) and seconds_left > AGAIN_SECONDS + TRY_SECONDS)
 
 
@@ -93,18 +93,18 @@ def main(argv: Sequence[str]) -> int:
     pairs = list(zip(argv[5::2], argv[6::2], strict=True))
     known = [outputs.Output({}) for _ in pairs]
     ending = threading.Event()
-    # As process 1 of a container it would not notice it otherwise.
+    # Process 1 of a container ignores these signals by default.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
-    # Told before it listened (see where its container is described).
+    # The task may end before the handlers are installed; the manifest's preStop writes this file.
     if (home / "ended").exists():
         ending.set()
-    # Without it everything is the task's.
+    # If nothing was fetched, all files are the task's.
     fetched = home / "fetched"
     since = fetched.stat().st_mtime_ns if fetched.exists() else -1
 
     def everything() -> str:
-        """What went wrong, "" for nothing."""
+        """Returns what went wrong, or ""."""
         wrong = []
         for (remote, path), output in zip(pairs, known, strict=True):
             prefix = remote.partition("/")[2].strip("/")
@@ -117,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
         return "\n".join(wrong)
 
     while not ending.wait(every):
-        # The readiness probe of this container looks for `failing`: it is how the portal hears of it.
+        # The readiness probe of this container checks for `failing`, which is how the portal learns of it.
         if everything():
             (home / "failing").touch()
         else:
@@ -137,7 +137,7 @@ def _say(text: str) -> None:
     try:
         Path(os.environ.get("SAYS", "/dev/termination-log")).write_text(text[-4000:], errors="replace")
     except OSError as error:
-        # A path that the kubelet does not give costs only this.
+        # Not fatal if the kubelet does not provide the file.
         print(error, text, file=sys.stderr, flush=True)
 
 

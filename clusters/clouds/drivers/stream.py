@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Lets programs read one folder of a bucket by S3, with keys that open nothing else and end with their run.
+"""Lets programs read one folder of a bucket over S3, with keys that open nothing else and expire with their run.
 
-A small server before the bucket's own. It takes GET and HEAD of objects in the folder, and lists of it; signs them with the keys
-of the datastore (AWS Signature Version 4), which no task ever sees; and passes on what is answered as it comes. So lists have
-their pages, objects their ranges and ETags, as the store makes them, and nothing is kept here however large they are. What
-people removed is left out of lists. All else is refused before anybody is asked: writing, other folders, what S3 has besides.
+A small proxy in front of the bucket. It accepts GET and HEAD of objects in the folder, and lists of it, signs them with the
+datastore's keys (AWS Signature Version 4), which no task ever sees, and streams the answer. So paging, ranges and ETags are the
+store's own, and nothing is buffered whatever its size. Lists omit files in the trash. All else is refused without calling the
+store: writes, other folders, other operations of S3.
 
-It listens where the tasks of one run are and nobody else. There the access key is a password, so what comes is not verified
-by its signature. A program of docker/rclone, too, with the keys in variables of rclone's, so only the standard library is used:
+It listens where only the tasks of one run can connect. The access key serves as a password, so signatures are not verified. Also
+a program of docker/rclone, with the keys in rclone's variables, so it uses only the standard library:
 
     stream PORT data0:BUCKET/FOLDER/
 """
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     Query = Sequence[tuple[str, str]]
 
 PIECE = 256 * 1024
-# Of a list, which is read whole: a thousand names at most.
+# Maximum bytes of a list, which is read whole; it has at most a thousand names.
 MOST_LISTED = 4 << 20
-# What people removed waits in there (TRASH of datastores/listing.py); no run is to read it.
+# Holds removed files (TRASH of datastores/listing.py), which runs must not read.
 TRASH = ".portal-trash"
-# Connections at once, and seconds that one may say nothing.
+# Maximum concurrent connections, and seconds of silence on one.
 AT_ONCE, IDLE = 256, 120.0
 EMPTY = hashlib.sha256(b"").hexdigest()
 LISTS = frozenset(
@@ -55,12 +55,12 @@ LISTS = frozenset(
 GETS = frozenset({"partNumber"} | {f"response-{name}" for name in ("content-type", "cache-control")})
 PASSED = ("range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "x-amz-checksum-mode")
 _LISTED = re.compile(rb"<(Contents|CommonPrefixes)>")
-# Of one connection, not of what is asked by it.
+# Headers of a single connection, never forwarded.
 _HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authenticate"})
 
 
 class Refused(Exception):
-    """`code` is S3's word for it; the text is for people."""
+    """`code`: S3's error code. The text is for people."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
@@ -69,8 +69,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Folder:
-    """`prefix` of a bucket, without slashes at its ends, "" for all of it; and the keys by which it is read. `endpoint` is ""
-    for AWS."""
+    """A folder of a bucket, and keys to read it. `prefix`: without outer slashes, "" for the bucket. `endpoint`: "" for AWS."""
 
     endpoint: str
     region: str
@@ -88,17 +87,17 @@ class Folder:
 
 
 def asked(folder: Folder, method: str, target: str) -> tuple[str, Query]:
-    """The path and query of what may be asked, unquoted and as the store is asked for it. Raises Refused."""
+    """Validates a request; returns the unquoted path and query to send to the store. Raises Refused."""
     parts = urlsplit(target)
     path = unquote(parts.path, errors="surrogateescape")
     said = parse_qsl(parts.query, keep_blank_values=True, errors="surrogateescape")
-    # What only names the operation, or signs it.
+    # Drop parameters that only name the operation or sign it.
     query = [(name, value) for name, value in said if name != "x-id" and not name.startswith("X-Amz-")]
     bucket, slash, name = path.removeprefix("/").partition("/")
     if bucket != folder.bucket:
         raise Refused(403, "AccessDenied", f"Only the bucket {folder.bucket} is open to this run.")
     if name:
-        # A server that keeps objects in folders would be led out of this one.
+        # `..` would escape the folder on a server that stores objects as files.
         if not folder.holds(name) or {".", ".."} & set(name.split("/")):
             raise Refused(403, "AccessDenied", f"Only what lies in {folder.prefix}/ is open to this run.")
         if TRASH in name.split("/"):
@@ -126,7 +125,7 @@ def _only(query: Query, known: frozenset[str]) -> None:
 
 
 def without_trash(listed: bytes) -> bytes:
-    """A list, as XML, without what lies in a trash. Its names may be quoted as in addresses."""
+    """Removes entries in a trash from a list in XML. Names may be URL-encoded."""
     kept, at = list[bytes](), 0
     for found in _LISTED.finditer(listed):
         end = listed.find(b"</" + found[1] + b">", found.end())
@@ -142,7 +141,7 @@ def without_trash(listed: bytes) -> bytes:
 
 
 def quoted(path: str, query: Query) -> tuple[str, str]:
-    """As they are signed and sent."""
+    """Returns path and query quoted for signing and sending."""
     words = ((_quote(name), _quote(value)) for name, value in query)
     return _quote(path, "/"), "&".join(f"{name}={value}" for name, value in sorted(words))
 
@@ -154,8 +153,7 @@ def _quote(text: str, safe: str = "") -> str:
 def signed(
     folder: Folder, method: str, path: str, query: str, headers: Mapping[str, str], at: dt.datetime
 ) -> dict[str, str]:
-    """`headers` with what makes them a request by the folder's keys (AWS Signature Version 4, without a body); `path` and `query`
-    are quoted."""
+    """Returns `headers` signed with the folder's keys (AWS Signature Version 4, empty body) for a quoted `path` and `query`."""
     stamp = at.strftime("%Y%m%dT%H%M%SZ")
     host = urlsplit(folder.url).netloc.rpartition("@")[2]
     all_headers = {**headers, "host": host, "x-amz-content-sha256": EMPTY, "x-amz-date": stamp}
@@ -180,7 +178,7 @@ def signed(
 
 
 def key_of(authorization: str, target: str) -> str:
-    """The access key with which something is asked, "" for none."""
+    """Returns the access key in a request, or ""."""
     credential = authorization.partition("Credential=")[2] or dict(parse_qsl(urlsplit(target).query)).get(
         "X-Amz-Credential", ""
     )
@@ -188,7 +186,7 @@ def key_of(authorization: str, target: str) -> str:
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """Serves `folder` to who has the access key `key`, by the socket `listening`; the requests of a connection in their order."""
+    """Serves `folder` on `listening` to callers with the access key `key`. A connection's requests are served in order."""
 
     daemon_threads = True
 
@@ -204,7 +202,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self.tls = ssl.create_default_context()
 
     def upstream(self) -> http.client.HTTPConnection:
-        """A connection to the store. Raises OSError."""
+        """Returns a connection to the store. Raises OSError."""
         parts = urlsplit(self.folder.url)
         port = parts.port or (443 if self.tls else 80)
         found = http.client.HTTPConnection(parts.hostname or "", port, timeout=IDLE)
@@ -223,7 +221,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.places.release()
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        """Who hangs up is no error."""
+        """Ignores callers that disconnect."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -250,14 +248,14 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def do_PUT(self) -> None:
-        """What comes with it is not read."""
+        """Refuses writes without reading the body."""
         self.close_connection = True
         self._refuse(Refused(405, "MethodNotAllowed", "Input is only read."))
 
     do_POST = do_DELETE = do_PATCH = do_OPTIONS = do_PUT  # noqa: N815
 
     def handle_expect_100(self) -> bool:
-        """Whoever asks whether to send is answered without it being sent."""
+        """Does not send 100 Continue: the final answer follows without the body."""
         return True
 
     def finish(self) -> None:
@@ -266,7 +264,7 @@ class Handler(BaseHTTPRequestHandler):
             self.store.close()
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Writes no access log."""
 
     def _key(self) -> str:
         return key_of(self.headers.get("authorization", ""), self.path)
@@ -289,12 +287,12 @@ class Handler(BaseHTTPRequestHandler):
                 if self.store is not None:
                     self.store.close()
                 self.store = None
-                # One that nothing was asked by for long may have been closed over there.
+                # The store may have closed a kept connection: retry once with a new one.
                 if is_new:
                     raise Refused(503, "ServiceUnavailable", f"{folder.url} does not answer: {error}") from error
 
     def _listed(self, response: http.client.HTTPResponse) -> bytes:
-        """All of a list. Raises Refused."""
+        """Reads a whole list. Raises Refused."""
         try:
             body = response.read(MOST_LISTED + 1)
             is_whole = not response.length and len(body) <= MOST_LISTED
@@ -330,7 +328,7 @@ class Handler(BaseHTTPRequestHandler):
             if self.store is not None:
                 self.store.close()
             self.store = None
-        # A connection that ends too early is how whoever reads is told.
+        # Closing the connection early tells the reader that the body is incomplete.
         self.close_connection = self.close_connection or not is_whole
         response.close()
 
@@ -355,8 +353,7 @@ def main(port: str, remote: str) -> None:
     keys = [os.environ[f"RCLONE_CONFIG_{name.upper()}_{key}"] for key in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")]
     bucket, _, prefix = path.rstrip("/").partition("/")
     listening = socket.create_server(("127.0.0.1", int(port)), backlog=128)
-    with open(os.path.join(os.environ["HOME"], "serving"), "w"):
-        """The probe of its container looks for it."""
+    open(os.path.join(os.environ["HOME"], "serving"), "w").close()  # the container's probe looks for it
     folder = Folder(said["ENDPOINT"], said["REGION"], bucket, prefix, *keys)
     Server(listening, folder, os.environ["STREAM_KEY"], _dial).serve_forever()
 

@@ -9,19 +9,21 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from clusters.runs.asking import Asker
 from clusters.runs.follower import follow_all, tune
+from clusters.runs.probes import Asker
 from clusters.runs.routing import Lookout, Publisher
-from clusters.serving.drifting import Drifting
-from clusters.serving.servicing import Servicing
+from clusters.services.controller import Servicing
+from clusters.services.drift import Drifting
+from portal import upgrades
 
 
 class Command(BaseCommand):
     help = __doc__
-    # They load all pages, which this process has no use for; `migrate` makes the same ones before.
+    # The checks look for mistakes in our code and load all pages, which this process does not need; `make lint` runs them.
     requires_system_checks = ()
 
     def handle(self, *args: Any, **options: Any) -> None:
+        upgrades.admit()
         tune()
         stopped = threading.Event()
         if settings.GATEWAY_FOLDER:

@@ -1,9 +1,9 @@
-"""Gives up a cloud that is lost for good: its runs end as lost and its volumes as deleted, and what they cost ends
-when it was last heard.
+"""Gives up a cloud that is lost for good: its runs end as lost, its volumes as deleted, and billing ends when the cloud
+was last heard.
 
 manage.py give_up_cloud training                    asks for the name again
 manage.py give_up_cloud training --yes training     does not
-manage.py give_up_cloud training --force            also where something answers that does not accept the portal
+manage.py give_up_cloud training --force            even if something there rejects the portal's credentials
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
+from clusters.cloud_admin import decommission
 from clusters.clouds import registry
-from clusters.runs import decommission
 from portal.errors import Conflict
+from portal.management.described import DescribedCommand
 
 
-class Command(BaseCommand):
+class Command(DescribedCommand):
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Registers a Kubernetes cluster, or makes the one of that name as it is said here. Saying the same again changes nothing.
+"""Registers a Kubernetes cluster, or updates the one of that name. Repeating the command changes nothing.
 
 manage.py register_kubernetes main --in-cluster --default
 manage.py register_kubernetes training --kubeconfig training.yaml --context admin --business-line example.ops
@@ -14,20 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import transaction
 
-from clusters.clouds import actions
+from clusters.cloud_admin import actions
+from clusters.cloud_admin.manifest import KubernetesManifest, read_manifest
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.settings import Settings
-from clusters.clouds.manifest import KubernetesManifest, read_manifest
-from clusters.models import Cloud
+from clusters.clouds.models import Cloud
 from portal.errors import Conflict, Invalid
+from portal.management.described import DescribedCommand
 from portal.models import OrgNode
 
-# What Kubernetes tells a pod of itself.
+# Where Kubernetes mounts a pod's own namespace.
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-# Files that a kubeconfig may name: whoever starts this command may read them, so their content is taken along.
+# Files that a kubeconfig may refer to. Their content is embedded: whoever runs this command may read them.
 FILES = {
     "certificate-authority": "certificate-authority-data",
     "client-certificate": "client-certificate-data",
@@ -36,7 +37,7 @@ FILES = {
 }
 
 
-class Command(BaseCommand):
+class Command(DescribedCommand):
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -61,7 +62,7 @@ class Command(BaseCommand):
         row = Cloud.objects.filter(name=options["name"], kind=KubernetesCloud.kind).first()
         try:
             manifest = self._manifest(row, options)
-            # All lines or none; the cluster itself is kept, so that the next start can go on from there.
+            # All lines or none. The cluster stays registered, so that the next start can continue.
             row = (
                 actions.change(row, manifest, acting_user=None) if row else actions.register(manifest, acting_user=None)
             )
@@ -74,14 +75,14 @@ class Command(BaseCommand):
         (self.stdout if report.ok else self.stderr).write(f"{row.name}: {report.message}")
 
     def _manifest(self, row: Cloud | None, options: dict[str, Any]) -> KubernetesManifest:
-        """What is not said stays as it is."""
+        """The manifest, with current values for everything that the options omit."""
         spec: dict[str, Any] = {"settings": Settings.readable(row.settings).json_value() if row else {}}
         if row:
             spec |= {"title": row.title, "enabled": row.enabled, "default": row.is_default}
         spec["settings"] |= dict(_setting(each) for each in options["set"])
-        if options["in_cluster"] and not spec["settings"].get("front_namespace"):
-            # Where this portal runs, its fronts do.
-            spec["settings"]["front_namespace"] = _own_namespace()
+        if options["in_cluster"] and not spec["settings"].get("router_namespace"):
+            # Routers run in the portal's namespace.
+            spec["settings"]["router_namespace"] = _own_namespace()
         if options["title"]:
             spec["title"] = options["title"]
         if options["default"] and not Cloud.objects.filter(is_default=True).exists():
@@ -96,7 +97,7 @@ class Command(BaseCommand):
 
 
 def _own_namespace() -> str:
-    """Of this pod, "" outside of any."""
+    """The namespace of this pod; "" outside a pod."""
     return NAMESPACE.read_text().strip() if NAMESPACE.is_file() else ""
 
 
@@ -111,7 +112,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _kubeconfig(file: str) -> str:
-    """The text of the file, with the content of the files that it names."""
+    """The text of the file, with the content of the files that it names embedded."""
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
         found = yaml.safe_load(text)
@@ -128,7 +129,7 @@ def _kubeconfig(file: str) -> str:
 
 
 def _parts(found: Any) -> Iterator[dict[str, Any]]:
-    """The clusters and users of a kubeconfig, whatever else it is."""
+    """The clusters and users of a kubeconfig. Tolerates any other content."""
     for plural, singular in (("clusters", "cluster"), ("users", "user")):
         items = found.get(plural) if isinstance(found, dict) else None
         for item in items if isinstance(items, list) else []:

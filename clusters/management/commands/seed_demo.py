@@ -1,11 +1,11 @@
-"""`manage.py seed_demo`: everything that a newcomer needs to see a run, once.
+"""`manage.py seed_demo`: creates the demonstration, once.
 
-Two business lines with an appcode each, five people, the catalogue, prices, two datastores with scikit-learn's handwritten digits
-in them (in its appcode's object storage, or on the S3 server that PORTAL_S3_URL names), the example cluster `show1` that trains
-on these, a budget, and some weeks of generated usage (clusters/demo), so that the dashboard has something to show. Objects are
-stored first, because storing them again changes nothing; then one transaction makes all rows, or none. An event remembers that
-it was done, for every page to say so (portal/demonstration.py): what people change or delete afterwards stays changed or
-deleted, and passwords are printed only that once.
+Two business lines with an appcode each, five users, the catalogue, prices, two datastores with scikit-learn's
+handwritten digits (in the appcode's object storage, or on the S3 server in PORTAL_S3_URL), the example cluster `show1`
+that trains on them, a budget, and some weeks of generated usage (clusters/demo). Objects are stored first, because
+storing them again changes nothing; then one transaction creates all rows or none. An event records that it was done,
+and every page shows it (portal/demonstration.py). Later changes by users stay, and passwords are printed only that
+once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 from django.utils import timezone
 
-from billing.budgets import turn
+from billing.budgets import actions as budget_actions
 from billing.models import Price
-from clusters.actions import create_cluster
+from clusters.catalog.models import Flavor, Image
 from clusters.clouds.drivers.local.agent import gpus
+from clusters.cluster.actions import create_cluster
 from clusters.demo import history, plan, plugins
-from clusters.manifest import ClusterManifest
-from clusters.models import Flavor, Image
+from clusters.manifest.cluster import ClusterManifest
 from datastores.actions import create_datastore
 from datastores.models import AllowedFolder
 from datastores.specs import DatastoreManifest
@@ -55,7 +55,7 @@ OWNER, INPUT, OUTPUT = "ops-demo", "demo-input", "demo-output"
 DIGITS = "digits.npz"
 log = logging.getLogger(__name__)
 
-# Name → what they are, as a script that reads credentials.json wants to know it.
+# User name → role, in the words of credentials.json.
 PEOPLE = {
     "root": "administrator",
     "alice": "owner",
@@ -69,8 +69,8 @@ APPCODES = (
     ("flight-demo", "Flight demonstration", "example.flight", "mallory"),
 )
 
-# name, as people say it, cores × 1000, MiB, GPUs. A TensorFlow process takes 700 MiB before it does anything.
-# Small enough for a machine of 2 cores and 8 GiB to run show1, and with 16 GiB one with all 8 GPUs.
+# Name, title, millicores, MiB, GPUs. An idle TensorFlow process takes 700 MiB. A machine with 2 cores and 8 GiB can run
+# show1; with 16 GiB it can run a cluster with all 8 GPUs.
 FLAVORS = (
     ("small", "Small", 500, 1024, 0),
     ("middle", "Middle", 1000, 1536, 0),
@@ -80,14 +80,16 @@ FLAVORS = (
     ("large-4-gpu", "Large + 4 GPU", 4000, 6144, 4),
     ("large-8-gpu", "Large + 8 GPU", 8000, 12288, 8),
 )
-# Per hour: a GPU, a core, a GiB.
+# Per hour and GPU, core, or GiB.
 PRICES = (("gpu", Decimal("1.2")), ("cpu", Decimal("0.03")), ("memory", Decimal("0.004")))
-# A month, for OPS.
+# Per month, for OPS.
 BUDGET = Decimal(500)
 
 
 class Command(BaseCommand):
     help = "Makes the demonstration: people, appcodes, catalogue, prices, data and the cluster show1. Once."
+    # The checks look for mistakes in our code and load all pages, which this process does not need; `make lint` runs them.
+    requires_system_checks = ()
 
     def handle(self, *args: Any, **options: Any) -> None:
         credentials = settings.DATA_DIR / "credentials.json"
@@ -112,9 +114,9 @@ class Command(BaseCommand):
                 manifest = {"metadata": {"name": name, "appcode": OWNER}, "spec": spec}
                 create_datastore(DatastoreManifest.model_validate(manifest), acting_user=people["alice"][0])
             create_cluster(_show1(), acting_user=people["alice"][0])
-            turn.add(ops, turn.Asked(BUDGET, "stop_services", 30), acting_user=people["alice"][0])
+            budget_actions.add(ops, budget_actions.Asked(BUDGET, "stop_services", 30), acting_user=people["alice"][0])
             history.fill(timezone.now(), owner=people["root"][0], viewer=people["alice"][0])
-            # Last, and before the commit: passwords that nobody knows would be worse than none.
+            # Last, but before the commit: lost passwords would be worse than none.
             users = {
                 name: {"password": password, "token": _token(user), "role": PEOPLE[name]}
                 for name, (user, password) in people.items()
@@ -126,7 +128,6 @@ class Command(BaseCommand):
 
 
 def _people() -> dict[str, tuple[User, str]]:
-    """Everybody with their password."""
     people = {}
     for name, role in PEOPLE.items():
         password = "-".join(secrets.token_hex(2) for _ in range(4))
@@ -151,7 +152,7 @@ def _appcodes(people: dict[str, tuple[User, str]]) -> None:
 def _catalogue(administrator: User) -> None:
     for name, title, cpu_milli, memory_mb, gpus_ in FLAVORS:
         Flavor.objects.create(name=name, title=title, cpu_milli=cpu_milli, memory_mb=memory_mb, gpus=gpus_)
-    # The environment that we run in has TensorFlow, too: it comes with requirements.txt.
+    # The portal's own environment has TensorFlow: requirements.txt installs it.
     version = ".".join(importlib.metadata.version("tensorflow").split(".")[:2])
     Image.objects.create(
         name=f"tensorflow-{version.replace('.', '-')}",
@@ -180,15 +181,15 @@ def _catalogue(administrator: User) -> None:
         container="pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime",
         frameworks=["pytorch"],
     )
-    # What was used before today is priced, too.
+    # Usage before today needs a price, too.
     for sku, per_hour in PRICES:
         Price.objects.create(sku=sku, per_hour=per_hour, valid_from=plan.begins(timezone.now()))
 
 
 def _places() -> tuple[dict[str, dict[str, Any]], KeyPair | None]:
-    """The specs of the datastores, the digits in the first of them: two folders of the appcode's object storage, with the key
-    that was made for them; or two buckets of the S3 server that was given; or, where this kernel lets no object storage start,
-    two folders of this machine."""
+    """The specs of the datastores, and a new storage key if one was created. Stores the digits in the first datastore.
+    They are two folders of the appcode's object storage; with PORTAL_S3_URL two buckets there; and where this kernel
+    cannot run the object storage, two folders of this machine."""
     images, labels = _digits()
     file = io.BytesIO()
     np.savez_compressed(file, images=images, labels=labels)
@@ -215,8 +216,8 @@ def _folder() -> Path:
 
 
 def _show1() -> ClusterManifest:
-    """One master, one parameter server, two workers. Those that compute get a GPU each where the machine has enough."""
-    # That there are none is no news here.
+    """One master, one parameter server, two workers. Computing tasks get a GPU each if the machine has enough."""
+    # A missing GPU is not worth a warning here.
     logging.getLogger(gpus.__name__).setLevel(logging.WARNING)
     there = len(gpus.find(int(os.environ.get("LOCAL_CLOUD_GPUS", "8"))).slots)
     worker = "middle-1-gpu" if there >= 2 else "middle"
@@ -243,7 +244,7 @@ def _show1() -> ClusterManifest:
 
 
 def _store(digits: bytes, url: str, access_key: str, secret_key: str) -> None:
-    """Makes both buckets, and stores the digits in the first."""
+    """Creates both buckets, and stores the digits in the first."""
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -264,8 +265,8 @@ def _store(digits: bytes, url: str, access_key: str, secret_key: str) -> None:
 
 
 def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """scikit-learn's handwritten digits, images (n, 64) from 0 to 16 and labels (n,), both as bytes: from its own file, because
-    importing scikit-learn would take seconds."""
+    """scikit-learn's handwritten digits as bytes: images (n, 64) from 0 to 16, and labels (n,). Read from its data
+    file, because importing scikit-learn takes seconds."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise CommandError("The Python package scikit-learn is missing; it comes with requirements.txt.")
@@ -281,7 +282,7 @@ def _token(user: User) -> str:
 
 
 def _keep_address(credentials: Path) -> None:
-    """Another start may have been given another port."""
+    """Updates the address in credentials.json: another start may use another port."""
     if credentials.exists():
         known = json.loads(credentials.read_text())
         if known["url"] != settings.PORTAL_ORIGIN:

@@ -1,4 +1,5 @@
-"""A shell, or any other command, inside a running task of a cluster: for operators at the portal's own machine.
+"""Runs a shell, or the command after --, inside a running task, for operators on the portal's own machine.
+Its exit code is passed on.
 
 manage.py shell-into ops-demo/show1 worker 0
 manage.py shell-into ops-demo/show1 worker 0 -- nvidia-smi -L
@@ -10,22 +11,23 @@ import getpass
 import sys
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
-from clusters.actions import note_command
 from clusters.clouds.drivers.base import NO_COMMANDS, SHELL, CloudError, RunsCommands
 from clusters.clouds.registry import cloud_of, run_ref
+from clusters.cluster.actions import note_command
 from clusters.frameworks import starting
 from clusters.management import terminal as management_terminal
-from clusters.models import Cluster, Run
+from clusters.runs.models import Cluster, Run
+from portal.management.described import DescribedCommand
 
-# As ssh says it: the connection failed, not the command.
+# The exit code that ssh uses for a failed connection, as opposed to the command's.
 CUT_OFF = 255
 
 
-class Command(BaseCommand):
-    help = "Runs a shell, or the command after --, inside a running task. Its exit code is passed on."
+class Command(DescribedCommand):
+    help = __doc__
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -49,7 +51,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         try:
             note_command(run, role, index, argv, acting_user=None, who=getpass.getuser())
-            # A session lasts as long as somebody likes.
+            # The session may last for hours: do not hold database connections.
             connections.close_all()
             code = management_terminal.talk(session, terminal=terminal)
         except CloudError as error:

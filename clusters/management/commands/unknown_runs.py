@@ -1,6 +1,5 @@
-"""Lists runs that are on a registered cloud under this portal's name although the database has never heard of them, and ends
-them with --end. That is so after the database was restored from a backup, or when two portals use one name.
-"""
+"""Lists runs on registered clouds that carry this portal's name but are not in the database, and ends them with --end.
+This happens after the database was restored from a backup, or when two portals share a name."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from clusters.clouds import registry
 from clusters.clouds.drivers.base import Cloud, CloudError, RunFound, RunRef
-from clusters.models import Run
+from clusters.runs.models import Run
 
 
 class Command(BaseCommand):
@@ -23,7 +22,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         for row in registry.registered().order_by("name"):
             try:
-                # Of its own: another thread may be following the shared one.
+                # A separate connection: another thread may be following with the shared one.
                 self._look(registry.connect(row), end=options["end"])
             except CloudError as error:
                 raise CommandError(f"{row.name}: {error}") from error

@@ -1,4 +1,4 @@
-"""Pages and REST of budgets: for the right people, with errors at their fields, and readable on a telephone."""
+"""Budget pages and REST: access, errors at their fields, and layout on a phone."""
 
 import datetime as dt
 from decimal import Decimal
@@ -8,8 +8,8 @@ from django.test import Client
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from billing.budgets import figures, turn
-from billing.budgets.turn import Asked
+from billing.budgets import actions, figures, loop
+from billing.budgets.actions import Asked
 from billing.models import Budget, BudgetStep, Price
 from portal.models import Event, OrgNode
 from tests.access.table import TOKEN
@@ -35,7 +35,7 @@ def ask(amount="100", policy="stop_all", countdown=60):
 
 @pytest.fixture
 def spent(db, people, monkeypatch):
-    """OPS has used 90 in this month, of which half is over."""
+    """OPS has used 90 this month, and half of the month is over."""
     now = stop_the_clock(monkeypatch)
     Price.objects.create(sku="gpu", per_hour=Decimal(90), valid_from=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
     use(people.ops, now - dt.timedelta(hours=2), HOUR)
@@ -44,15 +44,15 @@ def spent(db, people, monkeypatch):
 
 @pytest.fixture
 def three(spent, people):
-    """One of alice's, one of mallory's, one of the business line OPS."""
+    """Three budgets: alice's, mallory's, and one of business line OPS."""
     return (
-        turn.add(people.ops, ask(), acting_user=people.alice),
-        turn.add(people.flight, ask(), acting_user=people.mallory),
-        turn.add(OrgNode.objects.get(path="qunarcorp.ops"), ask("80", countdown=25), acting_user=people.root),
+        actions.add(people.ops, ask(), acting_user=people.alice),
+        actions.add(people.flight, ask(), acting_user=people.mallory),
+        actions.add(OrgNode.objects.get(path="qunarcorp.ops"), ask("80", countdown=25), acting_user=people.root),
     )
 
 
-# Beside what stands in tests/access, where every address is asked for alice's budget: another's, a line's, and odd questions.
+# tests/access covers every address with alice's budget; this adds another owner's, a business line's, and odd queries.
 PAGES = {
     "/budgets?search=ops": IN,
     "/budgets?cursor=x": IN,
@@ -89,7 +89,7 @@ def test_absent_and_forbidden_look_the_same(client, people, three):
     texts = [
         TOKEN.sub("", answer.content.decode()).replace(answer["X-Request-ID"], "ID") for answer in (theirs, nothing)
     ]
-    # Both say the address, and the field for a search the last word of it.
+    # Both answers repeat the id in the address, and its last part in the search field.
     for written in ("/budgets/{}", 'value="{}"'):
         texts[1] = texts[1].replace(written.format(999999), written.format(three[0].pk))
     assert texts[0] == texts[1]
@@ -136,7 +136,7 @@ def test_a_reason_has_to_be_given(client, people, three):
 
 
 def test_what_an_administrator_set_has_no_form_for_its_owner(client, people, three):
-    turn.change(three[0], ask("100"), acting_user=people.root)
+    actions.change(three[0], ask("100"), acting_user=people.root)
     client.force_login(people.alice)
     page = client.get(f"/budgets/{three[0].pk}").content.decode()
     assert "An administrator set it; ask one to change it." in page
@@ -144,8 +144,8 @@ def test_what_an_administrator_set_has_no_form_for_its_owner(client, people, thr
 
 
 def test_members_are_told_where_they_look(client, people, three):
-    """The line's budget is used up, and alice's is nearly: so say the list of clusters, and the pages of billing."""
-    turn.turn()
+    """The line's budget is used up and alice's nearly so: the cluster list and the billing pages both show it."""
+    loop.turn()
     client.force_login(people.victor)
     told = client.get("/budgets/notices").content.decode()
     assert "New runs of qunarcorp.ops will be blocked" in told
@@ -175,7 +175,7 @@ def test_the_list_takes_as_many_queries_for_many_budgets(
 ):
     for n in range(20):
         appcode = make_appcode(f"code-{n}", org="qunarcorp.ops", namespace="ops", owner=people.alice)
-        turn.add(appcode, ask(), acting_user=people.alice)
+        actions.add(appcode, ask(), acting_user=people.alice)
     client.force_login(people.root)
     client.get("/budgets")
     with django_assert_max_num_queries(21):
@@ -186,7 +186,7 @@ def test_the_list_takes_as_many_queries_for_many_budgets(
 
 
 BODY = {"amount": "150.00", "policy": "block", "countdownMinutes": 30}
-# Beside what stands in tests/access: those of lines, and what takes back what was done before.
+# tests/access covers the basics; this adds budgets of business lines, and calls that undo earlier ones.
 REST = (
     ("POST", "/budgets", {**BODY, "appcode": "ops-demo"}, (422, 422)),
     ("POST", "/budgets", {**BODY, "businessLine": "qunarcorp.flight"}, (422, 201)),
@@ -212,7 +212,7 @@ def test_budgets_of_lines_and_what_is_taken_back_over_rest(people, three):
 
 
 def test_page_and_rest_say_the_same(client, people, three):
-    turn.turn()
+    loop.turn()
     api = api_of(people.alice)
     status, body = api.get(f"/budgets/{three[0].pk}")
     assert status == 200
@@ -263,25 +263,25 @@ def test_a_blocked_appcode_is_refused_by_form_rest_and_preview(client, people, t
 
 @pytest.fixture
 def catalogue_for_forms(db):
-    from clusters.models import Flavor, Image
+    from clusters.catalog.models import Flavor, Image
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=500, memory_mb=512)
     Image.objects.create(name="tensorflow", title="TensorFlow", environment="/usr")
 
 
-# As people see them
+# In a browser
 
 
 @pytest.mark.django_db(transaction=True)
 def test_pages_fit_and_every_control_has_a_label(live_server, people, three, catalogue_for_forms):
-    from clusters.actions import create_cluster
-    from clusters.manifest import ClusterManifest
+    from clusters.cluster.actions import create_cluster
+    from clusters.manifest.cluster import ClusterManifest
 
     spec = {"image": "tensorflow", "command": "true", "roles": {"master": {"flavor": "small"}}}
     body = {"metadata": {"name": "demo", "appcode": "ops-demo"}, "spec": spec}
     create_cluster(ClusterManifest.model_validate(body), acting_user=people.alice)
-    turn.turn()
-    turn.pause(three[1], "We move to another building.", acting_user=people.root)
+    loop.turn()
+    actions.pause(three[1], "We move to another building.", acting_user=people.root)
     pages = ("/budgets", f"/budgets/{three[2].pk}", f"/budgets/{three[1].pk}", "/budgets/new", "/billing/ops-demo", "/")
     complaints = []
     with chromium() as browser:
@@ -295,5 +295,5 @@ def test_pages_fit_and_every_control_has_a_label(live_server, people, three, cat
             if address in ("/", "/clusters/ops-demo/demo"):
                 expect(page.locator("#budget-notices")).to_contain_text("New runs of qunarcorp.ops will be blocked")
             assert_fits(page, address.strip("/").replace("/", "-") or "clusters")
-    # A live part that is asked for while one goes to another page is cut off, and htmx says so.
+    # htmx reports a live request that navigation aborts.
     assert [said for said in complaints if not said.startswith(("htmx:afterRequest", "htmx:sendAbort"))] == []

@@ -1,4 +1,4 @@
-"""The billing box on the pages of an appcode and of a cluster: this month in a few figures that add up."""
+"""The billing box on appcode and cluster pages: a few figures of this month that add up."""
 
 import datetime as dt
 from decimal import Decimal
@@ -17,7 +17,7 @@ HOUR = dt.timedelta(hours=1)
 
 @pytest.fixture
 def used(monkeypatch, people):
-    """Two GPU-hours of OPS, on two clusters, half an hour before this month, and 10 GiB in a volume for two hours."""
+    """OPS used two GPU-hours this month on two clusters, half a GPU-hour last month, and 10 GiB of a volume for two hours."""
     now = stop_the_clock(monkeypatch)
     for sku, per_hour in (("gpu", "1.5"), ("cpu", "0.25"), ("memory", "0.125"), ("storage", "0.01")):
         Price.objects.create(sku=sku, per_hour=Decimal(per_hour), valid_from=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))

@@ -1,4 +1,4 @@
-"""Pages that say what something costs, as people see them: they fit, every control has a label, and live parts are fetched."""
+"""Cost pages in a browser: the layout fits, every control has a label, and live parts load."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from django.utils import timezone
 from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Price
-from clusters.actions import create_cluster
-from clusters.manifest import ClusterManifest
-from clusters.models import Flavor, Image
-from datastores import hooks
-from portal.hooks import Hook
+from clusters.catalog.models import Flavor, Image
+from clusters.cluster.actions import create_cluster
+from clusters.manifest.cluster import ClusterManifest
+from datastores import extension_points
+from portal.extension_points import ExtensionPoint
 from tests.billing.dashboards.test_usage import HOUR, LAST, MONTH, of, use
 from tests.browser import SOON, assert_fits, chromium, give_session
 
 
 @pytest.fixture
 def spent(transactional_db, people: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A closed month and a cluster."""
-    monkeypatch.setattr(hooks, "judges", Hook())
+    """Creates a closed month and a cluster."""
+    monkeypatch.setattr(extension_points, "judges", ExtensionPoint())
     for sku, per_hour in (
         ("gpu", "1.2"),
         ("gpu:A100", "3.5"),
@@ -71,5 +71,5 @@ def test_pages_fit_and_their_live_parts_come(live_server: Any, spent: Any) -> No
                 page.locator("#volume-cost").get_by_text(sentence).wait_for()
             page.get_by_text(sentence).first.wait_for()
             assert_fits(page, name)
-    # A live part that is asked for while one goes to another page is cut off, and htmx says so.
+    # htmx reports a live request that navigation aborts.
     assert [said for said in complaints if not said.startswith(("htmx:afterRequest", "htmx:sendAbort"))] == []

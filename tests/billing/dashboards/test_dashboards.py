@@ -1,4 +1,4 @@
-"""Dashboards: what they add up is what the segments say, whether it is posted, waits for it or is being corrected."""
+"""Dashboards: the sums equal those of the segments, whether usage is posted, open or about to be corrected."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def pod(appcode: Appcode, begin: dt.datetime, end: dt.datetime | None, **facts: 
             "framework": "tensorflow",
         }.items()
     }  # fmt: skip
-    # As the clusters say it of parameter servers.
+    # Clusters set this label on parameter servers.
     if labels["role"] == "ps":
         labels["serves"] = "yes"
     uid = str(
@@ -83,8 +83,8 @@ def tell(*states: PodState) -> None:
 
 
 def expected(range_: Range, group: Group, where: dict[Group, str]) -> dict[tuple[dt.date, str], tuple[int, Fraction]]:
-    """By the pure functions alone: segments cut at columns, priced by `prices.rates`. The GPU model takes the GPUs, what has none
-    the rest."""
+    """Returns the expected sums from pure functions alone: segments cut at the columns and priced by `prices.rates`. By
+    GPU model, a segment's GPUs count under their model and its other resources under none."""
     prices = price_book()
     found: dict[tuple[dt.date, str], tuple[int, Fraction]] = {}
     for row in UsageSegment.objects.select_related("appcode"):
@@ -141,7 +141,7 @@ RANGES = [
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_was_posted_and_whatever_was_not_the_sums_are_those_of_the_segments(people, prices, seed):
-    """Some is posted, some is open, some has changed after it was posted, some has never been looked at."""
+    """Segments are posted, open, changed after posting, or never processed."""
     chance = random.Random(seed)
 
     def some(count: int) -> Iterator[PodState]:
@@ -160,7 +160,7 @@ def test_whatever_was_posted_and_whatever_was_not_the_sums_are_those_of_the_segm
     tell(*first)
     posting.post(NOW - dt.timedelta(days=chance.randrange(40)))
     tell(*some(12))
-    # Ends that come in after an estimated one, and a price of their own for one of the appcodes since the middle of it.
+    # True ends replace some estimated ones, and one appcode gets a price of its own from the middle of the month.
     tell(
         *(replace(each, phase="Failed", finished_at=each.started_at + HOUR) for each in first[::3] if each.finished_at)
     )
@@ -291,7 +291,7 @@ def reckoned() -> dict[tuple[str, str], tuple[int, int, Decimal]]:
 
 
 def test_waste(people, prices):
-    """A failed run of two workers; one whose parameter server stayed; one that waited for its image; one that was fine."""
+    """Four runs: failed with two workers; with a parameter server that outlived its workers; slow image pull; fine."""
     at = LAST + dt.timedelta(days=15)
     tell(
         *(pod(people.ops, at, at + HOUR, cluster="bad", index=n) for n in range(2)),
@@ -311,7 +311,7 @@ def test_waste(people, prices):
         ("reserved", "run slow-1"): (1800, 7200, Decimal("3.4")),
     }
     assert waste.look() == 0
-    # What comes later is reckoned as a whole, and what was wrong goes.
+    # Late facts recompute a run as a whole, and outdated rows are deleted.
     tell(pod(people.ops, at, at + 4 * HOUR, cluster="served", index=1))
     waste.note_outcome("run bad-1", people.ops.pk, "Succeeded", "", at + HOUR)
     posting.post(NOW)
@@ -344,7 +344,7 @@ def test_portions_are_of_lines_whatever_their_numbers(people, prices, django_ass
         tell(pod(people.ops, at, at + HOUR, cluster=f"far-{n}", cpu_milli=1000))
         waste.note_outcome(f"run far-{n}-1", people.ops.pk, "Failed", "Error", at + HOUR)
         posting.post(NOW)
-    # Six lines, two in a portion.
+    # Six lines in portions of two.
     with django_assert_max_num_queries(60):
         waste.look(portion=2)
     assert Waste.objects.count() == 3
@@ -499,7 +499,7 @@ def test_what_does_not_fit_is_shown(client, people, prices):
 
 
 def test_rest_says_what_the_pages_say(client, people, prices):
-    # All of it on one day.
+    # All usage on one day.
     at = (NOW - dt.timedelta(days=2)).replace(hour=10, minute=0, second=0)
     capacity.record("local", {"A100": (4, 0)}, NOW - dt.timedelta(days=10))
     tell(

@@ -1,4 +1,4 @@
-"""Pages and REST of usage and prices: the right sums for the right people, in a constant number of queries."""
+"""Usage and price pages and REST: right sums for the right people, in a constant number of queries."""
 
 import csv
 import datetime as dt
@@ -20,7 +20,7 @@ from billing.sums import access
 from billing.sums.totals import totals
 from portal.models import Appcode, Event
 
-# Two months that are over, so that the tests do not depend on the hour in which they run.
+# Two past months, so that the tests do not depend on the hour at which they run.
 THIS = periods.month(timezone.now())
 MONTH = periods.month_before(THIS)
 LAST = periods.month_before(MONTH)
@@ -38,7 +38,7 @@ def use(
     index: int = 0,
     **held: object,
 ) -> None:
-    """One task of `appcode` holds one GPU from `begin` on for `seconds`, or still does."""
+    """Records a task of `appcode` that holds one GPU from `begin` for `seconds`, or still holds it."""
     uid = f"{appcode.code}-{cluster}-{run}-{role}-{index}-{begin:%s}"
     labels = {"cluster": cluster, "run": run, "role": role, "index": index, "attempt": 0}
     state = PodState(
@@ -57,7 +57,7 @@ def prices(db):
 
 @pytest.fixture
 def usage(prices, people):
-    """OPS used 2 GPU-hours before this month and 3 in it, Flight 1; one segment crosses the month's edge."""
+    """OPS used 2 GPU-hours before this month and 3 in it, Flight 1; one segment crosses the start of the month."""
     use(people.ops, LAST.since, HOUR)
     use(people.ops, MONTH.since - dt.timedelta(hours=1), 4 * HOUR, cluster="edge")
     use(people.flight, MONTH.since, HOUR, cluster="wing")
@@ -70,7 +70,7 @@ def sign_in(client, user):
 
 
 def of(period: periods.Period, **more: str) -> dict[str, str]:
-    """The query of a page for these days."""
+    """Returns the query string of a page for these days."""
     return {"from": f"{period.since:%Y-%m-%d}", "to": f"{period.last_day:%Y-%m-%d}", **more}
 
 
@@ -100,7 +100,7 @@ def test_running_tasks_count_until_this_second(client, usage):
 
 
 def test_volumes_are_no_tasks(client, people, prices):
-    """An appcode that has only a volume: it costs, and nothing runs."""
+    """An appcode with only a volume has costs but no tasks."""
     now = timezone.now().replace(microsecond=0)
     Price.objects.create(sku="storage", per_hour=Decimal("0.001"), valid_from=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
     begin = now - dt.timedelta(hours=2)

@@ -1,4 +1,4 @@
-"""How busy GPUs were while they were held: a minute counts once however it is told, and no more is measured than was held."""
+"""GPU utilisation: a minute counts once however often it is reported, and measured time never exceeds held time."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_told_twice_late_and_in_any_order_is_told_once(people, told: list[Use], 
         expected: defaultdict[tuple[str, dt.datetime], Measured] = defaultdict(Measured)
         days: defaultdict[tuple[dt.date, int], Measured] = defaultdict(Measured)
         for use in told:
-            # Of the last minutes the pods did not hold anything any more.
+            # The pods had ended before the last minutes.
             if use.uid == "nobody's" or use.since >= BEGIN + 3 * HOUR:
                 continue
             gpus, code = (2, people.flight.pk) if use.uid == "pod-a" else (1, people.ops.pk)
@@ -162,7 +162,7 @@ def test_hours_in_which_gpus_were_held_idle_and_what_they_cost(people):
     hold(people.flight, "pod-a", gpus=2)
     hold(people.ops, "pod-b", gpus=1, model="H200")
     for n in range(120):
-        # pod-a is idle in both hours, pod-b only in the second one; 5 % is busy.
+        # pod-a is idle in both hours, pod-b only in the second; 5 % counts as busy.
         measured.record(
             [minute("pod-a", BEGIN + n * MINUTE, 0.04), minute("pod-b", BEGIN + n * MINUTE, 0.05 if n < 60 else 0.0)]
         )
@@ -188,8 +188,8 @@ def test_hours_in_which_gpus_were_held_idle_and_what_they_cost(people):
 
 @pytest.fixture
 def idle_task(people, settings) -> str:
-    """Two GPUs of ops-demo for three hours: nothing in the first, half busy in the second, not measured in the third."""
-    # However long ago that day is by now.
+    """Two GPUs of ops-demo for three hours: idle in the first, half busy in the second, not measured in the third."""
+    # The dates are fixed, so keep measurements of any age.
     settings.MEASURED_MEMORY = dt.timedelta(days=36500)
     Price.objects.create(sku="gpu:H200", per_hour=Decimal(10), valid_from=BEGIN - HOUR)
     hold(people.ops, "pod-a", end=BEGIN + 3 * HOUR)
@@ -252,7 +252,7 @@ def test_rest_says_the_same(client, people, idle_task: str):
 def test_old_hours_are_forgotten_and_what_is_left_is_right(client, people, idle_task: str, settings, monkeypatch):
     monkeypatch.setattr(measured, "PORTION", 2)
     hold(people.ops, "pod-b", begin=BEGIN - 9 * HOUR)
-    # Told late: old, and after what is younger.
+    # Reported late: these minutes are old and come after newer ones.
     measured.record([minute("pod-b", BEGIN - n * HOUR, 0.5) for n in range(1, 6)])
     days = list(MeasuredDay.objects.order_by("pk").values())
     now = BEGIN + settings.MEASURED_MEMORY

@@ -1,4 +1,4 @@
-"""REST and files say which hours are not known any more, as the page does."""
+"""REST and files report, as the page does, which hours were deleted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DAY, HOUR = dt.timedelta(days=1), dt.timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Days:
-    """The first one of use, and the first one of which all hours are kept."""
+    """The first day of use, and the first day of which all hours are kept."""
 
     first: dt.datetime
     kept: dt.datetime
@@ -37,7 +37,7 @@ class Days:
 
 @pytest.fixture
 def days(people, settings, monkeypatch) -> Days:
-    """Two GPUs that were idle in an hour of each of six days; those of the first three days are forgotten."""
+    """Two GPUs, idle for one hour on each of six days; the hours of the first three days are deleted."""
     now = stop_the_clock(monkeypatch)
     settings.MEASURED_MEMORY = 10 * DAY
     today = now.replace(hour=0)
@@ -92,7 +92,7 @@ def test_files_say_from_when_on_hours_are_known(client, people, days: Days):
         for n in range(11)
     }
     assert {each["known_from"] for each in rows(client.get(f"{page}&table=columns")) if each["kind"] != "idle"} == {""}
-    # Where nothing is left, the name of the file says why.
+    # If no row is left, the file name says why.
     gone = client.get(f"/dashboard/waste?from={days.first:%F}&to={days.first:%F}&format=csv&table=idle")
     assert rows(gone) == []
     assert f"idle-{days.first:%F}-{days.first:%F}-known-from-{days.kept:%F}.csv" in gone["Content-Disposition"]

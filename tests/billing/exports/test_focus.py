@@ -1,4 +1,4 @@
-"""FOCUS 1.2: what a month cost, entry by entry, adds up to its invoices, and the public validator takes it."""
+"""FOCUS 1.2: the entries of a month add up to its invoices, and the public validator accepts the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from portal.models import Appcode
 from tests.billing.invoices.test_closing import APRIL, DAY, HOUR, IN_APRIL, IN_MAY, MARCH, MAY, at, pod, record
 from tests.focus.validator import validate
 
-# As nobody can call an appcode any more, but some may be called.
+# New appcodes cannot have such a name, but old ones may.
 FORMULA = '=HYPERLINK("http://example.com/?"&A2,"pay")'
 
 
@@ -43,8 +43,8 @@ def total(rows: list[dict[str, str]], column: str = "BilledCost") -> Decimal:
 
 @pytest.fixture
 def months(people):
-    """Two closed months with discounts, a special price, a move to another business line, a correction, late usage, credits and a
-    credit note, and one that is open."""
+    """Two closed months and an open one, with discounts, a special price, a move to another business line, a correction, late
+    usage, credits and a credit note."""
     Appcode.objects.filter(pk=people.flight.pk).update(name=FORMULA)
     since = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     for sku, per_hour in (
@@ -65,7 +65,7 @@ def months(people):
         pod(people.flight.pk, "p-3", end=1234, storage_mb=777), pod(people.flight.pk, "p-4", end=40 * DAY),
     )  # fmt: skip
     posting.post(at(4 * HOUR))
-    # Told later and at other times: a reversal within the month.
+    # Late news with other times, which reverses lines within the month.
     record(pod(people.ops.pk, "p-2", end=3 * HOUR + 1, gpus=0, begin=-7))
     posting.post(at(5 * HOUR))
     closing.close_due(IN_APRIL)
@@ -96,7 +96,7 @@ def test_a_month_adds_up_to_its_invoices(months, month):
             assert Decimal(row[cost]) == Decimal(row[price]) * Decimal(row["PricingQuantity"])
         assert row["BilledCost"] == row["EffectiveCost"] == row["ContractedCost"]
     assert total(exact, "ListCost") > total(exact)
-    # To the second: what was metered is what the ledger has.
+    # Metered quantities equal the ledger's to the second.
     span = spans.span_so_far(month)
     entries = [entry for entry in LedgerEntry.objects.all() if span.covers(entry)]
     assert [row["x_LedgerEntryId"] for row in exact] == [str(entry.pk) for entry in entries]
@@ -160,7 +160,7 @@ def test_parquet_says_the_same_as_csv(months, tmp_path):
 def test_a_name_that_is_a_formula_reaches_no_spreadsheet(months, tmp_path):
     rows = read(APRIL)
     assert {row["SubAccountName"] for row in rows if row["SubAccountId"] == "flight-demo"} == {f"'{FORMULA}"}
-    # Amounts are what they were, also those below nothing.
+    # Amounts stay unchanged, negative ones too.
     assert any(row["BilledCost"].startswith("-") for row in rows)
     file = tmp_path / "april.parquet"
     file.write_bytes(b"".join(files.chunks(APRIL, None, "parquet")))
@@ -176,7 +176,7 @@ def test_the_public_validator_finds_nothing_and_would_find_something(months, tmp
     wrong.write_text(wrong.read_text().replace(",Usage,", ",Use,").replace(",USD,", ",Dollars,"))
     *verdicts, other = validate(*exported, wrong)
     for verdict in verdicts:
-        # InvoiceId is to be null (C-004) or not to be (C-005): of any file one of these rules fails, and C-003 wants one to hold.
+        # C-004 requires InvoiceId to be null, C-005 not null: every file fails one of them. C-003 passes if either holds.
         assert verdict.failed == ["InvoiceId-C-004-C"]
         assert "InvoiceId-C-003-C: PASS" in verdict.output
         assert verdict.passed > 270
@@ -260,7 +260,7 @@ def test_a_large_invoice_adds_up_exactly(people):
 
 
 def cursors() -> int:
-    """Of the server, open in this connection: as many as there are reads that have not ended."""
+    """Returns the number of server-side cursors open in this connection, one per unfinished read."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_cursors")
         return cursor.fetchone()[0]
@@ -274,7 +274,7 @@ def test_who_reads_slowly_holds_no_snapshot(months, monkeypatch, kind):
     before = cursors()
     making = files.rows(MARCH, None)
     next(making)
-    # Whoever makes it and stops is ended by the database.
+    # The database ends a transaction whose reader stops.
     assert cursors() == before + 1
     with connection.cursor() as cursor:
         cursor.execute("SHOW idle_in_transaction_session_timeout")
@@ -287,7 +287,7 @@ def test_who_reads_slowly_holds_no_snapshot(months, monkeypatch, kind):
     with here, there:
         query = {"month": "2026-03", "format": kind}
         response = api.get("/api/v1/exports/focus", query, **{"gunicorn.socket": here})
-        # A reader that takes nothing is let go; without this send() waits for ever.
+        # A client that reads nothing is disconnected; without the timeout, send() would block for ever.
         assert here.gettimeout() == limits.STALLED_SECONDS
     pieces = iter(response.streaming_content)
     read = len(next(pieces))
@@ -311,7 +311,7 @@ def test_an_export_for_which_there_is_no_room_is_refused_and_takes_no_place(mont
     settings.EXPORT_MAX_BYTES = 1000
     api = APIClient()
     api.force_authenticate(months.root)
-    # More often than one person may read at a time.
+    # More requests than one person may have open at a time.
     for _ in range(5):
         response = api.get("/api/v1/exports/focus", {"month": "2026-03"})
         assert response.status_code == 422

@@ -1,4 +1,4 @@
-"""Closing months: what was used is on exactly one invoice, to the second and the cent, whatever happens meanwhile."""
+"""Closing months: usage is on exactly one invoice, to the second and the cent, whatever happens meanwhile."""
 
 import csv
 import datetime as dt
@@ -29,7 +29,6 @@ from billing.invoices import credit_notes, drafts
 from billing.invoices import document as invoices_document
 from billing.ledger import posting
 from billing.metering import record as metering_record
-from billing.metering.segments import PodState
 from billing.models import (
     Closing,
     Credit,
@@ -48,31 +47,12 @@ from billing.money import UNIT, WIDE, cents
 from billing.prices.rates import quantities
 from portal.errors import Conflict, Invalid
 from portal.models import Event
+from tests.billing.pods import HOUR, T0, at, pod, record
 
-# Two hours before the end of March.
-T0 = dt.datetime(2026, 3, 31, 22, tzinfo=dt.UTC)
-HOUR, DAY = 3600, 86400
+DAY = 86400
 MARCH, APRIL, MAY = (dt.date(2026, month, 1) for month in (3, 4, 5))
-# After the grace times of March, April and May.
+# After the grace periods of March, April and May.
 IN_APRIL, IN_MAY, IN_JUNE = (dt.datetime(2026, month, 4, tzinfo=dt.UTC) for month in (4, 5, 6))
-
-
-def at(seconds: float) -> dt.datetime:
-    return T0 + dt.timedelta(seconds=seconds)
-
-
-def pod(appcode: int, uid: str = "p-1", *, begin: int = 0, end: int | None = HOUR, **held: object) -> PodState:
-    labels = {"cluster": "show1", "run": "1", "role": "worker", "index": "0", "framework": "tensorflow", "user": "bob"}
-    held = {"gpus": 1, "cpu_milli": 1500, "memory_mb": 2048} | held
-    state = PodState(
-        uid, "local", appcode, "run 1", labels, "Running", scheduled_at=at(begin), started_at=at(begin), **held
-    )
-    return state if end is None else replace(state, phase="Succeeded", finished_at=at(end))
-
-
-def record(*states: PodState) -> None:
-    with transaction.atomic():
-        metering_record.record(states)
 
 
 @pytest.fixture
@@ -83,12 +63,12 @@ def prices(db):
 
 
 def check(now: dt.datetime) -> None:
-    """Everything that must hold between segments, ledger and invoices."""
+    """Asserts every invariant between segments, ledger and invoices."""
     assert [found for _, found in invoices_closing.proof() if found] == []
     for invoice in Invoice.objects.all():
         assert invoices_closing.problems(invoice) == []
         assert hashlib.sha256(invoice.document.canonical()).hexdigest() == invoice.sha256
-        # Credits pay for what was used, and get back what is taken back of it.
+        # Credits pay for usage, and get back what is reversed of it.
         assert invoice.credited == 0 or invoice.credited * invoice.total >= 0
         assert invoice.credited * invoice.subtotal >= 0
     in_the_order_of_months()
@@ -116,8 +96,8 @@ def check(now: dt.datetime) -> None:
 
 
 def in_the_order_of_months() -> None:
-    """Nobody gets back more in money than was paid in money (lines are rounded once each), and a credit at most what it paid for
-    the months that are corrected, or for what those took the place of."""
+    """Asserts that nobody gets back more money than they paid in money (each line is rounded once), and that a credit gets back
+    at most what it paid for the corrected months, or for months that replaced those."""
     paid, lines = Counter(), Counter()
     before: dict[int, list[tuple[set, set, dict]]] = {}
     for invoice in Invoice.objects.order_by("month").prefetch_related("lines", "credits"):
@@ -143,7 +123,7 @@ def in_the_order_of_months() -> None:
 
 
 def of_segments(until: dt.datetime) -> Counter:
-    """The seconds of all segments before a time, by SKU: no ledger in between."""
+    """Returns the resource-seconds of all segments before a time, by appcode and SKU, without the ledger."""
     found = Counter()
     for row in UsageSegment.objects.all():
         end = min(row.ended or until, until)
@@ -156,7 +136,7 @@ def table(invoice: Invoice) -> list[tuple]:
     return [(row.month, row.sku, row.quantity, row.amount) for row in invoice.lines.all()]
 
 
-# One month after the other
+# Successive months
 
 
 def test_a_month_is_closed_after_its_grace_time(ops, prices):
@@ -229,7 +209,7 @@ def test_a_correction_that_changes_nothing_is_no_line(ops, prices):
     Ownership.objects.create(appcode=ops, business_line="qunarcorp.ops", valid_from=at(HOUR // 2 + 1))
     posting.post(IN_APRIL)
     invoices_closing.close_due(IN_MAY)
-    # One second of another business line: taken from the one, given to the other.
+    # One second moves from one business line to the other.
     lines = Invoice.objects.get(month=APRIL).lines.values_list("business_line", "quantity", "amount")
     assert sorted(lines) == [("elsewhere", 1, Decimal("0.00")), ("qunarcorp.ops", -1, Decimal("0.00"))]
     check(IN_MAY)
@@ -288,7 +268,7 @@ def test_rounding_is_half_to_even_once_per_line():
     assert [str(cents(charge(amount))) for amount in ("0.005", "0.015", "0.025", "-0.005", "-0.015")] == [
         "0.00", "0.02", "0.02", "0.00", "-0.02",
     ]  # fmt: skip
-    # A hair over the half is up, however large the sum; 28 digits would have lost it.
+    # Just above half a cent rounds up, however large the sum; a precision of 28 digits would lose the difference.
     assert cents(WIDE.add(charge("123456789012.005"), Decimal("0.0000000001"))) == Decimal("123456789012.01")
 
 
@@ -359,7 +339,7 @@ def test_what_a_credit_paid_for_and_a_correction_takes_back_is_the_credits(ops, 
     check(IN_MAY)
     call_command("verify_invoices", stdout=io.StringIO())
     call_command("replay", verify=True, stdout=io.StringIO())
-    # It can be used again.
+    # The credit can be used again.
     record(pod(ops.pk, "p-2", begin=40 * DAY, end=40 * DAY + HOUR, cpu_milli=0, memory_mb=0))
     invoices_closing.close_due(IN_JUNE)
     assert credited(Invoice.objects.get(month=MAY)) == [(given_.pk, Decimal("1.20"))]
@@ -387,7 +367,7 @@ def test_a_credit_given_back_is_called_so_everywhere(ops, prices, client, root):
 
 
 def test_only_what_was_paid_in_money_is_owed_in_money(ops, prices):
-    """What ends first was used first, so it comes back last; nothing comes back twice."""
+    """The credit that expires first is used first and returned last; nothing is returned twice."""
     ending, endless = credit(ops, "0.50", until=at(30 * DAY)), credit(ops, "1")
     first, second = (
         replace(pod(ops.pk, uid, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True) for uid in ("p-1", "p-2")
@@ -410,7 +390,7 @@ def test_only_what_was_paid_in_money_is_owed_in_money(ops, prices):
 
 
 def test_what_was_paid_in_money_goes_to_no_credit(ops, prices):
-    """March is paid in money, April by a credit that ends before March is corrected."""
+    """March is paid in money, April by a credit that expires before March is corrected."""
     seen = replace(pod(ops.pk, begin=-DAY, end=-DAY + 20 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     other = replace(pod(ops.pk, "p-2", begin=DAY, end=DAY + 20 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     record(seen, other)
@@ -423,7 +403,7 @@ def test_what_was_paid_in_money_goes_to_no_credit(ops, prices):
     march, april, may = Invoice.objects.order_by("month")
     assert (march.total, april.total, credited(april)) == (24, 0, [(ending.pk, 24)])
     assert (may.subtotal, may.credited, may.total) == (Decimal("-22.80"), 0, Decimal("-22.80"))
-    # What the credit paid for is the credit's, also now.
+    # What the credit paid for goes back to the credit, even after it expired.
     record(replace(other, estimated=False, finished_at=other.started_at + dt.timedelta(hours=1)))
     in_july = dt.datetime(2026, 7, 4, tzinfo=dt.UTC)
     invoices_closing.close_due(in_july)
@@ -433,7 +413,7 @@ def test_what_was_paid_in_money_goes_to_no_credit(ops, prices):
 
 
 def test_what_a_credit_paid_for_stays_its_own_where_it_paid_for_another_month_instead(ops, prices):
-    """March is a credit's; its correction pays for April, which is corrected, too."""
+    """A credit pays for March. Its correction frees the credit for April, which is corrected too."""
     given_ = credit(ops, "24")
     states = [
         replace(pod(ops.pk, uid, begin=begin, end=begin + 20 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
@@ -445,7 +425,7 @@ def test_what_a_credit_paid_for_stays_its_own_where_it_paid_for_another_month_in
         record(replace(state, estimated=False, finished_at=state.started_at + dt.timedelta(hours=1)))
         invoices_closing.close_due(now)
     march, april, may = Invoice.objects.order_by("month")
-    # April asks for 24.00 less the 22.80 of March; the rest of it is money.
+    # April costs 24.00 minus the 22.80 returned for March; the rest is paid in money.
     assert [(row.subtotal, row.total) for row in (march, april, may)] == [
         (24, 0),
         (Decimal("1.20"), Decimal("1.20")),
@@ -555,7 +535,7 @@ def test_credit_notes_take_back_at_most_the_total(closed, root, alice):
 
 
 def told_late(ops, *ends: int, given_: str = "") -> list[Invoice]:
-    """March, of an estimated end after two hours (2.40), and one invoice for each time at which another end was told."""
+    """Closes March with an estimated end after two hours (2.40). Each further end makes one correcting invoice; returns all."""
     if given_:
         credit(ops, given_)
     seen = replace(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
@@ -568,7 +548,7 @@ def told_late(ops, *ends: int, given_: str = "") -> list[Invoice]:
 
 
 def at_most(invoice: Invoice, amount: str, root) -> None:
-    """Neither the action nor the database takes a cent more, and both take that."""
+    """Asserts that both the action and the database refuse one cent more than `amount` and accept `amount`."""
     words = rf"At most {amount.replace('.', '[.]')} USD"
     more = Decimal(amount) + Decimal("0.01")
     with pytest.raises(Invalid, match=words) as caught:
@@ -588,9 +568,9 @@ def at_most(invoice: Invoice, amount: str, root) -> None:
     [
         (1, "", ("2.40", "-2.40"), "0.00"),
         (HOUR // 2, "", ("2.40", "-1.80"), "0.60"),
-        # Of 2.40 a credit paid 2.00 and got back 1.80: 0.40 were paid in money, and none of them came back.
+        # A credit paid 2.00 of 2.40 and got back 1.80: 0.40 was paid in money, and none of it returned.
         (HOUR // 2, "2", ("0.40", "0.00"), "0.40"),
-        # All of the credit came back, and 0.20 in money.
+        # The credit got back all of it, and 0.20 returned in money.
         (600, "2", ("0.40", "-0.20"), "0.20"),
         (1, "2", ("0.40", "-0.40"), "0.00"),
     ],
@@ -604,7 +584,7 @@ def test_a_credit_note_takes_back_nothing_that_a_correction_has(ops, root, price
 
 
 def test_nobody_gets_back_more_than_everything_paid(ops, root, prices):
-    """What April asked for as a correction of March, May takes back: it is no longer to be had from April, or not from March."""
+    """May takes back the 1.20 that April charged for March, so credit notes of March and April together reach only 2.40."""
     record(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0))
     invoices_closing.close_due(IN_APRIL)
     seen = replace(pod(ops.pk, "late", end=HOUR, cpu_milli=0, memory_mb=0), estimated=True)
@@ -621,7 +601,7 @@ def test_nobody_gets_back_more_than_everything_paid(ops, root, prices):
 
 
 def test_corrections_of_one_month_leave_the_notes_of_others_alone(ops, root, prices):
-    """A note of all of March, then a correction of it: April and May are theirs to take back wholly."""
+    """March is credited in full and then corrected: a credit note can still return all of April."""
     seen = replace(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     record(seen, *(pod(ops.pk, f"p-{n}", begin=n * DAY, end=n * DAY + HOUR, cpu_milli=0, memory_mb=0) for n in (5, 40)))
     invoices_closing.close_due(IN_APRIL)
@@ -637,7 +617,7 @@ def test_corrections_of_one_month_leave_the_notes_of_others_alone(ops, root, pri
 
 
 def test_corrections_take_back_what_was_asked_for_first_first(ops, root, prices):
-    """March is asked for by March and, late, by April; May takes all of it back but a little."""
+    """Usage of March is charged in March and, late, in April; May takes back almost all of it."""
     seen = replace(pod(ops.pk, end=2 * HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     late = replace(pod(ops.pk, "late", end=HOUR, cpu_milli=0, memory_mb=0), estimated=True)
     record(seen)
@@ -669,7 +649,7 @@ GUARDED = ("invoice", "invoiceline", "invoicecredit", "creditnote", "ledgerentry
 
 
 def by_force(*statements: str) -> None:
-    """As somebody with all rights of the database could."""
+    """Changes rows as a database superuser could: with triggers disabled."""
     with connection.cursor() as cursor:
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
         for name in GUARDED:
@@ -731,7 +711,7 @@ def test_a_month_whose_closing_is_gone_is_missed(ops, prices):
     assert "INV-202604-ops-demo: its month was never closed" in found
 
 
-# What is open
+# Open months
 
 
 def facts(document) -> list[dict]:
@@ -768,7 +748,7 @@ def test_an_open_invoice_has_what_came_late_for_the_last_one(ops, prices):
         posting.post(IN_APRIL)
 
 
-# Whatever happened: hypothesis on the real database
+# Any sequence of events: hypothesis on the real database
 
 lengths = st.one_of(st.integers(0, 2 * HOUR), st.integers(0, 40 * DAY))
 pods = st.tuples(
@@ -802,7 +782,7 @@ steps = st.lists(
 
 
 class Story:
-    """What happens to two appcodes, step by step; `now` only goes on."""
+    """The events of two appcodes, step by step; `now` only moves forward."""
 
     def __init__(self, ops, flight, portion: int) -> None:
         self.codes, self.portion = (ops, flight), portion
@@ -821,7 +801,7 @@ class Story:
         metering_record.record(new)
 
     def ends(self, lengths) -> None:
-        """Somebody saw more: another end wins over none, and a later one over an earlier one."""
+        """Reports other ends: an end wins over none, and a later one over an earlier one."""
         for uid, length in zip(list(self.states), lengths, strict=False):
             state = self.states[uid]
             end = max(state.started_at + dt.timedelta(seconds=length), state.finished_at or state.started_at)
@@ -844,7 +824,7 @@ class Story:
         credit(self.codes[0], amount, self.now, until)
 
     def month(self, _) -> None:
-        """A month goes by and is closed; its invoices say what their drafts said just before."""
+        """Moves to the next month and closes the last; its invoices must equal their drafts from just before."""
         self.now = periods.month_of(self.now.date().replace(day=1)).until + dt.timedelta(days=4)
         posting.post(self.now)
         invoices_closing.plan(self.now)
@@ -893,7 +873,7 @@ grants = st.lists(st.tuples(st.decimals(min_value=1, max_value=400, places=2), s
 @settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
 @given(estimates, grants)
 def test_credits_come_back_whatever_was_estimated_too_high(ops, flight, prices, drawn, given_):
-    """Ends are estimated, and the true ones told some months later."""
+    """Ends are estimated, and the true ones arrive some months later."""
     with transaction.atomic():
         story = Story(ops, flight, 1)
         true = []
@@ -907,7 +887,7 @@ def test_credits_come_back_whatever_was_estimated_too_high(ops, flight, prices, 
             metering_record.record([state for told, state in true if told == month])
             story.step("month", None)
         check(story.now)
-        # Invoices ask for what was used: whatever was taken back and forth, money and credits have paid for that.
+        # The invoices charge the true usage, and money and credits together paid for it.
         billed = sum(invoice.subtotal for invoice in Invoice.objects.all())
         exact = sum(Fraction(row.charge) for row in LedgerEntry.objects.exclude(kind="credit")) / UNIT
         assert abs(Fraction(billed) - exact) <= Fraction(InvoiceLine.objects.count(), 200)
@@ -917,12 +897,12 @@ def test_credits_come_back_whatever_was_estimated_too_high(ops, flight, prices, 
         transaction.set_rollback(True)
 
 
-# Processes that die, and two at once
+# Crashes and concurrency
 
 
 @pytest.fixture
 def three(transactional_db, make_appcode, request):
-    """Three appcodes with usage and credits in March that was posted."""
+    """Creates three appcodes with posted usage and credits in March."""
     people = request.getfixturevalue("people")
     codes = [people.ops, people.flight, make_appcode("third-demo", org="corp.x", namespace="x", owner=people.alice)]
     since = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -935,11 +915,11 @@ def three(transactional_db, make_appcode, request):
 
 
 def close_and_die(after: int) -> bool:
-    """Closes March in a process that is killed before its statement number `after`; whether it came to its end."""
+    """Closes March in a process that is killed before statement number `after`. Returns True if it finished."""
     pid = os.fork()
     if pid == 0:
         try:
-            # The parent's socket is not ours to close.
+            # The socket belongs to the parent, so do not close it.
             connection.connection = None
             count = 0
 
@@ -974,7 +954,7 @@ def everything_once() -> None:
 
 @pytest.mark.timeout(600)
 def test_killed_before_any_statement_nothing_is_half_or_twice(three):
-    """Every try is killed one statement later than the last, and goes on where that one was."""
+    """Each try is killed one statement later than the last and continues its work."""
     after = 1
     seen = set()
     while not close_and_die(after):
@@ -990,7 +970,7 @@ def test_killed_before_any_statement_nothing_is_half_or_twice(three):
 
 
 def test_credit_notes_of_two_invoices_at_once_wait_for_each_other(transactional_db, people):
-    """Whatever the order, none fails, and together they are no more than everything paid."""
+    """In either order none fails, and together they never exceed the amount paid."""
     Price.objects.create(sku="gpu", per_hour=Decimal("1.2"), valid_from=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
     held = {"cpu_milli": 0, "memory_mb": 0}
     record(pod(people.ops.pk, **held), pod(people.ops.pk, "p-2", begin=DAY, end=DAY + HOUR, **held))
@@ -1003,7 +983,7 @@ def test_credit_notes_of_two_invoices_at_once_wait_for_each_other(transactional_
             barrier.wait()
             for _ in range(6):
                 credit_notes.issue(invoice, Decimal("0.10"), "a slow node", acting_user=people.root)
-        except Exception as error:  # noqa: BLE001 - told below
+        except Exception as error:  # noqa: BLE001 - asserted below
             errors.append(error)
         finally:
             connections.close_all()
@@ -1040,7 +1020,7 @@ def test_two_closers_at_once_make_everything_once(three):
         try:
             barrier.wait()
             invoices_closing.close(Closing.objects.get(), IN_APRIL, portion=1)
-        except Exception as error:  # noqa: BLE001 - told below
+        except Exception as error:  # noqa: BLE001 - asserted below
             errors.append(error)
         finally:
             connections.close_all()

@@ -1,4 +1,4 @@
-"""Pages, files, REST and mail of invoices and prices: for the right people, and adding up to the same sums."""
+"""Invoice and price pages, files, REST and mail: for the right people, with equal sums everywhere."""
 
 import csv
 import datetime as dt
@@ -43,7 +43,7 @@ IN, OPS, ADMINISTRATORS = (
 
 @pytest.fixture
 def closed(people, make_appcode):
-    """OPS used 3 GPU-hours last month and has one hour of the month before as a correction, and a credit of 0.50."""
+    """OPS used 3 GPU-hours last month, has a correction of one hour of the month before, and a credit of 0.50."""
     Price.objects.create(sku="gpu", per_hour=Decimal("1.5"), valid_from=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
     Credit.objects.create(
         appcode=people.ops,
@@ -75,7 +75,7 @@ def table(response) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(response.content.decode())))
 
 
-# Beside what stands in tests/access, where every address is asked: other forms of an invoice, odd questions, an open month.
+# tests/access covers every address; this adds file formats of invoices, odd queries and an open month.
 PAGES = {
     "/invoices?month=2026-13&cursor=x": IN,
     f"/invoices/ops-demo/{SLUG}?format=pdf": OPS,
@@ -131,7 +131,7 @@ def test_months_without_an_invoice_are_not_there(client, people, closed):
     sign_in(client, people.root)
     for month in ("2019-01", "2098-01", f"{periods.month_after(periods.month(timezone.now())).since:%Y-%m}"):
         assert client.get(f"/invoices/ops-demo/{month}").status_code == 404
-    # OPS used nothing in a month that is closed.
+    # OPS used nothing in this closed month.
     assert client.get(f"/invoices/ops-demo/{LAST.since:%Y-%m}").status_code == 404
     assert client.get(f"/invoices/ops-demo/{SLUG}/lines/99").status_code == 404
     for month in ("2026-00", "2026-1", "26-01"):
@@ -202,7 +202,7 @@ def test_an_open_invoice_is_shown_in_every_form(client, people, closed):
 
 
 def test_the_list_of_open_months_says_what_was_used_and_the_invoice_what_is_to_pay(client, people, closed):
-    """What was used before credits: both say it in the same words, and neither calls it what is to pay."""
+    """Both show usage before credits under the same name, and neither calls it the amount due."""
     sign_in(client, people.bob)
     month = periods.month(timezone.now())
     Credit.objects.create(
@@ -299,7 +299,11 @@ def test_rest_of_prices(client, people, closed):
     assert client.delete(f"/api/v1/prices/{number}").status_code == 204
     first = Price.objects.get()
     assert client.delete(f"/api/v1/prices/{first.pk}").status_code == 409
-    for change, path in (({"perHour": 4.25}, "perHour"), ({"appcode": "nobody"}, "appcode"), ({"sku": "x"}, "sku")):
+    past = {"validFrom": "2026-01-01T00:00:00Z"}
+    for change, path in (
+        ({"perHour": 4.25}, "perHour"), ({"appcode": "nobody"}, "appcode"), ({"sku": "x"}, "sku"), (past, "validFrom"),
+        ({"perHour": "-1"}, "perHour"), ({"businessLine": "qunarcorp"}, "businessLine"),
+    ):  # fmt: skip
         answer = client.post("/api/v1/prices", asked | change, "application/json")
         assert [error["path"] for error in answer.json()["errors"]] == [path]
     discount = client.post("/api/v1/discounts", {"sku": "*", "percent": "5"}, "application/json").json()
@@ -360,7 +364,7 @@ def test_an_import_is_looked_at_first(client, people, closed):
 
 
 def test_an_invoice_is_mailed_once_to_the_notification_addresses(closed):
-    # The one of the month before was given up long ago.
+    # Sending of the earlier month's invoice was given up long ago.
     assert mails.send_due() == 1
     assert mails.send_due() == 0
     (letter,) = outbox.outbox
@@ -382,7 +386,7 @@ def test_without_a_mail_server_the_page_says_so_and_the_mail_waits(client, peopl
 
 
 class Server:
-    """A real mail server on loopback that refuses the first letters with a temporary error."""
+    """A real mail server on loopback that refuses the first messages with a temporary error."""
 
     def __init__(self, refused: int) -> None:
         self.refused, self.letters = refused, []

@@ -1,5 +1,5 @@
-"""The same ledger whatever goes wrong on the way: news that is lost, repeated and shuffled, clocks that differ, nodes that
-vanish, controllers that work at once or are killed at any instruction. Real PostgreSQL, real processes, real SIGKILL.
+"""Faults do not change the ledger: lost, repeated and reordered news, skewed clocks, vanished nodes, concurrent controllers, and
+controllers killed at any statement. Uses real PostgreSQL, real processes and SIGKILL.
 """
 
 import datetime as dt
@@ -49,8 +49,8 @@ def at(seconds: float) -> dt.datetime:
 def history(
     appcode: int, uid: str, begin: float, run: float, length: float | None, *, fails: bool = False, **held: object
 ) -> list[PodState]:
-    """All that a cloud has to tell of a pod that was reserved at `begin`, ran `run` seconds later and ended after `length`
-    (None: it still runs)."""
+    """Returns everything that a cloud reports of a pod that was reserved at `begin`, started `run` seconds later and ended after
+    `length` seconds (None: still running)."""
     labels = {"cluster": "show1", "run": "1", "role": "worker", "index": uid}
     pending = PodState(uid, "kubernetes", appcode, "run 1", labels, "Pending", **({"gpus": 1, "cpu_milli": 500} | held))
     reserved = replace(pending, scheduled_at=at(begin))
@@ -72,7 +72,7 @@ def standing() -> list[entries.Entry]:
 
 
 def true_ledger(histories: list[list[PodState]], now: dt.datetime) -> list[entries.Entry]:
-    """What the pure functions make of everything that happened, told in order and once."""
+    """Returns the ledger that the pure functions compute when every event arrives once and in order."""
     prices, owners = price_book(), [row.owner for row in Ownership.objects.all()]
     segments = filter(None, map(segment_of, histories))
     lines = [e for s in segments for e in entries.entries_of(s, prices, owners, entries.final_until(s, now))]
@@ -88,10 +88,10 @@ def prices(db):
 spans = st.floats(min_value=0, max_value=3 * HOUR)
 pods = st.tuples(
     st.floats(min_value=-DAY, max_value=40 * DAY), spans, st.none() | spans, st.booleans(),
-    # A node's clock may be minutes away from ours, in either direction.
+    # Seconds by which the node's clock differs from ours.
     st.integers(-840, 840),
 )  # fmt: skip
-# A batch of news: which pod, and which of its sightings. Several may be lost, come twice, or in any order.
+# Batches of news as (pod, sighting) pairs: some are lost, repeated or out of order.
 news = st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=8), max_size=6)
 
 
@@ -117,9 +117,9 @@ def test_lost_repeated_and_shuffled_news_give_the_ledger_of_what_happened(
             told = [histories[pod % len(histories)] for pod, _ in batch]
             record([states[which % len(states)] for states, (_, which) in zip(told, batch, strict=True)], NOW)
             if n < len(times):
-                # Meanwhile whatever is known gets posted; what comes later corrects it.
+                # Post what is known so far; later news corrects it.
                 posting.post(at(times[n]))
-        # The watch was lost; a new listing has every pod as it is now.
+        # After the watch was lost, a new listing has the current state of every pod.
         listing = [states[-1] for states in histories]
         record(listing[::-1] if backwards else listing, NOW)
         posting.post(NOW)
@@ -138,7 +138,7 @@ def test_a_pod_that_is_seen_only_after_its_end_is_billed_all_the_same(ops, price
 
 
 def test_a_lost_node_ends_by_estimate_until_somebody_knows_better(ops, prices):
-    """The controller gives up on a node; if it comes back with the true end, the bill is corrected."""
+    """The controller gives up on a node. If the node returns with the true end, the bill is corrected."""
     states = history(ops.pk, "p-1", 0, 5, 2 * HOUR)
     given_up = replace(states[2], phase="Failed", finished_at=at(5 * HOUR), estimated=True)
     record([*states[:3], given_up], at(5 * HOUR))
@@ -161,15 +161,15 @@ def test_a_clock_beyond_all_reason_counts_as_the_time_of_the_sighting(ops, price
 
 
 def test_a_new_year_in_which_everything_changes(ops):
-    """At midnight the price is four times as high, half of it is taken off, and the appcode moves; a GPU goes from one pod to
-    the next in that very second. From sightings to invoices, each second is on one side."""
+    """At midnight the price quadruples, a discount of 50 % begins, the appcode moves, and one pod's GPU passes to the next within
+    that second. Each second counts on one side only, from sightings to invoices."""
     new_year = at(HOUR / 2)
     for since, per_hour in ((at(-DAY), "1.2"), (new_year, "4.8")):
         Price.objects.create(sku="gpu", valid_from=since, per_hour=Decimal(per_hour))
     Discount.objects.create(sku="*", percent=50, valid_from=new_year)
     Ownership.objects.create(appcode=ops, valid_from=new_year, business_line="qunarcorp.flight")
     across = history(ops.pk, "across", 0, 0, HOUR, gpus=2, cpu_milli=0)
-    # Both ends lie within the first second of the year: that second is the second pod's.
+    # Both times lie within the first second of the year, which the second pod pays.
     before = history(ops.pk, "before", 0, 0, HOUR / 2 + 0.2, cpu_milli=0)
     after = history(ops.pk, "after", HOUR / 2, 0.7, HOUR / 2 - 0.7, cpu_milli=0)
     record([*across, *before, *after], NOW)
@@ -184,12 +184,12 @@ def test_a_new_year_in_which_everything_changes(ops):
     call_command("replay", "--verify")
 
 
-# Several at once
+# Concurrency
 
 
 @pytest.mark.django_db(transaction=True)
 def test_recorders_posters_and_changes_of_terms_at_once(ops, flight, prices):
-    """Two controllers tell everything in their own order, two workers post, prices and owners change, all the time."""
+    """Two controllers report everything in different orders, two workers post, and prices and owners change throughout."""
     codes = [ops, flight]
     histories = [history(codes[n % 2].pk, f"p-{n:03}", n * 10, 1, 60 + n) for n in range(60)]
     everything = [state for states in histories for state in states]
@@ -205,7 +205,7 @@ def test_recorders_posters_and_changes_of_terms_at_once(ops, flight, prices):
             posting.post()
 
     def administrator() -> None:
-        """Terms in the past, as a transaction that took very long would leave them."""
+        """Inserts terms in the past, as a very long transaction would."""
         for n in range(6):
             Price.objects.create(sku="gpu", valid_from=at(100 + n), per_hour=Decimal(n), appcode=codes[n % 2])
             Ownership.objects.create(appcode=ops, valid_from=at(50 + n), business_line=f"line-{n}")
@@ -222,7 +222,7 @@ def test_recorders_posters_and_changes_of_terms_at_once(ops, flight, prices):
 def at_once(
     finite: list[Callable[[], None]], endless: list[Callable[[], None]], done: threading.Event
 ) -> list[BaseException]:
-    """Runs all of them side by side, each with a connection of its own, the endless ones until the others are through."""
+    """Runs all calls concurrently, each on its own connection. The endless ones stop after the others have finished."""
     start = threading.Barrier(len(finite) + len(endless), timeout=60)
     failures: list[BaseException] = []
 
@@ -247,14 +247,14 @@ def at_once(
     return failures
 
 
-# Killed between any two statements
+# Kills between any two statements
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.django_db(transaction=True)
 def test_killed_between_any_two_statements_nothing_is_lost_or_counted_twice(ops, flight, prices):
-    """A controller and a poster in one process, killed after each of their statements in turn; the next one begins with the
-    same news, as a watch does whose position was not saved."""
+    """Kills a process with a controller and a poster after each of their statements in turn. The next process starts with the
+    same news, as a watch without a saved position does."""
     histories = [history(code.pk, f"{code.code}-{n}", n, 1, 70) for code in (ops, flight) for n in range(3)]
     early = [state for states in histories for state in states[:3]]
     wrong = [replace(states[2], phase="Failed", finished_at=at(30 * DAY), estimated=True) for states in histories]
@@ -276,7 +276,7 @@ def test_killed_between_any_two_statements_nothing_is_lost_or_counted_twice(ops,
             assert os.WEXITSTATUS(status) == 0
             break
         assert os.WTERMSIG(status) == signal.SIGKILL
-    # It was killed in the middle of each of its six parts, and got further every time.
+    # It was killed in each of its six parts, and got further every time.
     assert allowed > 20
     assert len(seen) >= 6
     assert standing() == true_ledger(histories, timezone.now())

@@ -1,4 +1,4 @@
-"""The ledger: what the database posts is what the pure functions say, whatever happened on the way."""
+"""The ledger: the database posts what the pure functions compute, whatever happened before."""
 
 import datetime as dt
 from collections import Counter
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from billing import periods
 from billing.ledger import entries, posting
 from billing.metering import record as metering_record
-from billing.metering.segments import PodState, Resources, Segment
+from billing.metering.segments import Resources, Segment
 from billing.models import (
     Credit,
     DailyUsage,
@@ -33,30 +33,11 @@ from billing.prices import split
 from billing.prices.book import price_book
 from billing.prices.rates import DatedDiscount, DatedPrice, Owner, Prices, charge, quantities
 from portal.models import OrgNode
+from tests.billing.pods import HOUR, T0, at, pod, record
 
-# Two hours before the end of a month.
-T0 = dt.datetime(2026, 3, 31, 22, tzinfo=dt.UTC)
 NOW = dt.datetime(2026, 6, 10, 8, tzinfo=dt.UTC)
-HOUR, DAY = 3600, 86400
+DAY = 86400
 BOOK = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-
-
-def at(seconds: float) -> dt.datetime:
-    return T0 + dt.timedelta(seconds=seconds)
-
-
-def pod(appcode: int, uid: str = "p-1", *, begin: int = 0, end: int | None = HOUR, **held: object) -> PodState:
-    labels = {"cluster": "show1", "run": "1", "role": "worker", "index": "0", "framework": "tensorflow", "user": "bob"}
-    held = {"gpus": 1, "cpu_milli": 1500, "memory_mb": 2048} | held
-    state = PodState(
-        uid, "local", appcode, "run 1", labels, "Running", scheduled_at=at(begin), started_at=at(begin), **held
-    )
-    return state if end is None else replace(state, phase="Succeeded", finished_at=at(end))
-
-
-def record(*states: PodState) -> None:
-    with transaction.atomic():
-        metering_record.record(states)
 
 
 def price(sku: str, per_hour: str | None, since: dt.datetime = BOOK, **scope: object) -> Price:
@@ -64,13 +45,13 @@ def price(sku: str, per_hour: str | None, since: dt.datetime = BOOK, **scope: ob
 
 
 def standing() -> list[entries.Entry]:
-    """The lines that were not reversed."""
+    """Returns the entries that were not reversed."""
     rows = LedgerEntry.objects.filter(kind="usage", reversals=None)
     return sorted((row.entry for row in rows), key=lambda entry: (entry.uid, entry.sku, entry.since))
 
 
 def expected(now: dt.datetime) -> list[entries.Entry]:
-    """What the pure functions make of the stored segments, prices and owners."""
+    """Returns what the pure functions compute from the stored segments, prices and owners."""
     owners = [row.owner for row in Ownership.objects.all()]
     prices = Prices(
         tuple(row.dated for row in Price.objects.all()),
@@ -82,7 +63,7 @@ def expected(now: dt.datetime) -> list[entries.Entry]:
 
 
 def check(now: dt.datetime) -> list[entries.Entry]:
-    """Everything that must hold between segments, the ledger and its sums once `now` has been posted."""
+    """Asserts every invariant between segments, ledger and sums once `now` has been posted."""
     lines = expected(now)
     assert standing() == lines
     posted: Counter[str] = Counter()
@@ -139,7 +120,7 @@ def amounts(**where: object) -> dict[str, Decimal]:
     return {sku: money(value) for sku, value in found.items()}
 
 
-# What is posted, when
+# What is posted and when
 
 
 def test_what_has_ended_is_posted_once(ops, prices):
@@ -216,7 +197,7 @@ def test_months_and_years_split_exactly(ops, prices):
 
 
 def test_a_leap_second_is_no_second(ops, prices):
-    """UTC had a 61st second at the end of 2016. Clocks of computers, databases and Kubernetes do not count it (POSIX time), nor
+    """UTC had a 61st second at the end of 2016. Computers, databases and Kubernetes do not count it (POSIX time), and neither
     does a bill: 23:59:50 to 00:00:10 is 20 seconds."""
     begin = int((dt.datetime(2016, 12, 31, 23, 59, 50, tzinfo=dt.UTC) - T0).total_seconds())
     record(pod(ops.pk, begin=begin, end=begin + 20))
@@ -229,8 +210,8 @@ def test_a_leap_second_is_no_second(ops, prices):
     [(dt.datetime(2026, 3, 29, tzinfo=dt.UTC), 24), (dt.datetime(2026, 10, 25, tzinfo=dt.UTC), 24)],
 )
 def test_daylight_saving_time_is_nobodys_business(ops, prices, since, hours):
-    """Days in which Europe's clocks have 23 and 25 hours have 24 here, because every time is UTC; so are sessions of
-    the database, and nothing depends on it: the month's edges are reckoned from UTC by name."""
+    """Days with 23 or 25 hours in Europe have 24 here, because every time is UTC. Database sessions use UTC too, but nothing
+    depends on that: month boundaries are computed in UTC explicitly."""
     begin = int((since - T0).total_seconds())
     record(pod(ops.pk, begin=begin, end=begin + DAY, cpu_milli=0, memory_mb=0))
     with connection.cursor() as cursor:
@@ -273,7 +254,7 @@ def test_a_discount_splits_to_the_second_and_the_largest_counts(ops, prices):
     )
 
 
-# Whose price
+# Which price applies
 
 
 def test_the_nearest_price_counts(ops, flight):
@@ -333,7 +314,7 @@ def test_a_discount_that_has_begun_can_only_be_ended(ops):
     Discount.objects.filter(pk=found.pk).update(valid_until=now + dt.timedelta(days=1))
 
 
-# Who owned what
+# Ownership
 
 
 def owners(appcode) -> list[str]:
@@ -355,7 +336,7 @@ def test_whoever_moves_an_appcode_notes_it(ops, flight):
 def test_changes_of_the_organisation_are_noted(make_appcode, alice):
     deep = make_appcode("deep-demo", org="corp.a.b", namespace="b", owner=alice)
     node = OrgNode.objects.get(path="corp.a.b")
-    # Within one second all of these: what stays is the last.
+    # All within one second: the last state counts.
     OrgNode.objects.filter(pk=node.pk).update(namespace=None)
     assert owners(deep)[-1] == ""
     above = OrgNode.objects.create(path="corp.a", namespace="a")
@@ -418,7 +399,7 @@ def test_a_line_lies_in_one_month(ops, prices):
 
 
 def test_a_price_that_begins_before_what_was_posted_corrects_it(ops, flight, prices):
-    """An administrator cannot do this, because a price begins now or later; a transaction that took long can."""
+    """A price of an administrator begins now or later; only a long transaction can insert an earlier one."""
     record(pod(ops.pk), pod(flight.pk, "p-2"), pod(ops.pk, "p-3", begin=-DAY, end=-HOUR))
     posting.post(NOW)
     price("gpu", "2.4", at(1800), appcode=ops)
@@ -435,7 +416,7 @@ def test_a_move_that_was_noted_late_corrects_the_owner(ops, prices):
     assert {line.business_line: line.quantity for line in check(NOW)} == {"qunarcorp.ops": 60, "elsewhere": 40}
 
 
-# The pure functions and the database agree, whatever the terms and the pods
+# The pure functions and the database agree for any terms and pods
 
 begins = st.integers(-3 * DAY, 40 * DAY)
 lengths = st.one_of(st.integers(0, 2 * HOUR), st.integers(0, 80 * DAY))
@@ -495,7 +476,7 @@ def set_terms(codes: dict[str, object], drawn_prices, drawn_discounts, drawn_own
 def test_the_ledger_is_what_the_pure_functions_say(
     ops, flight, drawn, prices_, discounts, owned, later_prices, later_discounts, later_owned, ends, times, size
 ):  # fmt: skip
-    """Terms before and after posting, pods that end late or otherwise than was said, portions of any size."""
+    """Terms that come before and after posting, pods that end late or differently than reported, portions of any size."""
     codes = {"ops": ops, "flight": flight}
     with transaction.atomic():
         set_terms(codes, prices_, discounts, owned)
@@ -510,7 +491,7 @@ def test_the_ledger_is_what_the_pure_functions_say(
                 while posting.post_portion(now, shard, size).segments:
                     pass
             check(now)
-        # Somebody saw more: another end wins over none, and the latest over an earlier one.
+        # Another end was seen: an end wins over none, and the latest over an earlier one.
         for state, length in zip(states, ends, strict=False):
             end = max(state.scheduled_at + dt.timedelta(seconds=length), state.finished_at or state.scheduled_at)
             metering_record.record([replace(state, phase="Succeeded", finished_at=end)])
@@ -526,7 +507,7 @@ def _taken(row, rows) -> bool:
 
 
 def live_equals_ledger(codes: dict[str, object], now: dt.datetime) -> None:
-    """Sums over segments, at a time when everything is posted, are those of the ledger, to the last digit."""
+    """Asserts that once everything is posted, sums over segments equal those of the ledger to the last digit."""
     last = periods.month(now).since
     posting.post(last)
     for code in codes.values():

@@ -1,4 +1,4 @@
-"""`manage.py replay`: proves segments, ledger and sums by the raw observations, and mends what differs."""
+"""`manage.py replay`: checks segments, ledger and sums against the raw observations, and repairs differences."""
 
 import datetime as dt
 import io
@@ -17,12 +17,7 @@ from billing.metering import sightings
 from billing.metering.segments import PodState
 from billing.models import DailyUsage, LedgerEntry, MonthlyUsage, Observation, Price, Quarantined, UsageSegment
 from portal.models import Appcode
-
-T0 = dt.datetime(2026, 3, 31, 22, tzinfo=dt.UTC)
-
-
-def at(seconds: float) -> dt.datetime:
-    return T0 + dt.timedelta(seconds=seconds)
+from tests.billing.pods import T0, at, record
 
 
 def pod(appcode: int, uid: str = "p-1", **facts: object) -> PodState:
@@ -44,11 +39,6 @@ def pod(appcode: int, uid: str = "p-1", **facts: object) -> PodState:
     return replace(state, **facts)
 
 
-def record(*states: PodState) -> None:
-    with transaction.atomic():
-        metering_record.record(states)
-
-
 def replay(*words: str) -> str:
     out = io.StringIO()
     call_command("replay", *words, stdout=out)
@@ -61,7 +51,7 @@ def digest(text: str) -> str:
 
 @pytest.fixture
 def posted(ops):
-    """Two pods, one of them over a month's end, both in the ledger."""
+    """Two pods in the ledger, one of them across the end of a month."""
     for sku, per_hour in (("gpu", "1.2"), ("cpu", "0.03"), ("memory", "0.004")):
         Price.objects.create(sku=sku, per_hour=Decimal(per_hour), valid_from=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
     record(pod(ops.pk), pod(ops.pk, "p-2", finished_at=at(60)))
@@ -84,7 +74,7 @@ def test_what_waits_for_its_posting_is_not_wrong(posted):
 
 
 def tamper(statement: str) -> None:
-    """As somebody with all rights on the database could."""
+    """Changes rows as a database superuser could."""
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL session_replication_role = replica")
         cursor.execute(statement)
@@ -127,7 +117,7 @@ def test_any_change_behind_our_back_is_found_and_mended(posted, flight, statemen
 
 
 def money() -> dict[str, Decimal]:
-    """The net charge of each pod, and that of the sums."""
+    """Returns the net charge of each pod, and the totals of the sums."""
     found = {"days": Decimal(0), "months": Decimal(0)}
     for line in LedgerEntry.objects.all():
         found[line.uid] = found.get(line.uid, Decimal(0)) + line.charge

@@ -1,11 +1,11 @@
-"""What only ever grows cannot be emptied at once: TRUNCATE passes triggers of rows, so each such table has one of its own."""
+"""Append-only tables refuse TRUNCATE, which bypasses row triggers, so each has a statement trigger for it."""
 
 from __future__ import annotations
 
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-# Bits of pg_trigger.tgtype: for each row, before, delete; truncate.
+# Bits of pg_trigger.tgtype: FOR EACH ROW, BEFORE, DELETE, TRUNCATE.
 ROW, BEFORE, DELETE, TRUNCATE = 1, 2, 8, 32
 KEPT = f"""
 SELECT tgrelid::regclass::text FROM pg_trigger
@@ -14,7 +14,7 @@ WHERE NOT tgisinternal AND tgtype & {DELETE} > 0 AND (tgtype & {ROW + BEFORE} = 
 
 
 def kept() -> set[str]:
-    """Tables of which the database lets rows go under conditions, or never."""
+    """Returns the tables whose triggers restrict or refuse deletes."""
     with connection.cursor() as cursor:
         cursor.execute(KEPT)
         return {name for (name,) in cursor.fetchall()}
@@ -31,7 +31,7 @@ def test_no_table_that_keeps_its_rows_can_be_truncated(db):
     for table in sorted(tables):
         with pytest.raises(IntegrityError, match="append-only"):
             truncate(table)
-        # Nor by what refers to it or is referred to.
+        # A TRUNCATE of it together with a related table is refused too.
         with pytest.raises(IntegrityError, match="append-only"):
             truncate("portal_appcode", table)
 
@@ -43,7 +43,7 @@ def test_nor_by_way_of_another_table(db):
 
 @pytest.mark.django_db(transaction=True)
 def test_tests_that_commit_begin_with_nothing(people):
-    """And the database that they leave has its triggers again."""
+    """The flush after such a test leaves an empty database with its triggers enabled."""
     from django.core.management import call_command
 
     call_command("flush", interactive=False, verbosity=0)

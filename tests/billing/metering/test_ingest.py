@@ -1,4 +1,4 @@
-"""What the database makes of sightings is what `segments.segment_of` makes of them, to the last field."""
+"""The database turns sightings into what `segments.segment_of` computes, to the last field."""
 
 import datetime as dt
 import hashlib
@@ -20,7 +20,7 @@ from billing.models import Observation, UsageSegment
 T0 = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
 ZONES = (dt.UTC, dt.timezone(dt.timedelta(hours=8)), dt.timezone(-dt.timedelta(hours=3, minutes=30)))
 
-# Around T0, with fractions of seconds, near the skew that is forgiven, and far beyond it.
+# Times around T0 with fractions of seconds, times near the tolerated clock skew, and times far beyond it.
 moments = st.one_of(
     st.integers(-30, 30).map(lambda n: T0 + dt.timedelta(seconds=n / 4)),
     st.integers(-1000, 1000).map(lambda n: T0 + dt.timedelta(seconds=n)),
@@ -74,7 +74,7 @@ def test_the_database_adds_up_as_the_pure_function_does(ops, drawn):
 
 @given(states, st.booleans())
 def test_a_digest_is_of_json_in_ascii_with_sorted_keys(state, far):
-    """However it is made: digests of years ago must be those of today."""
+    """The way to compute a digest may change, but digests of years ago must stay equal."""
     state = replace(state, appcode_id=2**70) if far else state
     times = [t and t.astimezone(dt.UTC).isoformat() for t in (state.scheduled_at, state.started_at, state.finished_at)]
     amounts = [state.gpus, state.gpu_model, state.cpu_milli, state.memory_mb, *filter(None, [state.storage_mb])]
@@ -98,7 +98,7 @@ def test_one_transaction_may_record_twice(ops):
 
 @pytest.mark.django_db(transaction=True)
 def test_sightings_of_one_cloud_wait_for_each_other_and_for_nobody_else(ops):
-    """Of two transactions that each saw one half of a pod, the later one finds what the earlier one has written meanwhile."""
+    """Two transactions each saw one half of a pod: the later one must see what the earlier one wrote meanwhile."""
     begun = PodState("p-1", "local", ops.pk, "run 1", {}, "Running", 1, started_at=T0)
     ended = replace(begun, phase="Succeeded", started_at=None, finished_at=T0 + dt.timedelta(seconds=9))
     elsewhere = replace(begun, uid="p-2", cloud="kubernetes")
@@ -121,7 +121,7 @@ def test_sightings_of_one_cloud_wait_for_each_other_and_for_nobody_else(ops):
         with other.cursor() as cursor:
             cursor.execute(
                 "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = hashtext('local')"
-                # Tests of other processes have databases of their own on the same server.
+                # Other test processes use other databases of this server.
                 " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             )
             return cursor.fetchone()[0]
@@ -154,7 +154,7 @@ def impatient() -> None:
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """With a connection of its own. Raises what it raises."""
+    """Runs `work` in a thread with its own connection. Raises its exception."""
 
     def alone() -> None:
         try:

@@ -1,4 +1,4 @@
-"""Recording what was seen: once, whatever is repeated, cut off or done by two at the same time. Real PostgreSQL."""
+"""Recording sightings: each counts once, even if repeated, interrupted or recorded concurrently. Real PostgreSQL."""
 
 import datetime as dt
 import threading
@@ -28,7 +28,7 @@ def at(seconds: float) -> dt.datetime:
 
 
 def history(appcode: int, uid: str = "p-1", *, begin: int = 0, end: int = 60, **facts: object) -> list[PodState]:
-    """What a cloud tells of one pod."""
+    """Returns what a cloud reports of one pod."""
     labels = {"cluster": "show1", "run": 1, "role": "worker", "index": 0}
     pending = PodState(uid, "local", appcode, "run 1", labels, "Pending", gpus=1, cpu_milli=2000, memory_mb=2048)
     reserved = replace(pending, scheduled_at=at(begin - 1), **facts)
@@ -109,7 +109,7 @@ def test_the_database_keeps_whole_seconds(db, table):
 
 
 def test_a_transaction_that_dies_leaves_nothing_half(ops):
-    """Killed after any statement: nothing was written, and the next attempt writes everything."""
+    """After a kill at any statement nothing is written, and the next attempt writes everything."""
     states = history(ops.pk)
     for survived in range(3):
         left = survived
@@ -130,7 +130,7 @@ def test_a_transaction_that_dies_leaves_nothing_half(ops):
 
 @pytest.mark.django_db(transaction=True)
 def test_two_controllers_at_once_count_once(ops):
-    """Each tells half of the truth in its own order, on its own connection; the segments hold all of it."""
+    """Each reports half of the sightings in its own order on its own connection; the segments contain all of them."""
     pods = [history(ops.pk, f"p-{n}", end=60 + n) for n in range(20)]
     shares = [[state for pod in pods for state in pod[:3]], [state for pod in pods[::-1] for state in pod[:1:-1]]]
     start = threading.Barrier(2, timeout=60)
@@ -186,7 +186,7 @@ moments = st.integers(-6000, 12000)
 )
 @given(st.lists(pods, max_size=6), st.lists(moments, min_size=2, max_size=5, unique=True), moments)
 def test_the_database_and_the_pure_rating_agree(ops, book, drawn, cuts, now):
-    """Every window of every pod, to the last digit; and the windows add up."""
+    """The ratings of every window of every pod agree to the last digit, and the windows add up."""
     edges = sorted(map(at, cuts))
     windows = list(pairwise(edges))
     with transaction.atomic():

@@ -1,4 +1,4 @@
-"""A segment is a function of the set of sightings, whatever happened to them on the way."""
+"""A segment depends only on the set of sightings, not on their order or repetition."""
 
 import datetime as dt
 import random
@@ -30,7 +30,7 @@ def at(seconds: float) -> dt.datetime:
 
 
 def history(*, scheduled: float = 0, started: float = 5, finished: float = 65) -> list[PodState]:
-    """What a well-behaved cloud tells of one pod."""
+    """Returns what a well-behaved cloud reports of one pod."""
     reserved = replace(STATE, scheduled_at=at(scheduled))
     running = replace(reserved, phase="Running", started_at=at(started))
     return [STATE, reserved, running, replace(running, phase="Succeeded", finished_at=at(finished))]
@@ -62,7 +62,7 @@ def test_a_running_pod_grows_and_has_no_end():
 
 
 def test_an_end_told_by_a_living_pod_is_no_end():
-    """A container that was restarted has a finished time; its pod still holds the GPU."""
+    """A restarted container has a finish time, but its pod still holds the GPU."""
     restarted = replace(history()[2], finished_at=at(30))
     assert segment_of([restarted]).ended is None
 

@@ -1,4 +1,4 @@
-"""The price book: as a file (all or nothing, each mistake at its place), what a change would do, discounts and credits."""
+"""The price book: file imports (all or nothing, each error at its place), effects of a change, discounts and credits."""
 
 import datetime as dt
 from dataclasses import replace
@@ -75,7 +75,7 @@ def test_what_is_written_is_read_again(rows_):
 def test_whatever_is_read_is_understood_or_told(text_):
     found, wrong = price_file.read(text_)
     assert all(error.path[0].isdigit() and error.message for error in wrong)
-    # A line of nothing but empty cells is a blank line.
+    # A line of empty cells counts as blank.
     assert found or wrong or not text_.removeprefix(HEAD).translate({ord(each): None for each in ',"'}).strip()
 
 
@@ -83,10 +83,10 @@ def test_importing_an_export_changes_nothing(prices, root):
     before, events = rows(), Event.objects.count()
     done = actions.import_prices(actions.exported(), acting_user=root)
     assert (done.changes, done.unchanged) == ((), 4)
-    # As a spreadsheet on Windows writes it.
+    # With the BOM and line ends that spreadsheets on Windows write.
     done = actions.import_prices("\ufeff" + actions.exported().replace("\r\n", "\n"), acting_user=root)
     assert (done.changes, done.unchanged) == ((), 4)
-    # Even when a business line is none any more.
+    # Even if a price belongs to a former business line.
     OrgNode.objects.filter(path="qunarcorp.ops").update(namespace=None)
     assert actions.import_prices(actions.exported(), acting_user=root).unchanged == 4
     assert rows() == before
@@ -168,7 +168,7 @@ def test_only_administrators_change_prices(prices, alice, ops):
             attempt()
 
 
-# What a change would do
+# Effects of a change
 
 
 def pod(appcode, uid: str, hours: int, model: str = "A100", begin: dt.datetime | None = None) -> PodState:
@@ -185,7 +185,7 @@ def record(*states: PodState) -> None:
 
 @pytest.fixture
 def now():
-    """A moment in this month at which two hours of it are over."""
+    """Returns the time two hours after the start of this month."""
     return periods.month(timezone.now()).since + dt.timedelta(hours=2)
 
 

@@ -1,4 +1,4 @@
-"""Money is exact: it splits where prices change and where people look, and adds up again."""
+"""Money is exact: costs split at price changes and at the edges of a window, and add up again."""
 
 import datetime as dt
 from decimal import Decimal

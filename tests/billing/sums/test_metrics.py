@@ -1,4 +1,4 @@
-"""The counter of GPU-seconds: always what the ledger says, whatever happens to it, and at the same cost after years."""
+"""The GPU-second counter always equals the ledger, and reading it costs the same after years."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def told(now: dt.datetime = NOW) -> dict[tuple[str, ...], float]:
 
 
 def of_ledger() -> dict[tuple[str, ...], int]:
-    """From the lines alone."""
+    """Returns GPU-seconds per series from the ledger entries alone."""
     codes = dict(Appcode.objects.values_list("pk", "code"))
     found: Counter[tuple[str, ...]] = Counter()
     for line in LedgerEntry.objects.filter(sku__startswith="gpu"):
@@ -67,7 +67,7 @@ def test_totals_are_the_ledgers_whatever_happens_to_it(people):
         tell(people.flight, f"c-{n}", since, since + HOUR, gpus=0, cpu_milli=500)
     posting.post(NOW)
     assert told() == of_ledger() == of_totals() != {}
-    # Late usage of an old month, more of it and less.
+    # Late usage of an old month, which adds some and removes some.
     tell(people.flight, "late", first, first + HOUR, gpu_model="")
     posting.post(NOW)
     assert told() == of_ledger() == of_totals()
@@ -81,7 +81,7 @@ def test_totals_are_the_ledgers_whatever_happens_to_it(people):
     assert told() == of_ledger() == of_totals() == before
     GpuCounter.objects.all().delete()
     assert told() == before, "it follows from the totals alone"
-    # It turns out that another business line owned it from the second month on.
+    # A late ownership change: another business line owned it from the second month on.
     Ownership.objects.create(appcode=people.ops, business_line="qunarcorp.else", valid_from=months_back(3)[0])
     posting.post(NOW)
     assert of_ledger() == of_totals()
@@ -97,7 +97,7 @@ def test_what_was_told_stands_until_a_correction_is_caught_up_with(people):
     tell(people.ops, "p-1", since, since + 5 * HOUR, estimated=True)
     posting.post(NOW)
     assert told() == of_ledger() == {series: 2 * 5 * 3600}
-    # What is certain wins over what was estimated: some is taken back.
+    # The true end replaces the estimate, so some usage is reversed.
     tell(people.ops, "p-1", since, since + 3 * HOUR)
     posting.post(NOW)
     assert of_ledger() == of_totals() == {series: 2 * 3 * 3600}
@@ -119,7 +119,7 @@ def test_what_runs_over_the_end_of_a_month_counts_once(people):
 
 
 def rows_read() -> int:
-    """How many rows all steps of the statement had."""
+    """Returns the number of rows that all steps of the query plan read."""
 
     def of(plan: dict[str, Any]) -> float:
         return plan["Actual Rows"] * plan["Actual Loops"] + sum(map(of, plan.get("Plans", [])))

@@ -1,4 +1,4 @@
-"""A cluster whose runs have begun and kept their output, and what an application needs to be made."""
+"""A cluster whose runs have started and stored their output, and everything that creating an application needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ S3 = {"server": "http://127.0.0.1:9", "access_key": "A" * 20, "secret_key": "s" 
 
 @pytest.fixture
 def offers(db: None) -> None:
-    from clusters.models import Flavor, Image
+    from clusters.catalog.models import Flavor, Image
 
     Flavor.objects.create(name="tiny", title="Tiny", cpu_milli=100, memory_mb=1024)
     Flavor.objects.create(name="middle", title="Middle", cpu_milli=1000, memory_mb=2048)
@@ -23,10 +23,10 @@ def offers(db: None) -> None:
 
 @pytest.fixture
 def as_bob(bob: Any, offers: None) -> Any:
-    """With a cluster `train` that has begun its second run; both store their output."""
+    """bob's API client, and his cluster `train` in its second run; both runs store their output."""
     from django.utils import timezone
 
-    from clusters.models import Run
+    from clusters.runs.models import Run
     from tests.api.client import api_of, manifest
 
     api = api_of(bob)

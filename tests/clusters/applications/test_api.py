@@ -1,4 +1,4 @@
-"""Applications over REST: what is sent, what it makes, and who comes in by a token."""
+"""Applications over REST: requests, the clusters they create, and access by token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def web(name: str = "panel", **spec: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def offers(db: None) -> None:
-    from clusters.models import Flavor, Image
+    from clusters.catalog.models import Flavor, Image
 
     Flavor.objects.create(name="small", title="Small", cpu_milli=500, memory_mb=512)
     Flavor.objects.create(name="middle-1-gpu", title="Middle + 1 GPU", cpu_milli=1000, memory_mb=2048, gpus=1)
@@ -45,7 +45,7 @@ def errors(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_notebook_with_a_volume_of_its_own(as_bob: Api) -> None:
-    from clusters.models import Cluster
+    from clusters.runs.models import Cluster
     from datastores.models import Datastore
 
     status, made = as_bob.post(APPLICATIONS, application())
@@ -59,12 +59,12 @@ def test_a_notebook_with_a_volume_of_its_own(as_bob: Api) -> None:
     assert Datastore.objects.get(name="notes-home").spec["size"] == "2Gi"
     assert Cluster.objects.get(name="notes").spec["home"] == "notes-home"
     assert as_bob.get(f"{APPLICATIONS}/notes") == (200, made)
-    # It is a cluster like any other, and no other cluster is an application.
+    # An application is a cluster like any other, but no other cluster is an application.
     assert as_bob.get("/appcodes/ops-demo/clusters/notes")[1]["spec"]["framework"] == "jupyter"
     assert as_bob.post("/appcodes/ops-demo/clusters", manifest("trains"))[0] == 201
     assert as_bob.get(f"{APPLICATIONS}/trains")[0] == 404
     assert [each["metadata"]["name"] for each in as_bob.get("/applications")[1]["items"]] == ["notes"]
-    # What lies in it stays.
+    # Deleting the application keeps its volume.
     assert as_bob.delete(f"{APPLICATIONS}/notes")[0] == 202
     assert Datastore.objects.filter(name="notes-home").exists()
 
@@ -76,7 +76,7 @@ def test_a_new_notebook_without_storage_gets_a_volume_as_in_the_form(as_bob: Api
     del smallest["spec"]["storage"]
     assert as_bob.post(APPLICATIONS, smallest)[0] == 201
     assert Datastore.objects.get(name="n-home").spec["size"] == "10Gi"
-    # What says nothing of an old one does not move its files.
+    # A manifest that leaves storage out does not move the files of an existing application.
     status, answer = as_bob.put(f"{APPLICATIONS}/n", smallest)
     assert (status, set(errors(answer))) == (422, {"spec.storage"})
 
@@ -109,7 +109,7 @@ def test_what_is_refused_makes_nothing(as_bob: Api) -> None:
 
 
 def test_a_change_keeps_what_only_the_cluster_says_and_lets_its_volume_grow(as_bob: Api) -> None:
-    from clusters.models import Cluster
+    from clusters.runs.models import Cluster
     from datastores.models import Datastore
 
     made = as_bob.post(APPLICATIONS, application())[1]
@@ -123,7 +123,7 @@ def test_a_change_keeps_what_only_the_cluster_says_and_lets_its_volume_grow(as_b
     )
     assert Datastore.objects.get().spec["size"] == "3Gi"
     assert Cluster.objects.get().spec["retries"] == 7
-    # Of the cluster's own manifest the framework may change: then it is another application, and found as that.
+    # An update may change the type, which is the framework of the cluster.
     assert as_bob.put(f"{APPLICATIONS}/notes", web("notes"))[1]["spec"]["type"] == "web"
 
 
@@ -137,7 +137,7 @@ def test_nothing_is_opened_where_nobody_can_come(as_bob: Api, monkeypatch: pytes
 
 
 def test_actions_and_what_answers(as_bob: Api) -> None:
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     as_bob.post(APPLICATIONS, web())
     now = dt.datetime.now(dt.UTC).isoformat()

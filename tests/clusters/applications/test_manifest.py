@@ -1,4 +1,4 @@
-"""An application's manifest and that of its cluster say the same: every one survives the way there and back."""
+"""An application's manifest converts to that of its cluster and back without loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusters.applications.manifest import (
     role_of,
 )
 from clusters.frameworks import APPLICATIONS
-from clusters.manifest import ClusterManifest
+from clusters.manifest.cluster import ClusterManifest
 from portal.errors import Invalid
 from portal.manifests import parse
 
@@ -37,7 +37,7 @@ access = st.sampled_from([{}, {"to": "members"}]) | st.builds(
 
 @st.composite
 def documents(draw: Any) -> dict[str, Any]:
-    """Applications that are accepted."""
+    """Valid applications."""
     kind = draw(st.sampled_from(sorted(APPLICATIONS)))
     policies = ["never", "announce", "stop"] if APPLICATIONS[kind].idle_signal else ["never"]
     idle = st.fixed_dictionaries({"policy": st.sampled_from(policies)}, optional={"after": st.integers(60, 30 * 86400)})
@@ -87,7 +87,7 @@ def test_there_and_back(document: dict[str, Any], retries: int) -> None:
     shown = application_spec(stored)
     again = ApplicationManifest.model_validate({**document, "spec": shown})
     assert again.spec == manifest.spec.model_copy(update={"storage": again.spec.storage})
-    # What was read can be sent back: the cluster is the same, with what only its own manifest says.
+    # A manifest that was read can be sent back: the cluster keeps the fields that applications lack.
     assert cluster_manifest(again, before=stored) == cluster
     assert application_spec(cluster_manifest(again, before=stored).spec.model_dump(mode="json", by_alias=True)) == shown
 
@@ -139,7 +139,7 @@ def test_every_field_of_the_cluster_has_one_of_the_application(document: dict[st
     spec = cluster_spec(manifest.spec, "home")
     known = OF_APPLICATION
     for key in OF_CLUSTER:
-        # What it does not say is right by itself.
+        # The default of these fields is always valid.
         assert own_path(("spec", key))[1] in known or key in (
             "retries",
             "scheduleAfter",

@@ -1,5 +1,4 @@
-"""Runs and notebooks: the output of a run is opened in one that shows it, or in one that is started with it and not behind
-anybody's back."""
+"""Runs and notebooks: opens the output of a run in a notebook that has it, or in one restarted with it after confirmation."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from clusters.manifest import plain_notebook
+from clusters.manifest.cluster import plain_notebook
 from tests.api.client import Api, manifest
 from tests.clusters.applications.test_tensorboard import errors
 from tests.clusters.frameworks.test_notebook import notebook
@@ -20,7 +19,7 @@ LAB = "/appcodes/ops-demo/applications/lab"
 
 @pytest.fixture
 def lab(as_bob: Api, settings: Any) -> Api:
-    """bob, who has a notebook that waits for its first run to begin."""
+    """bob, with a notebook that waits for its first run to start."""
     spec = {"type": "jupyter", "image": "tensorflow", "flavor": "small", "storage": {"size": "1Gi"}}
     status, made = as_bob.post("/appcodes/ops-demo/applications", {"metadata": {"name": "lab"}, "spec": spec})
     assert status == 201, made
@@ -28,11 +27,11 @@ def lab(as_bob: Api, settings: Any) -> Api:
 
 
 def over(name: str, phase: str = "Stopped") -> None:
-    """The cloud says that nothing of it is left."""
+    """The cloud reports that the run is gone."""
     from django.db import transaction
 
-    from clusters.models import Run
-    from clusters.runs.status import refresh
+    from clusters.runs.models import Run
+    from clusters.runs.phase_update import refresh
 
     with transaction.atomic():
         run = Run.objects.select_related("cluster__appcode").filter(cluster__name=name).latest("number")
@@ -42,7 +41,7 @@ def over(name: str, phase: str = "Stopped") -> None:
 
 
 def running(name: str) -> None:
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     Run.objects.filter(cluster__name=name, gone=False).update(
         phase="Running", admitted_at=timezone.now(), applied_at=timezone.now()
@@ -50,8 +49,8 @@ def running(name: str) -> None:
 
 
 def test_a_notebook_that_runs_without_it_is_ended_only_for_who_says_so_and_started_anew_with_it(lab: Api) -> None:
-    from clusters import actions
-    from clusters.models import Cluster
+    from clusters.cluster import actions
+    from clusters.runs.models import Cluster
 
     running("lab")
     status, answer = lab.post(f"{TRAIN}/notebook")
@@ -67,21 +66,21 @@ def test_a_notebook_that_runs_without_it_is_ended_only_for_who_says_so_and_start
     status, made = lab.post(f"{TRAIN}/notebook", {"application": "lab", "restart": True})
     assert (status, made["spec"]["runs"], made["status"]["run"]) == (200, ["train/2"], 1)
     pk = Cluster.objects.get(name="lab").pk
-    actions.deploy_next(pk)  # a wake-up that comes too soon
+    actions.deploy_next(pk)  # a wake-up that comes too early
     assert lab.get(LAB)[1]["status"]["run"] == 1
     over("lab")
     for _ in range(2):
         actions.deploy_next(pk)
     assert lab.get(LAB)[1]["status"]["run"] == 2
     running("lab")
-    # Now it shows it, and nothing more is done.
+    # Now the notebook has the run, and nothing more happens.
     assert lab.post(f"{TRAIN}/notebook") == (200, lab.get(LAB)[1])
     assert lab.post(f"{TRAIN}/notebook", {"runs": ["train/1"]})[0] == 422
 
 
 def test_who_disables_it_meanwhile_is_believed(lab: Api) -> None:
-    from clusters import actions
-    from clusters.models import Cluster
+    from clusters.cluster import actions
+    from clusters.runs.models import Cluster
 
     running("lab")
     lab.post(f"{TRAIN}/notebook", {"application": "lab", "restart": True})
@@ -92,8 +91,9 @@ def test_who_disables_it_meanwhile_is_believed(lab: Api) -> None:
 
 
 def test_what_cannot_be_started_anew_is_not_ended_or_says_why_it_was_not(lab: Api) -> None:
-    from clusters import actions
-    from clusters.models import Cluster, Image
+    from clusters.catalog.models import Image
+    from clusters.cluster import actions
+    from clusters.runs.models import Cluster
     from portal.models import Event
 
     running("lab")
@@ -116,7 +116,7 @@ def test_what_cannot_be_started_anew_is_not_ended_or_says_why_it_was_not(lab: Ap
 
 def test_runs_that_are_gone_leave_it_and_it_is_started_with_the_rest(lab: Api) -> None:
     lab.post("/appcodes/ops-demo/clusters", manifest("old", output="results"))
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     Run.objects.filter(cluster__name="old").update(started_at=timezone.now())
     running("lab")
@@ -143,18 +143,18 @@ def test_what_cannot_be_shown_is_refused_at_the_runs(lab: Api) -> None:
 
 
 def test_the_page_says_what_it_takes_before_it_is_done(lab: Api, bob: Any, victor: Any) -> None:
-    from clusters.models import Cluster, Run
+    from clusters.runs.models import Cluster, Run
 
     page, client = "/clusters/ops-demo/train/notebook", Client()
     client.force_login(bob)
     said = client.get(page).content.decode()
     assert "Open train/2 in a notebook" in said
     assert "It runs without it. It is ended and started anew" in said
-    # One click with nothing chosen asks, too; what is not confirmed ends nothing.
+    # A POST without a choice shows the question too; without confirmation nothing ends.
     assert client.post(page).content.decode().count("Start anew") == said.count("Start anew") > 0
     client.post(page, {"application": "lab"})
     assert Cluster.objects.get(name="lab").spec["runs"] == []
-    # The one that is about to end would still answer: nobody is sent there before the next one does.
+    # The ending run of the notebook still answers, so the page links to the notebook only when the next one answers.
     waits = client.post(page, {"restart": "lab"}, follow=True)
     assert "opening=lab" in waits.redirect_chain[-1][0]
     assert "lab is start" in waits.content.decode()
@@ -169,7 +169,7 @@ def test_the_page_says_what_it_takes_before_it_is_done(lab: Api, bob: Any, victo
     opening = client.get(waits.redirect_chain[-1][0]).content.decode()
     assert "http://notebook-lab-ops-demo.apps.localhost" in opening
     assert "/lab/tree/elearn-runs/train/2" in opening
-    # Several that were chosen among its runs, or one that nobody can see.
+    # Several selected runs; then runs that do not exist.
     both = client.post(page, {"runs": ["train/1", "train/2"]}).content.decode()
     assert "Open train/1, train/2 in a notebook" in both
     assert both.count('name="runs"') == 2
@@ -183,7 +183,7 @@ def test_the_page_says_what_it_takes_before_it_is_done(lab: Api, bob: Any, victo
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """The home of the notebook as its task answers for it, by path."""
+    """The files in the notebook's home by path, as its task returns them."""
     from clusters.applications import notebook_runs
 
     files: dict[str, bytes] = {}
@@ -199,7 +199,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 
 def works(name: str) -> None:
-    from clusters.models import Run, Task
+    from clusters.runs.models import Run, Task
 
     running(name)
     run = Run.objects.get(cluster__name=name, gone=False)
@@ -221,11 +221,11 @@ def test_a_notebook_runs_as_a_cluster_with_what_the_application_has(lab: Api, fi
     }  # fmt: skip
     assert (made["spec"]["framework"], made["spec"]["image"], made["spec"]["retries"]) == ("notebook", "tensorflow", 0)
     assert made["spec"]["roles"]["master"]["flavor"] == "small"
-    # A volume is mounted by one task at a time, and the application has it.
+    # Only one task at a time can mount a volume, and the application has it mounted.
     assert made["spec"]["home"] is None
-    # What it wrote is opened at the notebook itself.
+    # The run's result opens in the notebook itself.
     from clusters.applications.notebooks import address_in
-    from clusters.models import Cluster
+    from clusters.runs.models import Cluster
 
     cluster = Cluster.objects.get(name="lab")
     assert address_in(cluster, ["nb/1"]).endswith("/lab/tree/elearn-runs/nb/1/Train%20it.ipynb")
@@ -233,11 +233,11 @@ def test_a_notebook_runs_as_a_cluster_with_what_the_application_has(lab: Api, fi
 
 
 def test_what_cannot_be_run_is_refused_at_its_field(lab: Api, files: dict[str, bytes]) -> None:
-    from clusters.models import Cluster
+    from clusters.runs.models import Cluster
 
     files |= {"a.ipynb": notebook("1").encode(), "text.ipynb": b"hello", "big.ipynb": b"x" * (9 * 2**20)}
     body: dict[str, Any] = {"notebook": "a.ipynb", "output": "results"}
-    assert lab.post(f"{LAB}/run", {"metadata": {"name": "nb"}, "spec": body})[0] == 409  # it does not run
+    assert lab.post(f"{LAB}/run", {"metadata": {"name": "nb"}, "spec": body})[0] == 409  # the notebook is not running
     works("lab")
     count = Cluster.objects.count()
     for changes, path, sentence in (
@@ -261,7 +261,7 @@ def test_what_cannot_be_run_is_refused_at_its_field(lab: Api, files: dict[str, b
 def test_the_form_keeps_what_was_typed_and_names_the_cluster_after_the_notebook(
     lab: Api, files: dict[str, bytes], bob: Any
 ) -> None:
-    from clusters.models import Cluster
+    from clusters.runs.models import Cluster
 
     page, client = "/applications/ops-demo/lab/run", Client()
     client.force_login(bob)

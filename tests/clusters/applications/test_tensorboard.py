@@ -1,4 +1,4 @@
-"""TensorBoard of runs: made once however often it is asked for, of what the asker may see, or refused with a reason."""
+"""TensorBoard of runs: repeated requests create one, of runs that the user may see, or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def errors(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def test_one_for_the_same_runs_however_often_it_is_asked_for(as_bob: Api) -> None:
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     status, made = as_bob.post(f"{TRAIN}/tensorboard")
     assert status == 201, made
@@ -38,7 +38,7 @@ def test_one_for_the_same_runs_however_often_it_is_asked_for(as_bob: Api) -> Non
     Run.objects.filter(cluster__name="tb-train-2").update(
         phase="Running", admitted_at=timezone.now(), applied_at=timezone.now()
     )
-    # One that has ended is started again; one that is being ended is waited for.
+    # An ended one is started again; while one is ending, the request is refused.
     assert as_bob.post("/appcodes/ops-demo/applications/tb-train-2/disable")[0] == 202
     assert as_bob.post(f"{TRAIN}/tensorboard")[0] == 409
     Run.objects.filter(cluster__name="tb-train-2").update(phase="Stopped", gone=True)
@@ -47,7 +47,7 @@ def test_one_for_the_same_runs_however_often_it_is_asked_for(as_bob: Api) -> Non
 
 
 def test_an_image_that_has_it_where_that_of_the_run_is_known_to_lack_it(as_bob: Api) -> None:
-    from clusters.models import Image
+    from clusters.catalog.models import Image
 
     Image.objects.filter(name="tensorflow").update(frameworks=["pytorch"])
     status, answer = as_bob.post(f"{TRAIN}/tensorboard")
@@ -61,7 +61,7 @@ def test_an_image_that_has_it_where_that_of_the_run_is_known_to_lack_it(as_bob: 
 
 def test_another_name_where_something_else_has_it(as_bob: Api) -> None:
     from clusters.applications.tensorboard import _names
-    from clusters.manifest import MAX_NAME
+    from clusters.manifest.cluster import MAX_NAME
 
     assert as_bob.post("/appcodes/ops-demo/clusters", manifest("tb-train-2"))[0] == 201
     name = as_bob.post(f"{TRAIN}/tensorboard")[1]["metadata"]["name"]
@@ -73,7 +73,7 @@ def test_another_name_where_something_else_has_it(as_bob: Api) -> None:
 
 
 def test_what_cannot_be_shown_is_refused_with_its_reason(as_bob: Api) -> None:
-    from clusters.models import Cluster
+    from clusters.runs.models import Cluster
 
     as_bob.post("/appcodes/ops-demo/clusters", manifest("bare"))
     as_bob.post("/appcodes/ops-demo/clusters", manifest("waits", output="results"))
@@ -94,7 +94,7 @@ def test_what_cannot_be_shown_is_refused_with_its_reason(as_bob: Api) -> None:
 
 
 def test_runs_of_another_appcode_are_not_there_and_viewers_only_look(as_bob: Api, alice: Any, victor: Any) -> None:
-    from clusters.models import Cluster
+    from clusters.runs.models import Cluster
     from portal.models import Appcode, Membership
 
     victors = api_of(victor)
@@ -102,7 +102,7 @@ def test_runs_of_another_appcode_are_not_there_and_viewers_only_look(as_bob: Api
     assert as_bob.post(f"{TRAIN}/tensorboard")[0] == 201
     assert victors.post(f"{TRAIN}/tensorboard")[0] == 200
     assert Cluster.objects.filter(framework="tensorboard").count() == 1
-    # The same name of a cluster, in an appcode of somebody else.
+    # A cluster of the same name in another appcode.
     other = Appcode.objects.exclude(code="ops-demo").first()
     if other is None:
         other = Appcode.objects.create(
@@ -119,7 +119,7 @@ def test_runs_of_another_appcode_are_not_there_and_viewers_only_look(as_bob: Api
 def test_two_clicks_at_once_make_one(as_bob: Api) -> None:
     from django.db import connection
 
-    from clusters.models import Cluster
+    from clusters.runs.models import Cluster
 
     begin, answers = threading.Barrier(4), []
 

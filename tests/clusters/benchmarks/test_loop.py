@@ -1,4 +1,4 @@
-"""Benchmarks from their manifest to what they measured, with real processes."""
+"""Benchmarks from manifest to results, with real processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from clusters.benchmarks import actions
 from clusters.benchmarks import loop as benchmarks
 from clusters.benchmarks import manifest as manifests
 from clusters.benchmarks.manifest import BenchmarkManifest
-from clusters.models import Benchmark, Cluster, Flavor, Run
-from clusters.phase import TERMINAL
+from clusters.benchmarks.models import Benchmark
+from clusters.catalog.models import Flavor
+from clusters.runs.models import Cluster, Run
+from clusters.runs.phase import TERMINAL
 from portal.errors import Invalid
 from portal.manifests import parse
 from portal.profile.notifications import Notifications, set_notifications
@@ -21,7 +23,7 @@ from tests.clusters import conftest
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS = "/appcodes/ops-demo/benchmarks"
-# In the place of the program: what each task measured is its own, and that of four tasks finds no memory.
+# Replaces the benchmark program: tasks differ in what they measure, and four tasks run out of memory.
 STAND_IN = """
 import json, os, sys
 count = sum(len(of) for job, of in json.loads(os.environ.get("TF_CONFIG", '{"cluster": {}}'))["cluster"].items() if job != "ps")
@@ -78,7 +80,7 @@ def test_sizes_are_measured_one_after_another_and_compared_with_each_other_and_t
     assert (four["phase"], four["efficiency"]) == ("Failed", None)
     assert "ResourceExhausted" in four["message"]
     assert {each.subject for each in Mail.objects.all()} == {"ops-demo/scale: Succeeded", "ops-demo/scale-2: Succeeded"}
-    # Lists of clusters do not have them; pages have what REST has.
+    # Lists of clusters leave the benchmark's clusters out; pages show what REST returns.
     assert "scale-2-1" not in json.dumps(api.get("/appcodes/ops-demo/clusters")[1])
     client.force_login(people.victor)
     page = client.get("/benchmarks/ops-demo/scale-2").content.decode()
@@ -86,7 +88,6 @@ def test_sizes_are_measured_one_after_another_and_compared_with_each_other_and_t
     assert "Nodes that differ" in page
     assert "(-48 %)" in page
     assert "scale-2" in client.get("/benchmarks").content.decode()
-    # Deleted, nothing is left of it.
     actions.delete_benchmark(made, acting_user=people.bob)
     assert not Cluster.objects.filter(part_of="benchmarks/scale-2", deleted_at=None).exists()
     assert client.get("/benchmarks/ops-demo/scale-2").status_code == 404
@@ -167,6 +168,6 @@ def test_tensorflow_itself_is_measured_both_ways(loop, people, monkeypatch):
             worker["node"] and worker["compute"] > 0 and worker["communication"] > 0 for worker in each["workers"]
         )
     in_step, apart = results
-    # A step in step is one of both; apart it is that of one.
+    # A synchronous global step covers the batches of both workers; an asynchronous one covers one batch.
     assert in_step["examplesPerSecond"] == pytest.approx(in_step["globalStepPerSecond"] * 64)
     assert apart["examplesPerSecond"] == pytest.approx(apart["globalStepPerSecond"] * 32)

@@ -1,4 +1,4 @@
-"""Credentials of clouds that end: administrators are told twice before, by an Event and a mail, whatever dies in between."""
+"""Expiring credentials of clouds: administrators are warned twice, by event and mail, whatever dies in between."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from billing.models import Mail
 from clusters.clouds import credentials
-from clusters.models import Cloud
+from clusters.clouds.models import Cloud
 from portal.models import Event
 
 pytestmark = pytest.mark.django_db

@@ -1,4 +1,4 @@
-"""The entrance to what a task serves: who is let in, how bytes go on after that, and how a connection ends."""
+"""The entrance of a task's endpoint: access, forwarding of bytes, and the end of a connection."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Story = Callable[[Callable[[], Awaitable[socket.socket]], socket.socket], Awaita
 
 
 def led(story: Story, *, listens: bool = True, health: str = "") -> None:
-    """Tells `story` with a way to come to an entrance and the program behind it; every connection has ended afterwards."""
+    """Runs `story` with an entrance and the program behind it; asserts that every connection has ended afterwards."""
 
     async def told() -> None:
         loop, leading = asyncio.get_running_loop(), list[asyncio.Task[None]]()
@@ -64,7 +64,7 @@ def led(story: Story, *, listens: bool = True, health: str = "") -> None:
 
 
 async def whole(one: socket.socket) -> bytes:
-    """Everything until the other side has closed its half."""
+    """Reads until the other side has closed its half."""
     loop, found = asyncio.get_running_loop(), b""
     while piece := await loop.sock_recv(one, 65536):
         found += piece
@@ -74,7 +74,7 @@ async def whole(one: socket.socket) -> bytes:
 def test_a_head_in_pieces_is_waited_for_and_what_comes_behind_it_goes_on_as_it_is() -> None:
     async def story(come: Callable[[], Awaitable[socket.socket]], program: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        # Two requests at once, and then bytes that are no HTTP at all, as those of a WebSocket.
+        # Two pipelined requests, then bytes that are not HTTP, as on a WebSocket.
         sent = f"GET /1 HTTP/1.1\r\nHost: x\r\n{PROVEN}\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         with await come() as comer:
             for n in range(0, len(sent) - 4, 40):
@@ -116,7 +116,7 @@ def test_a_half_that_is_closed_leaves_the_other_open_and_an_end_that_is_gone_clo
             assert await whole(comer) == b"answer"
         comer, seen = await inside()
         with seen:
-            # Reset: as a browser's machine that goes away.
+            # A reset, as by a browser whose machine goes away.
             comer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             comer.close()
             assert await loop.sock_recv(seen, 100) == b""
@@ -163,7 +163,7 @@ def test_a_head_that_does_not_end_holds_nothing_for_long(monkeypatch: pytest.Mon
 
 def test_a_program_that_does_not_listen_has_seen_nothing_and_that_is_said() -> None:
     async def story(come: Callable[[], Awaitable[socket.socket]], program: socket.socket) -> None:
-        # More than the kernel keeps: an answer to a part of a request arrives all the same.
+        # More than the kernel buffers: the answer arrives although the request is not fully read.
         with await come() as comer:
             sent = f"POST / HTTP/1.1\r\n{PROVEN}\r\n".encode() + b"x" * 8_000_000
             sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(comer, sent))

@@ -1,4 +1,4 @@
-"""Whether tasks find room now: compared with every way to lay them, and with what the agent of this machine does."""
+"""Whether tasks fit now: compared with all possible placements, and with the decision of this machine's agent."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def machine(cpu_free: int | None, memory_free: int | None = 22 * 1024) -> Capaci
         ((1, 1000, 32 * 1024), machine(8000), "never", "No machine has 32 GiB of memory for one worker."),
         ((3, 1000, 1024), machine(2500), "waits", "It needs 3 CPUs, and 2.5 CPUs are free."),
         ((1, 500, 4096), machine(2500, 2048), "waits", "It needs 4 GiB of memory, and 2 GiB of memory are free."),
-        ((3, 1000, 1024), machine(None), "now", ""),  # a cloud that does not say what is free
+        ((3, 1000, 1024), machine(None), "now", ""),  # a cloud that does not report what is free
         ((3, 1000, 1024), Capacity((Node("n1", "", 0, 0, 0, 0),)), "now", ""),  # or how large its machines are
     ],
 )
@@ -146,7 +146,7 @@ def kinds(most: int, gpus: st.SearchStrategy[int], cores: st.SearchStrategy[int]
 
 
 def any_way(tasks: list[Tasks], capacity: Capacity) -> bool:
-    """Whether one of all ways to lay the tasks one by one is possible."""
+    """True if any placement of the tasks one by one is possible."""
     one_by_one = [dataclasses.replace(each, count=1) for each in tasks for _ in range(each.count)]
     rooms = free_rooms(capacity)
     for way in itertools.product(range(len(rooms)), repeat=len(one_by_one)):
@@ -197,7 +197,7 @@ def test_a_place_that_is_found_is_one(tasks: list[Tasks], nodes: tuple[Node, ...
 def test_the_preview_and_the_agent_of_this_machine_decide_alike(
     held: int, earlier: list[tuple[int, int]], asked: tuple[int, int, int]
 ) -> None:
-    """Whoever waits before it."""
+    """Whatever waits before it."""
     gpus, count, cores = asked
     slots = [scheduler.Slot(str(number), "A100") for number in range(8)]
     free, room = slots[held:], scheduler.Room(8000, 64)

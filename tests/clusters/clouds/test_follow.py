@@ -1,4 +1,4 @@
-"""Following files that grow: copies are only ever appended to, and become what lies in the bucket, whatever happens there."""
+"""Following growing files: copies are only appended to, and become what the bucket has, whatever happens there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PATHS = ("events.out.tfevents.1", "train/events.out.tfevents.2", "a/b/x.tfevents
 
 
 def content(version: int, size: int) -> bytes:
-    """Of which eight bytes are in no other version, as records of event files have times and checksums."""
+    """Content whose every eight bytes are in no other version, as event files have times and checksums in their records."""
     return b"".join(struct.pack(">HH", version, place) for place in range(size // 4 + 1))[:size]
 
 
 class Bucket:
-    """In memory. `between` happens once, between a list and the first read after it."""
+    """A bucket in memory. `between` runs once, between a listing and the first read after it."""
 
     def __init__(self) -> None:
         self.files: dict[str, tuple[int, int]] = {}
@@ -105,7 +105,7 @@ def test_copies_only_grow_and_become_what_is_there(steps: list[tuple[str, str, i
                     following.round()
             elif what == "drain":
                 bucket.away = False
-                # Each round fetches a piece of every file; a change of the last moment needs another list.
+                # Each round fetches a piece of every file; a late change needs another listing.
                 for _ in range(40):
                     following.round()
             else:

@@ -1,4 +1,4 @@
-"""Code out of a real Git server, and out of one that means harm."""
+"""Code from a real Git server, and from a malicious one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def repository(server: GitServer) -> Repository:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[[str, str], dict[str, str]]:
-    """What is in a commit of a repository."""
+    """fetch(url, commit) → the files of that commit."""
 
     def fetch(url: str, commit: str, login: Login = Login()) -> dict[str, str]:  # noqa: B008
         folder, store = tmp_path / f"files-{commit}", tmp_path / f"store-{commit}"
@@ -108,7 +108,7 @@ def test_no_name_leads_out_of_the_folder(name: bytes, tmp_path: Path, server, re
 def test_nothing_is_written_through_a_link(tmp_path: Path, repository) -> None:
     (tmp_path / "outside").mkdir()
     commit = evil(repository, [(b"a", 0o120000, os.fsencode(tmp_path / "outside")), (b"a", 0o040000, b"")])
-    # Of two entries of one name one is taken, or none.
+    # Of two entries with the same name, the checkout takes one or neither.
     with suppress(Failed):
         fetch(repository, commit, tmp_path)
     assert list((tmp_path / "outside").iterdir()) == []
@@ -192,7 +192,7 @@ def fetch(repository: Repository, commit: str, folder: Path) -> None:
 
 
 def evil(repository: Repository, entries: list[tuple[bytes, int, bytes]]) -> str:
-    """A commit that Git itself would not make: entries of its tree by name, mode and content; a folder has one file."""
+    """A commit that Git itself would not make, with these (name, mode, content) entries in its tree; a folder has one file."""
     from dulwich.repo import Repo
 
     repository.commit({"a": "1"})

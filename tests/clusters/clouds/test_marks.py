@@ -1,4 +1,4 @@
-"""Marks of logs: however a log was written, each of its bytes has a time and a line, and both are found from any side. Pure."""
+"""Marks of logs: each byte has a time and a line, however the log was written; each can be found from the others. Pure."""
 
 from __future__ import annotations
 

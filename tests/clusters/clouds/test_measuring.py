@@ -1,4 +1,4 @@
-"""Asking clouds how busy their GPUs are: what is stored for it, who may see it, and what is said when it cannot be done."""
+"""GPU usage measured by clouds: settings, access, and error messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from django.test import override_settings
 from billing.models import MeasuredHour, Measuring
 from clusters.clouds import gpu_usage
 from clusters.clouds.drivers.base import GpuUse, Measurements
-from clusters.models import Cloud
+from clusters.clouds.models import Cloud
 from portal.models import Event
 
 pytestmark = pytest.mark.django_db
 
-# Nobody listens at either.
+# No server listens at either address.
 CONFIG = """
 kind: Config
 current-context: main
@@ -109,7 +109,7 @@ def test_what_cannot_be_read_is_said_to_administrators_and_asked_again(client, p
     assert (told.trouble, told.note[:7]) == ("", "Nothing")
     client.delete(ONE)
     assert not Measuring.objects.exists()
-    # The turn that had already begun.
+    # A measurement that was already under way stores nothing.
     gpu_usage.measure("training")
     assert not Measuring.objects.exists()
 
@@ -129,7 +129,7 @@ def test_nothing_is_noted_of_a_cloud_that_is_removed_while_it_is_asked(
 
 
 def test_the_next_question_goes_on_where_the_last_answer_ended(people, monkeypatch: pytest.MonkeyPatch):
-    """The cloud is a list of answers; what becomes of them in billing is tested there."""
+    """The cloud is a list of answers; billing has its own tests for what follows."""
     minute = dt.datetime(2026, 3, 4, 21, 0, tzinfo=dt.UTC)
     answers = {
         "": Measurements("a/1", (GpuUse("pod-a", minute, 60.0, 0.5),)),
@@ -148,7 +148,7 @@ def test_the_next_question_goes_on_where_the_last_answer_ended(people, monkeypat
     gpu_usage.measure("local")
     assert asked == ["", "a/1", "a/2", "a/2"]
     assert Measuring.objects.get().position == "a/2"
-    # Billing has not heard of the pod.
+    # Billing does not know the pod yet.
     assert not MeasuredHour.objects.exists()
 
 

@@ -1,4 +1,4 @@
-"""What of an output can be stored, what is left out, and where links lead: on real folders, and for any row of links."""
+"""Which files of an output are stored, which are left out, and where links lead: on real folders, and for any chain of links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _socket(top: Path) -> None:
 
 
 def _deep(top: Path) -> None:
-    """A path of more bytes than a key may have."""
+    """A path with more bytes than a key may have."""
     at = top
     for _ in range(5):
         at /= "d" * 250
@@ -53,7 +53,7 @@ def _files(top: Path, *names: str) -> None:
         (top / name).write_text("1")
 
 
-# What is made, what is stored, what is left out and a word of why.
+# What is created, what is stored, and what is left out with a word of the reason.
 TABLE: dict[str, tuple[Callable[[Path], object], set[str], dict[str, str]]] = {
     "a line break": (lambda top: _files(top, "a\nb", "c"), {"c"}, {"a\nb": "line break"}),
     "a tab": (lambda top: _files(top, "a\tb"), set(), {"a\tb": "control character"}),
@@ -135,7 +135,7 @@ PATHS = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join)
 
 @given(st.dictionaries(PATHS, TEXTS, min_size=1, max_size=6))
 def test_no_row_of_links_leads_outside_or_on_for_ever(texts: dict[str, str]) -> None:
-    # Nothing lies below a link.
+    # A link has nothing below it.
     links = {name: (text, 0) for name, text in texts.items() if not any(name.startswith(f"{each}/") for each in texts)}
     for path in links:
         target = outputs.resolve(path, MOUNT, links)

@@ -1,4 +1,4 @@
-"""Which files each task gets of an input that is divided."""
+"""How the files of a divided input are distributed to tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = st.sets(st.text(min_size=1, max_size=6).filter(lambda name: name.isprint
 
 
 def divided(names, part, parts, fold, folds):
-    """For training, and held out."""
+    """(training files, held-out files)"""
     found = list(shown(names, part, parts, fold, folds))
     held = [name for name, appears in found if appears == f"{VALIDATION}/{name}"]
     return [name for name, appears in found if appears != f"{VALIDATION}/{name}"], held
@@ -76,5 +76,5 @@ def test_a_million_files_fit_into_the_container_that_divides_them():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert done.startswith("1000000 ")
     (kib,) = re.findall(r"VmHWM:\s*([0-9]+) kB", done)
-    # What the kernel keeps of the links counts, too.
+    # Leave room for the kernel's memory for the links.
     assert int(kib) * 1024 < 0.6 * quantity(storage._HELPER["memory"])

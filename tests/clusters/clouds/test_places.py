@@ -1,18 +1,20 @@
-"""Which cloud a run is made on, what may be used there, and that it stays there."""
+"""Which cloud gets a run, what may be used there, and that the run stays there."""
 
 import threading
 
 import pytest
 from django.db import connection, connections, transaction
 
-from clusters import actions
-from clusters.clouds import actions as cloud_actions
+from clusters.catalog.lookup import resolve
+from clusters.catalog.models import Image
+from clusters.cloud_admin import actions as cloud_actions
 from clusters.clouds import registry
 from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.models import Cloud, Placement
 from clusters.clouds.placement import place_of
-from clusters.models import Cloud, Image, Placement, Run
+from clusters.cluster import actions
+from clusters.runs.models import Run
 from clusters.runs.preview import preview
-from clusters.spec.catalog import resolve
 from datastores.models import AllowedFolder, Datastore, Version
 from portal.errors import Conflict, Invalid
 from portal.models import Event, OrgNode
@@ -191,7 +193,7 @@ def test_lines_are_placed_where_they_can_run(training, people, path, cloud, fiel
 
 
 def test_runs_of_other_clouds_are_nobodys_business(training, people, manifest):
-    """A cloud that reports a run of another one writes nothing, and its listing makes none of theirs vanish."""
+    """Reports about another cloud's run are ignored, and a listing makes only its own cloud's runs vanish."""
     from django.utils.timezone import now
 
     from clusters.clouds.drivers.base import Batch, RunGone
@@ -208,7 +210,7 @@ def test_runs_of_other_clouds_are_nobodys_business(training, people, manifest):
 
 
 def aside(call):
-    """In a thread with a database connection of its own; what it raised."""
+    """Runs `call` in a thread with its own database connection; returns the thread, and a list for its error."""
     raised = []
 
     def work():

@@ -1,4 +1,4 @@
-"""A cloud that takes connections and never answers holds up nobody who has nothing to do with it."""
+"""A cloud that accepts connections and never answers delays only its own runs."""
 
 import json
 import threading
@@ -12,12 +12,14 @@ from django.db import connections
 from django.utils.timezone import now
 
 import portal.wakeups
-from clusters import actions, wakeups
+from clusters import wakeups
 from clusters.clouds import bulkhead
 from clusters.clouds.bulkhead import AWAY, BUSY, Lanes, PutOff
 from clusters.clouds.drivers.base import CloudError, CloudRefused, Unanswered
-from clusters.models import Cloud, CloudState, Placement, Run
+from clusters.clouds.models import Cloud, CloudState, Placement
+from clusters.cluster import actions
 from clusters.runs import reconcile, resync
+from clusters.runs.models import Run
 from portal.breaker import Breaker
 from portal.celery import app
 from tests.clusters.conftest import PATIENCE
@@ -35,7 +37,7 @@ def silent():
 
 @pytest.fixture
 def away(silent, catalogue, people, monkeypatch):
-    """A Kubernetes cluster that never answers, on which the line of flight-demo runs."""
+    """A Kubernetes cluster that never answers, assigned to the business line of flight-demo."""
     monkeypatch.setattr(bulkhead, "_of_this_process", Lanes())
     config = json.dumps(kubeconfig(silent.url))
     cluster = Cloud.objects.create(kind="kubernetes", name="away", title="Away", credentials=config, server=silent.url)
@@ -45,7 +47,7 @@ def away(silent, catalogue, people, monkeypatch):
 
 @pytest.fixture
 def worker():
-    """worker() → a context in which Celery works with eight threads, as `manage.py up` starts it; yields what was done."""
+    """worker() → a context that runs a Celery worker with eight threads, as `manage.py up` does; yields the tasks done."""
     done = []
 
     def note(task, **_):
@@ -86,17 +88,17 @@ def test_launches_on_other_clouds_and_bills_go_on(away, silent, people, manifest
     with worker() as done:
         for number in range(FEW):
             actions.create_cluster(manifest(f"here-{number}"), acting_user=people.bob)
-        # What the clock asks for.
+        # The periodic tasks.
         for task in ("billing.tasks.post", "clusters.tasks.stop_over_budget", "clusters.tasks.sweep"):
             app.send_task(task, expires=PATIENCE)
         here = Run.objects.filter(cloud="local")
         until(lambda: here.filter(applied_at__isnull=False).count() == FEW)
         until(lambda: {"billing.tasks.post", "clusters.tasks.stop_over_budget"} <= set(done))
-        # All that wait have been looked at, and only few of them were waited for.
+        # All waiting runs were handled, but only a few calls waited for the cloud.
         until(lambda: lost.filter(wait_reason=reconcile.TROUBLE).count() >= MANY - bulkhead.MOST)
         assert silent.asked < MANY / 2
         assert not lost.filter(applied_at__isnull=False).exists()
-        # Whoever still waits for it need not be waited for.
+        # Cuts off calls that still wait.
         silent.close()
 
 
@@ -111,7 +113,7 @@ def test_of_a_cloud_that_is_away_the_sweep_wakes_few_until_it_is_heard_again(
     here = Run.objects.get(cloud="local").pk
     Run.objects.update(created_at=now() - resync.WAKEUP_LOST)
     CloudState.objects.create(name="away", trouble="The API server does not answer.")
-    # Two of them were tried just now; one that was tried long ago comes after those that never were.
+    # Two were tried just now; one that was tried long ago comes after those never tried.
     busy = sorted(lost)[:2]
     Run.objects.filter(pk__in=busy).update(claimed_until=now() + reconcile.CLAIM)
     Run.objects.filter(pk=min(lost - set(busy))).update(claimed_until=now() - reconcile.CLAIM)
@@ -134,7 +136,7 @@ def test_a_run_that_is_put_off_keeps_the_better_reason(away, silent, people, man
         reconcile.reconcile(run.pk)
         run.refresh_from_db()
         assert (run.wait_reason, run.wait_message, run.claim_token) == (reconcile.TROUBLE, AWAY, None)
-        # Its quota is counted all the same.
+        # The run is admitted by its quota all the same.
         assert run.admitted_at
         Run.objects.update(claimed_until=None, wait_message="The API server does not answer: it is on fire.")
         reconcile.reconcile(run.pk)
@@ -151,7 +153,7 @@ def test_a_cloud_that_is_away_is_tried_by_one_and_all_such_clouds_by_two():
                 """Nobody comes here."""
         with mine.taken("well", trouble=False), mine.taken("well", trouble=False):
             """Not held up by the others."""
-    # Both have answered, so more may ask, whatever their watches say.
+    # Both calls succeeded, so more are allowed, whatever the watches report.
     with mine.taken("a", trouble=True), mine.taken("a", trouble=True):
         """Side by side."""
 
@@ -176,7 +178,7 @@ def test_calls_that_nobody_answers_for_a_long_time_say_that_a_cloud_is_away(monk
     fail(mine, Unanswered("after a long time"))
     with mine.taken("a", trouble=False), pytest.raises(PutOff, match=AWAY), mine.taken("a", trouble=False):
         """One at a time."""
-    # What said nothing about the cloud has changed nothing, but that one went well has.
+    # Errors that say nothing about the cloud changed nothing; the success of the call did.
     with mine.taken("a", trouble=False), mine.taken("a", trouble=False):
         """It is back."""
 
@@ -239,7 +241,7 @@ def test_a_slow_call_among_young_ones_puts_nobody_off(monkeypatch):
         young.close()
         waiter.join(PATIENCE)
         assert came == ["in"]
-        # With a last one that takes long, too, nobody waits.
+        # If the last call takes long, too, no other waits.
         young.enter_context(mine.taken("a", trouble=False))
         for call in mine["a"]._calls:
             call.began -= 3600

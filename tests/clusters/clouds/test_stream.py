@@ -1,4 +1,4 @@
-"""Input that programs read by S3 themselves: what is asked of the store, and what is refused before anybody is asked."""
+"""Input that programs read over S3 themselves: what is requested from the store, and what is refused without a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clusters.clouds.drivers import stream
 from clusters.clouds.drivers.base import Mount, S3Source
-from clusters.input import STREAM_ENV
+from clusters.manifest.input import STREAM_ENV
 
 FOLDER = stream.Folder("http://127.0.0.1:9000", "eu-west-1", "data", "in/train", "A" * 20, "S" * 40)
 NAMES = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20)

@@ -1,4 +1,4 @@
-"""The history of a demonstration: the same for the same day, possible, and made by the path that real usage takes."""
+"""The demonstration's history: deterministic per day, plausible, and created by the same code as real usage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusters.demo import history, plan
 from portal.models import Appcode
 
 NOW = dt.datetime(2026, 11, 21, 9, 30, tzinfo=dt.UTC)
-# What people and clouds said and what was charged for it.
+# Tables of reports by people and clouds, and of charges.
 KEPT = (
     "billing_observation", "billing_capacityrecord", "billing_ledgerentry", "billing_invoice", "billing_invoiceline",
     "billing_creditnote", "billing_price", "billing_closing", "portal_event",

@@ -1,4 +1,4 @@
-"""The demonstration: made once, whole or not at all, and left alone afterwards."""
+"""Seeding the demonstration: it happens once, completely or not at all, and never touches an existing one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django.test import override_settings
 
 from portal import demonstration
 
-# The buckets have fixed names on the one S3 server of all test processes.
+# One group, as the buckets have fixed names on the S3 server that all test processes share.
 pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("seed")]
 
 
@@ -32,7 +32,7 @@ def credentials(settings: Any, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def undecided(real_portal: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that has just begun."""
+    """As in a server that has just started."""
     monkeypatch.setattr(demonstration, "_known", None)
 
 
@@ -70,7 +70,7 @@ class Seeded:
 
 
 class TestSeeded:
-    """Seeded once for all of them; what each changes is rolled back."""
+    """Seeded once for the class; the changes of each test are rolled back."""
 
     @pytest.fixture(scope="class")
     def seeded(
@@ -87,14 +87,14 @@ class TestSeeded:
 
     @pytest.fixture
     def credentials(self, seeded: Seeded, credentials: Path) -> Path:
-        """A copy, of which a test may ask another thing."""
+        """A copy, which a test may change."""
         return Path(shutil.copy(seeded.credentials, credentials))
 
     def test_everything_a_newcomer_needs_is_there(self, seeded: Seeded, credentials: Path, client: Any) -> None:
         from billing.models import UsageSegment
         from clusters.access import cluster_for
+        from clusters.catalog.models import Flavor, Image
         from clusters.demo.plan import TEAMS
-        from clusters.models import Flavor, Image
         from portal.access import OPERATE, appcodes_for, may
         from portal.models import User
 
@@ -148,8 +148,8 @@ class TestSeeded:
             assert try_datastore(store, acting_user=User.objects.get(username="alice")).ok
 
     def test_a_second_time_changes_nothing_and_prints_no_passwords(self, credentials: Path) -> None:
-        from clusters.actions import delete_cluster
-        from clusters.models import Cluster
+        from clusters.cluster.actions import delete_cluster
+        from clusters.runs.models import Cluster
         from portal.models import User
 
         delete_cluster(Cluster.objects.get(), acting_user=User.objects.get(username="alice"))

@@ -1,4 +1,4 @@
-"""What was saved, by its rows: numbers follow each other for ever, what is used stays, and a cluster gets what it names."""
+"""Saved environments as rows: version numbers never repeat, used versions stay, and a cluster gets the one it names."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from django.core.exceptions import PermissionDenied
 
-from clusters.actions import create_cluster, deploy, disable
 from clusters.applications.actions import create_application
 from clusters.applications.manifest import ApplicationManifest
+from clusters.catalog.models import Image
+from clusters.cluster.actions import create_cluster, deploy, disable
 from clusters.environments import actions
 from clusters.environments.access import environment_for
 from clusters.environments.actions import delete_environment
 from clusters.environments.context import build_context
-from clusters.models import Environment, Image, Run
+from clusters.environments.models import Environment
+from clusters.runs.models import Run
 from clusters.runs.reconcile import plan_of
 from datastores.actions import create_datastore
 from datastores.specs import DatastoreManifest
@@ -27,7 +29,7 @@ from portal.models import Event
 
 @pytest.fixture
 def make_cluster(catalogue: None, manifest: Any, people: Any) -> Any:
-    """make_cluster("trains", environment="torch") → that cluster in ops-demo, with a run that waits."""
+    """make_cluster("trains", environment="torch") → that cluster in ops-demo, with a waiting run."""
 
     def make(name: str, by: Any = None, **spec: Any) -> Any:
         return create_cluster(manifest(name, **spec), acting_user=by or people.alice)
@@ -37,7 +39,7 @@ def make_cluster(catalogue: None, manifest: Any, people: Any) -> Any:
 
 @pytest.fixture
 def saved(catalogue: None, people: Any) -> Any:
-    """saved("torch") → what would be kept of an environment over the image of all tests."""
+    """saved("torch") → a saved version of that environment, built on the tests' image."""
 
     def saved(name: str = "torch", digest: str = "", **values: Any) -> Environment:
         row = Environment(
@@ -97,7 +99,7 @@ def test_a_run_keeps_the_version_that_was_the_newest_when_it_was_made(
 
 def test_what_is_used_is_not_deleted(saved: Any, make_cluster: Any, people: Any) -> None:
     one, two = saved(digest="1"), saved(digest="2")
-    make_cluster("trains", environment="torch")  # runs with torch:2
+    make_cluster("trains", environment="torch")  # its run uses torch:2
     with pytest.raises(Conflict, match="torch:2 is used by trains"):
         delete_environment(two, acting_user=people.alice, every_version=False)
     delete_environment(one, acting_user=people.alice, every_version=False)

@@ -1,4 +1,4 @@
-"""Plugins, resolved by the real uv from an index with a password over the image's own packages."""
+"""Plugins, resolved by the real uv from an index with password, on top of the image's own packages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from django.http import Http404
 
 from clusters.applications.actions import create_application
 from clusters.applications.manifest import ApplicationManifest
+from clusters.catalog.locks import PLUGINS, versions
+from clusters.catalog.models import Image
+from clusters.environments.models import Plugin
 from clusters.environments.plugin import PluginManifest
 from clusters.environments.plugins import delete_plugin, plugin_for, save_plugin
-from clusters.environments.resolving import installed_in
-from clusters.frameworks.install import PLUGINS as MARK
-from clusters.models import Image, Plugin, Run
+from clusters.environments.resolve import installed_in
+from clusters.frameworks.inside.install import PLUGINS as MARK
+from clusters.runs.models import Run
 from clusters.runs.reconcile import plan_of
-from clusters.spec.locks import PLUGINS, versions
 from datastores.actions import create_datastore
 from datastores.specs import DatastoreManifest
 from portal.errors import Conflict, Invalid
@@ -35,7 +37,7 @@ def index(settings: Any) -> Iterator[Index]:
 
 @pytest.fixture
 def save(catalogue: None, people: Any, index: Index) -> Any:
-    """save("tree", "labtree>=1") → that plugin of the image of all tests."""
+    """save("tree", "labtree>=1") → that plugin for the tests' image."""
 
     def save(
         name: str, *requirements: str, by: Any = None, new: bool = True, image: str = "python", title: str = "T"
@@ -51,7 +53,7 @@ def save(catalogue: None, people: Any, index: Index) -> Any:
 
 @pytest.fixture
 def make_lab(catalogue: None, people: Any, node_agent: Any) -> Any:
-    """make_lab("lab", "tree") → a notebook with these plugins, that waits."""
+    """make_lab("lab", "tree") → a notebook with these plugins, whose run waits."""
     store = {"metadata": {"name": "files", "appcode": "ops-demo"}, "spec": {"volume": {"size": "1Gi"}}}
     create_datastore(parse(DatastoreManifest, store), acting_user=people.alice)
 
@@ -162,7 +164,6 @@ def test_what_is_used_stays(save: Any, index: Index, make_lab: Any, people: Any)
     delete_plugin(moss, acting_user=people.root)
     with pytest.raises(Http404):
         plugin_for("python", "moss")
-    # A number is never given again.
     assert str(save("moss", "moss")) == "moss:2"
     type(lab).objects.filter(pk=lab.pk).update(deleted_at="2026-01-01T00:00Z")
     Run.objects.update(gone=True)

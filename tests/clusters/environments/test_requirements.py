@@ -1,4 +1,4 @@
-"""What a cluster requires: asked of an index with a password when it is submitted, and one environment for what is the same."""
+"""A cluster's requirements: checked on submission against an index with password; equal ones share an environment."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from clusters.actions import change_cluster, create_cluster
-from clusters.frameworks.install import REQUIREMENTS as MARK
-from clusters.manifest import ClusterManifest
-from clusters.models import Cluster, Image
+from clusters.catalog.locks import REQUIREMENTS
+from clusters.catalog.models import Image
+from clusters.cluster.actions import change_cluster, create_cluster
+from clusters.frameworks.inside.install import REQUIREMENTS as MARK
+from clusters.manifest.cluster import ClusterManifest
+from clusters.runs.models import Cluster
 from clusters.runs.reconcile import plan_of
-from clusters.spec.locks import REQUIREMENTS
 from datastores.models import Datastore
 from portal.errors import Invalid
 from portal.manifests import parse
@@ -46,7 +47,7 @@ def manifest(*requirements: str, name: str = "train", **spec: Any) -> ClusterMan
 def test_what_no_index_has_is_refused_at_its_field(
     catalogue: None, people: Any, index: Index, requirement: str, sentence: str
 ) -> None:
-    """By the words of the real uv: other words after an upgrade of it would let everything through."""
+    """Recognized by the messages of the real uv: if an upgrade rephrased them, everything would be accepted."""
     with pytest.raises(Invalid, match=sentence) as refused:
         create_cluster(manifest(requirement), acting_user=people.alice)
     assert [error.path for error in refused.value.errors] == [("spec", "requirements")]
@@ -69,7 +70,7 @@ def test_the_index_is_asked_for_nobody_who_may_not_run_and_once_for_the_same(
 
 
 def test_an_index_that_is_away_refuses_nothing(catalogue: None, people: Any, index: Index) -> None:
-    """Where tasks run, there may be another that has them."""
+    """The tasks may reach another index that has the packages."""
     index.close()
     assert create_cluster(manifest("greeting", "unheard-of"), acting_user=people.alice)
 
@@ -127,7 +128,7 @@ def test_a_web_program_and_a_sweep_have_it_at_their_fields(
         body = {"kind": kind[:-1], "metadata": {"name": "board"}, "spec": document}
         answer = client.post(f"/api/v1/appcodes/ops-demo/{kind}", body, content_type="application/json")
         assert (answer.status_code, [each["path"] for each in answer.json()["errors"]]) == (422, [field]), answer.json()
-    # A volume that it was to have is not left behind.
+    # The refused application leaves no volume behind.
     assert not Datastore.objects.filter(name="board-home").exists()
     body = {"kind": "application", "metadata": {"name": "board"}, "spec": {**spec, **web, "requirements": ["greeting"]}}
     assert (

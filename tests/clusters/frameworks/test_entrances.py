@@ -1,4 +1,4 @@
-"""The way into what tasks serve, for every framework that serves something: on Kubernetes the entrance alone."""
+"""Access to the endpoints of tasks, for every framework that serves: on Kubernetes only through the entrance."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from clusters.clouds.drivers.kubernetes.render.manifests import run_manifests
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.frameworks import FRAMEWORKS
 from clusters.frameworks.base import Resources
-from clusters.manifest import ClusterSpec
+from clusters.manifest.cluster import ClusterSpec
 from clusters.runs.plan import build_plan
 
 PROOF = "the-proof-of-a-cluster"
 NAMED = {"endpoints": [{"name": "more", "port": 9000}]}
-# Every framework that listens by itself, as a spec; a new one needs a row.
+# Every framework that listens by itself, as a spec; a new framework needs a row.
 SERVING: dict[str, dict[str, Any]] = {
     "jupyter": {"home": "home", "roles": {"notebook": {"flavor": "small", **NAMED}}},
     "tensorboard": {"runs": ["train/1"], "roles": {"board": {"flavor": "small", **NAMED}}},
@@ -49,14 +49,14 @@ def test_the_entrance_is_the_only_way_in_and_no_manifest_shows_the_proof(name: s
     served = {str(each.port) for each in plan.roles[0].endpoints}
     assert set(led.values()) == served
     assert not served & led.keys()
-    # Whatever may come from outside of the run goes to the entrance.
+    # The network policy lets outside traffic reach only the entrance's ports.
     opened = [rule["ports"] for rule in kinds["NetworkPolicy"]["spec"]["ingress"][1:]]
     assert {str(each["port"]) for ports in opened for each in ports} <= led.keys()
     services = [each["spec"]["ports"] for each in made if each["kind"] == "Service"]
     ports = {str(each["targetPort"]) for found in services for each in found if "targetPort" in each}
     assert ports == led.keys()
     assert str(pod["containers"][0]["readinessProbe"]["httpGet"]["port"]) in led
-    # Ours listen on the loopback of their pod; others find it in HOST.
+    # Our own programs listen on the pod's loopback; others find it in HOST.
     assert "0.0.0.0" not in json.dumps(pod["containers"])
     assert "127.0.0.1" in json.dumps(pod["containers"])
     secrets = [each["stringData"] for each in made if each["kind"] == "Secret"]

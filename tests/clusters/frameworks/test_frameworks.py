@@ -1,4 +1,4 @@
-"""What tasks find in their environment: whole values compared, after the same expansion that a cloud makes."""
+"""The environment of tasks: whole values compared, after the same expansion that clouds do."""
 
 import json
 import subprocess
@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from clusters.catalog.size import too_many
 from clusters.clouds.drivers.base import CloudRefused, ImageRef, RunRef, expand, literal
 from clusters.clouds.drivers.kubernetes.render.names import LONGEST_ADDRESS
 from clusters.frameworks import FRAMEWORKS, ROLES, starting
 from clusters.frameworks.base import Launch, Resources
-from clusters.manifest import ClusterSpec
+from clusters.manifest.cluster import ClusterSpec
 from clusters.runs.plan import build_plan, ranked
-from clusters.spec.size import too_many
 from portal.manifests import mistakes
 
 SMALL = Resources("small", 1000, 1024, 0, "")
@@ -47,7 +47,7 @@ def held(of):
 
 
 def environment(of, role, index):
-    """What the driver adds to the environment of one task."""
+    """The variables that the driver adds for one task."""
     framework = FRAMEWORKS[of.framework]
     known = {"TASK_INDEX": str(index), **framework.shared(of, addresses(of))}
     launch = framework.launch(of, role, addresses(of), held(of))
@@ -97,12 +97,12 @@ def test_torchrun_meets_at_the_master_who_alone_opens_the_store():
     assert (one["MASTER_ADDR"], one["MASTER_PORT"]) == ("master-0.x", "2222")
     assert one["PET_RDZV_CONF"] == "is_host=0"
     assert environment(spec("pytorch", worker=3), "master", 0)["PET_RDZV_CONF"] == "is_host=1"
-    # A program that calls init_process_group itself trains alone without these two, and says nothing of it.
+    # Without these two, a program that calls init_process_group itself silently trains alone.
     assert (one["RANK"], one["WORLD_SIZE"]) == ("$(TASK_RANK)", "4")
 
 
 def test_of_workers_alone_worker_0_leads():
-    """TensorFlow makes it the chief where the cluster names none."""
+    """TensorFlow makes worker 0 the chief if the cluster names none."""
     config = json.loads(environment(spec(master=None, worker=2), "worker", 1)["TF_CONFIG"])
     addresses_ = ["worker-0.x:2222", "worker-1.x:2222"]
     assert config == {"cluster": {"worker": addresses_}, "task": {"type": "worker", "index": 1}}
@@ -189,12 +189,12 @@ def test_a_thousand_workers_can_be_named_under_the_longest_names_that_kubernetes
     assert why(spec(ps=1000, worker=1000)).endswith("about 1,210 fit. Ask for fewer.")
 
 
-# -- what holds for every driver ---------------------------------------------------------------------------------------
+# -- properties of every driver ----------------------------------------------------------------------------------------
 
 
 @st.composite
 def specs(draw):
-    """Everything that some driver takes."""
+    """Every combination of roles that some driver accepts."""
     framework = draw(st.sampled_from(list(FRAMEWORKS.values())))
     counts = {role.name: draw(st.integers(role.least, min(role.most, 4))) for role in framework.roles}
     first = framework.roles[0]
@@ -246,8 +246,8 @@ def test_every_role_stands_in_the_same_order_in_every_driver():
 
 
 def started(role, index):
-    """The lines that a task of the plan prints: its argv and environment as a cloud and a kernel have them."""
-    # The folder and the packages that a task starts with are runs/test_folders.py's.
+    """The lines that a task of the plan prints, started with its argv and environment."""
+    # runs/test_folders.py covers the folder and packages with which a task starts.
     env = {"TASK_INDEX": str(index), "PATH": "/usr/bin:/bin", starting.SCRIPT: 'exec "$@"'}
     for name, value in role.env.items():
         env[name] = expand(value, env)

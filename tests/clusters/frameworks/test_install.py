@@ -1,5 +1,5 @@
-"""A saved environment that several make at once, as tasks on Kubernetes do: with the real uv, from a private index behind what
-tasks reach in a Kubernetes cluster."""
+"""Several tasks build the same saved environment at once, as on Kubernetes: with the real uv and a private index behind the
+cluster's package mirror."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from clusters.frameworks import install
-from clusters.frameworks.programs import whole
+from clusters.frameworks.inside import install
+from clusters.frameworks.programs import text
 from portal.up.services import free_port
 from tests.index import PASSWORD, Index, mirror
 
-INSTALL = whole("install.py")
+INSTALL = text("install.py")
 SAYS = "import greeting; print(greeting.TEXT)"
 
 
@@ -28,7 +28,7 @@ def index() -> Iterator[Index]:
 
 
 class Making:
-    """`begin()` is one init container that makes the environment in `folder`."""
+    """`begin()` starts one init container that builds the environment in `folder`."""
 
     def __init__(self, folder: Path, index: Index, url: str) -> None:
         self.folder, self.url = folder, url

@@ -1,6 +1,6 @@
-"""JAX finds its processes by what its driver writes: in the environment, and in a real computation of two processes.
+"""JAX processes find each other by the driver's variables: compared as values, and in a real computation of two processes.
 
-What Kubernetes is given for it stands with the other manifests, in tests/kube/expected/jax.yaml.
+The Kubernetes manifest is compared with tests/kube/expected/jax.yaml.
 """
 
 import shlex
@@ -9,8 +9,13 @@ import textwrap
 import pytest
 
 from tests.clusters.frameworks.test_frameworks import environment, spec
+from tests.environments import installed
+from tests.running import ROOT
 
-# As docs/contributing.md and the driver say it. Every process gives what is its own; the sum is known to all.
+# Beside TensorFlow, each process of that would import it, too, which takes a second.
+REQUIREMENTS = ROOT / "tests" / "jax" / "requirements.txt"
+
+# As in docs/contributing.md and the driver. Each process contributes its own value; all processes see the sum.
 PROGRAM = textwrap.dedent("""\
     import os
     import jax
@@ -32,7 +37,7 @@ def test_the_master_is_the_coordinator_and_all_count_from_it():
         "JAX_COORDINATOR_ADDRESS": "master-0.x:2222",
         "JAX_NUM_PROCESSES": "3",
         "JAX_PROCESS_ID": "$(TASK_RANK)",
-        # As Kubeflow names them.
+        # Kubeflow's names.
         "COORDINATOR_ADDRESS": "master-0.x",
         "COORDINATOR_PORT": "2222",
         "NUM_PROCESSES": "3",
@@ -48,15 +53,16 @@ def test_a_master_alone_is_a_single_machine():
 
 @pytest.mark.django_db(transaction=True)
 def test_two_processes_compute_together_on_this_machine(loop, people):
-    from clusters import actions
+    from clusters.catalog.models import Flavor, Image
     from clusters.clouds.registry import cloud, run_ref
-    from clusters.manifest import ClusterManifest
-    from clusters.models import Flavor
+    from clusters.cluster import actions
+    from clusters.manifest.cluster import ClusterManifest
 
+    Image.objects.create(name="jax", title="JAX", environment=str(installed("jax", REQUIREMENTS)), container="")
     Flavor.objects.create(name="middle", title="Middle", cpu_milli=500, memory_mb=2048)
     body = {
         "framework": "jax",
-        "image": "python",
+        "image": "jax",
         "command": f"python -c {shlex.quote(PROGRAM)}",
         "roles": {"worker": {"flavor": "middle", "count": 2}},
         "retries": 0,

@@ -1,4 +1,4 @@
-"""A notebook as a run: what of it is kept in the spec, and how its parameters reach its cells."""
+"""A notebook as a run: which parts of it the spec keeps, and how parameters reach its cells."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import nbformat
 import pytest
 from pydantic import ValidationError
 
+from clusters.frameworks.inside.notebook_run import with_parameters
 from clusters.frameworks.notebook import packed
-from clusters.frameworks.notebook_run import with_parameters
-from clusters.manifest import ClusterSpec, NotebookSpec, plain_notebook
+from clusters.manifest.cluster import ClusterSpec, NotebookSpec, plain_notebook
 from portal.manifests import mistakes
 
 
@@ -52,7 +52,7 @@ def test_what_its_cells_wrote_is_no_part_of_it_and_all_else_is() -> None:
     assert (cell.source, cell.outputs, cell.execution_count) == ("x = 1", [], None)
     assert cell.metadata.tags == ["parameters"]
     assert plain_notebook(plain) == plain
-    assert plain_notebook(notebook("'\0\ud800'")).isascii()  # which every table can keep
+    assert plain_notebook(notebook("'\0\ud800'")).isascii()  # which every table can store
 
 
 def test_the_program_finds_the_whole_of_it_in_one_variable() -> None:

@@ -1,10 +1,10 @@
-"""How a replica is started by what a serving runtime says of itself."""
+"""How the definition of a serving runtime starts a replica."""
 
 import pytest
 from django.core.exceptions import ValidationError
 
+from clusters.catalog.models import ServingRuntime
 from clusters.frameworks.runtimes import SHIPPED, Template, server
-from clusters.models import ServingRuntime
 
 
 def test_words_are_divided_once_and_only_three_places_are_filled():

@@ -1,4 +1,4 @@
-"""The program that serves a model: what both protocols mean, purely; and as it runs in a task, with every format it knows."""
+"""The program that serves a model: both protocols as pure functions, and the program in a task with every format it supports."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from clusters.frameworks import serve_drift, serve_formats, serve_protocols
-from clusters.frameworks.serve_tensors import TYPES, Model, Tensor, Wrong
+from clusters.frameworks.inside import serve_drift, serve_formats, serve_protocols
+from clusters.frameworks.inside.serve_tensors import TYPES, Model, Tensor, Wrong
 from clusters.frameworks.serving import FORMATS, SERVE
 from clusters.model_registry import drift
 
@@ -130,7 +130,7 @@ def test_a_number_that_a_type_does_not_have_is_refused_and_not_taken_for_another
 @pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64", "INT64", "BOOL"])
 @pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity", "1" + 400 * "0", "1e39", '"1"', "null", "{}"])
 def test_a_number_that_no_type_has_is_the_callers_mistake(datatype: str, number: str) -> None:
-    """A model would answer NaN, for which the revision would be blamed."""
+    """The model would return NaN, and the revision would be blamed for it."""
     fits = number == "1e39" and datatype == "FP64"
     known = model(Tensor("x", datatype, (-1,)))
     tensor = f'{{"name": "x", "datatype": "{datatype}", "shape": [1], "data": [{number}]}}'
@@ -257,13 +257,13 @@ def test_of_more_rows_than_a_second_has_room_for_some_are_counted_from_everywher
     assert found.document["rows"] == 10_000
     assert sum(x["seen"]) == sum(y["seen"]) == 1000
     assert max(x["seen"][1:]) - min(x["seen"][1:-1]) <= 1
-    # What has other columns than the sample, and what is no number, is left out.
+    # Columns that the sample does not have, and values that are not numbers, are left out.
     found.count({"x": np.zeros((3, 2))}, {"y": np.array([["a", "b"]])})
     assert sum(found.document["columns"][0]["seen"]) == 1000
     assert found.document["rows"] == 10_003
 
 
-# As it runs in a task
+# The program in a task
 
 
 class Server:
@@ -281,7 +281,7 @@ class Server:
             return error.code, json.load(error)
 
     def infer(self, body: Any, binary: bytes, json_bytes: str = "") -> tuple[int, Any, bytes]:
-        """A request of the protocol with binary tensors behind its JSON, and what is behind that of the answer."""
+        """A request with binary tensors after its JSON; returns status, JSON and the answer's binary part."""
         head = json.dumps(body).encode()
         headers = {"Inference-Header-Content-Length": json_bytes or str(len(head))}
         url = f"http://127.0.0.1:{self.port}/v2/models/m/infer"
@@ -347,7 +347,7 @@ def test_a_class_of_ones_own_is_asked_by_both_protocols(own: Server) -> None:
 
 
 def test_binary_tensors_are_taken_and_answered_as_tritons_client_sends_them(own: Server) -> None:
-    """The bytes are those of tritonclient.http 2.73, which wants everything in binary unless it is told otherwise."""
+    """The bytes are those of tritonclient.http 2.73, which requests binary tensors by default."""
     numbers = np.array([[1, 2], [3, 4]], "<f4").tobytes()
     tensor = {"name": "x", "shape": [2, 2], "datatype": "FP32", "parameters": {"binary_data_size": 16}}
     asks: list[dict[str, Any]] = [
@@ -402,7 +402,7 @@ def test_what_it_was_asked_is_answered_before_it_ends(tmp_path: Path) -> None:
         asked = threads.submit(server.ask, "/v1/models/m:predict", {"instances": [[7, 0]]})
         while not asked.running() or server.ask("/v2/health/ready")[0] != 200:
             pass
-        time.sleep(0.3)  # it is in the model by now, which takes 1.5 s
+        time.sleep(0.3)  # by now the request is in the model, which takes 1.5 s
         server.process.send_signal(signal.SIGTERM)
         assert asked.result() == (200, {"predictions": [8]})
         assert server.process.wait(10) == 0
@@ -444,7 +444,7 @@ def test_what_is_asked_and_answered_is_counted_beside_the_sample_and_the_sample_
     assert (of_b["edges"][1:], of_b["expected"], of_b["seen"]) == ([5.0], [0, 1, 0], [50, 50, 0])
     assert sum(of_sum["seen"]) == 100
     found = drift.read(said)
-    assert [each.psi is None for each in found.columns] == [True] * 3  # of so few rows nobody says anything
+    assert [each.psi is None for each in found.columns] == [True] * 3  # too few rows for a value
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def test_every_format_that_the_portal_names_has_a_loader() -> None:
 
 
 def field(number: int, value: bytes | int | str) -> bytes:
-    """One field of a protocol buffer."""
+    """One protocol buffer field."""
     if isinstance(value, int):
         return bytes([number << 3, value])
     value = value.encode() if isinstance(value, str) else value
@@ -488,7 +488,7 @@ def field(number: int, value: bytes | int | str) -> bytes:
 
 
 def onnx_sum() -> bytes:
-    """A model with the one operation sum = a + a over a float of shape [?, 2], as ONNX's own protocol buffer."""
+    """An ONNX model with the one operation sum = a + a, over floats of shape [?, 2], written as a protocol buffer."""
     shape = field(1, field(2, "n")) + field(1, field(1, 2))
     tensor = field(1, field(1, 1) + field(2, shape))
     node = field(1, "a") + field(1, "a") + field(2, "sum") + field(4, "Add")

@@ -1,4 +1,4 @@
-"""References in ENV: a shell makes of them what is promised, whatever else stands in the values."""
+"""References in ENV: a shell expands them as promised, whatever else the values contain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clusters.clouds.drivers.base import SHELL
 from clusters.frameworks import variables
-from clusters.manifest import check_env
+from clusters.manifest.cluster import check_env
 
 NAMES = ["A", "B", "C", "HOME_OF_IMAGE", "NOWHERE"]
 IMAGE = {"A": 'image\'s "A"', "HOME_OF_IMAGE": "/home $x `y`\n", "PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -26,7 +26,7 @@ environments = st.dictionaries(st.sampled_from(["A", "B", "C"]), st.lists(parts,
 
 
 def promised(env: dict[str, str]) -> dict[str, str]:
-    """The rule, said once more: an entry of the same ENV, but for an entry's own value, else the image, else as written."""
+    """The rule: a reference becomes another entry of the same ENV, else the image's value; otherwise it stays as written."""
 
     def value(name: str) -> str:
         def replaced(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""What becomes of a request at an application's origin: pure, by properties."""
+"""Decisions about a request to an application's origin: a pure function, tested by properties."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.gateway.decision import (
-    OURS,
     RESERVED,
     Asked,
     Sender,
@@ -72,14 +71,14 @@ def test_only_who_is_known_and_may_comes_in_and_nothing_of_the_portal_with_them(
     assert request.uri.startswith("/")
     assert COOKIE not in answer.headers.get("Cookie", "")
     assert "gpc_" not in answer.headers.get("Authorization", "")
-    assert set(answer.headers) <= {"Cookie", "Authorization", *OURS}
+    assert set(answer.headers) <= {"Cookie", "Authorization", "X-Portal-User", "X-Portal-Gateway"}
     assert answer.headers["X-Portal-Gateway"] == "p"
     if sender.token:
         assert "Authorization" not in answer.headers
         assert "X-Portal-User" not in answer.headers
     else:
         assert answer.headers["X-Portal-User"] == sender.person
-        # A page of another origin never speaks for the person.
+        # A page of another origin can never act for the user.
         assert request.origin in ("", HERE)
         assert request.fetch_mode == "navigate" or request.fetch_site not in ("same-site", "cross-site")
         if request.is_socket or request.method not in ("GET", "HEAD", "OPTIONS"):

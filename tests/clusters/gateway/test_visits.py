@@ -1,4 +1,4 @@
-"""Origins, tickets, cookies and tokens as rows: who gets in, once, and until when."""
+"""Origins, tickets, cookies and tokens as rows: who gets access, once, and until when."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from clusters.gateway import origins, own, visits
-from clusters.models import Origin, Visit
+from clusters.gateway import origins, visits
+from clusters.gateway import portal_proof as own
+from clusters.gateway.models import Origin, Visit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 WEB = {
@@ -20,8 +21,8 @@ WEB = {
 
 @pytest.fixture
 def web(catalogue: None, manifest: Any, alice: Any, ops: Any) -> Any:
-    from clusters.actions import create_cluster
-    from clusters.manifest import ClusterManifest
+    from clusters.cluster.actions import create_cluster
+    from clusters.manifest.cluster import ClusterManifest
 
     def make(name: str = "app", appcode: str = "ops-demo", user: Any = None, **spec: Any) -> Any:
         body = {"metadata": {"name": name, "appcode": appcode}, "spec": {"image": "python", **WEB, **spec}}
@@ -36,7 +37,7 @@ def _nothing_believed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(person: Any, label: str, state: str = "state") -> tuple[Client, str]:
-    """A browser with a session of the portal, and the ticket that it was sent back with."""
+    """A browser with a session of the portal, and the ticket with which the portal sends it back."""
     browser = Client()
     browser.force_login(person)
     answer = browser.get(f"/open/{label}?state={state}&next=/lab")
@@ -122,14 +123,14 @@ def test_a_token_opens_one_application_until_the_next_one(web: Any, alice: Any, 
 
 
 def test_an_origin_is_of_one_endpoint_for_ever(web: Any, alice: Any, mallory: Any, flight: Any) -> None:
-    from clusters.actions import delete_cluster
+    from clusters.cluster.actions import delete_cluster
 
     one = web("a-b")
     assert one.origins == {"web": "web-a-b-ops-demo"}
     delete_cluster(one, acting_user=alice)
     again = web("a-b")
     assert again.origins == {"web": "web-a-b-ops-demo"}
-    # The same label would be that of endpoint “web” of “a” in an appcode called “b-ops-demo”.
+    # Endpoint “web” of “taken” would have this label, but another appcode has it already.
     Origin.objects.create(label="web-taken-ops-demo", appcode=flight, cluster_name="x", endpoint="web")
     taken = web("taken")
     (label,) = taken.origins.values()
@@ -151,7 +152,7 @@ def test_who_has_it_open_is_told_what_is_announced_and_keeps_it(
 ) -> None:
     from django.utils import timezone
 
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     web()
     host = f"web-app-ops-demo.{settings.APPS_DOMAIN}" + (
@@ -173,7 +174,7 @@ def test_who_has_it_open_is_told_what_is_announced_and_keeps_it(
     assert told["announced"]
     assert told["mayKeep"]
     assert f"stopped at {now:%H:%M} UTC" in told["sentence"]
-    # Who only looks sees it, and may not keep it.
+    # A viewer sees the announcement, but may not keep the application.
     assert not ask(victor, "GET", "/.portal/idle").json()["mayKeep"]
     assert ask(victor, "POST", "/.portal/keep").status_code == 403
     for person, headers in ((None, {}), (alice, {"Origin": "http://elsewhere.example"})):
@@ -189,7 +190,7 @@ def test_who_has_it_open_is_told_what_is_announced_and_keeps_it(
 def test_a_gateway_that_knows_only_yes_and_no_sends_people_to_an_address_of_the_same_origin(
     web: Any, alice: Any, mallory: Any
 ) -> None:
-    """What NGINX asks, and what is answered where it then sends people."""
+    """The requests of NGINX, and the sign-in address to which it then redirects users."""
     cluster = web(access={"to": "people", "people": ["mallory"]})
     label, name = "web-app-ops-demo", "web-app-ops-demo.apps.localhost:8000"
 
@@ -208,7 +209,7 @@ def test_a_gateway_that_knows_only_yes_and_no_sends_people_to_an_address_of_the_
     theirs = f"{cookie_of(alice)}; theme=dark"
     answer = judged(theirs)
     assert (answer.status_code, answer["X-Portal-User"], answer["Cookie"]) == (200, "alice", "theme=dark")
-    # Neither nobody nor somebody's page elsewhere, and what a client says in other headers counts for nothing.
+    # Refused: anonymous users and pages of other origins. A client's other headers change nothing.
     lies = {"X-Forwarded-Host": name, "X-Forwarded-Uri": "/lab"}
     for cookie, more in (("", {}), ("", lies), (theirs, {"Origin": "http://web-b-flight.apps.localhost:8000"})):
         answer = judged(cookie, **more)
@@ -267,7 +268,7 @@ def test_the_portal_itself_asks_one_address_for_a_minute_and_that_is_no_use(
         judged("/api/contents", proof=f"Portal {proof}"),
     ]
     assert {each.status_code for each in refused} == {401}
-    # Of what has a reserved path, or no route, it opens nothing, either.
+    # A reserved path stays closed even to a valid proof.
     assert judged("/.portal/idle", proof=own.authorization(label, "/.portal/idle")).status_code == 404
     moment = time.time()
     monkeypatch.setattr(time, "time", lambda: moment + own.GOOD_FOR + 2)
@@ -275,7 +276,7 @@ def test_the_portal_itself_asks_one_address_for_a_minute_and_that_is_no_use(
 
 
 def test_a_cloud_with_a_domain_of_its_own_has_its_origins_there(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clusters.models import Cloud
+    from clusters.clouds.models import Cloud
 
     host = "web-app-ops-demo.apps.second.example:8000"
     monkeypatch.setattr(origins, "_domains", origins._Domains())
@@ -289,7 +290,7 @@ def test_a_cloud_with_a_domain_of_its_own_has_its_origins_there(web: Any, monkey
     cluster = web()
     origins.move(cluster, "apps.second.example")
     assert [each.url for each in origins.openings(cluster, None)] == [f"http://{host}/"]
-    # The portal answers there, and nothing of its own.
+    # That host serves applications; the portal only redirects from there.
     answer = Client().get("/", headers={"Host": host, "Accept": "text/html"})
     assert answer["Location"].startswith("http://portal.localhost:8000/open/web-app-ops-demo?")
     origins.move(cluster, "")

@@ -1,4 +1,4 @@
-"""Logs copied before they are gone, with the real node agent as a cloud that says it loses them, and a real S3 server."""
+"""Logs are copied before they are lost. The real node agent plays a cloud that loses logs; the archive is a real S3 server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from django.db import connections
 from django.utils.timezone import now
 
-from clusters import actions
 from clusters.clouds import registry
 from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import CloudError, RunGone, StorageSeen, TaskSeen
 from clusters.clouds.registry import cloud
+from clusters.cluster import actions
 from clusters.logs import collect, copy
-from clusters.models import Run, Task
 from clusters.runs import reconcile
+from clusters.runs.models import Run, Task
 from datastores.storage.actions import bucket_of, logs_bucket
 from datastores.storage.store import _client
 from tests.api.client import api_of
@@ -28,7 +28,7 @@ SCRIPT = "trap 'echo asked to end; exit 3' TERM; echo up; while true; do sleep 0
 
 @pytest.fixture
 def store(s3, bucket, settings, monkeypatch):
-    """Keys → contents of the archive."""
+    """store() → the archived logs, key → contents. Checks the times beside each log."""
     monkeypatch.setattr(registry, "keeps_logs", lambda _: False)
     settings.LOGS_S3 = {
         **settings.LOGS_S3,
@@ -43,7 +43,7 @@ def store(s3, bucket, settings, monkeypatch):
         kept = {item["Key"]: s3.client.get_object(Bucket=bucket, Key=item["Key"])["Body"].read() for item in found}
         logs = {key: data for key, data in kept.items() if key.endswith(".log")}
         for key, data in logs.items():
-            # Each has its times beside it, from its first byte on.
+            # The line times are stored beside each log, from its first byte on.
             times = list(marks.each(kept.pop(key.removesuffix(".log") + ".times")))
             assert [mark[marks.OFFSET] for mark in times[:1]] == [0] * bool(data)
             assert all(mark[marks.OFFSET] < len(data) for mark in times)
@@ -56,7 +56,7 @@ def store(s3, bucket, settings, monkeypatch):
 
 @pytest.fixture
 def copying():
-    """copying() → a worker that copies what is due, once, beside the test."""
+    """copying() → a started thread that copies the due logs once."""
     threads = []
 
     def work():
@@ -84,7 +84,7 @@ def until(condition, seconds=60):
 
 
 def listening(loop, run):
-    """Returns when every program has set its trap: before, a signal would end it without a word."""
+    """Waits until every program has set its trap; before that, a signal would end it without output."""
     for task in run.tasks.all():
         loop.until_said(run, "up", task.role, task.index)
 
@@ -105,7 +105,7 @@ def test_what_ends_by_itself_is_copied_once(loop, people, manifest, store):
     task = Task.objects.get(run=run)
     assert (task.log_state, task.log_size, task.log_message) == ("kept", 12, "")
     assert store() == {key(run): "ünï\ntwice\n".encode()}
-    # The same news again, as after a restart of the controller, changes nothing.
+    # The same listing again, as after a restart of the controller, changes nothing.
     listing = cloud("local").list()
     from clusters.runs.observe import apply_listing
 
@@ -147,7 +147,7 @@ def test_logs_that_are_open_before_the_worker_has_let_go_of_the_run_are_not_miss
     cluster = actions.create_cluster(manifest("demo", SCRIPT), acting_user=people.bob)
     run = loop.until_phase(cluster, "Running")
     listening(loop, run)
-    # Nothing but being woken ends it here.
+    # With 5 minutes, only the wake-up can end the wait for open logs.
     monkeypatch.setattr(collect, "PREPARE", dt.timedelta(minutes=5))
     noted, woken, real = threading.Event(), [], collect.Copying._note_opened
 
@@ -184,7 +184,7 @@ def test_of_more_tasks_than_can_be_followed_the_others_are_copied_as_they_are(
     listening(loop, run)
     actions.disable(cluster, acting_user=people.bob)
     reconcile.reconcile(run.pk)
-    # As long as somebody is at it, the run waits for those that are not open yet.
+    # While a worker copies, the run waits for logs that are not open yet.
     Task.objects.filter(run=run, role="master").update(log_state="open", log_claimed_until=now() + collect.CLAIM)
     Run.objects.filter(pk=run.pk).update(claimed_until=now() - dt.timedelta(seconds=1))
     reconcile.reconcile(run.pk)
@@ -217,7 +217,7 @@ def test_logs_on_their_way_take_no_more_than_their_room(loop, people, manifest, 
     assert text.startswith(b"xxx")
     assert text.endswith(f"[{copy.NO_ROOM}]\n".encode())
     assert copy._room._used == 0
-    # The page says so beside the log.
+    # The page shows the same note beside the log.
     from clusters.clouds.drivers.base import LogChunk
     from clusters.logs.read import RunLogs
 
@@ -225,7 +225,7 @@ def test_logs_on_their_way_take_no_more_than_their_room(loop, people, manifest, 
 
 
 def test_a_run_is_ended_when_nobody_opens_its_logs(loop, people, manifest, store, monkeypatch):
-    # The time for it is over when the test says so.
+    # The test itself ends the wait for open logs.
     monkeypatch.setattr(collect, "PREPARE", dt.timedelta(minutes=5))
     cluster = actions.create_cluster(manifest("demo", SCRIPT), acting_user=people.bob)
     run = loop.until_phase(cluster, "Running")
@@ -242,7 +242,7 @@ def test_a_run_is_ended_when_nobody_opens_its_logs(loop, people, manifest, store
 
 
 def test_logs_that_nobody_can_open_do_not_hold_their_run_up(loop, people, manifest, store, monkeypatch):
-    # As where a firewall is between the API server and its nodes: a minute of GPUs went by at each Disable.
+    # E.g. a firewall between API server and nodes; each Disable used to cost a minute of GPU time.
     from clusters.clouds.drivers.local.client import LocalCloud
 
     def away(*_args, **_more):
@@ -292,7 +292,7 @@ def test_an_object_store_that_is_away_is_waited_for(loop, people, manifest, stor
 def test_the_portal_s_own_object_storage_is_the_archive_where_no_other_is_named(
     loop, people, manifest, store, s3, settings, bucket
 ):
-    """Its bucket is made when it is first used, and no appcode of that name gets it."""
+    """Its bucket is created on first use, and no appcode can get a bucket of that name."""
     keys = {"access_key": s3.access_key, "secret": s3.secret_key, "bucket_prefix": f"{bucket}-"}
     settings.LOGS_S3 = {**settings.LOGS_S3, "server": ""}
     settings.STORAGE = {**settings.STORAGE, "url": s3.url, "inner_url": s3.url, **keys}
@@ -344,7 +344,7 @@ def test_of_a_deleted_cluster_nothing_is_kept(loop, people, manifest, store, cop
     again = loop.until_phase(cluster, "Succeeded")
     actions.delete_cluster(cluster, acting_user=people.bob)
     loop.until(lambda: not Run.objects.filter(gone=False).exists())
-    # One that is being copied at this very moment is waited for.
+    # The purge waits for a log that is being copied.
     Task.objects.filter(run=again).update(log_claimed_until=now() + dt.timedelta(seconds=30))
     reconcile.purge(cluster.pk)
     cluster.refresh_from_db()

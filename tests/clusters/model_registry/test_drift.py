@@ -1,4 +1,4 @@
-"""Drift: what the counts of model servers say, added up and taken apart."""
+"""Drift: adding and subtracting the counts that model servers report."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_server_that_began_anew_has_counted_all_that_it_says_since_then() -> N
         reading(column([130, 100], edges=[9]), rows=230, since=LATER),
     ):
         assert drift.between(after, before) == after
-    # A column of other edges is another column.
+    # The same column with other edges counts as another column.
     other = drift.between(reading(column([1, 2], edges=[9]), rows=203), before)
     assert (other.rows, other.columns[0].seen) == (3, (1, 2))
     both = drift.together([before, reading(column([1, 2], edges=[9]))])

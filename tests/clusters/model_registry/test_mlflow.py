@@ -1,4 +1,4 @@
-"""MLflow's format, there and back: read by MLflow itself, and registered again from what it is."""
+"""Export to MLflow's format, read by MLflow itself, and registration from that format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry by REST, with models that TensorFlow has written, against a real S3 server; what hooks register of real runs."""
+"""The registry over REST, with models saved by TensorFlow on a real S3 server; and models that hooks register from real runs."""
 
 import datetime as dt
 import hashlib
@@ -13,12 +13,14 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from clusters import actions as clusters
 from clusters import tasks
+from clusters.cluster import actions as clusters
+from clusters.hooks.models import HookRun
 from clusters.model_registry import actions
 from clusters.model_registry import loop as registry
-from clusters.models import Cluster, HookRun, ModelAlias, ModelVersion, RegisteredModel
-from clusters.run_hooks.shown import hooks_of
+from clusters.model_registry.models import ModelAlias, ModelVersion, RegisteredModel
+from clusters.runs.hook_status import hooks_of
+from clusters.runs.models import Cluster
 from datastores.drivers.base import DriverError
 from datastores.drivers.local import Local
 from datastores.models import AllowedFolder, Datastore
@@ -45,7 +47,7 @@ tf.keras.Model(inputs, tf.keras.layers.Flatten()(inputs)).save(sys.argv[1] + "/k
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory) -> Path:
-    """saved/model/ and keras/digits.keras."""
+    """A folder with saved/model/ and keras/digits.keras."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "keras").mkdir()
     subprocess.run([sys.executable, "-c", MODELS, str(folder)], check=True, stderr=subprocess.DEVNULL)
@@ -60,7 +62,7 @@ def results(people, s3, bucket):
 
 @pytest.fixture
 def put(s3, bucket, written):
-    """put("saved", "train/1") uploads what lies in that folder; → its files by their keys."""
+    """put("saved", "train/1") uploads that folder; returns its files by key."""
 
     def upload(folder, to):
         files = {
@@ -85,7 +87,7 @@ DIGITS = f"{BASE}/digits"
 
 
 def registered(api, **spec):
-    """A version of the model digits, whose files have been read."""
+    """A version of the model digits whose files have been read."""
     status, made = api.post(f"{DIGITS}/versions", {"kind": "modelVersion", "spec": spec})
     assert status == 201, made
     assert made["status"]["state"] == "Pending"
@@ -123,7 +125,7 @@ def test_versions_keep_files_and_aliases_remember_what_they_named(
         {"inputs": [{"name": "image", "dtype": "float32", "shape": [None, 8, 8, 1]}], "outputs": None},
     )
 
-    # What is frozen stays as it is: through the door for files, by versions of the datastore, by the datastore itself.
+    # Frozen files can't be changed through the files API, by deleting their datastore version, or by deleting the datastore.
     store = "/appcodes/ops-demo/datastores/results"
     assert api("PUT", f"{store}/files/train/1/model/more.txt", raw=b"x", content_type="text/plain")[0] == 409
     assert api.delete(f"{store}/versions/digits.1")[1]["detail"].startswith(
@@ -131,7 +133,7 @@ def test_versions_keep_files_and_aliases_remember_what_they_named(
     )
     assert "the model digits" in api.delete(store)[1]["detail"]
 
-    # An alias is its history, also of two moves within one moment and of a clock that goes backwards.
+    # An alias keeps its history, also for two moves at the same time and when the clock goes backwards.
     champion = f"{DIGITS}/aliases/champion"
     now = timezone.now()
     monkeypatch.setattr(actions.timezone, "now", lambda: now)
@@ -158,7 +160,7 @@ def test_versions_keep_files_and_aliases_remember_what_they_named(
     with pytest.raises(IntegrityError), transaction.atomic():
         ModelAlias.objects.create(model=row.model, name="champion", version=row.version, since=timezone.now())
 
-    # Somebody with keys of the store changes a file: found by reading again, and no alias names it any more.
+    # Someone with the store's keys changes a file: verification detects it, and no alias can name that version any more.
     key = "train/2/digits.keras"
     body = s3.client.get_object(Bucket=bucket, Key=key)["Body"].read()
     s3.client.put_object(Bucket=bucket, Key=key, Body=body[:-1] + b"!")
@@ -173,7 +175,7 @@ def test_versions_keep_files_and_aliases_remember_what_they_named(
     assert api.get(f"{DIGITS}/versions/2")[1]["status"]["message"].startswith("digits.keras is not there any more")
     assert api.delete(f"{DIGITS}/versions/2")[0] == 204
 
-    # A removed alias names nothing; a deleted model comes back with its history, and its numbers go on.
+    # A removed alias names nothing. A model created again has its history back, and numbering continues.
     assert api.delete(f"{champion}?reason=Over")[0] == 204
     assert (api.get(champion)[0], api.delete(champion)[0]) == (404, 404)
     assert api.get(f"{champion}?at={history[0]['since']}")[1]["version"] == 1
@@ -223,12 +225,12 @@ def test_what_cannot_be_registered_says_why_and_leaves_nothing(people, results, 
     assert refused(datastore="results", path="one", signature=takes)[0] == 422
     assert not ModelVersion.objects.exists()
     assert not results.versions.exists()
-    # A file that is no model is registered as what it was said to be; nobody knows what it takes.
+    # A file that is no model is registered with the format given, without a signature.
     odd = registered(api, datastore="results", path="one", format="keras")
     assert (odd["status"]["state"], odd["spec"]["signature"]) == ("Ready", None)
     assert api.put(f"{DIGITS}/aliases/Not one", {"version": 1})[0] in (404, 422)
     assert api.put(f"{DIGITS}/aliases/9lives", {"version": 1})[0] == 422
-    # Whoever dies between two files has kept the digests of those that were read.
+    # Digests are saved file by file, so they survive a worker's death.
     version = ModelVersion.objects.get()
     assert version.checked_at is not None
 
@@ -259,14 +261,14 @@ def test_while_a_store_is_away_a_version_waits_and_what_takes_long_is_read_in_tu
     assert turn() == ("Pending", "The store is away.")
     ModelVersion.objects.update(asked_at=timezone.now() - registry.PATIENCE * 2)
     assert turn() == ("Failed", "The store is away.")
-    # A turn whose time is over reads one file more, and keeps it.
+    # A turn without time left still reads one more file, and keeps its digest.
     monkeypatch.setattr(registry, "_sha256", counted)
     bob_api.post(f"{DIGITS}/versions/1/verify")
     for _ in range(2):
         registry._read(registry._due().get(), until=0)
     assert turn() == ("Ready", "")
     assert read == ["one/a.keras", "one/b.txt", "one/c.txt"]
-    # Nor does it hold a worker for longer when all are compared.
+    # Verification reads in turns, too.
     bob_api.post(f"{DIGITS}/versions/1/verify")
     for _ in range(2):
         registry._read(registry._due().get(), until=0)
@@ -292,7 +294,7 @@ def broken(data: bytes) -> bytes:
 
 
 def long_list() -> bytes:
-    """Says that the list of its files has 20 MB, which is more than anybody reads for a signature."""
+    """A zip file whose list of files claims 20 MB, more than the portal reads for a signature."""
     size = 20_000_000
     end = b"PK\5\6" + bytes(4) + (1).to_bytes(2, "little") * 2 + size.to_bytes(4, "little") + bytes(6)
     return b"PK\1\2" + bytes(size - 4) + end
@@ -332,7 +334,7 @@ def test_a_folder_of_this_machine_is_kept_too_and_no_run_writes_there(people, bo
         clusters.create_cluster(manifest("train", input=read), acting_user=people.bob)
     assert "is mounted as it is" in str(caught.value)
     assert disk.versions.count() == 1
-    # What a cluster names, or one that lives has, goes neither by itself nor with its model.
+    # A version that a cluster or a live run uses can't be deleted, and neither can its model.
     batch = clusters.create_cluster(manifest("batch", model="digits/1"), acting_user=people.bob)
     for address in (f"{DIGITS}/versions/1", DIGITS):
         assert "is used by batch" in bob_api.delete(address)[1]["detail"]
@@ -341,7 +343,7 @@ def test_a_folder_of_this_machine_is_kept_too_and_no_run_writes_there(people, bo
 
 
 SAVE = """echo '{"sample": {"instances": [[0]]}, "description": "By a hook"}' > /elearn/output/model-version.json"""
-# PostgreSQL takes no such character, not even in JSON.
+# PostgreSQL does not accept NUL characters, not even in JSON.
 ODD = r"""echo '{"sample": {"a": "\u0000"}}' > /elearn/output/model-version.json"""
 TRAIN = "mkdir /elearn/output/model && echo graph > /elearn/output/model/saved_model.pb && echo step 3: loss = 0.25"
 
@@ -362,10 +364,10 @@ def test_a_hook_registers_what_its_run_wrote_once(loop, people, manifest, result
         tasks.advance(people.ops.pk, "hooks/train")
         said = dict(HookRun.objects.values_list("name", "message"))
         if said["nothing"] and results.removals.exists():
-            # What is in the way of the first is over soon, so it is tried again.
+            # Its obstacle, a pending removal, is temporary, so the registration is retried.
             assert said["save"] == ""
             (note,) = (each.note for each in hooks_of(run) if each.name == "save")
-            # Until it says so, what is in the way stays, and no version is ever ready.
+            # Keep the obstacle until the note reports it; until then no version becomes ready.
             if note.startswith("Its version is not registered yet and is tried again: "):
                 results.removals.all().delete()
         return said["nothing"] and ModelVersion.objects.filter(state="Ready").exists()

@@ -1,4 +1,4 @@
-"""Which versions of a model go by its rule: never what is newest, never what somebody holds, and never more for keeping more."""
+"""Which versions a model's rule deletes: never the newest, never versions in use, and keeping more never deletes more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ago(days: float) -> dt.datetime:
     return NOW - dt.timedelta(days=days)
 
 
-# Times of registration in any order: clocks jump.
+# Registration times in any order, as clocks jump.
 FOUND = st.dictionaries(
     NUMBERS,
     st.tuples(st.sampled_from(["Ready", "Ready", "Ready", "Pending", "Changed", "Failed"]), st.integers(-2, 40)),
@@ -54,7 +54,7 @@ def test_what_goes_is_old_and_nobodys_and_of_all_others_is_said_why_they_stay(
         assert not gone & {version.number for version in found if version.registered >= ago(spec.days)}
         assert not gone & {each.number for each in named if each.until and each.until >= ago(spec.days)}
     assert not gone & {version.number for version in found if version.state == "Pending"}
-    # Done once, nothing is left to do.
+    # A second application deletes nothing.
     left = [version for version in found if version.number not in gone]
     assert not going(decide(spec, left, named, held, NOW))
 

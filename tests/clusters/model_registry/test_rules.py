@@ -1,4 +1,4 @@
-"""The retention rule of a model by REST, on its page and in its turn, while aliases move and others hold what would go."""
+"""The retention rule of a model: over REST, on its page and when due, while aliases move and versions are in use."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from django.db import connection, transaction
 from django.test import Client
 from django.utils import timezone
 
-from clusters import actions as clusters
 from clusters import tasks
+from clusters.cluster import actions as clusters
 from clusters.model_registry import actions, rules
 from clusters.model_registry.manifest import ModelManifest
-from clusters.models import ModelRetention, ModelVersion, Pipeline, RegisteredModel
+from clusters.model_registry.models import ModelRetention, ModelVersion, RegisteredModel
+from clusters.pipelines.models import Pipeline
 from datastores.models import AllowedFolder, Datastore, Version
 from portal.errors import Invalid
 from portal.manifests import parse
@@ -32,7 +33,7 @@ PAGE = "/models/ops-demo/digits/retention"
 
 @pytest.fixture
 def digits(people: Any, tmp_path: Any) -> RegisteredModel:
-    """With eight versions, a day between each two of them; the last is of today."""
+    """A model with eight versions, registered one day apart, the last one today."""
     AllowedFolder.objects.create(path=str(tmp_path))
     store = Datastore.objects.create(appcode=people.ops, name="disk", kind="local", spec={"path": str(tmp_path)})
     model = actions.create_model(parse(ModelManifest, {"metadata": {"name": "digits"}}, appcode="ops-demo"), people.ops,
@@ -49,7 +50,7 @@ def digits(people: Any, tmp_path: Any) -> RegisteredModel:
 
 
 def waiting(cursor: Any) -> bool:
-    """Whether somebody waits for a lock of this connection."""
+    """True if another connection waits for a lock of this one."""
     cursor.execute("SELECT count(*) FROM pg_locks WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))")
     return bool(cursor.fetchone()[0])
 
@@ -111,7 +112,7 @@ def test_a_rule_does_what_its_preview_says_once_and_holds_back_what_is_used(
     assert (told.actor_name, told.object, told.data["version"]) == ("portal", "model ops-demo/digits", 1)
     assert not Version.objects.filter(name="digits.1").exists(), "nothing keeps its files any more"
 
-    # Saved again as it is, it is no new rule; on the next day what has become old goes, and what is used still stays.
+    # Saving it unchanged makes no new rule. A day later it deletes what has become old, but no version in use.
     assert api.put(RULE, rule)[1] == done
     tasks.apply_model_rules()
     assert numbers(digits) == [*range(2, 9)]
@@ -161,7 +162,7 @@ def test_an_alias_that_moves_while_a_rule_is_applied_waits_for_it_and_one_that_w
     mover.join()
     assert numbers(digits) == [3, 4, 5, 6, 7, 8]
     assert "has no version 2" in said[0]
-    # Who dies in the middle has deleted none of that turn; whoever used one before the next keeps it.
+    # Death in the middle rolls back the whole turn; a version that gets an alias before the next turn stays.
     actions.move_alias(digits, "champion", 3, acting_user=people.bob)
     ModelRetention.objects.update(keep=3)
     delete = actions.delete_version
@@ -181,7 +182,7 @@ def test_an_alias_that_moves_while_a_rule_is_applied_waits_for_it_and_one_that_w
     with transaction.atomic():
         rules.apply(digits)
     assert numbers(digits) == [3, 4, 6, 7, 8]
-    # A model that is created again has no rule of the one before.
+    # A model that is created again does not inherit the old rule.
     for alias in ("champion", "spare"):
         actions.remove_alias(digits, alias, acting_user=people.bob)
     actions.delete_model(digits, acting_user=people.bob)
@@ -233,7 +234,7 @@ def test_on_its_page_a_rule_is_saved_as_it_was_previewed_and_what_it_deleted_is_
     )
     seen = "Keep the last 5 versions"
     assert f'value="{seen}"' in page
-    # Changed after that, it is previewed again.
+    # A rule changed after its preview is previewed again.
     page = client.post(PAGE, {"keep": "6", "days": "", "do": "save", "seen": seen}).content.decode()
     assert '<b class="num">2</b> versions would be deleted when you save it' in page
     assert not ModelRetention.objects.exists()

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline do next, for any stages and any ends of their runs."""
+"""The next steps of a pipeline, for any stages and any ends of their runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clusters.pipelines.graph import BROKEN, ENDED, RUNNING, SKIPPED, Node, Stat
 
 @st.composite
 def graphs(draw):
-    """Stages without a cycle, in any order."""
+    """Stages without cycles, in any order."""
     names = [f"s{n}" for n in range(draw(st.integers(1, 8)))]
     nodes = []
     for n, name in enumerate(names):
@@ -32,7 +32,7 @@ def test_every_pipeline_ends_and_nothing_starts_before_what_it_waits_for(nodes, 
     cancelled = False
     for _ in range(100):
         following = decide(nodes, states, cancelled=cancelled)
-        # Paused, only starts are left out: what has ended has ended, and what is skipped is skipped.
+        # A pause only holds back starts; ends and skips still happen.
         paused = decide(nodes, states, cancelled=cancelled, paused=True)
         assert paused == replace(following, start=(), again=())
         assert following == decide(list(nodes), dict(states), cancelled=cancelled)

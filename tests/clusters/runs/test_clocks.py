@@ -1,4 +1,4 @@
-"""What is shown of a run where the clock of a task's node is ahead of the portal's, and no more news of the task come."""
+"""What is shown of a run if the clock of a task's node is ahead of the portal's, and no later news of the task arrives."""
 
 import datetime as dt
 
@@ -6,18 +6,18 @@ import pytest
 from django.utils import timezone
 
 from billing.sums.totals import totals
-from clusters import actions
 from clusters.clouds.drivers.base import Batch, TaskSeen
-from clusters.models import Run
+from clusters.cluster import actions
 from clusters.runs import observe as runs_observe
-from clusters.runs import resync, status
+from clusters.runs import phase_update, resync
+from clusters.runs.models import Run
 
 AHEAD = dt.timedelta(seconds=90)
 
 
 @pytest.fixture
 def run(db, catalogue, people, manifest):
-    """Of 1 master and 1 worker with a GPU each; the cloud has been told of it."""
+    """A run of 1 master and 1 worker with a GPU each, already applied to its cloud."""
     cluster = actions.create_cluster(manifest(flavor="one-gpu", workers=1, retries=9), acting_user=people.bob)
     Run.objects.update(admitted_at=timezone.now(), applied_at=timezone.now() - dt.timedelta(days=1))
     return Run.objects.get(current_of=cluster)
@@ -33,7 +33,7 @@ def told(run, began_at, role="worker", phase="Running", **more):
 
 @pytest.fixture
 def swept(run, monkeypatch):
-    """Sweeps at a time; whether what is shown of the run was added up anew then."""
+    """swept(at) → runs the sweep at that time; True if it computed the run's usage again."""
 
     def sweep(at):
         before = run.usage_as_of
@@ -49,7 +49,7 @@ def swept(run, monkeypatch):
 
 def is_as_in_the_ledger(run):
     shown = (run.gpu_seconds, run.gpu_rate, run.cost, run.cost_rate)
-    found = totals([status.consumer(run)], run.usage_as_of)[status.consumer(run)]
+    found = totals([phase_update.consumer(run)], run.usage_as_of)[phase_update.consumer(run)]
     return shown == (found.gpu_seconds, found.gpu_rate, found.cost, found.cost_rate)
 
 

@@ -1,4 +1,4 @@
-"""Runs whose program comes from a real Git server, against the real node agent."""
+"""Runs whose program comes from a real Git server, on the real node agent."""
 
 import json
 import threading
@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from clusters import actions
-from clusters.api.documents import to_manifest
 from clusters.clouds.bulkhead import PutOff
 from clusters.clouds.registry import cloud
-from clusters.code import CodeSpec
-from clusters.git_tokens import GitTokenSpec, save_token
-from clusters.models import Run
+from clusters.cluster import actions
+from clusters.cluster.api.documents import to_manifest
+from clusters.git_tokens.actions import GitTokenSpec, save_token
+from clusters.manifest.code import CodeSpec
 from clusters.runs import code as run_code
 from clusters.runs import reconcile
+from clusters.runs.models import Run
 from portal.errors import Invalid
 from portal.models import Event
 from portal.outgoing import Rules

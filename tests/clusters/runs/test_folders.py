@@ -1,13 +1,13 @@
-"""The output of a failed run goes by a rule, but not while another run reads it; on the real node agent and S3 server."""
+"""A retention rule deletes a failed run's output, but not while another run reads it; on the real node agent and S3 server."""
 
 import datetime as dt
 
 import pytest
 from django.utils import timezone
 
-from clusters import actions
 from clusters.clouds.registry import cloud, run_ref
-from clusters.models import Run
+from clusters.cluster import actions
+from clusters.runs.models import Run
 from datastores.files import rules, trash
 from datastores.models import Datastore, Removal
 from datastores.retention import RuleSpec
@@ -46,7 +46,7 @@ python -c "import imported"
 
 
 def test_a_program_writes_where_it_starts_and_installs_packages(loop, people, manifest, results, s3):
-    """Programs of others expect a folder, a name and a pip that works; what they write is kept, and their code is not again."""
+    """Third-party programs expect a folder, a name and a working pip. The run stores what they write, but not their code."""
     files = {"wheel.py": WHEEL, "kept.txt": "0", "imported.py": "print(open('kept.txt').read())", "same/data.txt": "x"}
     cluster = actions.create_cluster(
         manifest("program", PROGRAM, output="results", code={"files": files}), acting_user=people.bob

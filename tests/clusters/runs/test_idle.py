@@ -1,4 +1,4 @@
-"""Idle applications as rows: announced by mail, kept, withdrawn, stopped as Disable does; and what that has given back."""
+"""Idle applications as rows: announced by mail, kept, withdrawn, stopped as by Disable; and the GPU time this has saved."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ HOUR = dt.timedelta(hours=1)
 
 @pytest.fixture
 def notebook(catalogue: None, people: Any) -> Any:
-    """notebook(policy="stop") → a notebook of bob's on a cloud that is heard of, as one that has just begun to run."""
+    """notebook(policy="stop") → a notebook of bob's that has just started, on a cloud that was heard."""
     from clusters.applications.actions import create_application
     from clusters.applications.manifest import ApplicationManifest
-    from clusters.models import CloudState, Run
+    from clusters.clouds.models import CloudState
+    from clusters.runs.models import Run
 
     def make(name: str = "lab", *, gpus: int = 0, **spec: Any) -> Any:
         flavor = "one-gpu" if gpus else "small"
@@ -37,7 +38,7 @@ def notebook(catalogue: None, people: Any) -> Any:
 
 
 def tell(run: Any, state: str, since: dt.datetime, why: str = "") -> None:
-    """As the watch of its cloud does."""
+    """Applies the activity as the watch of its cloud does."""
     from clusters.runs.observe import apply_batch
 
     apply_batch("local", Batch("x", (ActivitySeen(run.pk, state, since, why),)))  # type: ignore[arg-type]
@@ -52,8 +53,8 @@ def turn(run: Any, now: dt.datetime | None = None) -> Any:
 
 
 def rested(run: Any, hours: float) -> Any:
-    """Has told so long ago that it does nothing."""
-    from clusters.models import Run
+    """Makes the run idle for that many hours; returns it after a turn."""
+    from clusters.runs.models import Run
 
     tell(run, "idle", dt.datetime.now(dt.UTC))
     since = dt.datetime.now(dt.UTC) - hours * HOUR
@@ -75,7 +76,7 @@ def letters() -> list[Any]:
 
 
 def test_it_is_announced_by_mail_and_then_stopped_with_its_reason(notebook: Any, people: Any) -> None:
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     run = rested(notebook(), 3)
     notice = run.idle_stops_at - run.idle_announced_at
@@ -121,7 +122,8 @@ def test_old_news_and_wrong_clocks_count_from_when_they_are_told(notebook: Any) 
 
 
 def test_a_silent_cloud_stops_nothing(notebook: Any) -> None:
-    from clusters.models import CloudState, Run
+    from clusters.clouds.models import CloudState
+    from clusters.runs.models import Run
 
     run = notebook()
     tell(run, "idle", dt.datetime.now(dt.UTC))
@@ -130,14 +132,14 @@ def test_a_silent_cloud_stops_nothing(notebook: Any) -> None:
     CloudState.objects.update(heard_at=heard - dt.timedelta(minutes=1))
     run = turn(run)
     assert (run.idle_announced_at, letters()) == (None, [])
-    # It is looked at again soon, without any news.
+    # It is checked again soon, without any news.
     CloudState.objects.update(heard_at=dt.datetime.now(dt.UTC))
     Run.objects.update(look_at=run.look_at - dt.timedelta(minutes=1))
     assert turn(run).idle_announced_at
 
 
 def test_who_keeps_it_has_it_for_another_while(notebook: Any, people: Any) -> None:
-    from clusters import actions
+    from clusters.cluster import actions
     from portal.errors import Conflict
 
     run = rested(notebook(), 3)
@@ -159,7 +161,7 @@ def test_policies_that_stop_nothing(notebook: Any) -> None:
 
 
 def test_a_time_limit_is_announced_too(notebook: Any) -> None:
-    from clusters.models import Run
+    from clusters.runs.models import Run
 
     run = notebook(timeLimit=86400)
     soon = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=9)
@@ -167,13 +169,13 @@ def test_a_time_limit_is_announced_too(notebook: Any) -> None:
     run = turn(run)
     assert run.end_announced_at
     assert "reaches its time limit at" in letters()[0].subject
-    assert turn(run, soon).desired == "running"  # that is for the time limit itself
+    assert turn(run, soon).desired == "running"  # the time limit itself will end it
 
 
 def test_what_has_no_end_is_asked_about_with_its_cost_and_goes_on(notebook: Any, people: Any) -> None:
-    from clusters import actions
-    from clusters.idle import ASK_EVERY
-    from clusters.models import Run
+    from clusters.cluster import actions
+    from clusters.runs.idle_policy import ASK_EVERY
+    from clusters.runs.models import Run
 
     run = notebook(idle={"policy": "never"})
     Run.objects.update(started_at=dt.datetime.now(dt.UTC) - ASK_EVERY)
@@ -187,10 +189,11 @@ def test_what_has_no_end_is_asked_about_with_its_cost_and_goes_on(notebook: Any,
 
 
 def test_visits_are_what_counts_where_a_program_does_nothing_by_itself(notebook: Any, monkeypatch: Any) -> None:
-    """As of TensorBoard."""
+    """TensorBoard, for example."""
     from clusters.frameworks import FRAMEWORKS
     from clusters.gateway import visits
-    from clusters.models import Origin, Run
+    from clusters.gateway.models import Origin
+    from clusters.runs.models import Run
 
     run = notebook()
     monkeypatch.setattr(type(FRAMEWORKS["jupyter"]), "idle_signal", "use")
@@ -203,7 +206,7 @@ def test_visits_are_what_counts_where_a_program_does_nothing_by_itself(notebook:
     Run.objects.update(look_at=dt.datetime.now(dt.UTC))
     run = turn(run)
     assert run.idle_announced_at
-    # One more within a minute is not written down again.
+    # Another visit within a minute is not recorded.
     visits.note_use(label)
     Run.objects.update(look_at=dt.datetime.now(dt.UTC))
     assert turn(run).idle_announced_at
@@ -214,8 +217,8 @@ def test_visits_are_what_counts_where_a_program_does_nothing_by_itself(notebook:
 
 
 def test_what_stops_gave_back_is_counted_until_somebody_deploys_again(notebook: Any, people: Any) -> None:
-    from clusters.models import Cluster, Run
     from clusters.runs.idle import saved
+    from clusters.runs.models import Cluster, Run
 
     run, now = notebook(gpus=1), dt.datetime.now(dt.UTC)
     Run.objects.filter(pk=run.pk).update(

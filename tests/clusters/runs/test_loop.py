@@ -1,14 +1,14 @@
-"""From an action to processes and back to a phase, against the real node agent, PostgreSQL and broker."""
+"""From an action to processes and back to a phase, with the real node agent, PostgreSQL and broker."""
 
 import uuid
 
 import pytest
 
 from billing.models import Observation, UsageSegment
-from clusters import actions
 from clusters.clouds.registry import cloud
-from clusters.models import Cluster, Run, Task
+from clusters.cluster import actions
 from clusters.runs import quota, reconcile, resync
+from clusters.runs.models import Cluster, Run, Task
 from portal.errors import Conflict, Invalid
 from portal.models import Event
 
@@ -59,8 +59,8 @@ def test_a_failure_is_retried_and_then_told_with_exit_code_and_last_lines(loop, 
 
 
 def test_a_program_runs_as_its_author_wrote_it(loop, people, manifest):
-    """A pipe fails with any of its programs; nothing is tried again that its program ended, and once what was killed; variables
-    may refer to each other and to those of the image and the portal."""
+    """A pipe fails if any of its programs fails. A program that exits is not retried, a killed one is, once. Variables may refer
+    to each other and to those of the image and the portal."""
     env = {"PATH": "/demo:$PATH", "PRICE": "5$$", "WHO": "${PORTAL_CLUSTER}/$(PORTAL_RUN) at $PLACE", "PLACE": "$HOME"}
     check = '[ "${PATH#/demo:/}" != "$PATH" ] && [ "$PRICE" = \'5$\' ] && [ "$WHO" = "env/1 at $HOME" ] && python -c 1'
     wanted = {
@@ -153,7 +153,7 @@ def test_a_name_is_taken_once(catalogue, people, manifest):
 def test_a_worker_that_dies_after_telling_the_cloud_is_followed_by_one_that_tells_again(loop, people, manifest):
     cluster = actions.create_cluster(manifest("demo", "exec sleep 600"), acting_user=people.bob)
     run = Run.objects.get(current_of=cluster)
-    # Dead after apply and before writing that down: the claim is left behind and runs out.
+    # The worker died after applying and before recording it: its claim stays until it expires.
     assert reconcile._claim(run.pk, uuid.uuid4())
     assert quota.admit(run.pk)
     cloud("local").apply(reconcile.plan_of(run))

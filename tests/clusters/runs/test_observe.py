@@ -1,4 +1,4 @@
-"""What one batch of news does to the rows of its runs, and what it leaves alone."""
+"""Which rows one batch of news changes, and which it leaves alone."""
 
 import datetime as dt
 from dataclasses import replace
@@ -8,18 +8,18 @@ from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 
 from billing.models import Observation
-from clusters import actions
 from clusters.clouds.drivers.base import Batch, EndpointSeen, RunFound, RunGone, TaskSeen
 from clusters.clouds.registry import run_ref
-from clusters.models import Run, Task
+from clusters.cluster import actions
 from clusters.runs import observe as runs_observe
-from clusters.runs import status
+from clusters.runs import phase_update
+from clusters.runs.models import Run, Task
 from tests.clusters.test_lifecycle import tasks_seen, told_apart
 
 
 @pytest.fixture
 def run(db, catalogue, people, manifest):
-    """Of 1 master and 2 workers with a GPU each; the cloud has been told of it."""
+    """A run of 1 master and 2 workers with a GPU each, already applied to its cloud."""
     cluster = actions.create_cluster(manifest(flavor="one-gpu", workers=2, retries=9), acting_user=people.bob)
     Run.objects.update(admitted_at=now(), applied_at=now() - dt.timedelta(days=1))
     return Run.objects.get(current_of=cluster)
@@ -39,9 +39,9 @@ def tell(*items):
 @given(tasks_seen)
 def test_the_database_tells_tasks_apart_as_the_pure_function_does(run, tasks):
     Task.objects.all().delete()
-    facts = [{name: getattr(task, name) for name in status.FACTS} for task in tasks]
+    facts = [{name: getattr(task, name) for name in phase_update.FACTS} for task in tasks]
     Task.objects.bulk_create(Task(run=run, uid=f"p-{n}", observed_at=now(), **each) for n, each in enumerate(facts))
-    counted, others = status._tasks_of([run])
+    counted, others = phase_update._tasks_of([run])
     steady, rest = told_apart(tasks)
     assert {role: count for role, count in counted[run.pk].items() if count} == steady
     assert others[run.pk] == sorted(rest, key=lambda task: (task.role, task.index, -task.attempt))
@@ -67,7 +67,7 @@ def test_a_run_that_was_over_before_anybody_saw_it_running_has_begun_all_the_sam
 
 
 def test_usage_follows_what_is_told_of_it(run):
-    """Also in a second batch, when the run is known and goes on."""
+    """In the second batch, too, when the run is already known."""
     tasks = [running(run, role, index) for role, index in (("master", 0), ("worker", 0), ("worker", 1))]
     tell(*tasks)
     tell(replace(tasks[2], phase="Failed", finished_at=now(), exit_code=1))
@@ -80,25 +80,25 @@ def test_usage_follows_what_is_told_of_it(run):
 
 
 def test_usage_of_a_task_whose_clock_is_ahead_is_found_with_later_news(run, monkeypatch):
-    """At the time of its start, as its machine has it, it had not begun here."""
+    """By its node's clock the task has started, but by the portal's clock not yet."""
     tasks = [running(run, role, index) for role, index in (("master", 0), ("worker", 0), ("worker", 1))]
     ahead = now() + dt.timedelta(seconds=30)
     tell(*tasks[:2], replace(tasks[2], scheduled_at=ahead, began_at=ahead, started_at=ahead))
     run.refresh_from_db()
     assert run.gpu_rate == 2
-    monkeypatch.setattr(runs_observe.timezone, "now", lambda: ahead + status.RECOUNT)
+    monkeypatch.setattr(runs_observe.timezone, "now", lambda: ahead + phase_update.RECOUNT)
     tell(replace(tasks[0], reason="Unready"))
     run.refresh_from_db()
     assert run.gpu_rate == 3
 
 
 def _version(run):
-    """Of the row: another one after every write."""
+    """The version of the row; every write changes it."""
     return Run.objects.extra(select={"version": "xmin::text"}).get(pk=run.pk).version
 
 
 def test_an_endpoint_that_no_listing_has_is_not_opened_any_more(run):
-    """Nobody watched when it went."""
+    """It vanished while the watch was down."""
     tell(EndpointSeen(run.pk, "board", True, "127.0.0.1:1"), EndpointSeen(run.pk, "web", True, "127.0.0.1:2"))
     run.refresh_from_db()
     since = run.endpoints["web"]["since"]

@@ -1,4 +1,4 @@
-"""Budgets that act on what really runs: real processes are stopped, new ones refused, and output is where it belongs."""
+"""Budgets acting on real runs: processes are stopped, new ones refused, and output is stored."""
 
 import datetime as dt
 import time
@@ -10,22 +10,24 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from billing import periods
-from billing.budgets import access, turn
-from billing.budgets.turn import Asked
+from billing.budgets import access
+from billing.budgets import actions as budget_actions
+from billing.budgets import loop as budgets_loop
+from billing.budgets.actions import Asked
 from billing.models import Budget, BudgetStep, Price
-from clusters import actions
-from clusters.models import Run, Task
+from clusters.cluster import actions
 from clusters.runs import budgets
+from clusters.runs.models import Run, Task
 from clusters.runs.preview import preview
 from datastores.actions import create_datastore
 from datastores.specs import DatastoreManifest
 from portal.errors import Invalid
 from portal.models import Event
 
-# Some of it may go by until a month is over, see below.
+# The timeout includes a wait for the end of a month, see below.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 MINUTE = dt.timedelta(minutes=1)
-# No test here takes so long.
+# No test here takes longer.
 LONGEST = 4 * MINUTE
 SERVICE = """
 trap 'echo stored > /elearn/output/last; exit' TERM
@@ -35,7 +37,7 @@ echo served > /elearn/output/served; echo up; while :; do sleep 0.1; done
 
 @pytest.fixture(autouse=True)
 def within_one_month():
-    """What really runs has real times, so no clock can be stopped: in the last moments of a month its end is waited for."""
+    """Real runs have real times, so the clock can't be fixed: waits for the next month if this one is about to end."""
     now = timezone.now()
     left = periods.month(now).until - now
     if left < LONGEST:
@@ -44,18 +46,18 @@ def within_one_month():
 
 @pytest.fixture
 def spent(people):
-    """A price at which whatever runs uses up a budget at once."""
+    """A price at which any run uses up a budget at once."""
     Price.objects.create(sku="cpu", per_hour=Decimal(1_000_000), valid_from=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
 
 
 def backdate(*kinds):
-    """Lets the time of an announcement be over: what was due in a minute was due a minute ago."""
+    """Makes announced steps due: what was due in a minute was due a minute ago."""
     past = timezone.now() - 2 * MINUTE
     assert BudgetStep.objects.filter(kind__in=kinds, done_at=None).update(announced_at=past, due_at=past + MINUTE)
 
 
 def limit(appcode, policy, user, amount="0.01"):
-    return turn.add(appcode, Asked(Decimal(amount), policy, 1), acting_user=user)
+    return budget_actions.add(appcode, Asked(Decimal(amount), policy, 1), acting_user=user)
 
 
 def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, people, manifest, s3, bucket, spent):
@@ -69,16 +71,16 @@ def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, peo
     loop.until_said(loop.until_phase(service, "Running"), "up")
     loop.until_phase(batch, "Running")
     budget = limit(people.ops, "stop_all", people.alice)
-    loop.until(lambda: turn.turn() or Budget.objects.filter(steps__kind="block").exists())
+    loop.until(lambda: budgets_loop.turn() or Budget.objects.filter(steps__kind="block").exists())
 
-    # Announced: everything goes on, and new ones may still be started.
+    # Announced: everything goes on, and new runs may start.
     assert budgets.stop() == 0
     assert preview(manifest("another"), acting_user=people.bob).tasks == 1
     late = actions.create_cluster(manifest("late", "exec sleep 600"), acting_user=people.bob)
 
-    # Blocked: what runs goes on, what waits goes on waiting and says why, and nothing new is taken.
+    # Blocked: running and waiting runs stay, waiting ones give the reason, and new ones are refused.
     backdate("block")
-    turn.turn()
+    budgets_loop.turn()
     assert budgets.stop() == 0
     loop.work()
     waits = Run.objects.get(current_of=late)
@@ -93,9 +95,9 @@ def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, peo
         assert caught.value.errors[0].path == ("metadata", "appcode")
     assert {run.phase for run in Run.objects.filter(cluster__in=[service, batch])} == {"Running"}
 
-    # Services are stopped; a batch run is not, and a worker that dies before it told the cloud is followed by another.
+    # Services are stopped, batch runs are not. A worker that dies before it reaches the cloud is replaced by another.
     backdate("stop_services")
-    turn.turn()
+    budgets_loop.turn()
     assert budgets.stop() == 1
     assert budgets.stop() == 0
     stopped = loop.until_phase(service, "Stopped")
@@ -108,9 +110,9 @@ def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, peo
     with pytest.raises(Invalid, match="are blocked"):
         actions.deploy(service, acting_user=people.bob)
 
-    # Everything is stopped; what has not begun waits for the next month, or for more money.
+    # Everything is stopped; runs that have not started wait for the next month or a larger budget.
     backdate("stop_all")
-    turn.turn()
+    budgets_loop.turn()
     budgets.stop()
     assert loop.until_phase(batch, "Stopped").reason == "BudgetUsedUp"
     assert not Task.objects.filter(phase__in=["Pending", "Running"]).exists()
@@ -118,7 +120,7 @@ def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, peo
     events = Event.objects.filter(verb="run.ended", actor=None)
     assert events.count() == 2
 
-    turn.change(budget, Asked(Decimal(10**9), "stop_all", 1), acting_user=people.alice)
+    budget_actions.change(budget, Asked(Decimal(10**9), "stop_all", 1), acting_user=people.alice)
     loop.until_phase(late, "Running")
     assert budgets.stop() == 0
     actions.deploy(service, acting_user=people.bob)
@@ -129,14 +131,14 @@ def test_a_service_is_stopped_with_its_output_and_a_new_one_is_refused(loop, peo
 
 
 def test_an_attempt_of_a_running_run_goes_on_while_new_ones_are_blocked(loop, people, manifest, spent):
-    # What lies there is kept from one attempt to the next.
+    # The output folder is kept between attempts.
     command = "until [ -e /elearn/output/go ]; do sleep 0.1; done; exit 3"
     cluster = actions.create_cluster(manifest("demo", command, retries=1), acting_user=people.bob)
     run = loop.until_phase(cluster, "Running")
     limit(people.ops, "block", people.alice)
-    loop.until(lambda: turn.turn() or Budget.objects.filter(steps__kind="block").exists())
+    loop.until(lambda: budgets_loop.turn() or Budget.objects.filter(steps__kind="block").exists())
     backdate("block")
-    turn.turn()
+    budgets_loop.turn()
     loop.touch(run, "/elearn/output/go")
     run = loop.until_phase(cluster, "Failed", "Succeeded")
     assert list(run.tasks.order_by("attempt").values_list("attempt", "exit_code")) == [(0, 3), (1, 3)]
@@ -148,24 +150,24 @@ def test_killed_between_the_order_and_the_stop_the_next_one_stops_and_a_lift_in_
     cluster = actions.create_cluster(manifest("demo", "exec sleep 600", mode="service"), acting_user=people.bob)
     loop.until_phase(cluster, "Running")
     budget = limit(people.ops, "stop_services", people.alice)
-    loop.until(lambda: turn.turn() or Budget.objects.filter(steps__kind="block").exists())
+    loop.until(lambda: budgets_loop.turn() or Budget.objects.filter(steps__kind="block").exists())
     for kind in ("block", "stop_services"):
         backdate(kind)
-        turn.turn()
+        budgets_loop.turn()
 
-    # Whoever read the order is slow; an administrator lifts it meanwhile.
+    # A worker has read the order; an administrator lifts it before the worker acts.
     [order] = access.orders()
-    turn.lift(budget, "The paper is due.", acting_user=people.root)
+    budget_actions.lift(budget, "The paper is due.", acting_user=people.root)
     assert budgets._stop_some(order) == 0
     assert budgets.stop() == 0
     loop.work()
     assert Run.objects.get(current_of=cluster).phase == "Running"
 
-    # It counts again, is announced again, and whoever takes the order dies before he writes.
-    turn.enforce(budget, acting_user=people.root)
+    # It is enforced and announced again, and the worker that takes the order dies before its write.
+    budget_actions.enforce(budget, acting_user=people.root)
     for kind in ("block", "stop_services"):
         backdate(kind)
-        turn.turn()
+        budgets_loop.turn()
 
     def dies(*arguments):
         raise KeyboardInterrupt
@@ -180,7 +182,7 @@ def test_killed_between_the_order_and_the_stop_the_next_one_stops_and_a_lift_in_
 
 
 def test_a_run_that_somebody_else_holds_is_left_for_the_next_look(loop, people, manifest, spent):
-    """The watch may hold it and wait for one of ours, in another order."""
+    """The watch may hold its lock and wait for one of ours: waiting for it could deadlock."""
     clusters = [
         actions.create_cluster(manifest(name, "exec sleep 600", mode="service"), acting_user=people.bob)
         for name in ("first", "second")
@@ -188,10 +190,10 @@ def test_a_run_that_somebody_else_holds_is_left_for_the_next_look(loop, people, 
     for cluster in clusters:
         loop.until_phase(cluster, "Running")
     limit(people.ops, "stop_services", people.alice)
-    loop.until(lambda: turn.turn() or Budget.objects.filter(steps__kind="block").exists())
+    loop.until(lambda: budgets_loop.turn() or Budget.objects.filter(steps__kind="block").exists())
     for kind in ("block", "stop_services"):
         backdate(kind)
-        turn.turn()
+        budgets_loop.turn()
 
     def stop():
         try:
@@ -207,7 +209,7 @@ def test_a_run_that_somebody_else_holds_is_left_for_the_next_look(loop, people, 
 
 
 def test_the_clock_knows_every_task_by_its_name(settings):
-    """A name of the schedule that no worker knows would be dropped without a word."""
+    """Celery silently drops scheduled tasks whose name no worker knows."""
     from portal.celery import app
 
     app.loader.import_default_modules()

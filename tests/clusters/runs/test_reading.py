@@ -1,4 +1,4 @@
-"""One cluster reads what another one writes, against the real node agent and S3 server."""
+"""One cluster reads what another one writes, on the real node agent and S3 server."""
 
 import html
 import io
@@ -10,9 +10,10 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
-from clusters import actions, wakeups
-from clusters.models import Cluster, Run
-from clusters.runs import listed, quota, resync
+from clusters import wakeups
+from clusters.cluster import actions
+from clusters.runs import input_listing, quota, resync
+from clusters.runs.models import Cluster, Run
 from clusters.runs.preview import preview
 from clusters.runs.reconcile import plan_of
 from datastores.actions import delete_datastore
@@ -66,7 +67,7 @@ def test_a_run_waits_for_what_it_reads_and_reads_just_that(loop, people, manifes
     run = loop.until_phase(train, "Succeeded", "Failed")
     assert (run.phase, log_of(run)) == ("Succeeded", "1\n")
 
-    # A run that fails is no news to those who read the last one that succeeded.
+    # A failed run starts no run of those that read the last successful one.
     changed = manifest("prepare", "exit 1", output="results", retries=0)
     actions.change_cluster(prepare, changed, acting_user=people.bob)
     actions.deploy(prepare, acting_user=people.bob)
@@ -242,10 +243,10 @@ def test_a_run_that_reads_a_version_reads_that_or_fails(loop, people, manifest, 
     with pytest.raises(Conflict, match="in/c belongs to the version results@2026-11-22"):
         contents.store_file(results, "in/c", io.BytesIO(b"1"), 1, acting_user=people.bob)
     contents.store_file(results, "in2", io.BytesIO(b"1"), 1, acting_user=people.bob)
-    # Who has a key of the store can do it all the same.
+    # Someone with a key of the store can still write there.
     put("in/c", "6")
     run = actions.deploy(cluster, acting_user=people.bob)
-    # It never changes, so runs share one copy where the manifest says nothing else.
+    # A version never changes, so runs share one copy unless the manifest says otherwise.
     assert [(each.cached, each.or_copied) for each in plan_of(run).mounts if each.is_input] == [(True, True)]
     run = loop.until_phase(cluster, "Succeeded", "Failed")
     assert (run.phase, run.reason) == ("Failed", "Refused")
@@ -253,7 +254,7 @@ def test_a_run_that_reads_a_version_reads_that_or_fails(loop, people, manifest, 
         run.message == "The input is not what results@2026-11-22 was: files have been added, removed or written since."
     )
     assert not run.tasks.filter(started_at__isnull=False).exists()
-    # Nor does a run write there.
+    # Runs can't write there either.
     writes = manifest("writes", output="results", outputPath="in/{run}")
     assert why(lambda: actions.create_cluster(writes, acting_user=people.bob)) == {
         "spec.outputPath": "results@2026-11-22 is kept as it is; choose another output folder than in/1."
@@ -287,7 +288,7 @@ def test_what_a_run_wrote_is_noted_as_the_next_one_reads_it(loop, people, manife
     def gone(cluster):
         loop.until_phase(cluster, "Succeeded", "Failed")
         loop.until(lambda: current(cluster).gone)
-        listed.note_output(current(cluster).pk)
+        input_listing.note_output(current(cluster).pk)
         return current(cluster)
 
     writes = "mkdir -p /elearn/output/deep; echo 12345 > '/elearn/output/deep/b ü'; echo 1 > /elearn/output/a"
@@ -303,12 +304,12 @@ def test_what_a_run_wrote_is_noted_as_the_next_one_reads_it(loop, people, manife
     status = page.get("/api/v1/appcodes/ops-demo/clusters/prepare").json()["status"]
     assert status["wrote"] == first
 
-    # Somebody has changed it since.
+    # The output has been changed since.
     s3.client.put_object(Bucket=results.spec["bucket"], Key="prepare/1/a", Body=b"2")
     actions.deploy(train, acting_user=people.bob)
     assert gone(train).data_warning == "What run prepare/1 wrote has been changed since it ended."
 
-    # A wake-up that was lost, and an output that is too large.
+    # A lost wake-up, and an output with too many files.
     actions.deploy(prepare, acting_user=people.bob)
     loop.until_phase(prepare, "Succeeded")
     loop.until(lambda: current(prepare).gone)
@@ -320,8 +321,8 @@ def test_what_a_run_wrote_is_noted_as_the_next_one_reads_it(loop, people, manife
     Run.objects.filter(pk=current(prepare).pk).update(phase_since=timezone.now() - resync.LISTING_LOST * 2)
     resync.sweep()
     assert woken == [current(prepare).pk]
-    monkeypatch.setattr(listed, "MOST_LOOKED_AT", 1)
-    listed.note_output(current(prepare).pk)
+    monkeypatch.setattr(input_listing, "MOST_LOOKED_AT", 1)
+    input_listing.note_output(current(prepare).pk)
     wrote = current(prepare).wrote
     assert (wrote["digest"], wrote["files"], wrote["complete"]) == (None, 1, False)
     assert "more than 1 file" in page.get("/clusters/ops-demo/prepare").content.decode()
@@ -331,21 +332,21 @@ def test_outputs_of_an_appcode_are_listed_one_after_the_other(people, results, m
     clusters = [Cluster.objects.create(appcode=people.ops, name=name, spec={}) for name in ("1", "2")]
     facts = {"spec": {"output": "results", "outputPath": "{name}"}, "resources": {}, "gpus": 0, "wrote": None}
     runs = [Run.objects.create(cluster=cluster, number=1, **facts) for cluster in clusters]
-    whole, asked = listed._listed, []
+    whole, asked = input_listing._listed, []
 
     def slowly(store, folder):
         if not asked:
             asked.append(folder)
-            # Another worker is told of the other one while a server thinks about this.
+            # While the server is slow, another worker is woken for the second output.
             with ThreadPoolExecutor() as pool:
-                pool.submit(lambda: (listed.note_output(runs[1].pk), connection.close())).result()
+                pool.submit(lambda: (input_listing.note_output(runs[1].pk), connection.close())).result()
             assert asked == ["1"]
         else:
             asked.append(folder)
         return whole(store, folder)
 
-    monkeypatch.setattr(listed, "_listed", slowly)
-    listed.note_output(runs[0].pk)
+    monkeypatch.setattr(input_listing, "_listed", slowly)
+    input_listing.note_output(runs[0].pk)
     assert asked == ["1", "2"]
     assert not Run.objects.filter(wrote__isnull=True).exists()
 
@@ -380,7 +381,7 @@ def test_the_form_of_another_run_says_whether_its_input_has_changed(loop, people
     )
     document = asked()
     assert (document["changed"], document["was"]["bytes"], document["now"]["bytes"]) == (True, 3, 5)
-    # What the last run read is a version of the datastore, whatever lies there now.
+    # The last run's input is a version now, whatever the folder contains today.
     train_run = current(train)
     Version.objects.create(
         datastore=results, name="first", folder="in", digest=train_run.read["digest"], files=1, bytes=3

@@ -1,4 +1,4 @@
-"""The loop under stress: two workers at once, clouds that are away, people who change their minds, queues that move."""
+"""The loop under stress: concurrent workers, unreachable clouds, users who change their minds, moving queues."""
 
 import datetime as dt
 import threading
@@ -15,11 +15,13 @@ from django.utils.timezone import now
 from billing.metering.segments import floor
 from billing.models import Price
 from billing.prices.actions import add_price
-from clusters import actions, wakeups
+from clusters import wakeups
+from clusters.catalog.models import Flavor
 from clusters.clouds.bulkhead import BUSY, PutOff
 from clusters.clouds.drivers.base import CloudError
-from clusters.models import Cluster, Flavor, Run
+from clusters.cluster import actions
 from clusters.runs import ending, quota, reconcile, resync
+from clusters.runs.models import Cluster, Run
 from clusters.runs.preview import preview
 from portal.actions import requests
 from portal.actions.appcodes import disable_appcode, enable_appcode
@@ -32,7 +34,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def at_once(*calls):
-    """Runs `calls` in threads of their own connections, all let go at the same moment; their results in order."""
+    """Runs `calls` at the same moment, each in a thread with its own connection; returns their results in order."""
     gate = threading.Barrier(len(calls))
     results = [None] * len(calls)
 
@@ -60,7 +62,7 @@ def current(cluster):
 
 @pytest.fixture
 def no_cloud(monkeypatch, settings):
-    """As long as it lasts, nobody answers on the cloud's socket."""
+    """While it lasts, no agent listens at the cloud's socket."""
     with monkeypatch.context() as patch:
         patch.setattr(settings, "LOCAL_CLOUD_SOCKET", settings.LOCAL_CLOUD_SOCKET + ".away")
         yield patch
@@ -188,7 +190,7 @@ def test_disable_while_a_worker_tells_the_cloud_to_start_is_seen_by_that_worker(
     def slow(run):
         plan = real(run)
         actions.disable(cluster, acting_user=people.bob)
-        reconcile.reconcile(run.pk)  # the worker that the click woke up; the run is held
+        reconcile.reconcile(run.pk)  # the worker woken by the click; the run is claimed
         return plan
 
     monkeypatch.setattr(reconcile, "plan_of", slow)
@@ -208,7 +210,7 @@ def test_disable_while_a_start_fails_does_not_wait_for_the_pause_after_that(
 
     def fail(run):
         actions.disable(cluster, acting_user=people.bob)
-        reconcile.reconcile(run.pk)  # the worker that the click woke up; the run is held
+        reconcile.reconcile(run.pk)  # the worker woken by the click; the run is claimed
         monkeypatch.setattr(reconcile, "wake", woken.append)
         raise trouble
 
@@ -325,7 +327,7 @@ def test_a_flavor_and_a_quota_that_go_do_not_fail_a_run_that_was_accepted(loop, 
 
 
 def test_an_image_whose_folder_went_is_refused_in_a_sentence(loop, people, manifest, tmp_path):
-    from clusters.models import Image
+    from clusters.catalog.models import Image
 
     cluster = actions.create_cluster(manifest(), acting_user=people.bob)
     Image.objects.filter(name="python").update(environment=str(tmp_path / "gone"))
@@ -494,7 +496,7 @@ def test_who_was_deactivated_may_do_nothing_whatever_they_still_hold(catalogue, 
 def test_an_agent_that_is_down_for_a_while_during_every_step(
     catalogue, people, manifest, tmp_path, monkeypatch, settings
 ):
-    """Create, disable and delete while nobody answers; kill -9 while it runs: everything ends where it was meant to."""
+    """Create, disable and delete while the agent is down, and kill -9 while it runs: everything ends as intended."""
     import os
 
     from portal.up import servers, services

@@ -1,4 +1,4 @@
-"""What programs that listen to runs are told, on the real loop: from it alone they can count GPU-seconds and cost."""
+"""Events of runs on the real loop: from these alone, a listener can compute GPU-seconds and cost."""
 
 import datetime as dt
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 
 from billing.models import Price
-from clusters import actions
+from clusters.cluster import actions
 from portal.models import Delivery, Event
 from portal.webhooks import actions as webhooks
 from portal.webhooks import sending, specs

@@ -1,4 +1,4 @@
-"""News as clouds really bring them: twice, late, broken, about strangers, and much at a time."""
+"""News as clouds really send them: repeated, late, broken, about unknown runs, and in bulk."""
 
 import datetime as dt
 import itertools
@@ -12,11 +12,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from billing.models import Observation, Quarantined, UsageSegment
-from clusters import actions
 from clusters.clouds.drivers.base import Batch, RunGone, StorageSeen, TaskSeen, Unreadable
+from clusters.clouds.models import CloudState
 from clusters.clouds.registry import cloud
-from clusters.models import CloudState, Cluster, Run, Task
+from clusters.cluster import actions
 from clusters.runs import observe, resync
+from clusters.runs.models import Cluster, Run, Task
 from portal.models import Event
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,7 +38,7 @@ def told(run, cluster_role="master", index=0, attempt=0, phase="Running", **more
 
 @pytest.fixture
 def run(catalogue, people, manifest):
-    """Of 1 master and 2 workers with a GPU each; the cloud has been told of it."""
+    """A run of 1 master and 2 workers with a GPU each, already applied to its cloud."""
     cluster = actions.create_cluster(manifest(flavor="one-gpu", workers=2, retries=0), acting_user=people.bob)
     Run.objects.update(admitted_at=now(), applied_at=now())
     return Run.objects.get(current_of=cluster)
@@ -75,7 +76,7 @@ def test_strangers_are_named_in_the_log_and_stop_nobody(run, caplog):
 
 
 def test_what_the_database_does_not_take_is_quarantined_and_the_rest_goes_on(run):
-    """A pod that claims to be another's task, and numbers for which no column has room, in one batch and in a listing."""
+    """A pod that claims to be another task, and numbers too large for their columns, in one batch and in a listing."""
     first = told(run, "worker", uid="one")
     tell(first)
     bad = [
@@ -109,7 +110,7 @@ def test_what_the_cloud_could_not_read_is_kept_and_is_not_missing(run):
     observe.apply_batch("local", Batch("t.1", (), (unread,)))
     observe.apply_listing("local", Batch("t.2", (told(run, uid="one"),), (unread,)), now())
     assert set(Task.objects.values_list("uid", "phase")) == {("one", "Running"), ("two", "Running")}
-    # Not even a run of which nothing else is told.
+    # The run does not count as missing even if the listing has nothing else of it.
     observe.apply_listing("local", Batch("t.3", (), (unread,)), now())
     run.refresh_from_db()
     assert run.applied_at
@@ -127,7 +128,7 @@ def test_a_pod_whose_end_nobody_understands_is_billed_until_the_next_listing_at_
     observe.apply_batch("local", Batch("t.1", (), (unread,)))
     assert UsageSegment.objects.get(uid="two").ended is None
     heard_at = CloudState.objects.get().heard_at
-    # It is there as long as its run is.
+    # The listing cannot read it either: it counts as lost at the last contact.
     observe.apply_listing("local", Batch("t.2", (told(run, uid="one"),), (unread,)), now())
     task = Task.objects.get(uid="two")
     assert (task.phase, task.reason, task.finished_at) == ("Failed", "Lost", heard_at)
@@ -135,14 +136,14 @@ def test_a_pod_whose_end_nobody_understands_is_billed_until_the_next_listing_at_
     assert segment.ended == heard_at.replace(microsecond=0)
     assert "end-estimated" in segment.flags
     assert UsageSegment.objects.get(uid="one").ended is None
-    # What is understood of it later counts.
+    # A readable end that arrives later replaces the estimate.
     at = begun + dt.timedelta(seconds=5)
     tell(told(run, "worker", uid="two", phase="Failed", scheduled_at=begun, started_at=begun, finished_at=at))
     assert UsageSegment.objects.get(uid="two").ended == at
 
 
 def test_nothing_of_a_run_that_is_gone_is_billed_any_more(run):
-    """Whatever was told of its pods, or was not."""
+    """Whatever the last news of its pods was."""
     tell(told(run), told(run, "worker"))
     tell(told(run, phase="Succeeded", exit_code=0))
     tell(RunGone(run.pk))
@@ -226,7 +227,7 @@ def test_a_run_that_the_cloud_forgot_begins_anew_with_first_attempts(run):
     assert (run.applied_at, run.gpu_rate) == (None, 0)
     assert not UsageSegment.objects.filter(ended=None).exists()
     assert Event.objects.filter(verb="run.vanished").count() == 1
-    # The new cloud's pods have new uids, but count their attempts from 0.
+    # The new cloud's pods have new uids, and their attempts start at 0.
     again = [told(run, role, n, uid=f"new/{role}/{n}") for role, n in (("master", 0), ("worker", 0), ("worker", 1))]
     tell(*again)
     assert Run.objects.get().phase == "Running"
@@ -275,7 +276,7 @@ def test_a_thousand_tasks_take_as_many_queries_as_one(catalogue, people, manifes
     few, _ = counted("few", 1, phase="Failed", log_tail="x" * 4000)
     many, seconds = counted("many", 999, phase="Failed", log_tail="x" * 4000)
     assert many <= few + 3
-    assert seconds < 60  # one, when nothing else runs
+    assert seconds < 60  # one second on an idle machine
 
 
 def test_a_rolled_back_batch_leaves_nothing_and_comes_again(run, monkeypatch):
@@ -294,7 +295,7 @@ def test_a_service_that_crashes_again_and_again_says_so(loop, people, manifest):
     cluster = actions.create_cluster(
         manifest("demo", "echo no such model; sleep 0.3; exit 9", mode="service"), acting_user=people.bob
     )
-    # Of several; how many there are by the time somebody looks, nobody knows.
+    # The message gives the number of failures so far, which is not predictable.
     loop.until(
         lambda: re.search(r"failed (twice|\d+ times) \(exit code 9\)", Run.objects.get(current_of=cluster).message)
     )
@@ -309,7 +310,7 @@ def test_a_service_that_crashes_again_and_again_says_so(loop, people, manifest):
 
 
 def test_a_listing_of_everything_that_ever_ran_is_taken_quickly(run):
-    """After a restart of the machine the watch begins with a listing, and people wait for what runs now."""
+    """After a restart of the machine the watch starts with a listing, while users wait for current runs."""
     old = 300
     clusters = Cluster.objects.bulk_create(
         Cluster(appcode=run.cluster.appcode, name=f"old-{n}", spec=run.spec) for n in range(old)
@@ -328,5 +329,5 @@ def test_a_listing_of_everything_that_ever_ran_is_taken_quickly(run):
     with CaptureQueriesContext(connection) as queries:
         observe.apply_listing("local", Batch("test.0", (*items, told(run))), now())
     assert len(queries) < 50, "two dozen, and none for each of them"
-    assert time.monotonic() - began < 30  # less than half a second, when nothing else runs
+    assert time.monotonic() - began < 30  # less than half a second on an idle machine
     assert Task.objects.filter(run=run, phase="Running").exists()

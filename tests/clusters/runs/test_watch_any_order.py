@@ -1,5 +1,5 @@
-"""Whatever a watch does with the news of pods (loses, repeats and shuffles them, dies in the middle, lists again), the segments
-are those of what happened. From the news of a cloud to billing, on the real database.
+"""However a watch loses, repeats or shuffles the news of pods, is killed or lists again, the segments match what happened.
+From a cloud's news to billing, on the real database.
 """
 
 import datetime as dt
@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from billing.metering.segments import END_ESTIMATED, Segment, floor, segment_of
 from billing.models import UsageSegment
-from clusters import actions
 from clusters.clouds.drivers.base import Batch, RunFound, TaskSeen
+from clusters.clouds.models import CloudState
 from clusters.clouds.registry import run_ref
-from clusters.models import CloudState, Run, Task
+from clusters.cluster import actions
 from clusters.runs import observe
+from clusters.runs.models import Run, Task
 from clusters.runs.task_status import pod_state
 from portal.models import Event
 from tests import mortal
@@ -33,15 +34,14 @@ PLACES = [("master", 0), ("worker", 0), ("worker", 1)]
 
 @pytest.fixture
 def run(catalogue, people, manifest):
-    """Of 1 master and 2 workers with a GPU each; the cloud has been told of it."""
+    """A run of 1 master and 2 workers with a GPU each, already applied to its cloud."""
     cluster = actions.create_cluster(manifest(flavor="one-gpu", workers=2, retries=9), acting_user=people.bob)
     Run.objects.update(admitted_at=now(), applied_at=now() - dt.timedelta(days=1))
     return Run.objects.select_related("cluster", "created_by").get(current_of=cluster)
 
 
 def history(run, place, attempt, drawn) -> list[TaskSeen]:
-    """All that there is to tell of one pod. Its node's clock is some minutes away from the API server's, which noted when it was
-    scheduled."""
+    """All news of one pod. Its node's clock is up to 10 minutes off the API server's, which sets the scheduling time."""
     begin, wait, length, skew, end = drawn
     role, index = place
     zero = now() - dt.timedelta(hours=4)
@@ -70,7 +70,7 @@ spans = st.floats(0, 3600)
 pods = st.tuples(
     spans, st.floats(0, 300), spans, st.integers(-600, 600), st.sampled_from(["Succeeded", "Failed", None])
 )
-# A batch of news: which pod, and which of its sightings; and whether the controller is killed before it was written.
+# A batch of news: (pod, which of its sightings) pairs; and whether the controller is killed before the commit.
 batches = st.lists(
     st.tuples(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4)), max_size=9), st.booleans()), max_size=6
 )
@@ -79,7 +79,7 @@ batches = st.lists(
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(pods, min_size=1, max_size=7), batches, st.sets(st.integers(0, 6)), st.booleans())
 def test_segments_are_those_of_what_happened(run, drawn, news, vanishing, backwards):
-    """Some pods vanish while nobody watches, so that nobody ever learns their end."""
+    """Some pods vanish while the watch is down, so that their end is never reported."""
     with transaction.atomic():
         histories = [history(run, PLACES[n % 3], n // 3, each) for n, each in enumerate(drawn)]
         heard: list[set[int]] = [set() for _ in histories]
@@ -95,7 +95,7 @@ def test_segments_are_those_of_what_happened(run, drawn, news, vanishing, backwa
                     heard[pod].add(which % len(histories[pod]))
         last = CloudState.objects.filter(name="local").values_list("heard_at", flat=True).first()
         listed = [told[-1] for n, told in enumerate(histories) if n not in vanishing]
-        # A run that is listed at all: otherwise it would begin anew.
+        # The run itself must be in the listing, or it would start again.
         listing = (RunFound(run.pk, run_ref(run)), *(listed[::-1] if backwards else listed))
         for n in range(2):
             observe.apply_listing("local", Batch(f"t.9{n}", listing), now())
@@ -123,7 +123,7 @@ def test_segments_are_those_of_what_happened(run, drawn, news, vanishing, backwa
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_end_of_a_pod_whose_node_is_gone_keeps_the_model_of_its_gpus(run, at_once):
-    """A cloud learns the model from the node; it cannot when pod and node are lost together."""
+    """A cloud learns the model from the node; it can't if pod and node are lost together."""
     *_, running, end = history(run, ("master", 0), 0, (0, 1, 60, 0, "Failed"))
     news = (running, replace(end, gpu_model=""))
     for n, items in enumerate([news] if at_once else [(item,) for item in news]):
@@ -136,7 +136,7 @@ def test_the_end_of_a_pod_whose_node_is_gone_keeps_the_model_of_its_gpus(run, at
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_late_end_of_a_pod_leaves_the_next_one_its_place(run, at_once):
-    """Whose fault an end was is told late at times; its Job, made anew, counts from 0 again."""
+    """The cause of an end may arrive late, and the Job created again counts attempts from 0."""
     old, new = (history(run, ("worker", 0), 0, (begin, 1, 60, 0, "Failed")) for begin in (0, 300))
     new = [replace(item, uid="next") for item in new]
     for first, second in ((old[3], new[0]), (old[4], new[3])):
@@ -151,8 +151,8 @@ def test_the_late_end_of_a_pod_leaves_the_next_one_its_place(run, at_once):
 
 
 def test_two_controllers_that_both_believe_to_lead(run):
-    """As when the database was away and came back. Each tells everything in its own order, with a listing in between; nobody
-    waits for ever, and nothing is counted twice."""
+    """As after a database outage. Both apply all news in their own order, with a listing in between: no deadlock, and nothing is
+    counted twice."""
     histories = [history(run, PLACES[n % 3], n // 3, (n, 1, 60 + n, 0, "Failed")) for n in range(24)]
     everything = [item for told in histories for item in told]
     orders = [everything, [everything[n * 37 % len(everything)] for n in range(len(everything))]]
@@ -183,7 +183,7 @@ def test_two_controllers_that_both_believe_to_lead(run):
 
 
 def test_a_controller_that_is_killed_between_any_two_statements(run):
-    """The next one begins with a listing, as every process that has not listed yet."""
+    """The next controller starts with a listing, as every new process does."""
     Run.objects.update(applied_at=now() - dt.timedelta(days=1))
     histories = [history(run, place, 0, (0, 1, 60, 0, "Failed")) for place in PLACES]
     running = (RunFound(run.pk, run_ref(run)), *(told[3] for told in histories))
@@ -200,7 +200,7 @@ def test_a_controller_that_is_killed_between_any_two_statements(run):
         seen.add(
             (CloudState.objects.filter(name="local").values_list("position", flat=True).first(), Task.objects.count())
         )
-        # Tasks, segments and what a person is told go together.
+        # Tasks, segments and events are written in one transaction.
         assert {row.uid for row in UsageSegment.objects.all()} == set(Task.objects.values_list("uid", flat=True))
         ends = Task.objects.filter(phase="Failed").count()
         assert (

@@ -1,4 +1,4 @@
-"""How many steps were trained again: from the diary of a program, and the ends of its tasks."""
+"""Number of steps trained again after a crash, from the program's event files and the ends of its tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clusters.scalars.events import MAX_POINTS, Point, Progress, Series
 def test_what_was_trained_twice_is_what_was_told_since_the_checkpoint(
     gap: int, every: int, told: list[int], workers: int
 ) -> None:
-    """A program tells every `gap` steps and writes a checkpoint with each `every`-th; all tasks die after so many."""
+    """A program reports every `gap` steps and saves a checkpoint at each `every`-th report; then all tasks die."""
     now, kept, stretches, ends, twice = 0.0, 0, [], [], 0
     for number, lines in enumerate([*told, 3]):
         begun = kept
@@ -38,7 +38,7 @@ def test_what_was_trained_twice_is_what_was_told_since_the_checkpoint(
             ]
     found = crashes(ends, stretches)
     assert sum(each.repeated or 0 for each in found) == twice
-    # What was lost again before anything was told is no crash of its own.
+    # A crash before the first report after another crash is not counted separately.
     assert len(found) == sum(lines > 0 for lines in told[1:]) + 1
     assert all(each.others == workers - 1 and each.is_back for each in found)
     assert all(0 <= each.seconds <= now for each in found)
@@ -64,14 +64,14 @@ def test_the_first_that_ended_is_named_and_the_sentence_says_what_it_cost() -> N
         "worker-1 ended by signal 9 at step 300, with 1 other task, came back, and 200 steps were trained again."
     )
     assert crash.seconds == 5.5
-    # Nothing told, and never back.
+    # No step reported, and never restarted.
     (silent,) = crashes([End("worker", 1, 11, how(None, "Disrupted"))], [])
     assert silent.sentence == "worker-1 ended because the cloud took it away, and has not come back."
-    # What failed twice did not come back, whether steps were told before or not.
+    # A task that failed twice did not come back, whether or not steps were reported before.
     twice = [End("master", 0, 11, "with exit code 7", 12), End("master", 0, 12.5, "with exit code 7")]
     assert [each.sentence for each in crashes(twice, [])] == ["master-0 failed twice (exit code 7)."]
     assert [each.sentence for each in crashes(twice, [before])] == ["master-0 failed twice (exit code 7) at step 300."]
-    # Of one that tells no steps, each end is a crash of its own.
+    # Without reported steps, each end is a crash of its own.
     assert len(crashes([End("notebook", 0, day, "by itself", day + 9) for day in (100, 200, 300)], [])) == 3
     assert [how(137, "Error"), how(1, "Error"), how(137, "OOMKilled")] == [
         "by signal 9",
@@ -94,10 +94,10 @@ def test_event_files_of_the_run_alone_count_and_long_ones_that_are_thinned_out_c
 
     most = 3 * MAX_POINTS
     files = {"a/3": file(100_000, 2501, 50), "a/2": file(1000, 1, most), "a/1": file(10, 1, 9)}
-    # An evaluator counts in its own way.
+    # An evaluator counts steps in its own way.
     files |= {"b/1": file(1001, 1, 9), "b/2": file(100_001, 1, 9)}
     (crash,) = crashes([End("master", 0, 1000.5 + most, "by signal 9", 2000 + most)], told_in(files, 500))
-    # Until step 3,000, from the checkpoint of step 2,500.
+    # Crashed at step 3,000; continued from the checkpoint of step 2,500.
     assert (crash.step, crash.repeated) == (most, most - 2500)
 
 

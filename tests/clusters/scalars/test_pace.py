@@ -1,11 +1,11 @@
-"""Which tasks fall behind, from the steps that they print."""
+"""Detection of slow tasks from the steps that they print."""
 
 from clusters.clouds.drivers.marks import Marker
 from clusters.scalars.pace import pace, stragglers
 
 
 def logged(*lines: tuple[float, str]) -> tuple[bytes, bytes]:
-    """A log, and its marks, of lines at their seconds."""
+    """A log and its marks, from (second, text) pairs."""
     marker, data, marked = Marker(), b"", b""
     for second, text in lines:
         marked += marker.add(f"{text}\n".encode(), int((1_000_000 + second) * 1e6))
@@ -16,10 +16,10 @@ def logged(*lines: tuple[float, str]) -> tuple[bytes, bytes]:
 def test_a_pace_is_that_of_the_steps_that_are_printed():
     data, marked = logged(*((n / 2, f"step {n}: loss = 0.1") for n in range(41)))
     assert pace(data, 0, marked) == 2
-    # Of the end of a longer log, whose first line may be cut.
+    # The tail of a longer log, whose first line may be cut.
     cut = data.index(b"step 20") + 3
     assert pace(data[cut:], cut, marked) == 2
-    # One that began anew counts from there, and a start says nothing yet.
+    # After a restart only the new steps count; the first seconds give no pace yet.
     again, marks_again = logged((0, "step 900"), (1, "restored"), *((n, f"step {2 * n}") for n in range(2, 12)))
     assert pace(again, 0, marks_again) == 2
     assert pace(*(lambda log: (log[0], 0, log[1]))(logged((0, "step 1"), (2, "step 9")))) is None

@@ -1,4 +1,4 @@
-"""Scalars are read from real event files, as TensorBoard's own writer and as TensorFlow write them, a piece at a time."""
+"""Scalars are read piecewise from real event files, as written by TensorBoard's own writer and by TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
 
-from clusters import actions as clusters
 from clusters import wakeups
 from clusters.clouds.drivers.base import LogChunk
+from clusters.cluster import actions as clusters
 from clusters.logs.read import Copy, RunLogs
-from clusters.models import Run
 from clusters.runs import resync
+from clusters.runs.models import Run
 from clusters.scalars import events as scalars
 from clusters.scalars import reading
 from clusters.scalars.counted import PATIENCE, kept, note_crashes
@@ -60,7 +60,7 @@ def event(step: int, *, at: float = 1.0, **values: float) -> bytes:
 
 
 class Store:
-    """Counts what is read."""
+    """Counts the bytes read."""
 
     def __init__(self, *files: File):
         self.files, self.bytes_read = list(files), 0
@@ -77,7 +77,7 @@ def points(found, tag, folder=None):
 
 
 def test_what_tensorflow_wrote_is_read(tmp_path):
-    """TensorFlow itself, in a process of its own, because it is large; the portal never imports it."""
+    """TensorFlow runs in a separate process because it is large; the portal never imports it."""
     import subprocess
     import sys
 
@@ -123,7 +123,7 @@ def test_a_file_that_grows_reads_the_same_as_the_whole(cuts, steps):
         found, known = read([file], store.read_range, known)
         bytes_read += store.bytes_read
     assert found.curves == at_once.curves
-    # Only what was a half record is read a second time.
+    # Only incomplete records are read twice.
     assert bytes_read <= len(whole) + 200 * (len(cuts) + 1)
 
 
@@ -301,7 +301,7 @@ step 75: loss = nan
 @pytest.mark.parametrize(
     ("log", "curves"),
     [
-        (  # Keras 3 with its bar; `evaluate` at the end draws another one
+        (  # Keras 3 with a progress bar; `evaluate` at the end draws another one
             (
                 "Epoch 1/2\n\n\x1b[1m 1/40\x1b[0m \x1b[37m━━\x1b[0m \x1b[1m16:01\x1b[0m 3s/step - loss: 2.37\x08\x08\r"
                 "\x1b[1m40/40\x1b[0m \x1b[32m━━\x1b[0m \x1b[1m0s\x1b[0m 9ms/step - loss: 0.31\x08\x08\r"
@@ -335,7 +335,7 @@ def test_numbers_below_the_heading_of_an_epoch_are_its_own(log, curves):
 
 
 def test_no_line_of_a_log_takes_long_to_be_read():
-    """A page reads thousands of them."""
+    """A page reads thousands of lines."""
     import time
 
     from clusters.scalars.printed import scalars_of_log
@@ -359,14 +359,14 @@ def test_who_counts_once_reads_event_files_to_their_end(people, catalogue, manif
     file = File("a.tfevents", b"".join(event(step, at=began + step, loss=step) for step in range(1, 200)))
     monkeypatch.setattr(reading, "open_store", lambda _: Store(file))
     monkeypatch.setattr(reading, "_event_files", lambda *_: iter([file]))
-    # A page goes on with the next look.
+    # A page continues on its next request.
     assert 0 < len(reading.told_by(run)[0].points) < 199
     cache.clear()
     with pytest.raises(DriverError):
         reading.told_by(run, 1e-9)
     (whole,) = reading.told_by(run, time.monotonic() + 60)
     assert [step for step, _ in whole.points] == list(range(1, 200))
-    # Until a run is gone nobody has counted.
+    # Crashes are counted once the run is gone.
     assert (run.crashes, kept(run)) == ([], None)
 
 

@@ -1,4 +1,4 @@
-"""When cron comes, in zones whose clocks change."""
+"""Cron times, in zones with daylight saving time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def after(cron, at, *, zone="Europe/Berlin", count=3):
 
 
 def test_half_past_two_comes_once_on_every_day_also_where_clocks_change():
-    # On 2026-03-29 clocks go from 02:00 to 03:00: it comes right behind the gap.
+    # On 2026-03-29 clocks go from 02:00 to 03:00: 02:30 falls right after the gap.
     assert after("30 2 * * *", "2026-03-28T00:00Z") == ["03-28 01:30", "03-29 01:00", "03-30 00:30"]
-    # On 2026-10-25 they go from 03:00 back to 02:00: it comes the first time only …
+    # On 2026-10-25 they go from 03:00 back to 02:00: it falls on the first 02:30 only …
     assert after("30 2 * * *", "2026-10-24T00:00Z") == ["10-24 00:30", "10-25 00:30", "10-26 01:30"]
-    # … and is not told again to who asks in the second of the two hours.
+    # … and does not repeat when asked during the second of the two hours.
     assert after("30 2 * * *", "2026-10-25T01:10Z", count=1) == ["10-26 01:30"]
     assert after("*/30 * * * *", "2026-10-25T00:01Z") == ["10-25 00:30", "10-25 01:00", "10-25 01:30"]
     assert after("0 0 29 2 *", "2026-01-01T00:00Z", zone="UTC", count=1) == ["02-29 00:00"]

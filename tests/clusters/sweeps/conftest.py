@@ -1,4 +1,4 @@
-"""A sweep whose loop a test drives by itself, with real processes."""
+"""A sweep whose loop the test drives, with real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep from its manifest to its best trial, with real processes, and what comes between."""
+"""Sweeps from manifest to best trial, with real processes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from django.core.cache import cache
 from django.db import connection
 
 from billing.mails import Mail
-from clusters import actions as clusters
-from clusters.models import Cluster, Run, Sweep, Trial
+from clusters.cluster import actions as clusters
 from clusters.runs import budgets
-from clusters.sweeps import actions, points, turn
+from clusters.runs.models import Cluster, Run
+from clusters.sweeps import actions, points, step
 from clusters.sweeps import loop as sweeps
-from clusters.sweeps.measured import read_value
+from clusters.sweeps.models import Sweep, Trial
+from clusters.sweeps.objective import read_value
 from datastores.models import Datastore
 from portal.db.advisory_lock import Lock
 from portal.errors import Conflict, Invalid
@@ -30,7 +31,7 @@ NUMBERS = {"lr": {"type": "choice", "values": [3, 1, 2, 4]}}
 
 
 def until(loop, condition):
-    """As `loop.until`, with the turns of all sweeps."""
+    """Like `loop.until`, but also advances all sweeps."""
 
     def turned():
         for appcode_id, name in Sweep.objects.filter(settled=False).values_list("appcode", "name"):
@@ -81,26 +82,26 @@ def test_a_grid_is_trained_two_at_once_and_its_best_is_found(loop, people, sweep
     assert [row["value"] for row in (*best["items"], *rest["items"])] == [4, 3, 2, 1]
     assert api.get("/appcodes/ops-demo/sweeps/lr/trials?phase=Queued,Running&sort=cost")[1]["items"] == []
     assert api.get("/appcodes/ops-demo/sweeps/lr/trials?sort=size")[1]["errors"][0]["path"] == "sort"
-    # A cursor that PostgreSQL cannot hold.
+    # A cursor whose number PostgreSQL can't store.
     huge = base64.urlsafe_b64encode(b"1E+999999~1").decode().rstrip("=")
     assert api.get(f"/appcodes/ops-demo/sweeps/lr/trials?sort=cost&cursor={huge}")[0] == 422
-    # What only nodes see has no event files for the portal; what was printed counts, and nobody waits for the other.
+    # The portal can't read event files on a volume, so the printed value counts at once.
     run = Run.objects.select_related("cluster__appcode").get(cluster__name="lr-1")
     Datastore.objects.create(appcode=people.ops, name="disk", kind="volume", spec={})
     run.spec["output"] = "disk"
     assert read_value(run, "loss").value == 1
-    # Its clusters are not on the list, and the best of them becomes one that is.
+    # Lists leave the sweep's clusters out; the best trial can become a cluster of its own.
     assert api.get("/appcodes/ops-demo/clusters")[1]["items"] == []
     status, made = api_of(people.bob).post(
         "/appcodes/ops-demo/sweeps/lr/trials/1/cluster", {"metadata": {"name": "best"}}
     )
     assert (status, made["spec"]["command"], made["spec"]["env"]) == (201, "echo loss = 1", {"lr": "1"})
-    # With more trials it goes on; with other parameters it would be another sweep.
+    # A change may add trials; another goal would make it another sweep.
     assert api_of(people.bob).put("/appcodes/ops-demo/sweeps/lr", found | {"metadata": {}})[0] == 200
     found["spec"]["goal"]["direction"] = "maximize"
     status, refused = api_of(people.bob).put("/appcodes/ops-demo/sweeps/lr", found)
     assert (status, refused["errors"][0]["path"]) == (422, "spec.goal")
-    # Deleted with all that it made.
+    # Deleting the sweep deletes everything it created.
     assert api_of(people.bob).delete("/appcodes/ops-demo/sweeps/lr")[0] == 204
     assert api.get("/appcodes/ops-demo/sweeps/lr")[0] == 404
     sweeps.advance(sweep.appcode_id, "lr")
@@ -125,7 +126,7 @@ def test_what_has_no_number_has_failed_and_what_failed_is_tried_again(loop, peop
     assert "exit code 3" in found[4].message
     assert (found[5].phase, found[5].message) == ("Failed", "Its loss is 1e+200, which is no number to compare.")
     assert Sweep.objects.get().message == "Of 5 trials 1 succeeded, 4 failed; the best is trial 0: loss = 7."
-    # Where nothing came of it, the whole says why.
+    # If every trial fails, the sweep's message gives the reason.
     parameters = {"lr": {"type": "choice", "values": [1]}}
     none = sweep_manifest(name="none", command="echo loss = nan {lr}", parameters=parameters)
     sweep = actions.create_sweep(none, acting_user=people.bob)
@@ -173,7 +174,7 @@ def test_what_waits_to_be_trained_again_begins_when_it_is_resumed_and_till_then_
     assert [row["cluster"] for row in waiting] == ["lr-1", "lr-0"]
     actions.resume_sweep(sweep, acting_user=people.bob)
     sweeps.advance(sweep.appcode_id, "lr")
-    # That a budget has stopped it was nobody's failure.
+    # A trial stopped by a budget does not count as failed.
     assert list(Trial.objects.values_list("number", "phase", "attempt")) == [(0, "", 1), (1, "", 0)]
     assert Run.objects.filter(cluster__part_of="sweeps/lr", phase="Queued").count() == 2
 
@@ -220,7 +221,7 @@ def test_where_all_fail_a_person_looks_first(loop, people, sweep_manifest):
 
 
 def test_who_falls_behind_is_ended_at_once_and_its_room_is_used(loop, people, sweep_manifest):
-    """Trial 1 tells no better than trial 0 at its first rung; trial 2 does, and comes to its end."""
+    """At its first rung trial 1 reports nothing better than trial 0 and is ended; trial 2 is better and runs to its end."""
     command = (
         "if [ {lr} = 5 ]; then until [ -e /tmp/tell ]; do sleep 0.1; done; fi; "
         "for step in 1 2 3 4; do echo step $step: loss = {lr}; done; "
@@ -261,7 +262,7 @@ def test_killed_between_any_two_statements_no_trial_is_lost_or_made_twice(catalo
         assert made == {f"lr-{number}" for number in sweep.trials.values_list("number", flat=True)}
         assert Run.objects.count() == len(made)
         assert Trial.objects.filter(phase="").count() <= 2
-        # As far as a turn came, the next one begins where nothing was done; what is made succeeds.
+        # After progress, the next turn is killed at once again; otherwise one call later. Created runs succeed.
         allowed = 0 if len(made) > seen else allowed + 1
         seen = len(made)
         if seen % 2 == 0 and os.WIFSIGNALED(how):
@@ -334,10 +335,10 @@ def test_who_restarts_a_trial_by_hand_has_it_judged_by_the_next_run(catalogue, p
     sweep = actions.create_sweep(sweep_manifest(goal=None), acting_user=people.bob)
     sweeps.advance(sweep.appcode_id, "lr")
     cluster = Cluster.objects.get(name="lr-0")
-    # As `redeploy` leaves a run that was asked to end, and has.
+    # What `redeploy` leaves behind once the run that it ended is over.
     Cluster.objects.filter(pk=cluster.pk).update(next_by=people.bob)
     over("lr-0", "Stopped")
-    # Its end wakes the sweep and what starts it anew, in either order.
+    # The end of the run wakes both the sweep and the restart, in either order.
     sweeps.advance(sweep.appcode_id, "lr")
     clusters.deploy_next(cluster.pk)
     assert trials(sweep) == [(0, "", None)]
@@ -352,12 +353,12 @@ def test_what_has_ended_meanwhile_is_not_ended_early(catalogue, people, sweep_ma
     trial = sweep.trials.select_related("cluster").get()
     told = {(trial.pk, trial.cluster.current_run_id): [(1, float("nan"))]}
     over("lr-0", "Succeeded")
-    turn.Turn(sweep.pk, {}, told).make()
+    step.Turn(sweep.pk, {}, told).make()
     assert trials(sweep) == [(0, "", None)]
 
 
 def test_all_sweeps_of_an_appcode_have_so_many_trials_at_once(catalogue, people, sweep_manifest, monkeypatch):
-    monkeypatch.setattr(turn, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(step, "MOST_AT_ONCE", 3)
     first, second = (
         actions.create_sweep(sweep_manifest(name, parallel=2), acting_user=people.bob) for name in ("first", "second")
     )

@@ -1,4 +1,4 @@
-"""What a sweep may be, and which points it has."""
+"""Valid sweeps, and their points."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ steps = st.tuples(st.integers(-3, 3), st.integers(1, 4)).map(
 
 @st.composite
 def searched(draw):
-    """Parameters of which some depend on choices."""
+    """Parameters, some of which depend on choices."""
     leading = {name: draw(choices) for name in draw(st.sets(st.sampled_from("ab")))}
     others = {name: draw(st.one_of(choices, steps)) for name in draw(st.sets(st.sampled_from("cde"), min_size=1))}
     for each in others.values():
@@ -173,7 +173,7 @@ def test_of_those_that_come_to_a_rung_the_best_of_so_many_go_on_and_nobody_is_co
     goal, known, went_on = Goal(metric="loss"), [], set()
     for number in range(9):
         told = [(step, float(number)) for step in range(1, 10)]
-        # Bit by bit or at once: what was compared once is not compared again.
+        # In pieces or at once gives the same result: no rung is compared twice.
         half, is_behind = follow(StopEarly(min_steps=3), goal, Progress(number), told[:2], known)
         assert (half.step, is_behind, half.remembered) == (2, False, {})
         found, is_behind = follow(StopEarly(min_steps=3), goal, half, told, known)
@@ -181,7 +181,7 @@ def test_of_those_that_come_to_a_rung_the_best_of_so_many_go_on_and_nobody_is_co
         assert found.step == (3 if is_behind else 9)
         known.append(found)
         went_on |= {number} - ({number} if is_behind else set())
-    # The best comes first, and with nine there one more may be among the best third.
+    # The best came first; with nine there, one more may be among the best third.
     assert went_on == {0}
     better, is_behind = follow(StopEarly(min_steps=3), goal, Progress(9), [(3, 0.5)], known)
     assert not is_behind
@@ -189,7 +189,7 @@ def test_of_those_that_come_to_a_rung_the_best_of_so_many_go_on_and_nobody_is_co
         assert follow(StopEarly(min_steps=3), goal, Progress(10), [(3, worse)], [*known, better])[1]
     most = goal.model_copy(update={"direction": "maximize"})
     assert not follow(StopEarly(min_steps=3), most, Progress(10), [(3, 9.0)], known)[1]
-    # Another bracket waits longer, and knows nothing of the first.
+    # The other bracket has later rungs and is compared separately.
     two = StopEarly(min_steps=3, brackets=2)
     assert follow(two, goal, Progress(11), [(8, 99.0)], known) == (Progress(11, 8, 99.0), False)
 
@@ -202,7 +202,7 @@ def test_tpe_weighs_no_more_values_than_a_turn_has_time_for():
 
 
 def test_large_choices_with_conditions_are_judged_in_a_moment():
-    """Of 49 parameters that each name the thousand values of another; compared one by one it took seconds."""
+    """49 parameters that each name a thousand values of another: comparing them one by one took seconds."""
     values = list(range(1000))
     others = {f"p{n}": {"type": "choice", "values": [1], "when": {"a": values}} for n in range(49)}
     parameters = {"a": {"type": "choice", "values": values}, **others}

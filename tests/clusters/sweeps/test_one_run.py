@@ -1,4 +1,4 @@
-"""Sweeps whose trials share a run: what each copy sees, what they come to, and what happens when the run ends before them."""
+"""Sweeps whose trials share a run: what each copy sees, their results, and what happens if the run ends early."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from django.utils.timezone import now
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusters import actions as clusters
+from clusters.cluster import actions as clusters
 from clusters.frameworks import variables
 from clusters.frameworks.base import SHELL
-from clusters.manifest import ClusterSpec
-from clusters.models import Cluster, Run, Sweep, Task
+from clusters.manifest.cluster import ClusterSpec
 from clusters.runs import budgets
+from clusters.runs.models import Cluster, Run, Task
 from clusters.sweeps import actions, copies
 from clusters.sweeps import loop as sweeps
 from clusters.sweeps.manifest import SweepSpec, trial_spec
+from clusters.sweeps.models import Sweep
 from clusters.sweeps.sampler import next_points
-from clusters.sweeps.sums import sums_of
+from clusters.sweeps.totals import sums_of
 from portal.errors import Invalid
 from tests.api.client import api_of
 from tests.clusters.sweeps.test_loop import ended, trials, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROLES = {"worker": {"flavor": "small", "count": 1}}
-# The words that a program is given, and its environment but for what bash puts there.
+# Prints the program's arguments and its environment, without what bash adds.
 SHOW = (
     'printf "<%s>" --lr={lr} "$momentum" \'{momentum}\' {other} $kind_ ${lr}\n'
     "env -0 | sort -z | grep -azvE '^(_|SHLVL|PWD|OLDPWD|TASK_INDEX)='"
@@ -40,7 +41,7 @@ def spec_of(command, parameters, env=None, **others):
 
 
 def shell(body, **env):
-    """What bash prints for a cluster's spec, in an environment that is nobody's."""
+    """Returns what bash prints for a cluster's spec, in a minimal environment."""
     argv = variables.started((*SHELL, body["command"]), body["env"])
     given_ = {"PATH": "/usr/bin:/bin", **variables.given(body["env"]), **env}
     return subprocess.run(argv, env=given_, capture_output=True, check=True).stdout
@@ -140,7 +141,7 @@ def test_trials_of_one_run_are_judged_each_by_its_own_copy(loop, people, one_run
     assert client.get("/clusters/ops-demo/lr-1/logs?task=worker-1").status_code == 200
     curves = client.get("/sweeps/ops-demo/lr/curves").content.decode()
     assert "trial 1" in curves
-    # With more points another run has them.
+    # A trial becomes a cluster of its own, with the values in its command.
     found = api.get("/appcodes/ops-demo/sweeps/lr")[1]
     api_of(people.bob).post("/appcodes/ops-demo/sweeps/lr/trials/1/cluster", {"metadata": {"name": "best"}})
     assert Cluster.objects.get(name="best").spec["command"] == "echo step 1: loss = 1; test 1 != 4 || exit 3"
@@ -181,7 +182,7 @@ def test_what_a_budget_ends_is_begun_anew_by_itself_once_it_may(loop, people, on
     until(loop, lambda: ended(sweep))
     assert trials(sweep) == [(0, "Succeeded", 3), (1, "Succeeded", 1)]
     assert set(sweep.trials.values_list("cluster__name", flat=True)) == {"lr-2"}
-    # What the first run has cost names no trial any more, and is paid all the same.
+    # The first run has no trials any more, but its cost still counts.
     loop.until(lambda: not Run.objects.filter(gone=False).exists())
     for name, seconds in (("lr-1", 7), ("lr-2", 4)):
         Run.objects.filter(cluster__name=name).update(gpu_seconds=seconds)
@@ -208,7 +209,7 @@ def test_cancelled_with_its_run(loop, people, one_run):
 
 
 def test_where_the_first_five_fail_no_more_are_tried(loop, people, one_run):
-    # So many that the command is kept beside the tasks.
+    # So many points that the command is stored outside the tasks.
     parameters = {"lr": {"type": "int", "low": 1, "high": 200}}
     sweep = actions.create_sweep(
         one_run("echo {lr}${TASK_COMMAND+?}; exit 3", parameters=parameters), acting_user=people.bob

@@ -1,4 +1,4 @@
-"""What is in a bucket is paid for from one count to the next, once, whoever dies or comes twice; and people are told in time."""
+"""Buckets are billed from one measurement to the next, exactly once despite crashes and repeats; owners are notified in time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bucket(people: Any) -> Storage:
 
 
 def counted(size: float, seconds: float) -> None:
-    """The store has counted this much, so long after T0."""
+    """Records a measurement of this size, that many seconds after T0."""
     Storage.objects.update(used_bytes=int(size), measured_at=T0 + dt.timedelta(seconds=seconds))
 
 
@@ -51,7 +51,7 @@ def test_a_bucket_is_billed_by_what_was_counted_once_and_to_the_second(
     buckets.meter_all()
     assert metered() == []
     counted(2 * GIB, 60.9)
-    # Whoever dies before the transaction ends has done nothing; who comes twice does it once.
+    # A crash before the commit changes nothing, and a repetition counts once.
     with monkeypatch.context() as patch:
         patch.setattr(buckets.Storage.objects, "bulk_update", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -59,7 +59,7 @@ def test_a_bucket_is_billed_by_what_was_counted_once_and_to_the_second(
     for _ in range(2):
         buckets.meter_all()
     assert metered() == [(2048, 60, None)]
-    # One that grows all the time is noted every ten minutes.
+    # A bucket that grows continuously gets a new segment every ten minutes.
     for minute in range(1, 61):
         counted(2 * GIB + minute * 2**20, 60 + minute * 60)
         buckets.meter_all()
@@ -109,7 +109,7 @@ def test_people_are_told_once_at_each_step_and_again_only_after_there_was_room(
     send_due()
     assert any("is full, 10 GiB" in each.body and "/storage/ops-demo" in each.body for each in mail.outbox)
 
-    # More room is for administrators to give.
+    # Only administrators can raise the limit.
     def limit(person: Any, gib: int) -> tuple[int, Any]:
         return api_of(person)("PATCH", "/appcodes/ops-demo/storage", {"limitGiB": gib})
 

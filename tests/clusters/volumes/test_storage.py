@@ -1,4 +1,4 @@
-"""Volumes are paid for from the moment they are made until they are gone, to the second, whether anything runs or not."""
+"""Volumes are billed from creation to deletion, to the second, whether or not anything runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from django.utils import timezone
 
 from billing.ledger import posting
 from billing.models import LedgerEntry, Observation, Price, UsageSegment
-from billing.sums import makeup
+from billing.sums import breakdown
 from clusters.clouds import bulkhead
 from clusters.clouds.bulkhead import Lanes
 from clusters.clouds.drivers.base import ImageRef, Mount, Plan
+from clusters.clouds.models import Cloud, CloudState
 from clusters.clouds.registry import run_ref
-from clusters.models import Cloud, CloudState, Cluster, Run
+from clusters.runs.models import Cluster, Run
 from clusters.volumes import lifecycle, metering
-from datastores import hooks
+from datastores import extension_points
 from datastores.actions import create_datastore, delete_datastore
 from datastores.models import Datastore, Volume
 from datastores.specs import DatastoreManifest
-from portal.hooks import Hook
+from portal.extension_points import ExtensionPoint
 
 T0 = timezone.now().replace(microsecond=0) - dt.timedelta(days=40)
 GIB = 1024
@@ -36,7 +37,7 @@ def at(seconds: float) -> dt.datetime:
 
 @pytest.fixture
 def store(people: Any, monkeypatch: pytest.MonkeyPatch) -> Datastore:
-    monkeypatch.setattr(hooks, "judges", Hook())
+    monkeypatch.setattr(extension_points, "judges", ExtensionPoint())
     Price.objects.create(sku="storage", per_hour=Decimal("0.0001"), valid_from=at(-9))
     body = {"metadata": {"name": "scratch", "appcode": "ops-demo"}, "spec": {"volume": {"size": "20Gi"}}}
     return create_datastore(DatastoreManifest.model_validate(body), acting_user=people.bob)
@@ -74,7 +75,7 @@ def test_the_first_run_that_mounts_it_begins_it_and_the_last_word_ends_it(
     Run.objects.update(gone=True, phase="Succeeded")
     volume = Volume.objects.get()
     delete_datastore(store, acting_user=people.bob, named="scratch")
-    # Its cloud is no longer on the list: nobody has to be told.
+    # Its cloud is no longer registered, so the deletion needs no call to it.
     lifecycle.settle(volume.pk)
     lifecycle.settle(volume.pk)
     assert not Volume.objects.exists()
@@ -104,13 +105,13 @@ def test_growing_ends_one_size_and_begins_the_next_in_the_same_second(store: Dat
     metering.meter(volume.pk, "20Gi", at(0.9))
     for _ in range(2):
         metering.meter(volume.pk, "50Gi", at(100))
-    # Somebody who has not heard of it.
+    # A late report of the old size is ignored.
     metering.meter(volume.pk, "20Gi", at(101))
     assert metered() == [(20 * GIB, 0, 100), (50 * GIB, 100, None)]
     for moment in (160, 170):
         metering.meter(volume.pk, "", at(moment))
     assert metered() == [(20 * GIB, 0, 100), (50 * GIB, 100, 160)]
-    parts = makeup.parts(at(1000))
+    parts = breakdown.parts(at(1000))
     assert [(part.sku, part.quantity) for part in parts] == [("storage", 20 * GIB * 100 + 50 * GIB * 60)]
     assert parts[0].cost == Decimal("0.0001") * (20 * 100 + 50 * 60) / 3600
     posting.post(at(1000))
@@ -149,7 +150,7 @@ def test_a_volume_that_is_put_off_keeps_the_better_reason(
             lifecycle.settle(volume.pk)
             volume.refresh_from_db()
             assert volume.trouble == told
-            # Others come first now.
+            # Other volumes come first now.
             assert volume.tried_at
 
 

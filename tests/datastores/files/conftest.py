@@ -1,4 +1,4 @@
-"""Files of a datastore by REST: on the real S3 server, and on a folder of this machine."""
+"""Files of a datastore over REST, on the real S3 server and in a local folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = "/api/v1/appcodes/ops-demo/datastores/data/files"
 
 @pytest.fixture(params=["s3", "local"])
 def at(request: pytest.FixtureRequest, people: Any) -> str:
-    """The address of the files of a datastore of ops-demo."""
+    """Returns the URL of the files of a datastore of ops-demo."""
     from datastores.actions import create_datastore
 
     if request.param == "s3":
@@ -28,7 +28,7 @@ def at(request: pytest.FixtureRequest, people: Any) -> str:
 
 @pytest.fixture
 def bob(people: Any) -> Any:
-    """bob("PUT", address, b"…") → the answer, read to its end."""
+    """bob("PUT", url, b"…") → the answer, with its body read to the end."""
     from tests.api.client import api_of
 
     token = api_of(people.bob).token

@@ -1,4 +1,4 @@
-"""Files by REST, on the real S3 server and on a folder of this machine: what is stored comes back, whole and in parts."""
+"""Files over REST, on the real S3 server and in a local folder: stored bytes come back, whole and in parts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_folder_comes_as_one_archive_of_a_size_that_is_known_before(at: str, b
         }
     with zipfile.ZipFile(io.BytesIO(bob("GET", archive).content_)) as found:
         assert set(found.namelist()) == set(files)
-    # Where a backslash divides names, this one leads out of where it is unpacked.
+    # On systems that separate folders with a backslash, this name leads out of the folder into which the archive is unpacked.
     assert bob("PUT", f"{at}/other/..%5C..%5Cx.exe", b"x").status_code == 204
     assert bob("GET", f"{archive}?path=other").status_code == 409
 
@@ -124,7 +124,7 @@ def test_what_leads_out_or_means_nothing_is_refused(
 
 
 class Unread:
-    """A body that has not come yet."""
+    """A request body that has not arrived yet."""
 
     def read(self, *_: int) -> bytes:
         raise AssertionError("It is waited for.")
@@ -135,7 +135,7 @@ class Unread:
 def test_a_browser_is_known_by_headers_alone_and_who_sends_slowly_holds_no_thread(at: str, people: Any) -> None:
     client, there = Client(enforce_csrf_checks=True), f"{at}/a.txt"
     client.force_login(people.bob)
-    # With the cookie alone Django would look for its other half in the body.
+    # With the cookie alone, Django would look for the CSRF token in the body.
     client.cookies["csrftoken"] = "x" * 32
     for content in ("application/json", "multipart/form-data; boundary=x"):
         slow = client.generic("POST", there, b"x" * 1000, content, **{"wsgi.input": Unread()})
@@ -159,7 +159,7 @@ def test_a_server_whose_answers_make_no_sense_takes_nobody_s_place(people: Any, 
             self.wfile.write(b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(NONSENSE) + NONSENSE)
 
         def log_message(self, *_: Any) -> None:
-            """Nobody reads it."""
+            """Logs nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", ports.free()), Nonsense) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -177,7 +177,7 @@ def test_a_server_whose_answers_make_no_sense_takes_nobody_s_place(people: Any, 
 
 
 def test_a_file_of_a_year_that_no_calendar_has_is_still_seen() -> None:
-    """Some file systems keep any number that a program gives."""
+    """Some file systems store any timestamp that a program sets."""
     facts: Any = SimpleNamespace(st_mtime=2.0**50, st_ctime=2.0**50, st_mtime_ns=2**50 * 10**9, st_size=1)
     assert local._file("a", "a", facts).modified.year == 9999
 
@@ -225,7 +225,7 @@ def test_many_small_files_come_together_and_one_event_tells_of_them(at: str, bob
     event = Event.objects.get(verb="datastore.file-stored")
     assert (event.message, event.data["files"]) == ("Stored 40 files in many.", 40)
 
-    # All of them are judged before one is stored.
+    # All files are validated before any is stored.
     form = {"fine": SimpleUploadedFile("x", b"x"), quote("../out", safe=""): SimpleUploadedFile("x", b"x")}
     refused = bob("POST", at, encode_multipart(BOUNDARY, form), kind)
     assert (refused.status_code, bob("GET", f"{at}/fine").status_code) == (422, 404)

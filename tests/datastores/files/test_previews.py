@@ -1,4 +1,4 @@
-"""Previews: whatever a file is, something comes of it, and no more than a page can hold."""
+"""Previews: every kind of file gives one, and none is larger than a page can hold."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_only_looks_like_a_notebook_is_none(data: bytes) -> None:
 
 
 def record(**features: Any) -> bytes:
-    """An Example as TensorFlow's TFRecordWriter stores it."""
+    """Returns an Example as TensorFlow's TFRecordWriter stores it."""
     example = Example()
     for name, (kind, values) in features.items():
         getattr(example.features.feature[name], f"{kind}_list").value.extend(values)
@@ -101,7 +101,7 @@ def test_halves_of_characters_reach_no_page() -> None:
 
 
 def test_notebooks_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes twenty-five times its size, and whoever may look can ask for as many at once as there are threads."""
+    """Each takes 25 times its size in memory, and a user can request as many at once as there are threads."""
     held = []
     monkeypatch.setattr(previews, "json", SimpleNamespace(loads=lambda data: held.append(previews.ONE.locked()) or {}))
     assert preview("x.ipynb", b"{}", 2).why

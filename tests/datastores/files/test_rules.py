@@ -1,4 +1,4 @@
-"""Rules of a datastore by REST and by its page, on the real S3 server and in a folder: previewed, saved, applied, undone."""
+"""Rules of a datastore over REST and on its page, on the real S3 server and in a folder: previewed, saved, applied, undone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from clusters.models import Cluster, Run
+from clusters.runs.models import Cluster, Run
 from datastores.actions import change_datastore, open_store
 from datastores.drivers.base import DriverError
 from datastores.files import contents, rules, trash, versions
@@ -38,7 +38,7 @@ def filled(at: str, bob: Any) -> Datastore:
 
 
 def later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    """As if so many days had passed."""
+    """Moves the clock forward by `days`."""
     now = timezone.now() + dt.timedelta(days=days)
     monkeypatch.setattr(timezone, "now", lambda: now)
 
@@ -75,7 +75,7 @@ def test_a_rule_does_what_its_preview_says_and_it_can_be_undone(
     event = Event.objects.get(verb="datastore.rule-applied")
     assert event.message == "Keep the last 2 checkpoints in train: 2 files with 10 bytes moved to the trash."
     assert (event.actor_name, event.data["files"]) == ("portal", 2)
-    # It comes again only when a day has passed, and finds nothing then.
+    # The rule runs again only after a day, and then finds nothing.
     contents.store_file(filled, "train/1/ckpt-12.index", io.BytesIO(b"1"), 1, acting_user=filled.created_by)
     contents.store_file(
         filled, "train/1/ckpt-12.data-00000-of-00001", io.BytesIO(b"1"), 1, acting_user=filled.created_by
@@ -92,11 +92,11 @@ def test_old_files_go_but_not_what_a_version_or_a_living_run_has(
     filled: Datastore, people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster.objects.create(appcode=people.ops, name="train", spec={})
-    # Only what lies in S3 has versions.
+    # Only files in S3 can have versions.
     path = "elsewhere" if filled.kind == "s3" else "{name}/{run}"
     spec = {"input": {"datastore": "ops-demo/data", "path": "train/2"}, "output": "data", "outputPath": path}
     run = Run.objects.create(cluster=cluster, number=1, spec=spec, resources={}, gpus=0)
-    # Another appcode has a part of it for its own.
+    # Another appcode has a datastore inside this one.
     contents.store_file(filled, "shared/x", io.BytesIO(b"x"), 1, acting_user=people.bob)
     below = {"prefix": "shared"} if filled.kind == "s3" else {"path": f"{filled.spec['path']}/shared"}
     Datastore.objects.create(
@@ -119,7 +119,7 @@ def test_old_files_go_but_not_what_a_version_or_a_living_run_has(
     assert held == {writes: 7, "run train/1 reads it": 1, "another appcode uses it": 1}
     rules.sweep()
     assert lying(filled) == {path: data for path, data in files.items() if path != "note.txt"}
-    # When the run is over the version holds something, and those others.
+    # After the run, only the version and the other appcode hold files.
     Run.objects.filter(pk=run.pk).update(gone=True, phase="Succeeded")
     later(monkeypatch, 1.1)
     rules.sweep()
@@ -199,7 +199,7 @@ def test_old_times_and_names_that_nobody_could_write_take_nothing_away(
     filled: Datastore, folder: Path, people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = rules.add(filled, Rule(kind="files", days=30).spec, acting_user=people.bob)
-    # As tar unpacks it.
+    # The timestamp that tar may restore.
     os.utime(folder / "note.txt", (0, 0))
     assert not rules.preview(filled, rule.spec).going
     deep = folder
@@ -233,7 +233,7 @@ def test_what_is_too_much_for_one_turn_goes_by_the_next_ones_and_stands_before_n
     monkeypatch.setattr(trash, "SECONDS", 0)
     rules.sweep()
     assert [pk for pk, _, _ in turns] == [long.pk, short.pk, long.pk, long.pk, long.pk]
-    # With no time at all each is left to the sweep of the trash, one in a turn.
+    # With a time limit of 0 s every removal is left to the sweep of the trash, one per turn.
     assert [(count, left) for _, count, left in turns] == [(1, 1), (1, 1), (2, 2), (3, 3), (4, 4)]
     assert Event.objects.filter(verb="datastore.rule-applied").count() == 4
 

@@ -1,5 +1,5 @@
-"""What is removed lies in the trash, on the real S3 server and in a folder: it comes back, goes for good, and is never lost or
-doubled by whoever dies meanwhile."""
+"""Removed files move to the trash, on the real S3 server and in a local folder. They can be restored or deleted for good, and a
+crash in between neither loses nor duplicates any."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def filled(at: str, bob: Any) -> Datastore:
 
 
 def lying(store: Datastore, folder: str = "") -> dict[str, bytes]:
-    """All files in a folder and below, by their paths."""
+    """Returns all files in a folder and below, by path."""
     driver = open_store(store)
     return {entry.path: b"".join(driver.open(entry.path).chunks) for entry in driver.walk(folder)}
 
 
 def everything(store: Datastore) -> list[bytes]:
-    """The bytes of all files, the trash included."""
+    """Returns the bytes of all files, the trash included."""
     in_trash = [data for row in Removal.objects.all() for data in lying(store, row.folder).values()]
     return sorted([*in_trash, *lying(store).values()])
 
@@ -58,7 +58,7 @@ def test_what_is_removed_is_nowhere_to_be_seen_and_comes_back_as_it_was(filled: 
     assert bob("DELETE", f"{at}/runs/2").json()["files"] == 1
     assert bob("DELETE", f"{at}/runs/2").status_code == 204
     root = ROOT.removesuffix("files")
-    # Folders of this machine stay when their last file goes, as ever.
+    # Local folders stay when their last file is removed, as always.
     assert [each for each in bob("GET", at).json()["items"] if each["path"] != "runs"] == []
     assert bob("GET", f"{at}?search=c&below=true").json()["items"] == []
     assert bob("GET", f"{root}sizes").json()["files"] == 0
@@ -69,7 +69,7 @@ def test_what_is_removed_is_nowhere_to_be_seen_and_comes_back_as_it_was(filled: 
     page = trash.held(filled)
     assert (page.removals, page.files, page.size) == (2, 3, 16)
 
-    # Meanwhile somebody stores another file in one of the places.
+    # Meanwhile another file is stored at one of the paths.
     assert bob("PUT", f"{at}/runs/1/deep/c", b"newest").status_code == 204
     for each in bob("GET", TRASH).json()["items"]:
         answer = bob("POST", f"{TRASH}/{each['id']}/restore")
@@ -88,7 +88,7 @@ DEATHS = 9
 
 
 def dying(whole: Callable[..., Any], steps: Iterator[int], dies: int) -> Callable[..., Any]:
-    """Dies before what it calls, or after it."""
+    """Raises KeyboardInterrupt before or after the call of `whole`."""
 
     def call(*args: Any, **named: Any) -> Any:
         if next(steps) == dies:
@@ -105,7 +105,7 @@ def dying(whole: Callable[..., Any], steps: Iterator[int], dies: int) -> Callabl
 def test_whoever_dies_in_the_middle_loses_and_doubles_nothing(
     filled: Datastore, people: Any, monkeypatch: pytest.MonkeyPatch, dies: int
 ) -> None:
-    """Before and after any word to the store. Then others go on."""
+    """Crashes before and after each call to the store; then the sweep finishes the work."""
     monkeypatch.setattr(trash, "AGAIN", dt.timedelta(0))
 
     def mortal(act: Callable[[], Any], whole: dict[str, bytes]) -> None:
@@ -121,7 +121,7 @@ def test_whoever_dies_in_the_middle_loses_and_doubles_nothing(
     assert (lying(filled), everything(filled)) == ({}, sorted(FILES.values()))
     (row,) = Removal.objects.all()
     assert (row.settled, row.files, row.bytes) == (True, 3, 16)
-    # A folder of that name is there again, so that it comes back file by file.
+    # A folder of that name exists again, so the files are restored one by one.
     contents.store_file(filled, "runs/1/deep/other", io.BytesIO(b"another"), 7, acting_user=people.bob)
     whole = {**FILES, "runs/1/deep/other": b"another"}
     mortal(lambda: trash.restore(filled, [row.pk], acting_user=people.bob), whole)
@@ -147,7 +147,7 @@ def test_a_large_folder_goes_on_after_the_answer_and_what_is_stored_meanwhile_st
     assert bob("DELETE", f"{at}/runs/").json()["settled"] is False
     Removal.objects.update(removed_at=Removal.objects.get().removed_at - trash.CLOCKS - dt.timedelta(seconds=30))
     trash.sweep()
-    assert lying(filled) == FILES  # all of it was written after this removal, as it now says
+    assert lying(filled) == FILES  # the removal now predates all files
     assert not Removal.objects.exists()
 
 
@@ -155,7 +155,7 @@ def test_a_large_folder_goes_on_after_the_answer_and_what_is_stored_meanwhile_st
 def test_what_lies_there_with_the_same_bytes_is_as_good_as_restored_whatever_its_etag(
     filled: Datastore, at: str, bob: Any
 ) -> None:
-    """As who died between a copy in parts and the end of the first one has left it."""
+    """The state after a crash between a multipart copy and the deletion of the original."""
     removed = bob("DELETE", f"{at}/runs/2").json()["id"]
     driver = open_store(filled)
     upload = driver.begin("runs/2")
@@ -168,7 +168,7 @@ def test_what_lies_there_with_the_same_bytes_is_as_good_as_restored_whatever_its
 def test_what_is_on_its_way_is_neither_emptied_nor_frozen(
     filled: Datastore, at: str, bob: Any, people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise what was removed would stay for ever, or go from a version later."""
+    """Otherwise removed files would stay for ever, or be deleted from a version later."""
     monkeypatch.setattr(trash, "SECONDS", 0)
     assert bob("DELETE", f"{at}/runs/1/").json()["settled"] is False
     assert bob("DELETE", TRASH).status_code == 409
@@ -216,7 +216,7 @@ def test_what_is_in_the_trash_changes_no_version_and_is_never_forgotten_with_its
 def test_what_the_store_refuses_stays_where_it_is(
     filled: Datastore, people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket that is full takes no copy, so nothing is removed, unless for good."""
+    """A full bucket refuses the copy to the trash, so nothing is removed, except for good."""
     from datastores.drivers.base import DriverError
 
     def full(*_: Any, **__: Any) -> None:

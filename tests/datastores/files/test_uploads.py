@@ -1,4 +1,4 @@
-"""Large files in parts, on the real S3 server and in a folder: what broke goes on, and what is given up leaves nothing."""
+"""Large files in parts, on the real S3 server and in a folder: broken uploads resume, abandoned ones leave nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.datastores.files.conftest import ROOT
 
 UPLOADS = ROOT.removesuffix("files") + "uploads"
 MIB = 2**20
-# Two parts, and S3's own least size of all but the last.
+# Two parts: one of the minimum size (8 MiB), which every part but the last must have, and a short last one.
 FIRST, LAST = b"a" * (8 * MIB), b"the end"
 BODY = json.dumps({"path": "big/a b.bin", "size": len(FIRST + LAST), "fingerprint": "now"})
 PATH = f"{ROOT}/big/a%20b.bin"
@@ -45,7 +45,7 @@ def test_a_file_comes_in_parts_in_any_order_and_goes_on_where_it_broke(begun: di
     assert (refused := bob("POST", f"{one}/finish")).status_code == 409
     assert "1 parts are missing; the first of them is part 1" in refused.content_.decode()
 
-    # Another tab, or the same laptop tomorrow: the same file goes on, another one begins anew.
+    # From another tab, or the next day, the same file resumes; another file starts a new upload.
     again = bob("POST", UPLOADS, BODY.encode(), "application/json")
     assert (again.status_code, again.json()) == (200, {**begun, "stored": [2]})
     other = bob("POST", UPLOADS, BODY.replace("now", "later").encode(), "application/json")
@@ -93,7 +93,7 @@ def test_what_is_no_part_of_it_is_refused(
 
 @pytest.fixture
 def left(request: pytest.FixtureRequest, at: str) -> Callable[[], list[Any]]:
-    """What the store keeps of uploads that are not finished."""
+    """Returns a function that lists what the store keeps of unfinished uploads."""
     if "s3" in request.node.name:
         s3, bucket = request.getfixturevalue("s3"), request.getfixturevalue("bucket")
         return lambda: list(s3.client.list_multipart_uploads(Bucket=bucket).get("Uploads", ()))
@@ -131,7 +131,7 @@ def test_what_a_version_keeps_is_replaced_by_no_upload_that_began_before(
     refused = bob("POST", f"{UPLOADS}/{begun['id']}/finish")
     assert (refused.status_code, bob("GET", PATH).content_) == (409, b"frozen")
     assert bob("GET", f"{ROOT.removesuffix('files')}versions/a%00b").status_code == 404
-    # Of other files it would say nothing.
+    # The version would say nothing about files at another place.
     with pytest.raises(Invalid, match="versions are of what lies where it is now"):
         change_datastore(store, manifest("data", s3_spec(prefix="other")), acting_user=people.alice)
     versions.thaw(frozen, acting_user=people.alice)
@@ -166,7 +166,7 @@ def test_a_datastore_that_lies_elsewhere_now_has_no_upload_of_where_it_lay(
 ) -> None:  # fmt: skip
     outside = folder.parent / "outside"
     outside.write_bytes(b"not theirs")
-    # A server of one's own calls an upload as it likes.
+    # A foreign S3 server may choose any upload id.
     row = Upload.objects.get()
     with django_capture_on_commit_callbacks(execute=True):
         change_datastore(store, manifest("data", {"local": {"path": str(folder)}}), acting_user=people.alice)

@@ -1,13 +1,13 @@
 """The contract between the portal and whatever runs its tasks: frozen values in, frozen values out, no database.
 
-A cloud is told the whole plan of a run (plan.py) and is asked to make it so (cloud.py); it reports what it sees (seen.py), and
-never decides what a run means. All calls may block on the network, so no caller holds a transaction. All calls may be repeated:
-applying the same plan twice, or deleting what is already gone, does nothing.
+A cloud gets the whole plan of a run (plan.py) and realizes it (cloud.py). It reports what it sees (observations.py), and
+never decides what a run means. All calls may block on the network, so callers hold no transaction. All calls are idempotent:
+applying the same plan twice, or deleting what is gone, does nothing.
 
-Environment values and TF_CONFIG are written once per role, in Kubernetes' own syntax (variables.py): `$(NAME)` is replaced by the
-value of another variable of the same task, `$$(` is a literal `$(`, and TASK_INDEX is always defined. So one object per role
-is enough on Kubernetes, and the local cloud calls `expand` to read the same text the same way. What all tasks of a run
-have in common is written once per run, and referred to in the same way.
+Environment values and TF_CONFIG are written once per role, in Kubernetes' own syntax (variables.py): `$(NAME)` is replaced by
+the value of another variable of the same task, `$$(` is a literal `$(`, and TASK_INDEX is always defined. So one object per role
+is enough on Kubernetes, and the local cloud interprets the same text with `expand`. Values shared by all tasks of a run are
+written once per run, and referred to in the same way.
 """
 
 from clusters.clouds.drivers.base.cloud import (
@@ -24,30 +24,7 @@ from clusters.clouds.drivers.base.cloud import (
     Software,
 )
 from clusters.clouds.drivers.base.errors import CloudError, CloudRefused, NotOurs, Unanswered, WatchExpired
-from clusters.clouds.drivers.base.plan import (
-    CODE,
-    Access,
-    AccessMode,
-    CodeCommit,
-    CodeFiles,
-    Endpoint,
-    Environment,
-    Gateway,
-    ImageRef,
-    LocalSource,
-    Mount,
-    NfsSource,
-    Plan,
-    RestartPolicy,
-    RolePlan,
-    RunRef,
-    S3Source,
-    Source,
-    SourceKind,
-    VolumeRef,
-    VolumeSource,
-)
-from clusters.clouds.drivers.base.seen import (
+from clusters.clouds.drivers.base.observations import (
     ActivitySeen,
     ActivityState,
     Batch,
@@ -71,6 +48,29 @@ from clusters.clouds.drivers.base.seen import (
     TaskSeen,
     Unreadable,
     Waiting,
+)
+from clusters.clouds.drivers.base.plan import (
+    CODE,
+    Access,
+    AccessMode,
+    CodeCommit,
+    CodeFiles,
+    Endpoint,
+    Environment,
+    Gateway,
+    ImageRef,
+    LocalSource,
+    Mount,
+    NfsSource,
+    Plan,
+    RestartPolicy,
+    RolePlan,
+    RunRef,
+    S3Source,
+    Source,
+    SourceKind,
+    VolumeRef,
+    VolumeSource,
 )
 from clusters.clouds.drivers.base.variables import expand, literal
 

@@ -1,15 +1,15 @@
-"""Whether a task works: pure, from what its program says of itself, look by look. Every cloud reckons with it.
+"""Decides whether a task works, poll by poll, from its program's own reports. Pure; used by every cloud.
 
-A program says so at the path `Endpoint.activity`, as JSON; `busy` is all that it has to say:
+A program reports as JSON at the path `Endpoint.activity`; only `busy` is required:
 
     {"busy": "A cell runs.", "count": 12, "cpu_seconds": 87.4, "network_bytes": 1200}
 
-`busy` says in a sentence why it works at this moment, "" when it does not. The others only grow: what was ever begun, so that
-work between two looks is seen; CPU time of all its processes; bytes to and from other machines. What grows by more than an idle
-program's own share is work, too. Open connections say nothing: editors keep theirs busy all day.
+`busy` is a sentence on why it works at this moment, or "". The other values only grow: the number of things ever begun, which
+reveals work between two polls; CPU time of all its processes; bytes exchanged with other machines. Growth beyond an idle
+program's share counts as work, too. Open connections do not: editors keep theirs busy all day.
 
-The clock begins with the first look, and anew after each that failed: what cannot be known is unknown, never idle, and no time
-of the program's own is ever believed.
+The clock starts with the first poll, and again after each failed one: without data the state is unknown, never idle. Times
+reported by a program are never used.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ import json
 import math
 from dataclasses import dataclass, replace
 
-from clusters.clouds.drivers.base.seen import ActivityState
+from clusters.clouds.drivers.base.observations import ActivityState
 
-# Shares of an idle program with its page open: of one core, and bytes a second.
+# Limits for an idle program with its page open: share of one core, and bytes per second.
 CPU_SHARE, NETWORK_RATE = 0.1, 64 * 1024
-# So many looks that show nothing come before a task is called idle (since the first of them): who tries one cell after the other
-# is busy all the while, and nobody is told of each.
+# Polls without work before a task counts as idle (since the first of them). Somebody who runs cell after cell stays busy, and
+# the gaps cause no events.
 QUIET_LOOKS = 4
-# No counter of a program is larger; with numbers of any length cannot be reckoned.
+# Larger counters are rejected: integers of arbitrary length break arithmetic.
 LARGEST = 2**63
 NOT_ASKED, NO_ANSWER = "It is being looked at.", "It does not say whether it works."
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen at `at` (seconds): what the program said, and how busy its GPUs are (0 to 100), None where they are not
-    measured although it has some."""
+    """One poll at `at` (seconds): the report, and GPU utilization (0 to 100), None if GPUs are not measured."""
 
     at: float
     busy: str = ""
@@ -45,7 +44,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Activity:
-    """What is known after some looks. `quiet` counts those at the end that showed no work, the first at `quiet_since`."""
+    """The state after some polls. `quiet`: number of latest polls without work, the first at `quiet_since`."""
 
     state: ActivityState = "unknown"
     since: float = 0.0
@@ -56,7 +55,7 @@ class Activity:
 
 
 def after(known: Activity, look: Look | None, at: float, why: str = NO_ANSWER) -> Activity:
-    """What is known after another look, at `at`; None is one that failed, `why` in a sentence."""
+    """Returns the state after another poll at `at`. `look` None: the poll failed, for the reason `why`."""
     if look is not None and look.gpu_percent is None:
         look, why = None, "Nobody measures its GPUs."
     if look is None:
@@ -71,7 +70,7 @@ def after(known: Activity, look: Look | None, at: float, why: str = NO_ANSWER) -
 
 
 def worked(before: Look | None, now: Look) -> str:
-    """Why a task works, or worked since the look before; "" when nothing shows it."""
+    """Returns why a task works, or worked since the previous poll; "" if nothing shows it."""
     if now.busy:
         return now.busy
     if now.gpu_percent:
@@ -82,7 +81,7 @@ def worked(before: Look | None, now: Look) -> str:
         return "It has worked a moment ago."
     seconds = max(now.at - before.at, 1e-3)
     cpu = now.cpu_seconds - before.cpu_seconds
-    # What shrinks was counted of processes that are gone with their share: nobody knows what the others did.
+    # A smaller sum means that processes ended and took their CPU time along, which hides the work of the others.
     if cpu < 0 or cpu / seconds > CPU_SHARE:
         return "Its processes compute."
     sent = now.network_bytes - before.network_bytes
@@ -90,7 +89,7 @@ def worked(before: Look | None, now: Look) -> str:
 
 
 def read(body: bytes, at: float, gpu_percent: int | None) -> Look | None:
-    """What a program says, None when it is none of this: whatever it answers does no harm."""
+    """Parses a program's report, which is untrusted. Returns None if it is invalid."""
     try:
         said = json.loads(body)
         busy, count = said["busy"], said.get("count", 0)

@@ -1,7 +1,7 @@
-"""What a cloud is and does: what every one has (`Cloud`), and what some can besides, each a Protocol of its own.
+"""The interface of a cloud: `Cloud`, which every driver implements, and a Protocol for each optional ability.
 
-A driver inherits from `Cloud` and from what it can do; what it cannot do it does not have, so callers ask `isinstance`, or
-`issubclass` where only the kind is known.
+A driver inherits from `Cloud` and from the abilities it has. Callers test for an ability with `isinstance`, or `issubclass` if
+only the kind is known.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
+from clusters.clouds.drivers.base.observations import Batch, Capacity, LogChunk, Measurements, Output, Preflight, Seen
 from clusters.clouds.drivers.base.plan import Access, Gateway, Mount, Plan, RunRef, SourceKind, VolumeRef, VolumeSource
-from clusters.clouds.drivers.base.seen import Batch, Capacity, LogChunk, Measurements, Output, Preflight, Seen
 
 NO_COMMANDS = "Where this runs no commands can be run inside tasks."
-# With the variables that a task's program has (clusters/frameworks/variables.py). Not every image has a bash.
+# Starts with the variables of the task's program (clusters/frameworks/variables.py). Not every image has bash.
 SHELL = (
     "/bin/sh", "-c",
     'eval "$PORTAL_ENV"; unset PORTAL_ENV; command -v bash >/dev/null 2>&1 && exec bash; exec sh',
@@ -23,55 +23,54 @@ Software = Literal["environment", "container"]
 
 
 class Session(Protocol):
-    """A command that runs inside a task. One thread may send while another receives; CloudError from any call means that it
-    was cut off. Closing a session ends its command where the cloud can do that, and may be repeated."""
+    """A command that runs inside a task. One thread may send while another receives. CloudError from any call means that the
+    session broke. Closing a session ends its command where the cloud can, and is idempotent."""
 
-    # Set when the command has ended and all of its output was received; 128 and the number for one ended by a signal.
+    # Set when the command has ended and all of its output was received; 128 + n for signal n.
     exit_code: int | None
 
     def send(self, data: bytes) -> None:
-        """Bytes for its standard input, or typed on its terminal."""
+        """Writes bytes to its standard input, or types them on its terminal."""
 
     def end_input(self) -> None:
-        """Its standard input is at its end; for commands without a terminal."""
+        """Closes its standard input; for commands without a terminal."""
 
     def resize(self, columns: int, rows: int) -> None:
-        """The size of its terminal."""
+        """Sets the size of its terminal."""
 
     def receive(self, seconds: float) -> Output | None:
-        """What it wrote next; None when there was nothing for so long, or when it has ended."""
+        """Returns its next output, or None after `seconds` without any or when it has ended."""
 
     def close(self) -> None: ...
 
 
 class Cloud(Protocol):
-    """`drivers.base` says what repeated and absent mean; `CloudError` from any call means: try again later.
+    """See `drivers.base` for idempotence; `CloudError` from any call means: retry later.
 
-    What is of the class is true of every cloud of the kind, and is asked without making one. `stored` are the settings in a row,
-    maybe of an older version: what cannot be read counts as not said.
+    Class attributes and methods hold for every cloud of the kind and need no instance. `stored` are the settings in a row, which
+    may have an older form: unreadable ones count as unset.
     """
 
-    # What rows say, and what people call it.
+    # The value in rows, and the title for people.
     kind: ClassVar[str]
     title: ClassVar[str]
-    # False for the portal's own machine: a part of the portal, which nobody registers. It is the one of its kind, called like it,
-    # and the default where administrators chose none; its tasks reach the addresses of this machine.
+    # False for the portal's own machine, which is part of the portal and not registered. It is the only cloud of its kind, named
+    # after it, and the default unless administrators choose another. Its tasks can reach this machine's addresses.
     is_remote: ClassVar[bool]
-    # Settings of the portal itself by which it is reached, by the name that `Access.settings` has for each. Without them it is
-    # not there.
+    # The portal's settings that locate it, by their names in `Access.settings`. Without them the cloud does not exist.
     environment: ClassVar[Mapping[str, str]] = {}
-    # Settings that cannot be changed while something of ours is there, with what a refusal says of the old value before "2 runs".
+    # Settings that cannot change while the cloud has runs or volumes, with the words of the refusal before "2 runs".
     fixed_settings: ClassVar[Mapping[str, str]] = {}
     # Which of an image its tasks use.
     software: ClassVar[Software]
-    # The kinds of sources that its tasks can mount; `apply` refuses a plan with any other.
+    # The kinds of sources that its tasks can mount; `apply` refuses any other.
     mounts: ClassVar[frozenset[SourceKind]]
-    # Whether tasks there read what lies in S3 by themselves (`Mount.stream_key`).
+    # Whether its tasks can read S3 directly (`Mount.stream_key`).
     streams: ClassVar[bool] = False
-    # How many characters an address from `reserve` has at most, and whether `reserve` asks the cloud for it.
+    # Maximum length of an address from `reserve`, and whether `reserve` calls the cloud.
     longest_address: ClassVar[int]
     asks_for_addresses: ClassVar[bool]
-    # Whether a run needs the namespace of a business line; otherwise one without gets "default".
+    # Whether a run needs a business line's namespace; otherwise it falls back to "default".
     needs_namespace: ClassVar[bool]
 
     name: str
@@ -79,87 +78,86 @@ class Cloud(Protocol):
     @classmethod
     @abstractmethod
     def connect(cls, access: Access) -> Self:
-        """The cloud that a row describes; asks nobody. Raises CloudError when what is stored cannot be understood."""
+        """Returns the cloud that a row describes, without a network call. Raises CloudError if the stored values are invalid."""
 
     @classmethod
     def is_reserved(cls, namespace: str) -> bool:
-        """Whether a cloud of the kind has this namespace for itself, so that no run of ours may be there."""
+        """Returns whether clouds of this kind reserve the namespace, so that no run may use it."""
         return False
 
     @classmethod
     def closed_networks(cls, stored: Mapping[str, Any]) -> Iterable[str]:
-        """Networks that administrators closed to tasks: webhooks do not lead there either."""
+        """Returns the networks that administrators closed to tasks; webhooks cannot reach them either."""
         return ()
 
     @classmethod
     def why_closed(cls, stored: Mapping[str, Any], server: str) -> str:
-        """Why tasks do not reach an S3 server by its address, as far as can be told without asking anybody, or ""."""
+        """Returns why tasks cannot reach an S3 server by its address, or "". Decided without a network call."""
         return ""
 
     @classmethod
     def why_no_environments(cls, stored: Mapping[str, Any]) -> str:
-        """Why its tasks cannot start from an `Environment`, or ""."""
+        """Returns why its tasks cannot start from an `Environment`, or ""."""
         return "They are not made there."
 
     @classmethod
     def why_not_cached(cls, stored: Mapping[str, Any], disk_bytes: int | None) -> str:
-        """Why what lies in S3 is not copied there once for several runs (`Mount.cached`), or ""; it takes so many bytes of a
-        disk, None where what has to lie there is not known before."""
+        """Returns why an input in S3 cannot be copied once for several runs (`Mount.cached`), or "". `disk_bytes`: the size on
+        disk, None if unknown in advance."""
         return "It keeps no copies."
 
     @classmethod
     def asked(
         cls, stored: Mapping[str, Any], mounts: Sequence[Mount], cpu_milli: int, memory_mb: int, serves: bool
     ) -> tuple[int, int]:
-        """How much CPU (thousandths of a core) and memory (MiB) a task of that size takes of its machine, with what copies,
-        serves and stores the data of `mounts` beside it, and what lets people in where it `serves` something. Keys and addresses
-        in the mounts do not matter."""
+        """Returns the CPU (thousandths of a core) and memory (MiB) that a task of that size takes of its machine. Includes the
+        helpers that copy, serve and store the data of `mounts`, and the entrance if the task `serves` an endpoint. Keys and
+        addresses in the mounts do not matter."""
         return cpu_milli, memory_mb
 
     @classmethod
     def gateway(cls, stored: Mapping[str, Any]) -> Gateway | None:
-        """What leads people to the endpoints of a plan, each of which is told of by `EndpointSeen`; None where nothing does."""
+        """Returns the gateway to the endpoints of a plan, or None. `EndpointSeen` reports each endpoint."""
         return None
 
     @classmethod
-    def leads_fronts(cls, stored: Mapping[str, Any]) -> bool:
-        """Whether fronts of services reach an endpoint without origin at the address that `EndpointSeen` tells."""
+    def leads_routers(cls, stored: Mapping[str, Any]) -> bool:
+        """Returns whether routers of services can reach an endpoint without origin at the address in `EndpointSeen`."""
         return cls.gateway(stored) is not None
 
     @abstractmethod
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
-        """`host:port` for every (role, index); the same answer every time until the run is deleted."""
+        """Returns `host:port` for every (role, index), always the same until the run is deleted."""
 
     @abstractmethod
     def apply(self, plan: Plan) -> None:
         """Makes the run exist as planned and returns at once. Raises CloudRefused for what can never run here.
 
-        Volumes that it mounts are made when they are not there. After `delete(run)` an apply of the same run does nothing:
-        a run never comes back to life.
+        Creates missing volumes. After `delete(run)` an apply of the same run does nothing: a run never comes back to life.
         """
 
     @abstractmethod
     def delete(self, run: RunRef, *, over: bool = False) -> None:
-        """Asks for the end of everything but the logs and returns at once; `RunGone` comes by the watch when it is done.
-        `over`, a hint: all of its tasks that were seen have ended by themselves, so none needs to be asked first.
+        """Requests the end of everything but the logs and returns at once; the watch reports `RunGone` when done. `over` is a
+        hint that all observed tasks have ended by themselves, so none needs a signal first.
 
         Deleting a run that the cloud has never seen also leads to RunGone.
         """
 
     @abstractmethod
     def list(self) -> Batch:
-        """Every run and task that the cloud knows, and the position to watch from."""
+        """Returns every run and task that the cloud knows, and the position to watch from."""
 
     @abstractmethod
     def watch(self, since: str) -> Iterator[Batch]:
-        """News after `since`, at least one (maybe empty) batch every 10 s, and an empty one soon after the last of some news:
-        only then is it worth while to ask what is free. Ends or raises CloudError when cut off; raises WatchExpired when
+        """Yields news after `since`: at least one (maybe empty) batch every 10 s, and an empty one soon after the last of some
+        news, which is the moment to query free capacity. Ends or raises CloudError when disconnected; raises WatchExpired if
         `since` is too old."""
 
     @abstractmethod
     def acknowledge(self, items: Sequence[Seen]) -> None:
-        """`items` are written down for good, so the cloud may let go of what it kept for them alone. It returns at once and
-        never fails; what was not acknowledged is told again by the next listing."""
+        """Confirms that `items` are stored, so the cloud may delete what it kept only for them. Returns at once and never fails.
+        Unacknowledged items are in the next listing again."""
 
     @abstractmethod
     def capacity(self) -> Capacity: ...
@@ -180,27 +178,28 @@ class Cloud(Protocol):
         line: int | None = None,
         before: str = "",
     ) -> LogChunk:
-        """At most `limit` bytes of the log of one attempt: from `offset`; or about the last `tail` bytes, which may not be
-        placed; or from the first line that is not older than `since` (µs since 1970); or from line `line` (from 0); or, of a log
-        whose chunk was not placed, what ends where that begins, `before` being its `first`. `complete` is True when the task has
-        ended and nothing is left to read. An absent log is empty and complete; an offset, line or time behind the end is the
-        end."""
+        """Returns at most `limit` bytes of the log of one attempt. They begin at `offset`, or about `tail` bytes before the end
+        (which may not be placed), at the first line not older than `since` (µs since 1970), or at line `line` (from 0). `before`
+        is the `first` of a chunk that was not placed: returns the bytes that end where that chunk begins. `complete`: the task
+        has ended and nothing is left to read. A missing log is empty and complete; an offset, line or time beyond the end means
+        the end."""
 
     @abstractmethod
     def follow(
         self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, cursor: str = ""
     ) -> Iterator[LogChunk]:
-        """The log from `offset` as it comes: a (maybe empty) chunk as soon as it is open, and one every 10 s. From then on all of
-        it comes, whatever becomes of the task. It ends after a chunk that is complete; close it to end it earlier."""
+        """Yields the log from `offset` as it grows: a (maybe empty) chunk as soon as it is open, then at least one every 10 s.
+        Once open it delivers the rest of the log, whatever happens to the task. Ends after a complete chunk; close it to stop
+        earlier."""
 
 
 @runtime_checkable
 class KeepsLogs(Protocol):
-    """Logs stay until `purge`. Elsewhere they go with their pods, unless somebody copies them in time."""
+    """Logs stay until `purge`. On other clouds they vanish with their pods unless copied in time."""
 
     @abstractmethod
     def purge(self, run: RunRef) -> None:
-        """Removes the logs too. Only after RunGone."""
+        """Deletes the logs, too. Only after RunGone."""
 
 
 @runtime_checkable
@@ -211,71 +210,71 @@ class RunsCommands(Protocol):
     def exec(
         self, run: RunRef, role: str, index: int, argv: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> Session:
-        """Starts a command inside the running task, as its user, with its environment. Without `stdin` it reads nothing; with
-        `tty` it has a terminal, and whatever it reads is typed there."""
+        """Starts a command inside the running task, with its user and environment. Without `stdin` its input is empty; with
+        `tty` it has a terminal, where input is typed."""
 
 
 @runtime_checkable
 class MeasuresGpus(Protocol):
-    """Knows how busy GPUs are."""
+    """Measures GPU utilization."""
 
     @abstractmethod
     def gpu_use(self, since: str) -> Measurements:
-        """How busy GPUs were, in minutes that are over, after position `since` ("" for the beginning of what is still known). A
-        minute may be told twice; a cloud that was not asked for long may have forgotten some."""
+        """Returns utilization in complete minutes after position `since` ("" for the oldest known). A minute may be repeated; a
+        cloud not read for long may have lost some."""
 
 
 @runtime_checkable
 class KeepsVolumes(Protocol):
-    """Has volumes that outlive runs; a driver that does names "volume" among its `mounts`."""
+    """Has volumes that outlive runs. Such a driver has "volume" among its `mounts`."""
 
     @classmethod
     @abstractmethod
     def judge_volume(cls, stored: Mapping[str, Any], title: str, storage_class: str, size: str) -> Mapping[str, str]:
-        """Sentences on what is wrong with a volume that somebody wants on the cloud `title`, by the field of VolumeSource."""
+        """Returns the errors of a requested volume on the cloud `title`, as sentences by field of VolumeSource."""
 
     @classmethod
     @abstractmethod
     def volume_there(cls, volume: VolumeRef) -> str:
-        """What administrators of the cloud find it as, in the middle of a sentence."""
+        """Returns the volume's name for the cloud's administrators, for use inside a sentence."""
 
     @abstractmethod
     def apply_volume(self, source: VolumeSource) -> None:
-        """Makes the volume, or lets it grow to its size, and returns at once; `folder` does not matter. Raises CloudRefused
-        for what can never be, with the reason in the cloud's own words."""
+        """Creates the volume, or grows it to its size, and returns at once; ignores `folder`. Raises CloudRefused for the
+        impossible, with the cloud's own reason."""
 
     @abstractmethod
     def delete_volume(self, volume: VolumeRef) -> None:
-        """Asks for the end of the volume with all that is in it; it goes when no task mounts it any more."""
+        """Requests deletion of the volume and its data, which happens once no task mounts it."""
 
 
 @runtime_checkable
 class GivesUpNodes(Protocol):
-    """Can be told that a machine that does not answer is off and stays off."""
+    """Can declare a machine that does not answer as permanently off."""
 
     @abstractmethod
     def give_up_node(self, name: str) -> None:
-        """Lets the tasks of a silent machine start elsewhere; may be repeated. Raises CloudRefused, with the reason, for one that
-        answers or is not there, and where the portal may not."""
+        """Lets the tasks of a silent machine start elsewhere; idempotent. Raises CloudRefused, with the reason, if the machine
+        answers or does not exist, or if the portal lacks the rights."""
 
 
 @runtime_checkable
 class Inspected(Protocol):
-    """Can be asked who it is and whether all is well, before something runs there."""
+    """Can report its identity and be tested before something runs there."""
 
     @abstractmethod
     def identity(self) -> str:
-        """Tells this installation from all others, as long as it lives; "" when that may not be seen."""
+        """Returns a lasting id of this installation; "" if the portal may not read it."""
 
     @abstractmethod
     def preflight(self, namespaces: Collection[str]) -> Preflight:
-        """Tries everything that the portal needs there, for runs in these namespaces too. Takes some seconds at most."""
+        """Tests everything that the portal needs there, including in these namespaces. Takes a few seconds at most."""
 
     def misnamed(self, namespaces: Collection[str]) -> Mapping[str, str]:
-        """Sentences on what its settings name and it does not have, by the field of the settings: for runs in these namespaces.
-        What may not be looked up is left out."""
+        """Returns sentences on objects that its settings name and that do not exist, by field, for runs in these namespaces.
+        Skips what the portal may not read."""
         return {}
 
     @abstractmethod
     def foreign(self, namespaces: Collection[str]) -> dict[str, str]:
-        """Those of them that exist and are not this portal's, with what to do about each."""
+        """Returns those of the namespaces that exist and belong to others, each with what to do about it."""

@@ -1,24 +1,23 @@
-"""What a cloud may answer instead: each of these is shown to people, in its own words."""
+"""Errors of a cloud. Their texts are shown to people."""
 
 
 class CloudError(Exception):
-    """The cloud cannot do this now; repeat later. The text is shown to people. `after` is how many seconds the cloud asked
-    to wait, None when it did not say."""
+    """The cloud cannot do this now; retry later. `after`: the seconds that the cloud asked to wait, None if it did not."""
 
     after: float | None = None
 
 
 class Unanswered(CloudError):
-    """Nobody was there: no connection could be made, or it was lost or silent for too long before an answer came."""
+    """No answer: the connection could not be made, broke, or was silent for too long."""
 
 
 class CloudRefused(CloudError):
-    """The cloud will never do this as asked; repeating is useless. The text says what to change."""
+    """The cloud will never do this as requested; a retry is useless. The text says what to change."""
 
 
 class NotOurs(CloudRefused):
-    """The place that a run was to have belongs to somebody else. Nothing of the run is there, and nothing was changed."""
+    """The place of the run belongs to others. Nothing of the run exists there, and nothing was changed."""
 
 
 class WatchExpired(CloudError):
-    """The position is older than what the cloud remembers (HTTP 410): list again and compare."""
+    """The position is older than the cloud's history (HTTP 410): list again and compare."""

@@ -1,8 +1,8 @@
-"""Whether tasks find room on machines: now, later or never, in a sentence. Pure.
+"""Decides whether tasks fit on machines now, later or never, with a sentence. Pure.
 
-One idea: tasks are laid onto machines, and never added up. So eight free GPUs of one model are none of another, and four and
-four on two machines are no place for a task of eight. What is found for tasks of one kind is exact; of several kinds a place
-that is found is one, and hardly ever is one missed (of GPUs that are 1, 2, 4 or 8 a task, as flavors mostly are, none).
+Tasks are placed on machines, never added up: eight free GPUs of one model are none of another, and four and four on two machines
+are no place for a task of eight. The result is exact for tasks of one kind. For several kinds a place that is found exists, and
+one is rarely missed (never if all tasks have 1, 2, 4 or 8 GPUs, as most flavors do).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from clusters.clouds.drivers.base.seen import Capacity, Node
+from clusters.clouds.drivers.base.observations import Capacity, Node
 
 Fits = Literal["now", "waits", "never"]
 # Role and machine → number of tasks.
@@ -29,7 +29,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Tasks:
-    """`count` equal tasks of a role, and what each of them holds; `gpu_model` is "" for any."""
+    """`count` equal tasks of a role and what each holds. `gpu_model`: "" for any."""
 
     role: str
     count: int
@@ -41,7 +41,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Room:
-    """What is to be had of one machine; infinite where the cloud does not say."""
+    """Resources of one machine; infinite where the cloud does not report them."""
 
     node: str
     gpu_model: str
@@ -56,7 +56,7 @@ class Room:
         return (model or not tasks.gpus) and (bool(tasks.gpus) or not self.gpu_tasks_only)
 
     def holds(self, tasks: Tasks) -> float:
-        """How many of the tasks."""
+        """Returns how many of the tasks fit."""
         if not self.suits(tasks):
             return 0
         sizes = ((self.gpus, tasks.gpus), (self.cpu_milli, tasks.cpu_milli), (self.memory_mb, tasks.memory_mb))
@@ -72,7 +72,7 @@ class Room:
 
 
 def all_rooms(capacity: Capacity) -> list[Room]:
-    """The machines as if they were empty, those that take no tasks at the moment, too."""
+    """Returns all machines as if empty, including those that take no tasks now."""
     return [
         Room(
             node.name, node.gpu_model, node.gpus, node.cpu_milli or math.inf, node.memory_mb or math.inf, node.simulated,
@@ -83,8 +83,8 @@ def all_rooms(capacity: Capacity) -> list[Room]:
 
 
 def free_rooms(capacity: Capacity) -> list[Room]:
-    """What nobody holds of the machines that take tasks. Where runs start in the order in which they came, GPUs that suit one
-    that waits are kept for it; CPU and memory are by what the cloud says is free."""
+    """Returns the free resources of the machines that take tasks. If runs start in order, GPUs that suit a waiting run are
+    reserved for it; CPU and memory are what the cloud reports as free."""
     rooms = []
     for whole, node in zip(all_rooms(capacity), capacity.nodes, strict=True):
         if node.takes_tasks:
@@ -102,7 +102,7 @@ def free_rooms(capacity: Capacity) -> list[Room]:
 
 
 def lay(tasks: Sequence[Tasks], rooms: Sequence[Room]) -> tuple[Laid, Tasks | None, Sequence[Room]]:
-    """Where each of the tasks has its place; or how many of which found none, and what the others left of the rooms."""
+    """Places tasks in rooms. Returns the places, the tasks that found none (or None), and what is left of the rooms."""
     by_size = sorted(tasks, key=lambda each: (-each.gpus, not each.gpu_model, -each.cpu_milli, -each.memory_mb))
     by_model = sorted(by_size, key=lambda each: (not each.gpus, not each.gpu_model))
     found = _lay(by_size, rooms)
@@ -110,7 +110,8 @@ def lay(tasks: Sequence[Tasks], rooms: Sequence[Room]) -> tuple[Laid, Tasks | No
 
 
 def _lay(tasks: Sequence[Tasks], rooms: Sequence[Room]) -> tuple[Laid, Tasks | None, Sequence[Room]]:
-    """In this order, each kind where least is left: without GPUs where there are none, of any model where nobody names it."""
+    """Places tasks in this order, each kind in the fullest room that fits: prefers rooms without GPUs for tasks without, and
+    avoids GPU models that others name."""
     left, laid = list(rooms), Counter[tuple[str, str]]()
     named = {each.gpu_model for each in tasks if each.gpu_model}
     for each in tasks:
@@ -132,7 +133,7 @@ def _lay(tasks: Sequence[Tasks], rooms: Sequence[Room]) -> tuple[Laid, Tasks | N
 
 
 def judge(tasks: Sequence[Tasks], capacity: Capacity) -> Judgement:
-    """Whether a run of these tasks starts now. Reasons: Unschedulable, NoNodes, WaitingForGPUs, WaitingForResources."""
+    """Returns whether a run of these tasks starts now. Reasons: Unschedulable, NoNodes, WaitingForGPUs, WaitingForResources."""
     tasks = [each for each in tasks if each.count]
     gpus = sum(each.count * each.gpus for each in tasks)
     if capacity.nodes and not any(node.takes_tasks for node in capacity.nodes):
@@ -162,7 +163,7 @@ def judge(tasks: Sequence[Tasks], capacity: Capacity) -> Judgement:
 
 
 def worst(*judgements: Judgement) -> Judgement:
-    """The judgement that decides: never before waits before now; of equal ones the first."""
+    """Returns the worst judgement: never, then waits, then now; the first of equals."""
     order: dict[Fits, int] = {"never": 0, "waits": 1, "now": 2}
     return min(judgements, key=lambda judgement: order[judgement.fits])
 
@@ -190,7 +191,7 @@ def _why_never(tasks: Sequence[Tasks], missing: Tasks, rooms: Sequence[Room]) ->
 
 
 def _why_no_gpus(tasks: Sequence[Tasks], missing: Tasks, left: Sequence[Room], capacity: Capacity) -> str:
-    """How large the largest free block is where not one of these tasks finds a place, else for how many there is one."""
+    """Names the largest free block if none of these tasks fits, else how many fit."""
     of_all = sum(each.count * each.gpus for each in tasks)
     kind = f"{missing.gpu_model} GPU" if missing.gpu_model else "GPU"
     count = next(each.count for each in tasks if each.role == missing.role)
@@ -254,7 +255,7 @@ def _what(tasks: Tasks) -> str:
 
 
 def _free(tasks: Iterable[Tasks], capacity: Capacity) -> str:
-    """ "3 of 8 are free", of those that suit the tasks."""
+    """ "3 of 8 are free", of the GPUs that suit the tasks."""
     models = {each.gpu_model for each in tasks if each.gpus}
     nodes = [
         node for node in capacity.nodes if node.gpus and ("" in models or node.simulated or node.gpu_model in models)
@@ -265,7 +266,7 @@ def _free(tasks: Iterable[Tasks], capacity: Capacity) -> str:
 
 
 def _closed(capacity: Capacity) -> str:
-    """What keeps GPUs from being free that nobody holds."""
+    """Explains GPUs that are unused but not available."""
     closed = [node for node in capacity.nodes if node.gpus and not node.takes_tasks]
     return f" {len(closed)} of {len(capacity.nodes)} machines take no tasks: {_notes(closed)}" if closed else ""
 

@@ -1,4 +1,4 @@
-"""What a cloud is told: which run, and the whole plan of it. Frozen values."""
+"""The input of a cloud: the reference to a run and its whole plan. Frozen values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CODE = "/elearn/code"
 
 @dataclass(frozen=True)
 class Access:
-    """How a cloud is reached, as its row says: `credentials` as its driver made them of those that were given, None for those of
-    the place where the portal runs, `settings` as JSON, and the token of the Prometheus that these name."""
+    """How to reach a cloud, from its row. `credentials`: in the driver's form, None for those of the portal's own environment.
+    `settings`: as JSON. `prometheus_token`: for the Prometheus in the settings."""
 
     name: str
     credentials: str | None = field(repr=False)
@@ -26,8 +26,8 @@ class Access:
 
 @dataclass(frozen=True)
 class Gateway:
-    """What leads people to the endpoints of a cloud. Their names lie below `domain`, "" for that of the portal. The portal itself
-    reaches it at `address` (http://host:port), "" where those names lead."""
+    """The gateway to the endpoints of a cloud. Their names are below `domain`, "" for the portal's. The portal itself connects
+    to `address` (http://host:port), "" if the names resolve for it."""
 
     domain: str = ""
     address: str = ""
@@ -35,7 +35,7 @@ class Gateway:
 
 @dataclass(frozen=True)
 class RunRef:
-    """Names one run everywhere. `id` is unique for ever; the rest is for people, paths and labels."""
+    """Identifies one run everywhere. `id` is unique for ever; the rest is for people, paths and labels."""
 
     id: int
     namespace: str
@@ -46,9 +46,8 @@ class RunRef:
 
 @dataclass(frozen=True)
 class S3Source:
-    """A folder of a bucket. `prefix` has no leading and no trailing slash; empty means the whole bucket. `own`: it lies in the
-    portal's own object storage, which tasks reach wherever that is.
-    """
+    """A folder of a bucket. `prefix` has no leading or trailing slash; "" means the whole bucket. `own`: in the portal's own
+    object storage, which tasks can reach at any address."""
 
     kind: ClassVar[SourceKind] = "s3"
 
@@ -63,9 +62,9 @@ class S3Source:
 
 @dataclass(frozen=True)
 class NfsSource:
-    """A folder of an NFS export, mounted by the node. `path` already includes the folder of the run.
+    """A folder of an NFS export, mounted by the node. `path` includes the folder of the run.
 
-    `root` is the folder that exists and `path` lies inside it; "" when they are the same.
+    `root` is the existing folder that contains `path`; "" if they are the same.
     """
 
     kind: ClassVar[SourceKind] = "nfs"
@@ -77,7 +76,7 @@ class NfsSource:
 
 @dataclass(frozen=True)
 class LocalSource:
-    """A folder of this machine that an administrator allowed. `root` is the allowed folder and `path` lies inside it.
+    """A folder of this machine that an administrator allowed. `root` is the allowed folder, `path` is inside it.
 
     The cloud resolves symbolic links at the start and refuses a path that leaves `root`.
     """
@@ -90,7 +89,7 @@ class LocalSource:
 
 @dataclass(frozen=True)
 class VolumeRef:
-    """Names one volume everywhere. `id` is unique for ever; the rest is for people, names and labels."""
+    """Identifies one volume everywhere. `id` is unique for ever; the rest is for people, names and labels."""
 
     id: int
     namespace: str
@@ -100,10 +99,10 @@ class VolumeRef:
 
 @dataclass(frozen=True)
 class VolumeSource:
-    """A folder of a volume with a size, which the cloud keeps from the first run that mounts it until `delete_volume`.
+    """A folder of a volume, which exists from the first run that mounts it until `delete_volume`.
 
-    `storage_class` is the cloud's own word for how it is made ("" for its default), `size` a Kubernetes quantity. A
-    ReadWriteOnce volume is mounted by one task at a time. `folder` lies in it and is made when it is not there.
+    `storage_class` is the cloud's term for how it is made ("" for its default), `size` a Kubernetes quantity. A ReadWriteOnce
+    volume is mounted by one task at a time. `folder` is inside the volume and is created if missing.
     """
 
     kind: ClassVar[SourceKind] = "volume"
@@ -122,30 +121,29 @@ Source = S3Source | NfsSource | LocalSource | VolumeSource
 class Mount:
     """A datastore at a path inside every task. Input is read-only and fetched before the start.
 
-    For output, what already lies there is fetched first too (resuming); during the run changed files are stored every few
-    seconds, and once more when the last task has ended, whether it succeeded, failed or was stopped.
+    For output, existing files are fetched first, too (resuming). During the run changed files are stored every few seconds, and
+    once more when the last task has ended, whether it succeeded, failed or was stopped.
 
-    With `shown_gib` it was written by another run, for people to look at: it may be empty, and of a bucket no more than so many
-    GiB are fetched, which a file NOT-ALL-IS-COPIED.txt says there.
+    `shown_gib`: another run's output, for people to read. It may be empty; of a bucket at most this many GiB are fetched, and a
+    file NOT-ALL-IS-COPIED.txt says so.
 
-    With `follow`, of what is read only, only the event files of a bucket are fetched (`follow.PATTERN`), a piece of each before
-    the start; they grow as they grow there, within seconds; see drivers/follow.py. What is mounted needs nothing of that.
+    `follow`, read-only: fetches only the event files of a bucket (`follow.PATTERN`), a piece of each before the start. The
+    copies grow within seconds of the originals; see drivers/follow.py. Mounted sources do not need it.
 
-    With `parts`, of what is read, each task sees the part of the files that its role says; with `folds`, in folders of
-    their own, those for training and those of `fold`, which are held out. See drivers/parts.py. Of what is mounted it sees links,
-    and the whole beside it.
+    `parts`, read-only: each task sees the part of the files that its role defines. `folds`: training files and the held-out
+    files of `fold` are in separate folders. See drivers/parts.py. For mounted sources the task sees links, and the whole beside
+    them.
 
-    With `cached`, of a bucket that is read, it is copied once for all runs that read the same there, and they share the copy;
-    `disk_bytes` is what it takes, 0 where nobody knows. With `or_copied` too, it is copied for this run alone where the cloud has
-    no place or no room for that.
+    `cached`, read-only, buckets: copied once for all runs that read the same, which share the copy. `disk_bytes` is its size on
+    disk, 0 if unknown. With `or_copied` it is copied for this run alone if the cloud has no cache or no room for it.
 
-    With `stream_key`, of a bucket that is read, nothing is copied and nothing is mounted: tasks read it themselves, by S3, as
-    `stream_variables` say. They need this key, and it opens nothing else.
+    `stream_key`, read-only, buckets: nothing is copied or mounted; tasks read S3 themselves, with `stream_variables`. This key
+    opens nothing else.
 
-    With `beside`, of what is read, it is copied next to an input: whole, and nothing is noted of it.
+    `beside`, read-only: copied next to an input, as a whole, and not recorded.
 
-    With `digest`, of a bucket that is read, the listing of what lies there (datastores/listing.py) has to have that one, or the
-    run is refused; `version` is what people call it.
+    `digest`, read-only, buckets: the digest that the listing of the source (datastores/listing.py) must have, or the run is
+    refused. `version` is its name for people.
     """
 
     mount_path: str
@@ -169,8 +167,8 @@ class Mount:
         return bool(self.parts or self.folds)
 
     def stream_variables(self, address: str) -> dict[str, str]:
-        """Where tasks find what is streamed: all but its URL is what SDKs of S3 look for by themselves. Its server is at
-        `address`, and knows them by the access key alone."""
+        """Returns the variables for streaming. S3 SDKs read all but PORTAL_INPUT, its URL. The server at `address` identifies
+        tasks by the access key alone."""
         source = self.source
         if not isinstance(source, S3Source) or not self.stream_key:
             return {}
@@ -185,16 +183,16 @@ class Mount:
 
     @property
     def is_input(self) -> bool:
-        """Whether it is copied to be computed with, so that what it was is noted."""
+        """True if it is copied as input of a computation, so that its content is recorded."""
         return self.read_only and not (self.follow or self.shown_gib or self.stream_key or self.beside)
 
 
 @dataclass(frozen=True)
 class ImageRef:
-    """Where the program's software comes from: a container image, or a virtual environment and a program folder here.
+    """The source of a program's software: a container image, or a virtual environment and a program folder on this machine.
 
-    `container` is a reference for Kubernetes ("" when there is none). `environment` is the path of a virtual environment
-    and `program` of a folder mounted read-only at /elearn/program, where commands start ("" when there is none).
+    `container`: a reference for Kubernetes, "" for none. `environment`: path of a virtual environment. `program`: a folder
+    mounted read-only at /elearn/program, where commands start, "" for none.
     """
 
     name: str
@@ -205,18 +203,18 @@ class ImageRef:
 
 @dataclass(frozen=True)
 class Environment:
-    """Packages over the image, those that an appcode saved and the plugins that it chose, by name for people and by `digest` for
-    ever; or what a run requires.
+    """Packages over the image: those an appcode saved and the plugins it chose (`name` for people, `digest` unique for ever), or
+    a run's requirements.
 
-    `lock` is a file of requirements with hashes; those behind a line `# plugins` go into a layer of their own, PATH/plugins, for
-    the image's own program. With a first line `# requirements` it is what pip is told, and pip finds the versions. `script` is
-    what a shell runs once afterwards ("" for nothing), with the environment in place and writable. `install` is a program for
-    the image's own Python: with the arguments PATH LOCK CACHE LINK it makes the environment at PATH from the file LOCK, by uv
-    with its cache in CACHE and --link-mode LINK. With a further SCRIPT it is for several that may be about to make the same:
-    LOCK is packed by bz2, the script is run, too, what is whole is left as it is, and what another one makes is waited for.
+    `lock` is a requirements file with hashes; those after a line `# plugins` go into a separate layer, PATH/plugins, for the
+    image's own program. With a first line `# requirements` it is pip's input, and pip resolves the versions. `script` is run
+    once by a shell afterwards ("" for none), with the environment in place and writable. `install` is a program for the image's
+    own Python: with the arguments PATH LOCK CACHE LINK it makes the environment at PATH from the file LOCK, by uv with its cache
+    in CACHE and --link-mode LINK. With a further argument SCRIPT several processes may make the same one: LOCK is compressed by
+    bz2, the script is run, too, a complete environment is kept, and another process's work is waited for.
 
-    A cloud makes it once for each digest and image, before any task of a run that names it starts, and shows it read-only to all
-    of them; a half-made one is never seen.
+    A cloud makes it once per digest and image, before any task that uses it starts, and mounts it read-only in all of them.
+    Incomplete ones are never visible.
     """
 
     name: str
@@ -228,7 +226,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class CodeFiles:
-    """Texts by their paths below CODE, where every task sees them, read-only, and starts."""
+    """Text files by their paths below CODE, where every task finds them read-only and starts."""
 
     files: Mapping[str, str] = field(repr=False)
     folder: ClassVar[str] = ""
@@ -236,8 +234,8 @@ class CodeFiles:
 
 @dataclass(frozen=True)
 class CodeCommit:
-    """All files of a commit of a Git repository at CODE, where every task sees them, read-only; it starts in `folder` of them.
-    `name` and `token` are what its server wants, "" for nothing; no task ever sees them."""
+    """All files of a Git commit, read-only at CODE in every task, which starts in `folder` of them. `name` and `token`
+    authenticate at the Git server, "" for none; no task ever sees them."""
 
     url: str
     commit: str
@@ -248,11 +246,10 @@ class CodeCommit:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What the tasks of a role serve by HTTP, on `port` of their own network. `name` is a DNS label of at most 15 characters
-    with a letter in it, and no other endpoint of the run has it. `health` is a path that is answered without an error of the
-    server (500 and above) as soon as people may come, which is when it has been so for `warm_up_seconds`. `activity` is a path
-    that says whether the task works (see activity.py), "" where the program does not say. `origin` is where people open it, as
-    https://host:port; a cloud with a gateway of its own leads from there to the tasks that are ready."""
+    """An HTTP server of a role's tasks, on `port` of their own network. `name`: a DNS label of at most 15 characters with a
+    letter in it, unique in the run. `health`: a path that answers with a status below 500 once people may come, which is after
+    `warm_up_seconds` of such answers. `activity`: a path that reports whether the task works (see activity.py), "" for none.
+    `origin`: where people open it, as https://host:port; a cloud with its own gateway routes it to the ready tasks."""
 
     name: str
     port: int
@@ -270,8 +267,8 @@ class RolePlan:
     for the next; 0: they need each other, so all do.
 
     `argv` is run exactly as it stands, without a shell of ours. `gpu_model` is "" for any. `restart`: OnFailure starts a
-    failed task again up to `retries` times (None: see clusters/attempts.py) and leaves a succeeded one alone; Always keeps every
-    task alive, with back-off, until the run is deleted.
+    failed task again up to `retries` times (None: see base/restart_policy.py) and leaves a succeeded one alone; Always
+    keeps every task alive, with back-off, until the run is deleted.
     """
 
     role: str
@@ -285,34 +282,34 @@ class RolePlan:
     restart: RestartPolicy
     retries: int | None
     endpoints: tuple[Endpoint, ...] = ()
-    # Whether its program is the image's own even where the run has an environment, which it finds in PORTAL_ENVIRONMENT. What
-    # people install there can be saved, for which it has uv.
+    # The program is the image's own even if the run has an environment, which PORTAL_ENVIRONMENT then names. Packages that people
+    # install there can be saved, for which the task gets uv.
     from_image: bool = False
-    # Of an input in parts, its first task gets this one, the next task the next; below 0: they get none.
+    # The part of a divided input for the first task; the next task gets the next. Below 0: none.
     first_part: int = -1
     at_once: int = 0
 
     @property
     def together(self) -> int:
-        """How many of its tasks there are at one time."""
+        """The number of its tasks that run at the same time."""
         return self.at_once or self.count
 
     @property
     def is_apart(self) -> bool:
-        """Whether its tasks know nothing of each other."""
+        """True if the tasks are independent."""
         return bool(self.at_once)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a cloud needs to run one run. `grace_seconds` lie between SIGTERM and SIGKILL.
+    """Everything a cloud needs for one run. `grace_seconds`: between SIGTERM and SIGKILL.
 
-    `shared` are variables of every task, exactly as they stand; the `env` of a role may refer to them and has none of the same
-    name. What grows with the number of tasks belongs here: a cloud keeps it once, not with every task. `secrets` are such
-    variables, too, but what a cloud shows of a run (the specification of a pod, a command line, a log) never holds their values.
+    `shared`: literal variables for every task. The `env` of a role may refer to them and defines none of the same name. Values
+    that grow with the number of tasks belong here, because a cloud stores them once. `secrets`: such variables, too, whose
+    values never appear in what a cloud shows of a run (pod specification, command line, log).
 
-    `proof` is what a request to an endpoint carries when the gateway or a front of the portal sends it (../entrance.py): no other
-    is led in. It is kept as secrets are.
+    `proof`: requests to an endpoint must carry it, which shows that the portal's gateway or router sent them (../entrance.py).
+    Kept like a secret.
     """
 
     run: RunRef
@@ -325,5 +322,5 @@ class Plan:
     proof: str = field(default="", repr=False)
     environment: Environment | None = None
     code: CodeFiles | CodeCommit | None = None
-    # User name and password by registry, for who fetches container images; no task has them.
+    # User name and password by registry, for pulling container images; never given to tasks.
     registries: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)

@@ -1,4 +1,4 @@
-"""Kubernetes' syntax of variables, `$(NAME)`, read and written."""
+"""Reads and writes Kubernetes' variable syntax, `$(NAME)`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Kubernetes' own rule for `$(NAME)`: unknown names stay as they are, and `$$` is one dollar sign.
+    """Expands `$(NAME)` by Kubernetes' rule: unknown names stay as they are, and `$$` is one dollar sign.
 
     Source: k8s.io/kubernetes/third_party/forked/golang/expansion.
     """
@@ -17,5 +17,5 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 
 def literal(text: str) -> str:
-    """`text` such that `expand` gives it back unchanged, whatever is in it."""
+    """Escapes `text` so that `expand` returns it unchanged."""
     return text.replace("$", "$$")

@@ -1,20 +1,22 @@
 """`base.Cloud` over a Kubernetes API server.
 
-A run is one owner and what it owns. Launching is server-side apply of the owner and then of everything else side by side;
-ending is telling whoever makes the pods to have none, and then one DELETE of the owner with foreground propagation, after
-which the owner outlives all that it owned: that it is left alone is the moment at which the run is gone. Two finalizers keep
-what has not been written down yet: one on every pod until its end is in the database, one on the owner until RunGone is.
-`acknowledge` takes them off.
+A run is an owner object and the objects it owns. Launch: server-side apply of the owner, then of everything else in parallel.
+End: the workloads are scaled to no pods, then the owner is deleted with foreground propagation, so that it outlives everything
+it owned; once it is alone, the run is gone. Two finalizers protect what is not stored yet: one on every pod until its end is in
+the database, one on the owner until RunGone is. `acknowledge` removes them.
+
+A run outlives releases of the portal and changed settings. What was rendered when it was started stays its own until it ends: the
+owner with all that tasks share, workloads, Services, Ingresses, policies, and claims and volumes of the run. `apply` takes them
+from the owner (render/kept.py), so it restarts nothing, whatever release repairs the run. Rendered anew by each apply are the
+Secrets of the run and the volumes of datastores. Namespaces and their limits follow the current release and settings.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -39,7 +41,6 @@ from clusters.clouds.drivers.base import (
     Measurements,
     MeasuresGpus,
     Mount,
-    NotOurs,
     Plan,
     Preflight,
     RolePlan,
@@ -50,7 +51,7 @@ from clusters.clouds.drivers.base import (
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.drivers.kubernetes import logs, prometheus
+from clusters.clouds.drivers.kubernetes import launch, logs, prometheus
 from clusters.clouds.drivers.kubernetes.api import lookup, preflight
 from clusters.clouds.drivers.kubernetes.api.client import (
     METADATA_LIST,
@@ -58,11 +59,9 @@ from clusters.clouds.drivers.kubernetes.api.client import (
     Forbidden,
     Missing,
     Refused,
-    Taken,
-    Unavailable,
     path_of,
-    patiently,
 )
+from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
 from clusters.clouds.drivers.kubernetes.render import (
     cache,
     environments,
@@ -73,20 +72,16 @@ from clusters.clouds.drivers.kubernetes.render import (
     storage,
 )
 from clusters.clouds.drivers.kubernetes.repair import drift
-from clusters.clouds.drivers.kubernetes.repair.upkeep import Upkeep, remove_claims
+from clusters.clouds.drivers.kubernetes.repair.upkeep import Upkeep
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
 from clusters.clouds.drivers.kubernetes.watch import capacity as nodes
 from clusters.clouds.drivers.kubernetes.watch.follower import Follower
 
 log = logging.getLogger(__name__)
 
-NAMESPACES_AT_ONCE = 4
-# A namespace that was looked at so lately is still the one it was.
-LOOK_SECONDS = 2.0
-
 
 class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNodes, Inspected):
-    """One Kubernetes cluster. Safe in many threads; only one of them lists and watches."""
+    """One Kubernetes cluster. Thread-safe; only one thread lists and watches."""
 
     kind = "kubernetes"
     title = "Kubernetes"
@@ -118,12 +113,8 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         )
         self._follower = self._new_follower()
         self._pods = logs.Pods(client, settings.portal)
-        # The uid of each namespace that was bounded by this process, and when it was looked at last.
-        self._namespaces: dict[str, tuple[str, float]] = {}
+        self._namespaces = Namespaces(client, settings)
         self._upkeep: Upkeep | None = None
-        # Namespaces that were there before this began to follow, and those that are being looked at.
-        self._unsettled: set[str] = set()
-        self._settling: set[str] = set()
 
     @classmethod
     def connect(cls, access: Access) -> Self:
@@ -142,12 +133,12 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
 
     @classmethod
     def is_reserved(cls, namespace: str) -> bool:
-        """Every Kubernetes cluster has it: the portal would close it to all traffic but its own."""
+        """Every Kubernetes cluster has these namespaces: the portal would close them to all traffic but its own."""
         return namespace == "default" or namespace.startswith("kube-")
 
     @classmethod
     def closed_networks(cls, stored: Mapping[str, Any]) -> Iterable[str]:
-        """Of settings that can no longer be read these still are, or the usual ones."""
+        """Returns the stored networks even if other settings are unreadable, else the default."""
         networks: Iterable[str] = stored.get("closed_networks", Settings().closed_networks)
         return networks
 
@@ -167,7 +158,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
     def asked(
         cls, stored: Mapping[str, Any], mounts: Sequence[Mount], cpu_milli: int, memory_mb: int, serves: bool
     ) -> tuple[int, int]:
-        """As the scheduler counts the pod that would be made."""
+        """Counts the pod that would be made as the scheduler does."""
         opened = (Endpoint("web", 8080),) if serves else ()
         role = RolePlan("task", 1, ("true",), {}, cpu_milli, memory_mb, 0, "", "OnFailure", 0, opened)
         run = RunRef(0, "preview", "preview", "preview", 1)
@@ -182,105 +173,27 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         return Gateway(settings.apps_domain, settings.gateway_address) if settings.serves else None
 
     @classmethod
-    def leads_fronts(cls, stored: Mapping[str, Any]) -> bool:
+    def leads_routers(cls, stored: Mapping[str, Any]) -> bool:
         settings = Settings.readable(stored)
-        return bool(settings.front_namespace or settings.gateway_namespace)
+        return bool(settings.router_namespace or settings.gateway_namespace)
 
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
-        """Names follow from the run, so nothing has to be made for them."""
+        """Derives the names from the run, so nothing has to be created."""
         return {
             (role, index): names.address(run, role, index) for role, count in counts.items() for index in range(count)
         }
 
     def apply(self, plan: Plan) -> None:
         try:
-            self._apply(plan)
+            launch.apply(self._client, self._settings, self._namespaces, plan)
         except Missing as error:
-            # The namespace went while this was being done.
+            # The namespace was deleted meanwhile.
             raise CloudError(str(error)) from error
 
-    def _apply(self, plan: Plan) -> None:
-        before = self._owner_of(plan.run)
-        if before and _is_ending(before["metadata"]):
-            return
-        settings = self._settings_of(plan.run, before) if before else None
-        is_new, settings = settings is None, settings or self._settings
-        plan = cache.settled(plan, settings)
-        if is_new:
-            manifests.check(plan, settings)
-        # To the second: a claim that is used anew is not as it was seen by who is about to remove it.
-        now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        claim = cache.claim_manifest(plan, settings, now)
-        if claim and (why := self._why_no_room(claim)):
-            if not (is_new and cache.may_be_copied(plan)):
-                raise CloudError(why)
-            settings = cache.without(settings)
-            plan = cache.settled(plan, settings)
-        # Without them, what Kueue has let go and would let go again is deleted at once.
-        stops = [] if settings.kueue_queue else manifests.workloads(plan)
-        makers = " ".join("/".join(each) for each in stops)
-        notes = {names.WORKLOADS: makers, names.SETTINGS: settings.whole()}
-        owner = self._apply_owner(manifests.owner_manifest(plan.run, settings, plan), notes)
-        if _is_ending(owner["metadata"]):
-            return
-        sources = [mount.source for mount in plan.mounts if isinstance(mount.source, VolumeSource)]
-        volumes = {source.volume.id: source for source in sources}
-        made = [storage.volume_manifest(source, settings) for source in volumes.values()]
-        shared = (environments.claim_manifest(plan, settings, now), cache.claim_manifest(plan, settings, now))
-        for claim in self._client.apply_all(list(filter(None, shared))):
-            # A pod that names it would wait for ever.
-            if "deletionTimestamp" in claim["metadata"]:
-                raise CloudError("What its tasks share with other runs is being removed, and then made again.")
-        made += manifests.run_manifests(plan, owner["metadata"]["uid"], settings)
-        # Should the run be deleted meanwhile, the garbage collector finds what it owned without an owner and removes it.
-        self._client.apply_all([each for each in made if not manifests.is_queued(each)])
-        for queued in filter(manifests.is_queued, made):
-            self._hand_to_kueue(queued)
-
-    def _why_no_room(self, claim: Mapping[str, Any]) -> str:
-        """Makes room for a cached input that is not there yet: nobody pays for it, so nobody may have as much as they like. Says
-        why there is none while runs read all others. Of two at once both may find the last room."""
-        metadata = claim["metadata"]
-        by_name = {"fieldSelector": f"metadata.name={metadata['name']}"}
-        if self._client.get(path_of("PersistentVolumeClaim", metadata["namespace"]), **by_name)["items"]:
-            return ""
-        space = quantity(self._settings.cache_space)
-        left = space - float(metadata["annotations"][names.BYTES])
-        if remove_claims(self._client, self._settings.portal, names.CACHE, left) <= left:
-            return ""
-        return (
-            f"Cached inputs have {self._settings.cache_space} together, and those that other runs read leave no room for "
-            "this one. It starts when one of them is over; copied or streamed it starts at once."
-        )
-
-    def _owner_of(self, run: RunRef) -> Mapping[str, Any] | None:
-        by_name = {"fieldSelector": f"metadata.name={names.owner_name(run)}"}
-        found: Mapping[str, Any] | None = next(
-            iter(self._client.get(path_of("ConfigMap", run.namespace), **by_name)["items"]), None
-        )
-        return found
-
-    def _settings_of(self, run: RunRef, owner: Mapping[str, Any]) -> Settings | None:
-        """Those with which it was started, None when it was not: what administrators change later is for others. A pod that
-        runs takes no other settings, and its Job none at all."""
-        if kept := (owner["metadata"].get("annotations") or {}).get(names.SETTINGS):
-            try:
-                return dataclasses.replace(Settings.read(orjson.loads(kept)), portal=self._settings.portal)
-            except ValueError as error:
-                log.warning("the settings with which run %s was started cannot be read: %s", run.id, error)
-        return None
-
-    def _hand_to_kueue(self, job: Mapping[str, Any]) -> None:
-        """Not by force: what Kueue has begun to manage is not suspended again."""
-        try:
-            self._client.apply(job, force="false")
-        except Taken:
-            log.info("job %s is Kueue's by now", job["metadata"]["name"])
-
     def delete(self, run: RunRef, *, over: bool = False) -> None:
-        """First whoever makes its pods is told to have none, and when all have ended `upkeep` deletes everything: the garbage
-        collector would take each pod by itself, and the Job controller let go of each, which together takes half as long
-        again. Where they have ended by themselves one call is all."""
+        """Scales the workloads to no pods first; when all have ended `upkeep` deletes everything. Otherwise the garbage
+        collector and the Job controller would each handle every pod, which takes half as long again. If the tasks have ended by
+        themselves one call suffices."""
         path = path_of("ConfigMap", run.namespace, names.owner_name(run))
         try:
             if over:
@@ -288,18 +201,20 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
                 return
             owner: Mapping[str, Any] = self._client.patch(path, {"metadata": {"annotations": {names.ENDING: "true"}}})
         except Missing:
-            # Never seen, or gone before anybody knew: an owner of nothing brings the news by the watch.
-            owner = self._apply_owner(manifests.owner_manifest(run, self._settings), {names.ENDING: "true"})
+            # Never seen or already gone: a new owner without objects makes the watch report RunGone.
+            ended = manifests.owner_manifest(run, self._settings)
+            ended["metadata"]["annotations"] = {names.ENDING: "true"}
+            owner = self._namespaces.apply_inside(ended)
         if "deletionTimestamp" in owner["metadata"] or not self._stop(run, owner):
             self._client.delete(path, propagation="Foreground")
 
     def _stop(self, run: RunRef, owner: Mapping[str, Any]) -> bool:
-        """Whether its tasks will end by that."""
+        """Scales the run's workloads to no pods. Returns whether its tasks will end by that."""
         makers = [each.split("/") for each in owner["metadata"]["annotations"].get(names.WORKLOADS, "").split()]
         if not makers:
             return False
-        # Otherwise every pod that ends is another update of a long list of addresses. Without a selector the list stays as it
-        # is, so that programs find each other as long as they take to end.
+        # Without a selector the Service keeps its list of addresses: programs find each other until they end, and the API server
+        # is spared an update of a long list for every pod that ends.
         service = path_of("Service", run.namespace, names.base_name(run))
         calls: list[Callable[[], object]] = [
             functools.partial(self._client.patch, service, {"spec": {"selector": None}})
@@ -314,97 +229,11 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
             return False
         return True
 
-    def _apply_owner(self, owner: Mapping[str, Any], annotations: Mapping[str, str]) -> Mapping[str, Any]:
-        return self._apply_inside({**owner, "metadata": {**owner["metadata"], "annotations": dict(annotations)}})
-
-    def _apply_inside(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Makes its namespace, too, when it is not there."""
-        namespace = manifest["metadata"]["namespace"]
-        known = self._is_known(namespace)
-        if not known:
-            self._apply_namespace(namespace)
-        try:
-            return self._client.apply(manifest)
-        except Missing:
-            if not known:
-                raise
-            self._apply_namespace(namespace)
-            return self._client.apply(manifest)
-
-    def _is_known(self, namespace: str) -> bool:
-        """Whether it is the one that this process has bounded, and ours: somebody may have deleted it and made another."""
-        uid, looked_at = self._namespaces.get(namespace, ("", 0.0))
-        now = time.monotonic()
-        if not uid or now - looked_at < LOOK_SECONDS:
-            return bool(uid)
-        for found in self._client.get(path_of("Namespace"), fieldSelector=f"metadata.name={namespace}")["items"]:
-            if found["metadata"]["uid"] == uid and not manifests.foreign(found, self._settings):
-                self._namespaces[namespace] = uid, now
-                return True
-        return False
-
-    def _apply_namespace(self, namespace: str) -> None:
-        """Once in a process: whoever watches puts back what somebody changes in it. Raises NotOurs."""
-        first, *inside_it = manifests.namespace_manifests(namespace, self._settings)
-        uid, was_there = patiently(self._claim, first)
-        if was_there:
-            self._drop_quota(namespace)
-        self._client.apply_all(inside_it)
-        self._namespaces[namespace] = uid, time.monotonic()
-
-    def _claim(self, manifest: Mapping[str, Any]) -> tuple[str, bool]:
-        """The namespace's uid, and whether it was there before. Raises NotOurs: whose it is would be closed to all traffic but
-        that of runs.
-
-        What is written is what was looked at, or Unavailable is raised: an administrator may hand it over at any time."""
-        metadata = manifest["metadata"]
-        by_name = {"fieldSelector": f"metadata.name={metadata['name']}"}
-        for found in self._client.get_once(path_of("Namespace"), **by_name)["items"]:
-            if sentence := manifests.foreign(found, self._settings):
-                raise NotOurs(sentence)
-            version = found["metadata"]["resourceVersion"]
-            self._client.apply_once({**manifest, "metadata": {**metadata, "resourceVersion": version}})
-            return found["metadata"]["uid"], True
-        try:
-            return self._client.create(manifest)["metadata"]["uid"], False
-        except Taken as error:
-            raise Unavailable("Somebody was quicker.") from error
-
-    def _drop_quota(self, namespace: str) -> None:
-        """Where an administrator wants none any more."""
-        if self._settings.quota:
-            return
-        ours = {
-            "fieldSelector": f"metadata.name={manifests.LIMITS}",
-            "labelSelector": names.selector(portal=self._settings.portal),
-        }
-        if self._client.get(path_of("ResourceQuota", namespace), **ours)["items"]:
-            self._client.all_at_once(
-                [functools.partial(self._client.delete, path_of("ResourceQuota", namespace, manifests.LIMITS))]
-            )
-
-    def _settle_namespaces(self) -> None:
-        """What was changed in the settings holds also where nothing new is started: a few namespaces at a time."""
-        while self._unsettled and len(self._settling) < NAMESPACES_AT_ONCE:
-            namespace = self._unsettled.pop()
-            if namespace not in self._namespaces:
-                self._settling.add(namespace)
-                self._client.in_background(self._settle, namespace)
-
-    def _settle(self, namespace: str) -> None:
-        try:
-            self._apply_namespace(namespace)
-        except CloudError as error:
-            # Whoever starts something there tries again, and so does the next controller.
-            log.warning("the limits of namespace %s are not as wanted: %s", namespace, error)
-        finally:
-            self._settling.discard(namespace)
-
     def foreign(self, namespaces: Collection[str]) -> dict[str, str]:
-        """Those of them that exist and are not this portal's, with what to do about each."""
+        """Returns those namespaces that exist and belong to others, each with what to do about it."""
         pages: Iterable[Any] = ()
         if len(namespaces) == 1:
-            # For somebody who waits for a page: asked once.
+            # A page waits for this: one request, without retries.
             pages = [
                 self._client.get_once(path_of("Namespace"), fieldSelector=f"metadata.name={next(iter(namespaces))}")
             ]
@@ -438,7 +267,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         if any(each["key"] == nodes.OUT_OF_SERVICE for each in taints):
             return
         taint = {"key": nodes.OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"}
-        # Taints are a list that is written as a whole: with its version, so that nobody else's is lost.
+        # Taints are a list written as a whole: the version prevents losing a concurrent change.
         as_seen = {"resourceVersion": node["metadata"]["resourceVersion"]}
         try:
             self._client.patch(path_of("Node", name=name), {"metadata": as_seen, "spec": {"taints": [*taints, taint]}})
@@ -464,12 +293,12 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
     def apply_volume(self, source: VolumeSource) -> None:
         manifests.check_volume(source, self._settings)
         try:
-            self._apply_inside(storage.volume_manifest(source, self._settings))
+            self._namespaces.apply_inside(storage.volume_manifest(source, self._settings))
         except Refused as refusal:
             raise storage.refusal(str(refusal)) from refusal
 
     def delete_volume(self, volume: VolumeRef) -> None:
-        """Kubernetes keeps it as long as a pod mounts it, and deletes the data as its class says."""
+        """Requests deletion. Kubernetes waits until no pod mounts it, then treats the data by its class's reclaim policy."""
         try:
             self._client.delete(path_of("PersistentVolumeClaim", volume.namespace, names.claim_name(volume)))
         except Missing:
@@ -493,7 +322,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         return mirror.capacity()
 
     def gpu_use(self, since: str) -> Measurements:
-        """Two questions whatever the number of pods: one for Prometheus, which knows pods by name, and one for their uids."""
+        """Takes two requests for any number of pods: one to Prometheus, which knows pods by name, and one for their uids."""
         if not self._settings.prometheus:
             return Measurements("", note=prometheus.UNSET)
         minutes = prometheus.minutes_due(since, dt.datetime.now(dt.UTC))
@@ -517,7 +346,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         )
 
     def acknowledge(self, items: Sequence[Seen]) -> None:
-        """What is to be done for them, and whatever else there is to do, happens in the background."""
+        """Starts the follow-up work and other upkeep in the background."""
         mirror = self._follower.mirror
         if mirror is None:
             return
@@ -526,12 +355,12 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
                 self._client,
                 self._settings.portal,
                 mirror,
-                self._apply_namespace,
+                self._namespaces.set_up,
                 quantity(self._settings.cache_space),
             )
-            self._unsettled = set(mirror.namespaces)
+            self._namespaces.unsettled = set(mirror.namespaces)
         self._upkeep.after(items)
-        self._settle_namespaces()
+        self._namespaces.settle()
 
     # -- inside a task ---------------------------------------------------------------------------------------------
 
@@ -568,12 +397,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         pod = self._pods.find(run, role, index, None, age=0.0)
         if pod is None or not logs.runs(pod):
             raise CloudError(f"{role}-{index} does not run.")
-        # It loads the official client (see client.py), which a portal without a Kubernetes cluster has no use for.
+        # Imports the official client (see client.py), which is only needed with a Kubernetes cluster.
         from clusters.clouds.drivers.kubernetes import exec as kubernetes_exec
 
         return kubernetes_exec.execute(self._client, pod, environments.as_in(pod, argv), stdin=stdin, tty=tty)
-
-
-def _is_ending(owner: Mapping[str, Any]) -> bool:
-    """From its metadata: whether somebody has asked for the end of its run."""
-    return "deletionTimestamp" in owner or names.ENDING in (owner.get("annotations") or {})

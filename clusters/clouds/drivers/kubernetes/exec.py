@@ -1,7 +1,7 @@
-"""Commands inside a pod: a websocket of the API server's, with a channel for each stream.
+"""Runs commands inside pods over the API server's websocket, which has a channel for each stream.
 
-Frames are read one at a time and only when they are asked for (the client library's own reader collects as much as the
-program writes), so output of any size passes through. Version 5 of the protocol is what can end a standard input.
+Frames are read one at a time on demand, so output of any size passes through; the client library's reader would buffer all that
+the program writes. Version 5 of the protocol is required to close a standard input.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from clusters.clouds.drivers.kubernetes.logs import CONTAINER, Pod
 
 CUT_OFF = "The command was cut off."
 CONNECT_SECONDS = 15.0
-# What has begun to be sent or received comes to its end within this time.
+# Seconds to send or receive a frame that has begun.
 FRAME_SECONDS = 120.0
 PIECE = 1 << 15
 PROTOCOLS = [ws_client.V5_CHANNEL_PROTOCOL, ws_client.V4_CHANNEL_PROTOCOL]
-# A runtime's words for a program that cannot be started, and what a shell would say.
+# Messages of container runtimes for programs that cannot start, with the exit code of a shell.
 NOT_STARTED = {"executable file not found": 127, "no such file or directory": 127, "permission denied": 126}
 
 
 def execute(client: Client, pod: Pod, argv: Sequence[str], *, stdin: bool, tty: bool) -> PodSession:
-    """Starts the command in the task's container."""
     metadata = pod["metadata"]
     query: list[tuple[str, str]] = [("command", word) for word in argv]
-    # A terminal has no second stream for errors.
+    # A terminal has one output stream.
     wanted = {"stdin": stdin or tty, "stdout": True, "stderr": not tty, "tty": tty}
     query += [("container", CONTAINER), *((name, "true" if on else "false") for name, on in wanted.items())]
     path = f"{path_of('Pod', metadata['namespace'], metadata['name'])}/exec"
@@ -83,7 +82,7 @@ def _said(error: WebSocketBadStatusException) -> str:
 
 
 class PodSession:
-    """Closing it does not end a command without a terminal, as with kubectl: the API has no word for that."""
+    """One command. Closing does not end a command without a terminal, as with kubectl: the API cannot."""
 
     exit_code: int | None = None
 
@@ -143,7 +142,7 @@ class PodSession:
             raise CloudError(CUT_OFF) from error
 
     def _end(self, data: bytes) -> Output | None:
-        """The status that comes last: {"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "2"}]}}."""
+        """Parses the final status: {"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "2"}]}}."""
         try:
             told = orjson.loads(data)
             message = str(told.get("message") or "The command cannot be run.")
@@ -153,7 +152,7 @@ class PodSession:
                 if cause.get("reason") == "ExitCode"
             ]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            # Whoever stands between may end a stream in words of its own.
+            # A proxy in between may end the stream with its own message.
             said = data[:300].decode(errors="replace").strip()
             raise CloudError(f"{CUT_OFF} {said}".strip()) from error
         if codes:

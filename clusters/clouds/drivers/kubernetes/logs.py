@@ -1,22 +1,13 @@
-"""Logs of pods: places in a stream that the API can only begin at a second.
-
-Every line comes with the time at which the node wrote it down. A `Place` is a line's time and the number of bytes before it; with
-the lines before, it travels as the cursor of a `LogChunk`. So whoever goes on reads what is new and a second more, also when the
-node has begun a new file meanwhile (kubelets keep 10 MiB for each, and the API only reads the newest) or the program was started
-again in its pod. Of lines that two threads write in the same microsecond, one may be missed where a reader stops between them.
-"""
+"""Reads logs of pods: pieces of a log, its end, and a log as it grows. `log_lines.py` knows the positions in it."""
 
 from __future__ import annotations
 
-import datetime as dt
-import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import urllib3
@@ -24,174 +15,40 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from clusters.clouds.drivers.base import CloudError, LogChunk, RunRef
 from clusters.clouds.drivers.kubernetes.api.client import TIMEOUT, Client, Missing, Refused, Unavailable, path_of
+from clusters.clouds.drivers.kubernetes.log_lines import STAMP, NoLog, Place, Text
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.watch import pod_status
-from clusters.clouds.drivers.marks import SIZE, Marker
+from clusters.clouds.drivers.marks import SIZE
 from portal.breaker import Breaker, NotCalled
 
 CONTAINER = "task"
-# Bytes of a line, as a guess, when the end of a log is asked for.
+# Estimated bytes per line, to read the end of a log.
 USUAL_LINE = 100
-# What a place ends with whose log was not read from its beginning.
-LATE = ".late"
-# A follower is told after so many seconds that nothing has come.
+# Seconds of silence after which a follower gets an empty chunk.
 SILENCE = urllib3.Timeout(connect=3.0, read=8.0)
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
-# 2026-01-02T03:04:05.123456789+02:00
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
-STAMP = 40
-# Pods of so many runs are remembered for so many seconds.
+# Number of runs whose pods are cached; seconds for which a list is fresh, or just read.
 RUNS, FRESH, SOON = 64, 1.0, 0.1
-# Seconds for which a server that did not answer is not asked again.
+# Seconds without requests after the server did not answer.
 AWAY = 5.0
-# Seconds for which somebody waits for what another has asked.
+# Seconds to wait for another thread's request.
 PATIENCE = 5.0
 
 Pod = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Place:
-    """Behind a line: `stamp` is its time in ns, of `same` lines so far; `offset` bytes and `line` lines of the log lie before.
-    They are counted from its beginning, or, when it is not `placed`, from where somebody began to read near its end."""
-
-    stamp: int = 0
-    same: int = 0
-    offset: int = 0
-    line: int = 0
-    placed: bool = True
-
-    @classmethod
-    def read(cls, cursor: str) -> Place:
-        """The beginning for what is none of ours: cursors come back by people."""
-        words = cursor.removesuffix(LATE).split(".")
-        if len(words) != 4 or not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words):
-            return cls()
-        stamp, same, offset, line = map(int, words)
-        return cls(stamp, same, offset, line, placed=not cursor.endswith(LATE))
-
-    def __str__(self) -> str:
-        return f"{self.stamp}.{self.same}.{self.offset}.{self.line}{'' if self.placed else LATE}"
-
-    @property
-    def since(self) -> str:
-        return dt.datetime.fromtimestamp(self.stamp // 10**9, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-class Text:
-    """Takes stamps off a body, makes marks of them, and leaves out what lies before a place.
-
-    `feed` gives text piece by piece; with the last piece of a line `place` has moved behind it. With `until`, a time in ns, it is
-    `over` with the first line that is not older.
-    """
-
-    def __init__(self, place: Place, until: int | None = None) -> None:
-        self.begin = place
-        # What `place` is made of: nothing of it is made for each line of millions.
-        self._last, self._same, self._begins, self._line = place.stamp, place.same, place.offset, place.line
-        self.until, self.over = until, False
-        self.marker, self.marks = Marker(place.offset, place.line), b""
-        # The time of the first line that came.
-        self.first = 0
-        self._passed = not place.stamp
-        self._seen = 0
-        self._rest = b""
-        self._stamp: int | None = None
-        self._length = 0
-
-    @property
-    def place(self) -> Place:
-        """Behind the last whole line."""
-        return Place(self._last, self._same, self._begins, self._line, self.begin.placed)
-
-    @property
-    def cursor(self) -> str:
-        return str(self.place) if self._last else ""
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        data, at = self._rest + data, 0
-        while at < len(data) and not self.over:
-            if self._stamp is None:
-                space = data.find(b" ", at, at + STAMP)
-                if space < 0 and len(data) - at < STAMP:
-                    break
-                stamp = nanoseconds(data[at : max(space, at)])
-                if self.until is not None and stamp >= self.until:
-                    self.over = True
-                    break
-                self._stamp = stamp
-                self._passed = self._passed or self._is_new(stamp)
-                at, self._length = space + 1, 0
-            end = data.find(b"\n", at) + 1
-            piece = data[at : end or None]
-            at += len(piece)
-            self._length += len(piece)
-            if self._passed:
-                self.first = self.first or self._stamp
-                self.marks += self.marker.add(piece, self._stamp // 1000)
-            if end:
-                self._end_line()
-            if self._passed:
-                yield piece
-        self._rest = data[at:]
-
-    def end(self) -> None:
-        """What was begun of a line is all of it."""
-        if self._stamp is not None:
-            self._end_line()
-
-    def _is_new(self, stamp: int) -> bool:
-        if stamp == self.begin.stamp:
-            self._seen += 1
-        return stamp > self.begin.stamp or self._seen > self.begin.same
-
-    def _end_line(self) -> None:
-        stamp, self._stamp = self._stamp or 0, None
-        if self._passed:
-            # Two streams of one program may be stamped in another order than they were written down.
-            if stamp <= self._last:
-                self._same += stamp == self._last
-            else:
-                self._last, self._same = stamp, 1
-            self._begins += self._length
-            self._line = self.marker.line
-
-
-class NoLog(CloudError):
-    """The node answered with a sentence in place of the log, as it does when it has removed the container."""
-
-
-def nanoseconds(stamp: bytes) -> int:
-    """RFC 3339 with up to nine digits of a second. Raises NoLog for what is no time."""
-    if len(stamp) == 30 and stamp[19:20] == b"." and stamp[29:] == b"Z" and stamp[20:29].isdigit():
-        return _second(stamp[:19] + b"Z") + int(stamp[20:29])
-    found = _STAMP.fullmatch(stamp.decode("ascii", "replace"))
-    if not found:
-        raise NoLog("The node does not give the log.")
-    return _second((found[1] + found[3]).encode()) + int((found[2] or "").ljust(9, "0"))
-
-
-@lru_cache(maxsize=64)
-def _second(stamp: bytes) -> int:
-    """In ns. Lines of a log have few different ones."""
-    try:
-        return int(dt.datetime.fromisoformat(stamp.decode()).timestamp()) * 10**9
-    except ValueError as error:
-        raise NoLog("The node does not give the log.") from error
-
-
 class Pods:
-    """The pods of runs that people look into, listed at most once in FRESH seconds, whoever asks for how many of them."""
+    """The pods of runs that people look at. Lists each run at most once in FRESH seconds for all readers."""
 
     def __init__(self, client: Client, portal: str) -> None:
         self._client, self._portal = client, portal
-        # Whether the API server answers people who wait for a page.
+        # Fails fast while the API server does not answer, because people wait for these pages.
         self._breaker = Breaker(_answered, rest=AWAY)
         self._known: OrderedDict[int, _Listing] = OrderedDict()
         self._lock = threading.Lock()
 
     def find(self, run: RunRef, role: str, index: int, attempt: int | None, *, age: float = FRESH) -> Pod | None:
-        """The pod of one attempt, or the newest one, as it was at most `age` seconds ago; None when there is none any more."""
+        """Returns the pod of one attempt, or the newest, at most `age` seconds old; None if there is none."""
         with self._lock:
             listing = self._known.setdefault(run.id, _Listing(self._breaker))
             self._known.move_to_end(run.id)
@@ -205,10 +62,10 @@ class Pods:
             mine, key=lambda pod: (pod_status.attempt_of(pod), pod["metadata"]["creationTimestamp"]), default=None
         )
         if found is None and age > SOON:
-            # It may have been made since.
+            # It may have been created after the cached list.
             return self.find(run, role, index, attempt, age=SOON)
         if found is not None and found["spec"]["restartPolicy"] == "Always" and not is_over(found):
-            # Its program may have been started again this very moment, and its last lines are those that matter.
+            # Its program may have just been restarted, and the last lines before that matter most.
             return self._now(found)
         return found
 
@@ -220,7 +77,7 @@ class Pods:
 
 
 def _answered(error: BaseException, _: float) -> bool | None:
-    """Also when it refused."""
+    """Returns whether the server answered, which a refusal is, too."""
     return not isinstance(error, Unavailable) if isinstance(error, CloudError) else None
 
 
@@ -232,12 +89,12 @@ class _Listing:
         self._pods: dict[tuple[str, int], list[Pod]] = {}
 
     def read(self, client: Client, run: RunRef, selector: str, age: float) -> dict[tuple[str, int], list[Pod]]:
-        """By role and index: each of a hundred threads looks for its own."""
+        """Returns the pods by role and index, because each of a hundred threads needs its own."""
         if not self._lock.acquire(timeout=PATIENCE):
             raise Unavailable("The API server does not answer: somebody else waits for its answer already.")
         try:
             if time.monotonic() - self._at > age:
-                # From the API server's memory: nobody needs to know of a pod before its log is there.
+                # resourceVersion 0 reads the API server's cache: a pod matters only once it has a log.
                 with self._breaker.call():
                     pages = client.pages(path_of("Pod", run.namespace), labelSelector=selector, resourceVersion="0")
                     found: dict[tuple[str, int], list[Pod]] = {}
@@ -256,7 +113,7 @@ class _Listing:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which piece of a log, as `Cloud.log` says it."""
+    """Which piece of a log to read, as in `Cloud.log`."""
 
     offset: int
     limit: int
@@ -268,8 +125,8 @@ class Wanted:
 
 
 def read_log(client: Client, pod: Pod, wanted: Wanted) -> LogChunk:
-    """A piece of the log as it is now. To find an offset without a cursor, a line, or what lies before a chunk that is not
-    placed, everything before is read; the end and a time the API finds by itself."""
+    """Reads a piece of the current log. Reads everything before it to find an offset without a cursor, a line, or what precedes
+    a chunk that is not placed. The API finds the end and a time directly."""
     if wanted.tail is not None:
         return _tail(client, pod, wanted.tail)
     if wanted.before:
@@ -299,7 +156,7 @@ def read_log(client: Client, pod: Pod, wanted: Wanted) -> LogChunk:
 
 
 class _Gathered:
-    """Chunks that follow one another, as one."""
+    """Joins consecutive chunks."""
 
     def __init__(self) -> None:
         self.data, self.marks = bytearray(), bytearray()
@@ -313,7 +170,7 @@ class _Gathered:
 
     def whole(self, last: LogChunk) -> LogChunk:
         first = self._begun or last
-        # Of marks that came twice, the first time as those of what went before, one is enough.
+        # Drop repeated marks: a chunk repeats the last mark of the one before.
         marks = b"".join(dict.fromkeys(bytes(self.marks[at : at + SIZE]) for at in range(0, len(self.marks), SIZE)))
         return replace(last, data=bytes(self.data), line=first.line, marks=marks, first=first.first)
 
@@ -326,7 +183,7 @@ class _Gathered:
 
 
 def _before(client: Client, pod: Pod, wanted: Wanted) -> LogChunk:
-    """The last lines before the one at which `wanted.before` was begun, and where that is."""
+    """Returns the last lines before the one where `wanted.before` begins, and their position."""
     reading = _Reading(Place(), 0, until=Place.read(wanted.before).stamp)
     kept, chunk = bytearray(), LogChunk(b"", 0, False)
     marks = bytearray()
@@ -341,14 +198,14 @@ def _before(client: Client, pod: Pod, wanted: Wanted) -> LogChunk:
 
 
 def _tail(client: Client, pod: Pod, tail: int) -> LogChunk:
-    """About the last `tail` bytes: so many lines as they usually are, and fewer where they are longer."""
+    """Returns about the last `tail` bytes: requests as many lines as that usually is, and fewer if they are longer."""
     lines = max(1, tail // USUAL_LINE)
     while True:
         most = 2 * tail + lines * STAMP
         try:
             with closing(_open(client, pod, Place(), TIMEOUT, tailLines=str(lines), limitBytes=str(most))) as answer:
                 body = answer.read()
-        except (Missing, Refused):  # it has not been started yet, or its log is gone
+        except (Missing, Refused):  # not started yet, or the log is gone
             return LogChunk(b"", 0, is_over(pod), absent=True)
         except (HTTPError, OSError) as error:
             raise Unavailable(f"The API server was cut off: {error}") from error
@@ -356,7 +213,7 @@ def _tail(client: Client, pod: Pod, tail: int) -> LogChunk:
         if not is_cut or lines == 1:
             break
         lines = max(1, lines // 16)
-    # The last line may be unfinished, and is one of them all the same.
+    # Counts an unfinished last line, too.
     came = body.count(b"\n") + (not body.endswith(b"\n"))
     whole = came < lines and not is_cut and not _was_restarted(pod)
     text = Text(Place(placed=whole))
@@ -365,16 +222,16 @@ def _tail(client: Client, pod: Pod, tail: int) -> LogChunk:
     except NoLog:
         return LogChunk(b"", 0, is_over(pod), absent=True)
     first = str(Place(text.first, placed=False)) if not whole else ""
-    # Of a line that is longer than all that was asked for, its beginning; the rest comes with what is read next.
+    # If one line exceeds the limit, returns its beginning; the next read gets the rest.
     return LogChunk(
         data, len(data), is_over(pod) and not is_cut, text.cursor or first, marks=text.marks, placed=whole, first=first
     )
 
 
 def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, cursor: str) -> Iterator[LogChunk]:
-    """The log as it comes, by one connection for as long as the program runs. `find` gives the pod as it is now."""
+    """Yields the log as it grows, over one connection while the program runs. `find` returns the current pod."""
     chunk = LogChunk(b"", offset, False, cursor)
-    # Whether all was read that the program has written by its last end.
+    # True if everything the program had written at its last end was read.
     at_end, pause = False, SHORTEST_PAUSE
     while not chunk.complete:
         before = chunk.offset
@@ -401,7 +258,7 @@ def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, curso
 
 
 class _Reading:
-    """A log from a byte on: bytes of bodies become chunks."""
+    """Turns bodies into chunks, from a byte on."""
 
     def __init__(self, place: Place, offset: int, until: int | None = None) -> None:
         self.text = Text(place, until)
@@ -414,11 +271,10 @@ class _Reading:
         return cls(place if place.offset <= chunk.offset else Place(), chunk.offset)
 
     def again(self) -> None:
-        """Goes on with another body."""
         self.text = Text(self.text.place, self.until)
 
     def chunks(self, answer: urllib3.BaseHTTPResponse) -> Iterator[LogChunk]:
-        """Raises NoLog, urllib3's errors and OSError. The answer is closed."""
+        """Raises NoLog, urllib3's errors and OSError. Closes the answer."""
         try:
             for data in answer.stream(65536):
                 piece = b"".join(self.text.feed(data))
@@ -441,7 +297,7 @@ class _Reading:
 
 
 class _Stream:
-    """What the running program writes, until it ends, is silent for a while, or the connection breaks."""
+    """Yields what the running program writes until it ends, is silent for a while, or the connection breaks."""
 
     def __init__(self, client: Client, pod: Pod, chunk: LogChunk) -> None:
         self._client, self._pod = client, pod
@@ -452,7 +308,7 @@ class _Stream:
         reading = self._reading
         try:
             answer = _open(self._client, self._pod, reading.text.place, SILENCE, follow="true")
-            # From here on the node reads to the end, also when it removes the container meanwhile.
+            # From here on the node reads to the end, even if it removes the container.
             self.has_begun = True
             yield LogChunk(b"", reading.done, False, reading.text.cursor)
             yield from reading.chunks(answer)
@@ -466,8 +322,8 @@ class _Stream:
 
 
 def _pieces(client: Client, pod: Pod, reading: _Reading) -> Generator[LogChunk]:
-    """What the pod's program has written by now, by one connection for its last start and one for the start before; the last
-    piece is empty and says whether that is all."""
+    """Yields what the program has written so far, with one request for its last start and one for the start before. The last
+    chunk is empty and tells whether that is all."""
     offset, found = reading.done, False
     for previous in [True, False] if _was_restarted(pod) else [False]:
         asked = {"previous": "true"} if previous else {}
@@ -476,7 +332,7 @@ def _pieces(client: Client, pod: Pod, reading: _Reading) -> Generator[LogChunk]:
             reading.again()
             yield from reading.chunks(answer)
             found = True
-        except (Missing, Refused, NoLog):  # it has not been started yet, or its log is gone
+        except (Missing, Refused, NoLog):  # not started yet, or the log is gone
             found = found or reading.position > reading.text.begin.offset
         except (HTTPError, OSError) as error:
             raise Unavailable(f"The API server was cut off: {error}") from error
@@ -484,7 +340,7 @@ def _pieces(client: Client, pod: Pod, reading: _Reading) -> Generator[LogChunk]:
             break
         if previous:
             reading.text.end()
-    # An offset behind the end is the end.
+    # An offset beyond the end means the end.
     end = min(reading.done, reading.position) if found else offset
     text = reading.text
     yield LogChunk(
@@ -510,12 +366,12 @@ def runs(pod: Pod) -> bool:
 
 
 def _was_restarted(pod: Pod) -> bool:
-    """While it waits to be started again, the API reads the log of its last start as its present one."""
+    """False while it waits for a restart: then the API returns the log of the last start as the current one."""
     return runs(pod) and "terminated" in (_status(pod).get("lastState") or {})
 
 
 def is_over(pod: Pod) -> bool:
-    """Whether the program writes nothing any more. Its pod may go on for long, to store what it left."""
+    """True if the program writes no more. Its pod may live on to store output."""
     if pod["status"].get("phase") in ("Succeeded", "Failed"):
         return True
     for_good = pod["spec"]["restartPolicy"] == "Never" or "deletionTimestamp" in pod["metadata"]

@@ -1,8 +1,8 @@
-"""How busy GPUs are, from the Prometheus that scrapes NVIDIA's DCGM exporter: one question for all pods of a cluster.
+"""Reads GPU utilization from the Prometheus that scrapes NVIDIA's DCGM exporter, with one query for all pods of a cluster.
 
-What it answers is checked like anything from outside: it has a time and a size, and what is no number between 0 and 1 for a
-pod is left out. Series carry the pod that holds the GPU as `pod` and `namespace`, or as `exported_pod` and `exported_namespace`
-where Prometheus keeps those names for the exporter itself.
+Answers are untrusted: limited in time and size, and values outside 0 to 1 or without a pod are dropped. Series name the pod that
+holds the GPU in `pod` and `namespace`, or in `exported_pod` and `exported_namespace` if Prometheus uses the former for the
+exporter itself.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from urllib3.exceptions import HTTPError
 from clusters.clouds.drivers.base import CloudError
 
 TIMEOUT = urllib3.Timeout(connect=3.0, read=8.0)
-# For the whole answer, however slowly it drips.
+# Seconds for the whole answer, even if it arrives slowly.
 SECONDS = 20.0
-# 10 minutes of 30,000 pods.
+# Enough for 10 minutes of 30,000 pods.
 MOST_BYTES = 64 * 1024 * 1024
 MINUTE = dt.timedelta(minutes=1)
-# So long after the end of a minute its last samples have been scraped.
+# Time after a minute until its last samples have been scraped.
 SETTLED = dt.timedelta(seconds=30)
 MOST_MINUTES = 10
 UNSET = "Nothing measures how busy its GPUs are: its settings name no Prometheus."
 SILENT = "Its Prometheus has no measurements of GPUs; is NVIDIA's DCGM exporter scraped there?"
 _BY = "by (namespace, pod, exported_namespace, exported_pod)"
-# The share of time in which the graphics engine worked is the better measure, where the GPU can tell it.
+# Prefers the share of time in which the graphics engine was active, if the GPU reports it.
 QUERY = (
     f"avg {_BY} (avg_over_time(DCGM_FI_PROF_GR_ENGINE_ACTIVE[1m])) "
     f"or avg {_BY} (avg_over_time(DCGM_FI_DEV_GPU_UTIL[1m])) / 100"
@@ -41,22 +41,21 @@ Place = tuple[str, str]
 
 
 def minutes_due(since: str, now: dt.datetime) -> list[dt.datetime]:
-    """The beginnings of those minutes after the one that began at `since` that are over, the latest MOST_MINUTES of them."""
+    """Returns the starts of the complete minutes after the one at `since`, at most the latest MOST_MINUTES."""
     last = (now - SETTLED).replace(second=0, microsecond=0) - MINUTE
     try:
         first = dt.datetime.fromisoformat(since) + MINUTE
     except ValueError:
         first = last
     if first.tzinfo is None or first > last + 2 * MINUTE:
-        # Nobody's position, or one from a clock that was wrong.
+        # An invalid position, or one from a wrong clock.
         first = last
     first = max(first, last - (MOST_MINUTES - 1) * MINUTE)
     return [first + n * MINUTE for n in range(int((last - first) / MINUTE) + 1)]
 
 
 def read(address: str, token: str, minutes: list[dt.datetime]) -> dict[tuple[dt.datetime, Place], float]:
-    """How busy the GPUs of the pod at (namespace, name) were in each of these minutes, which follow on each other. Raises
-    CloudError with a sentence for administrators."""
+    """Returns the utilization of pods (namespace, name) in these consecutive minutes. Raises CloudError."""
     asked = {
         "query": QUERY,
         "start": f"{(minutes[0] + MINUTE).timestamp():.0f}",
@@ -67,7 +66,7 @@ def read(address: str, token: str, minutes: list[dt.datetime]) -> dict[tuple[dt.
 
 
 def parse(data: bytes, minutes: list[dt.datetime]) -> dict[tuple[dt.datetime, Place], float]:
-    """See `read`. Series of the same pod (its exporter was replaced) are averaged."""
+    """Parses an answer for `read`. Averages several series of one pod, which occur when its exporter is replaced."""
     try:
         answer = orjson.loads(data)
         if answer["status"] != "success" or answer["data"]["resultType"] != "matrix":
@@ -95,13 +94,13 @@ def _ask(url: str, token: str, asked: dict[str, str]) -> bytes:
         headers["Authorization"] = f"Bearer {token}"
     deadline, data = time.monotonic() + SECONDS, bytearray()
     try:
-        # Nobody's token goes where a redirect says.
+        # No redirects: the token must not reach another server.
         with urllib3.PoolManager(retries=False, timeout=TIMEOUT) as pool:
             answer = pool.request(
                 "GET", f"{url}?{urlencode(asked)}", headers=headers, preload_content=False, redirect=False
             )
             try:
-                # As it comes: `stream` would wait for as much as it was asked for.
+                # `read1` returns what has arrived; `stream` would wait for a full piece.
                 while piece := answer.read1(65536):
                     data += piece
                     if len(data) > MOST_BYTES:
@@ -128,7 +127,7 @@ def _refusal(status: int) -> str:
 
 
 def _plain(error: Exception) -> str:
-    """Without addresses of objects, and without what was asked."""
+    """Returns a short reason without object addresses and without the query."""
     name = type(error).__name__.removesuffix("Error")
     words = {
         "NewConnection": "nothing listens at the address",

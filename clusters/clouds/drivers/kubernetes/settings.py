@@ -1,7 +1,7 @@
-"""What an administrator decides for a Kubernetes cluster, and the words of its GPUs. Pure.
+"""An administrator's settings for a Kubernetes cluster, and the names of GPU resources. Pure.
 
-`Settings` is stored as JSON with the cluster and read by `Settings.read`, which says at which field something is wrong; the
-administrators' form and REST show every field with its title and description, so a new field needs nothing else.
+`Settings` is stored as JSON with the cluster and parsed by `Settings.read`, whose errors name the field. The administrators'
+form and REST show every field with its title and description, so a new field needs nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clusters.clouds.drivers.closed_networks import NEAR
 # The extended resource of NVIDIA's device plugin, and the label that its discovery puts on nodes.
 GPU = "nvidia.com/gpu"
 GPU_MODEL = "nvidia.com/gpu.product"
-# Longer than registries are usually away.
+# Seconds; longer than most registry outages.
 IMAGE_SECONDS = 900
 
 _TAINT = re.compile(
@@ -33,7 +33,7 @@ _UNITS = {
 
 
 def quantity(text: str) -> float:
-    """A Kubernetes quantity ("500m", "96", "768Gi") as a number."""
+    """Returns a Kubernetes quantity ("500m", "96", "768Gi") as a number."""
     number = text.rstrip("mkKMGTPEi")
     unit = text.removeprefix(number)
     return float(number) / 1000 if unit == "m" else float(number) * _UNITS.get(unit, 1)
@@ -66,7 +66,7 @@ def _address(value: str) -> str:
 
 
 def toleration(taint: str) -> dict[str, str]:
-    """The toleration of a taint as kubectl writes it; without a value of any, without an effect of all."""
+    """Returns the toleration for a taint in kubectl's syntax; without a value it matches any value, without an effect all."""
     found = _TAINT.fullmatch(taint)
     assert found
     key, value, effect = found.groups()
@@ -75,7 +75,7 @@ def toleration(taint: str) -> dict[str, str]:
 
 
 def _matches(pattern: str, sentence: str) -> AfterValidator:
-    """A pattern that is explained to people when it does not match."""
+    """Returns a validator that explains the pattern when it does not match."""
     compiled = re.compile(pattern)
 
     def check(value: str) -> str:
@@ -94,7 +94,7 @@ _LABELS = "Use at most 63 lower-case letters, digits and '-' inside of them."
 _QUANTITIES = "Write quantities as Kubernetes does: 16, 500m or 20Gi."
 Label = Annotated[str, _matches(_LABEL, _LABELS)]
 LabelOrNone = Annotated[str, _matches(f"({_LABEL})?", _LABELS)]
-# The name of an object of the cluster, "" for none.
+# Name of an object in the cluster, "" for none.
 Name = Annotated[
     str,
     _matches(
@@ -110,10 +110,10 @@ QuantityOrNone = Annotated[str, _matches(f"({_QUANTITY})?", _QUANTITIES)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Settings:
-    """What an administrator decides once for a Kubernetes cluster.
+    """An administrator's settings for one Kubernetes cluster.
 
-    `portal` names this installation. `quota` is the `hard` of a ResourceQuota in every business line's namespace, `{}` for
-    none: appcodes have quotas of their own. `runtime_class` is that of tasks with GPUs.
+    `portal` names this installation. `quota` is the `hard` of a ResourceQuota in every business line's namespace, `{}` for none,
+    because appcodes have their own quotas. `runtime_class` is for tasks with GPUs.
     """
 
     portal: Label = Field(
@@ -246,10 +246,10 @@ class Settings:
         title="Namespace of the gateway",
         description="From there, and from nowhere else, the ports that tasks serve at are reached. A gateway needs it.",
     )
-    front_namespace: LabelOrNone = Field(
+    router_namespace: LabelOrNone = Field(
         default="",
-        title="Namespace of the fronts",
-        description="Where fronts of services run (docker/kubernetes/front.yaml): from there the replicas of services are "
+        title="Namespace of the service routers",
+        description="Where routers of services run (docker/kubernetes/router.yaml): from there the replicas of services are "
         "reached. Empty: the namespace of the gateway.",
     )
     gateway_pods: Mapping[str, LabelValue] | None = Field(
@@ -319,12 +319,12 @@ class Settings:
 
     @property
     def serves(self) -> bool:
-        """Whether people can open what tasks serve."""
+        """Whether people can open endpoints of tasks."""
         return bool(self.gateway and self.gateway_namespace)
 
     @property
     def task_disk(self) -> dict[str, str]:
-        """What of the node's disk a task may use and what is kept for it, as `limits` and `requests`; empty without a limit."""
+        """A task's limit and reservation of the node's disk, as `limits` and `requests`; empty without a limit."""
         if not self.disk:
             return {}
         largest = (self.largest_task or {}).get("ephemeral-storage", self.disk)
@@ -333,17 +333,17 @@ class Settings:
 
     @property
     def reserved_disk(self) -> float:
-        """How many bytes of its node's disk the program of a task reserves."""
+        """Bytes that a task's program reserves of its node's disk."""
         return quantity(self.task_disk.get("requests", "0"))
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Settings:
-        """Raises pydantic's ValidationError."""
+        """Parses stored settings. Raises pydantic's ValidationError."""
         return _ADAPTER.validate_python(dict(stored))
 
     @classmethod
     def readable(cls, stored: Mapping[str, Any]) -> Settings:
-        """Without what this version of the portal does not understand any more: to be shown and saved again."""
+        """Parses stored settings without fields that this version cannot read, to show and save them again."""
         try:
             return cls.read(stored)
         except ValidationError as error:
@@ -351,13 +351,9 @@ class Settings:
             return cls.read({name: value for name, value in stored.items() if name not in wrong})
 
     def json_value(self) -> dict[str, Any]:
-        """What differs from the defaults, so that better defaults reach clusters that were registered before."""
+        """Returns values that differ from the defaults, so that registered clusters get improved defaults."""
         value: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", exclude_defaults=True)
         return value
-
-    def whole(self) -> str:
-        """As JSON, defaults included: better ones do not change what is there."""
-        return _ADAPTER.dump_json(self).decode()
 
 
 _ADAPTER = TypeAdapter(Settings)

@@ -1,7 +1,7 @@
-"""The local cloud as the portal sees it: `base.Cloud` over the node agent's socket.
+"""The portal's side of the local cloud: `base.Cloud` over the node agent's socket.
 
-Every call is one short connection (a watch is a long one), so a client holds nothing, may be used by many threads, and
-does not notice that the agent was restarted in between.
+Every call is a short connection (a watch is a long one), so a client has no state, is thread-safe, and does not notice restarts
+of the agent.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.session import LocalSession
 
 TIMEOUT = 30.0
-# The agent sends a batch at least every 5 s.
+# Seconds; the agent sends a batch at least every 5 s.
 WATCH_TIMEOUT = 20.0
-# A follower asks again after these seconds: a read costs what is new, so asking is as cheap as being told.
+# Seconds between polls of a follower. A poll only costs the new bytes, so polling is as cheap as a push.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
 NO_CLASSES = "This machine has no storage classes; leave it empty."
 
@@ -50,7 +50,7 @@ _ERRORS = {"refused": CloudRefused, "expired": WatchExpired, "error": CloudError
 
 
 class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
-    """Talks to the agent that listens on `socket_path`. Any call raises CloudError while there is none."""
+    """Talks to the agent that listens on `socket_path`. Any call raises CloudError without an agent."""
 
     kind = "local"
     title = "this machine"
@@ -81,7 +81,7 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
 
     @classmethod
     def gateway(cls, stored: Mapping[str, Any]) -> Gateway:
-        """That of the portal itself."""
+        """Returns the portal's own gateway."""
         return Gateway()
 
     def reserve(self, run: RunRef, counts: Mapping[str, int]) -> dict[tuple[str, int], str]:
@@ -94,7 +94,7 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
 
     @classmethod
     def judge_volume(cls, stored: Mapping[str, Any], title: str, storage_class: str, size: str) -> Mapping[str, str]:
-        """A folder of this machine: whatever it says of its size, the disk is its limit."""
+        """Accepts any size, because a volume is a folder and only the disk limits it."""
         return {"storage_class": NO_CLASSES} if storage_class else {}
 
     @classmethod
@@ -102,7 +102,7 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
         return f"the folder volumes/{volume.id} of the local cloud"
 
     def apply_volume(self, source: VolumeSource) -> None:
-        """It is made by the first run that mounts it, and its size is what is paid for."""
+        """Does nothing: the first run that mounts a volume creates it, and the size is only billed."""
 
     def delete_volume(self, volume: VolumeRef) -> None:
         self._call("delete_volume", volume=volume)
@@ -122,7 +122,7 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
                 yield protocol.batch_from(line)
 
     def acknowledge(self, items: Sequence[Seen]) -> None:
-        """The agent's journal keeps everything until `purge`."""
+        """Does nothing: the agent's journal keeps everything until `purge`."""
 
     def capacity(self) -> Capacity:
         return protocol.capacity_from(self._call("capacity"))
@@ -175,7 +175,7 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
             connection = protocol.connect(self.socket_path, TIMEOUT)
             try:
                 connection.sendall(protocol.dumps({"op": "exec", **fields}))
-                # No reader of lines: what follows the line belongs to the session.
+                # Unbuffered, because the bytes after the line belong to the session.
                 with connection.makefile("rb", buffering=0) as answer:
                     _line(cast("IO[bytes]", answer))
                 return LocalSession(connection)

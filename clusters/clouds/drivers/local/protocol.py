@@ -1,7 +1,7 @@
-"""The contract's values as JSON, for the agent's socket and for its files, and how to reach that socket.
+"""Serializes the contract's values as JSON, for the agent's socket and files, and connects to that socket.
 
-One request is one line, its answer is one line, and bytes (a log, output of a command) follow a line that says how many.
-A watch answers with a line per batch.
+A request is one line and its answer another; bytes (a log, command output) follow a line with their number. A watch answers one
+line per batch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TIMES = ("scheduled_at", "began_at", "started_at", "finished_at")
 
 
 def dumps(value: Any) -> bytes:
-    """One line of JSON."""
+    """Returns one line of JSON."""
     return (
         json.dumps(value, ensure_ascii=False, default=_plain, separators=(",", ":")).encode("utf-8", "surrogatepass")
         + b"\n"
@@ -129,7 +129,7 @@ def measurements_from(data: dict[str, Any]) -> Measurements:
 
 
 class At:
-    """A socket's path, short enough for the kernel (107 bytes) however deep the folder lies: by a handle of the folder."""
+    """A short path of a socket via its folder's handle, because the kernel limits socket paths to 107 bytes."""
 
     def __init__(self, path: str | Path) -> None:
         self.folder, self.name = os.path.split(os.path.abspath(path))
@@ -143,7 +143,7 @@ class At:
 
 
 def connect(path: str, timeout: float) -> socket.socket:
-    """A connection to the agent. Raises OSError."""
+    """Connects to the agent. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout)

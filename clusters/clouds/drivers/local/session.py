@@ -1,4 +1,4 @@
-"""A command inside a task, from the side of whoever asked: `base.Session` over the socket that the agent handed on."""
+"""The client's side of a command inside a task: `base.Session` over the socket that the agent passed on."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from clusters.clouds.drivers.base import CloudError, Output
 from clusters.clouds.drivers.local.task import frames
 
 CUT_OFF = "The command was cut off."
-# A command that does not read its input for so long is taken for dead.
+# Seconds without reading its input after which a command counts as dead.
 SEND_SECONDS = 120.0
 
 
 class LocalSession:
-    """Takes the connection over."""
+    """Takes over the connection."""
 
     exit_code: int | None = None
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        # With a patience of its own: how long to wait is kept by the object, not by the connection.
+        # A duplicate, because the timeout belongs to the socket object, and sending and receiving have different ones.
         self._outward = connection.dup()
         self._outward.settimeout(SEND_SECONDS)
         self._received = frames.Frames()
@@ -58,7 +58,7 @@ class LocalSession:
         self._outward.close()
 
     def _read(self, seconds: float) -> bool:
-        """False when nothing came in time."""
+        """Reads what has arrived; returns False on a timeout."""
         try:
             self._connection.settimeout(max(seconds, 0.0) or 0.001)
             data = self._connection.recv(4 * frames.LARGEST)

@@ -1,4 +1,4 @@
-"""Which inputs a Kubernetes cluster caches, and who shares a copy."""
+"""Which inputs a Kubernetes cluster caches, and which runs share a copy."""
 
 from __future__ import annotations
 

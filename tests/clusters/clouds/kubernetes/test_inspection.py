@@ -1,4 +1,4 @@
-"""What is registered as a Kubernetes cluster may be anything that answers."""
+"""Registration of a Kubernetes cluster: any server may answer at the address."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A kubeconfig that somebody gave us makes the portal run no program and read no file."""
+"""An untrusted kubeconfig can't make the portal run a program or read a file."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ def certificate(authority):
 
 @pytest.fixture
 def config(authority):
-    """config(cluster={…}, user={…}, …) → text; everything that is not said is fine."""
+    """config(cluster={…}, user={…}, …) → text of a kubeconfig; defaults are valid."""
 
     def make(*, cluster=None, user=None, drop=(), **more):
         server = {

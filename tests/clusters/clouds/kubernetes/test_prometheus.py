@@ -1,4 +1,4 @@
-"""How busy GPUs are, asked of a Prometheus: a real HTTP server that speaks its API, and every way in which one is of no use."""
+"""GPU usage from Prometheus: a real HTTP server that speaks its API, and all ways in which an answer is useless."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Server:
-    """`address` of a server that answers with `answer`; `asked` are the requests so far."""
+    """A server at `address` that answers with `answer`; `asked` lists the requests."""
 
     def __init__(self) -> None:
         self.answer: Answer = reply(matrix())
@@ -62,7 +62,7 @@ def server() -> Iterator[Server]:
 
 
 def series(name: str, *values: tuple[dt.datetime, str], **labels: str) -> dict[str, Any]:
-    """As Prometheus says it; times are those at which it evaluated, the ends of minutes."""
+    """A series as in Prometheus's answer. Its times are evaluation times, the ends of the minutes."""
     named = labels or {"namespace": "monitoring", "pod": "dcgm-x", "exported_namespace": "ops", "exported_pod": name}
     return {"metric": named, "values": [[(minute + MINUTE).timestamp(), text] for minute, text in values]}
 
@@ -89,7 +89,7 @@ def test_one_question_for_all_pods_and_minutes(server: Server):
         matrix(
             series("a-0", (LAST - MINUTE, "0.25"), (LAST, "1.004")),
             series("b-0", (LAST, "0.5"), namespace="maps", pod="b-0"),
-            # Its exporter was replaced within the minute.
+            # The exporter was replaced within that minute.
             series("c", (LAST, "0.2")), {**series("c", (LAST, "0.4")), "metric": {**series("c")["metric"], "pod": "dcgm-y"}},
             series("odd", (LAST, "NaN"), (LAST, "+Inf"), (LAST, "-3"), (LAST, "97"), (NOW, "0.3")),
         )
@@ -161,7 +161,7 @@ def test_an_answer_that_drips_has_a_time(server: Server, monkeypatch: pytest.Mon
     began = time.monotonic()
     with pytest.raises(CloudError, match="did not answer within"):
         prometheus.read(server.address, "", [LAST])
-    assert time.monotonic() - began < 60  # of more than half an hour
+    assert time.monotonic() - began < 60  # instead of more than half an hour
 
 
 def test_minutes_that_are_due():

@@ -1,4 +1,4 @@
-"""Somebody else who wants a run otherwise than the portal does: an autoscaler, a policy controller, a person with kubectl."""
+"""Someone else changes a run's objects: an autoscaler, a policy controller, a person with kubectl."""
 
 import datetime as dt
 import uuid
@@ -6,10 +6,10 @@ import uuid
 import pytest
 from django.utils.timezone import now
 
-from clusters import actions
 from clusters.clouds.drivers.base import Batch, RunChanged
-from clusters.models import Run
+from clusters.cluster import actions
 from clusters.runs import observe, reconcile
+from clusters.runs.models import Run
 from portal.models import Event
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def run(catalogue, people, manifest):
-    """The cloud has been told of it."""
+    """Already applied to its cloud."""
     cluster = actions.create_cluster(manifest(), acting_user=people.bob)
     Run.objects.update(admitted_at=now(), applied_at=now())
     return Run.objects.get(current_of=cluster)
@@ -45,7 +45,7 @@ def test_a_run_is_put_right_at_once_and_then_every_30_s_at_most(run, people):
     for number in (1, 2):
         tell(run)
         due = first + number * dt.timedelta(seconds=30)
-        # What else is changed meanwhile is put right in the same moment.
+        # A further change before that time causes no second repair.
         tell(run)
         assert run.not_before == due
         assert not is_due(run, due - dt.timedelta(seconds=1))
@@ -53,7 +53,7 @@ def test_a_run_is_put_right_at_once_and_then_every_30_s_at_most(run, people):
         Run.objects.update(applied_at=due)
     told = Event.objects.filter(verb="run.changed_by_hand").values_list("message", flat=True)
     assert set(told) == {"Deployment demo-ps was changed by hand. The run is applied again."}
-    # After a while in peace it is put right at once again, and its end never waits.
+    # After 30 s without a change, the next repair is immediate. Ending the run never waits.
     Run.objects.update(not_before=now() - dt.timedelta(seconds=31))
     tell(run)
     put_right(run)
@@ -69,7 +69,7 @@ def test_who_changes_it_while_it_is_being_put_right_has_to_wait(run):
     assert reconcile._claim(run.pk, token)
     tell(run)
     assert run.not_before > now() + dt.timedelta(seconds=20)
-    # Whoever is at it may have been there before the change.
+    # The claim may have been taken before the change, so it does not record the run as applied.
     assert not reconcile._told(run.pk, token, "applied_at")
     run.refresh_from_db()
     assert run.applied_at is None

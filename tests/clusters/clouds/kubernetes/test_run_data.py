@@ -1,4 +1,4 @@
-"""What is told of the data of a run whose pods each fetch it for themselves."""
+"""Reports about the data of a run whose pods each fetch it themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from clusters.clouds.drivers.base import StorageSeen
-from clusters.clouds.drivers.base.seen import READ_OTHERS
+from clusters.clouds.drivers.base.observations import READ_OTHERS
 from clusters.clouds.drivers.kubernetes.watch.runs import Runs
 
 METADATA: dict[str, Any] = {"labels": {}}

@@ -1,4 +1,4 @@
-"""What comes out of the streams of an API server, or of whoever stands between."""
+"""Streams of an API server or of a proxy before it, valid or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusters.clouds.drivers.kubernetes.api import client
 
 @pytest.fixture
 def session():
-    """A session whose other end the test writes: session, send(channel, bytes)."""
+    """Yields (session, send): `send(channel, bytes)` plays the server."""
     ours, theirs = socket.socketpair()
     connection = WebSocket()
     connection.sock, connection.connected = ours, True

@@ -1,4 +1,4 @@
-"""A real node agent and a real S3 server, with what tests want to know of them."""
+"""A real node agent and a real S3 server, with helpers for tests."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from tests import ports
 
 ROOT = Path(__file__).resolve().parents[4]
 USER = 54_321
-# Deadlines only end what is broken: a machine may have one core, and others on it.
+# Seconds. Deadlines only catch what is broken: the machine may have one busy core.
 PATIENCE = 60.0
-# What lets requests into the runs of these tests.
+# The proof that opens the entrances of these tests' runs.
 PROOF = "the-proof-of-a-cluster"
 _numbers = itertools.count(1)
-# What root runs first: an empty folder in the place of the cgroups, in a mount namespace of the agent's own. An ordinary user
-# cannot write cgroups of version 1 anyway.
+# Run by root first: hides the cgroups behind an empty folder, in the agent's own mount namespace. An ordinary user can't write
+# cgroups of version 1 anyway.
 NO_CGROUPS = """
 import ctypes
 if os.geteuid() == 0:
@@ -60,7 +60,7 @@ if os.geteuid() == 0:
 
 @dataclass
 class Home:
-    """Where agents of one kind live: the interpreter they run with, the code, and an environment for their tasks."""
+    """Where agents of one kind live: their interpreter and code, and the environment of their tasks."""
 
     folder: Path
     python: str
@@ -89,7 +89,7 @@ def role(
 
 @dataclass
 class Agent:
-    """One node agent and its client. `seen` is all news so far, in order."""
+    """One node agent and its client. `seen` lists all news so far, in order."""
 
     home: Home
     folder: Path
@@ -116,7 +116,7 @@ class Agent:
             str(self.folder / "cloud"),
         ]
         argv += ["--socket", str(self.socket), "--ignore-real-gpus", *self.options]
-        if self.before:  # Python that runs first, in the same process
+        if self.before:  # Python code that runs first, in the same process
             argv[1:1] = [
                 "-c",
                 f"import os, sys\n{self.before}\nos.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
@@ -141,7 +141,7 @@ class Agent:
         return self
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the agent and waits for its end."""
+        """Sends a signal to the agent and waits for its exit."""
         assert self.process is not None
         self.process.send_signal(number)
         self.process.wait(60)
@@ -160,7 +160,7 @@ class Agent:
         return plan.run
 
     def until(self, what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-        """Follows the watch until `what()` is true of what was seen, and returns it."""
+        """Follows the watch until `what()` returns something; returns that."""
         if result := what():
             return result
         deadline = time.monotonic() + seconds
@@ -174,7 +174,7 @@ class Agent:
         return pytest.fail(f"This was not seen; the last news: {self.seen[-8:]}\n{self.log()}")
 
     def task(self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0) -> TaskSeen | None:
-        """What was last seen of one attempt."""
+        """The latest news of one attempt."""
         wanted = (run.id, name, index, attempt)
         for item in reversed(self.seen):
             if isinstance(item, TaskSeen) and (item.run_id, item.role, item.index, item.attempt) == wanted:
@@ -191,7 +191,7 @@ class Agent:
         return self.until(done, seconds)
 
     def running(self, run: RunRef, name: str = "worker", index: int = 0, attempt: int = 0) -> TaskSeen:
-        """When it was seen to run; what runs for a moment only may have ended in the same news."""
+        """The first news of that attempt as running. A short task may have ended in the same batch."""
         wanted = (run.id, name, index, attempt, "Running")
 
         def was() -> TaskSeen | None:
@@ -201,7 +201,7 @@ class Agent:
         return self.until(was)
 
     def listed(self, run: RunRef) -> list[TaskSeen]:
-        """What the agent of this moment says of its tasks, whatever one before it said."""
+        """The run's tasks as the current agent lists them, whatever an earlier agent reported."""
         return [item for item in self.cloud.list().items if isinstance(item, TaskSeen) and item.run_id == run.id]
 
     def storage(self, run: RunRef, state: str, seconds: float = PATIENCE) -> StorageSeen:
@@ -221,7 +221,7 @@ class Agent:
         return self.cloud.log(run, name, index, attempt=attempt, limit=1 << 24).data.decode()
 
     def until_output(self, run: RunRef, text: str, name: str = "worker", index: int = 0, attempt: int = 0) -> str:
-        """Waits for `text` in a log (there is no news of a log's growth)."""
+        """Waits for `text` in a log by polling, as the watch does not report output."""
         deadline = time.monotonic() + PATIENCE
         while text not in (output := self.output(run, name, index, attempt)):
             assert time.monotonic() < deadline, f"{text!r} is not in {output!r}\n{self.log()}"
@@ -229,7 +229,7 @@ class Agent:
         return output
 
     def says(self, command: str, *, at_once: int = 0, **options: Any) -> str:
-        """The output of a command run as a task that must succeed."""
+        """Runs a command as a task that must succeed; returns its output."""
         run = self.apply(role(command, at_once=at_once), **options)
         end = self.ended(run)
         assert end.phase == "Succeeded", (end, self.output(run))
@@ -242,25 +242,25 @@ class Agent:
         return self.folder / "cloud" / "runs" / str(run.id) / "tasks" / name
 
     def room(self, run: RunRef) -> Path:
-        """Where the tasks of a run write."""
+        """The folder in which the run's tasks write."""
         return self.folder / "cloud" / "runs" / str(run.id) / "room"
 
     def until_alone(self, folder: Path) -> None:
-        """Waits until the process that owned `folder` has ended (while no agent is there to tell)."""
+        """Waits until the process that owned `folder` has ended, while no agent runs."""
         deadline = time.monotonic() + PATIENCE
         while is_locked(folder):
             assert time.monotonic() < deadline, f"{folder} has still an owner"
             time.sleep(0.01)
 
     def until_removed(self) -> None:
-        """Waits until what is gone was removed, too: that is done beside the news."""
+        """Waits until the files of gone runs are deleted, which happens in the background."""
         deadline = time.monotonic() + PATIENCE
         while os.listdir(self.folder / "cloud" / "trash"):
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.02)
 
     def live(self) -> set[int]:
-        """The numbers of the runs that are not gone."""
+        """The ids of the runs that are not gone."""
         items = self.cloud.list().items
         return {item.run_id for item in items} - {item.run_id for item in items if isinstance(item, RunGone)}
 
@@ -277,14 +277,14 @@ class Agent:
         return self.process is not None and self.process.poll() is None
 
     def rest(self) -> None:
-        """Ends the tasks, and forgets what was seen."""
+        """Ends the tasks and clears `seen`."""
         if self.runs:
             self.end_tasks()
             self.seen.clear()
             self.position = self.cloud.list().position
 
     def close(self) -> None:
-        """Ends the tasks, then the agent; by force when it does not work otherwise."""
+        """Ends the tasks, then the agent, by force if necessary."""
         if self.process is None or not self.runs:
             return
         try:
@@ -299,7 +299,7 @@ class Agent:
 
 
 class Agents:
-    """make_agent("--gpus", "2") → a started agent, which is stopped after the test."""
+    """make_agent("--gpus", "2") → a started agent, which the fixture stops after the test."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
@@ -324,9 +324,9 @@ class Agents:
 
 
 class Kept:
-    """An agent of each home for all tests of a process that ask for nothing special: to start one takes longer than most of them.
+    """One agent per home for all tests of a process without special options, because a start takes longer than most tests.
 
-    A test gets it without tasks and news, whatever the one before has done; one that does not come to rest is not used again.
+    Each test gets it without tasks or news of earlier tests. An agent that fails to end its tasks is not used again.
     """
 
     def __init__(self) -> None:
@@ -339,7 +339,6 @@ class Kept:
         return agents.started[-1] if agents.started else agents()
 
     def rest(self) -> None:
-        """Ends their tasks."""
         for agents in self._agents.values():
             for agent in list(agents.started):
                 try:
@@ -355,7 +354,7 @@ class Kept:
 
 @dataclass
 class Store:
-    """An S3 server of one test, which may be stopped and started."""
+    """A test's own S3 server, which can be stopped and started."""
 
     folder: Path
     access_key: str
@@ -375,7 +374,7 @@ class Store:
         self.port = self.port or ports.free()
         argv = [str(Path(sysconfig.get_path("scripts")) / "rclone"), "serve", "s3", "--config="]
         argv += ["--addr", f"127.0.0.1:{self.port}", str(self.folder)]
-        env = {"RCLONE_AUTH_KEY": f'"{self.access_key},{self.secret_key}"', "HOME": "/tmp"}  # a list in CSV
+        env = {"RCLONE_AUTH_KEY": f'"{self.access_key},{self.secret_key}"', "HOME": "/tmp"}  # a CSV list
         self.process = subprocess.Popen(
             dies_with_parent(argv), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -393,8 +392,7 @@ class Store:
             self.process.wait()
 
     def upload(self, bucket: str, key: str, text: str, *, new: bool = False) -> None:
-        """Through the front door: the server remembers for a while what it did not find in a folder. `new`: into a bucket that is
-        not there yet."""
+        """Uploads over S3: the server caches for a while that a file was not in a folder. `new` creates the bucket first."""
         import boto3
 
         names = {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret_key}

@@ -1,4 +1,4 @@
-"""Real node agents, of whoever runs the tests; where that makes a difference, of an ordinary user too."""
+"""Real node agents, of the user who runs the tests and, where it matters, also of an ordinary user."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.clusters.clouds.local.agents import ROOT, USER, Agent, Agents, Home, 
 
 @pytest.fixture(scope="session")
 def native_home() -> Home:
-    """Whoever runs the tests."""
+    """The user who runs the tests."""
     return Home(Path(sysconfig.get_path("scripts")), sys.executable, ROOT, sys.prefix, None)
 
 
 @pytest.fixture(scope="session")
 def user_home() -> Iterator[Home]:
-    """An ordinary user with an interpreter, code and rclone of its own (what root has may not be readable for others)."""
+    """An ordinary user with copies of interpreter, code and rclone, as root's may not be readable for others."""
     folder = Path(tempfile.mkdtemp(prefix="elearn-user-"))
     folder.chmod(0o755)
     try:
         base, version = Path(sys.base_prefix), f"python{sys.version_info.major}.{sys.version_info.minor}"
-        # What is being compiled at this moment (*.pyc.123) has another name in the next.
+        # A concurrent compilation writes *.pyc.123 and renames it.
         passing = shutil.ignore_patterns("*.pyc.*")
         ignore = shutil.ignore_patterns(
             "site-packages", "dist-packages", "test", "idlelib", "config-*", "*.a", "*.pyc.*"
@@ -44,13 +44,12 @@ def user_home() -> Iterator[Home]:
             shutil.copy(Path(sysconfig.get_path("scripts")) / program, folder / "bin" / program)
         shutil.copytree(ROOT / "clusters" / "clouds", folder / "code" / "clusters" / "clouds", ignore=passing)
         (folder / "code" / "clusters" / "__init__.py").touch()
-        shutil.copy(ROOT / "clusters" / "attempts.py", folder / "code" / "clusters")
         (folder / "code" / "datastores").mkdir()
         for module in ("__init__.py", "listing.py", "trees.py"):
             shutil.copy(ROOT / "datastores" / module, folder / "code" / "datastores")
         (folder / "code" / "portal").mkdir()
         shutil.copy(ROOT / "portal" / "outgoing.py", folder / "code" / "portal")
-        compileall.compile_dir(folder / "code", quiet=1)  # this user may not write there
+        compileall.compile_dir(folder / "code", quiet=1)  # this user can't write there
         environment = folder / "environment"
         (environment / "bin").mkdir(parents=True)
         (environment / "bin" / "python").symlink_to(python)
@@ -72,14 +71,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def home(request: pytest.FixtureRequest) -> Home:
-    """Whoever runs the tests, or (`as_user`) an ordinary user."""
+    """The user who runs the tests, or (`as_user`) an ordinary user."""
     home: Home = request.getfixturevalue(f"{request.param}_home")
     return home
 
 
 @pytest.fixture
 def make_agent(home: Home) -> Iterator[Agents]:
-    """Agents of the test's own."""
+    """Creates agents for this test alone."""
     agents = Agents(home)
     yield agents
     agents.close()
@@ -94,7 +93,7 @@ def kept() -> Iterator[Kept]:
 
 @pytest.fixture
 def agent(home: Home, kept: Kept) -> Iterator[Agent]:
-    """One without options, which other tests have used before."""
+    """An agent without options, shared with other tests."""
     yield kept.of(home)
     kept.rest()
 
@@ -110,7 +109,7 @@ def store(tmp_path: Path, make_agent: Agents, kept: Kept) -> Iterator[Store]:
         yield store
         if not store.runs:
             store.start()
-        # While output can still be stored.
+        # End the tasks while their output can still be stored.
         make_agent.close()
         kept.rest()
     finally:

@@ -1,7 +1,7 @@
-"""A machine with an internet of its own, for the process that asks for it: two network namespaces that nothing leaves.
+"""A simulated machine with its own internet, for the calling process: two network namespaces that nothing leaves.
 
-`become` puts the caller on the machine, 10.20.0.2 behind the router 10.20.0.1, and starts what there is to be reached:
-everything answers at port 80, on the machine as in the world around it. Needs root.
+`become` puts the caller on the machine, 10.20.0.2 behind the router 10.20.0.1, and starts its servers: all addresses answer at
+port 80, on the machine as in the world around it. Needs root.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def become(folder: Path) -> None:
     sandbox.mount("none", "/", None, 16384 | 1 << 18)
     device, resolver = folder / "tun", folder / "resolv.conf"
     os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(10, 200))
-    device.chmod(0o666)  # as udev does it
+    device.chmod(0o666)  # like udev
     resolver.write_text(f"nameserver {NAME_SERVER}\n")
     for source, target in ((device, "/dev/net/tun"), (resolver, os.path.realpath("/etc/resolv.conf"))):
         sandbox.mount(str(source), target, None, 4096)
@@ -82,7 +82,7 @@ def _serve(says: int) -> None:
 
 
 def _resolve(names: socket.socket) -> None:
-    """Answers a question with itself."""
+    """Answers each DNS query with itself."""
     while True:
         data, asker = names.recvfrom(512)
         names.sendto(data, asker)

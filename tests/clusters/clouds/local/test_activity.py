@@ -1,6 +1,6 @@
-"""Whether a notebook works, asked of a real JupyterLab by a real agent: the mistakes by which others kill work, or stop nothing.
+"""Whether a notebook is busy, as a real agent learns it from a real JupyterLab: mistakes here kill work or never stop anything.
 
-That it counted as work until its end is seen by when the idleness begins that is told afterwards. One notebook serves all."""
+That work counted until its end shows in the start of the idleness reported afterwards. All tests share one notebook."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from websockets.sync.client import ClientConnection, connect
 from clusters.clouds.drivers.base import ActivitySeen, Endpoint, EndpointSeen, LocalSource, Mount, RolePlan, RunRef
 from clusters.clouds.drivers.base.activity import QUIET_LOOKS
 from clusters.frameworks.jupyter import HOME, Jupyter
-from clusters.manifest import ClusterSpec
+from clusters.manifest.cluster import ClusterSpec
 from tests.clusters.clouds.local.agents import PROOF, Agent, Agents, Home
 
 PERIOD = 0.5
-# Seconds in which a mistake would be told.
+# Seconds within which a wrong report would come.
 LONG = 2 * QUIET_LOOKS * PERIOD
 PROVEN = {"X-Portal-Gateway": PROOF, "X-Portal-User": "alice"}
 SPEC = {"framework": "jupyter", "image": "x", "home": "h", "roles": {"notebook": {"flavor": "f"}}}
@@ -51,7 +51,7 @@ class Notebook:
         return str(self.agent.until(answers))
 
     def until(self, state: str, why: str = "") -> ActivitySeen:
-        """What was told last, or is told from now on, as soon as it is this; of idleness only what nothing has ended."""
+        """The last report or the next one, once it has this state. For “idle” only a report that nothing has ended counts."""
         known = max(0, len(self.told) - 1)
 
         def is_so() -> ActivitySeen | None:
@@ -62,7 +62,7 @@ class Notebook:
         return found
 
     def rests_after(self, begin: dt.datetime, over: dt.datetime) -> ActivitySeen:
-        """It is told to be idle since work was `over`, and was not called that since it had begun."""
+        """Waits for a report of idleness since `over`; asserts that none says it began during the work, after `begin`."""
 
         def rests() -> ActivitySeen | None:
             last = self.told[-1] if self.told else None
@@ -120,7 +120,7 @@ def execute(socket: ClientConnection, code: str) -> str:
 
 
 def answered(socket: ClientConnection, request: str) -> dt.datetime:
-    """When the kernel has said that it is done with a request."""
+    """Waits until the kernel has finished a request; returns the time."""
     while True:
         said = json.loads(socket.recv(60))
         of = said["parent_header"].get("msg_id")
@@ -129,7 +129,7 @@ def answered(socket: ClientConnection, request: str) -> dt.datetime:
 
 
 def typed(socket: ClientConnection, line: str, until: str) -> dt.datetime:
-    """When a terminal has shown `until`."""
+    """Types a line and waits until the terminal shows `until`; returns the time."""
     socket.send(json.dumps(["stdin", line + "\r"]))
     shown = ""
     while until not in shown:
@@ -162,7 +162,7 @@ def start(agent: Agent, files: Path) -> Notebook:
 
 @pytest.fixture
 def notebook(lab: Notebook) -> Notebook:
-    """One that does nothing, and has told so."""
+    """The notebook, reported as idle."""
     lab.until("idle")
     return lab
 
@@ -180,7 +180,7 @@ def test_a_long_cell_that_prints_nothing_is_work_whatever_else_its_kernel_answer
     with notebook.kernel() as socket:
         begin, request = now(), execute(socket, f"import time; time.sleep({LONG})")
         notebook.until("busy")
-        # What the page shows of memory: Jupyter itself says “idle” after each of these.
+        # The page's memory display sends these, and after each one Jupyter itself reports “idle”.
         usage = [send(socket, "usage_request", "control") for _ in range(3)]
         over = answered(socket, request)
         assert usage
@@ -208,7 +208,7 @@ def test_what_somebody_started_in_a_terminal_is_work_and_a_prompt_is_not(noteboo
 
 
 def test_what_a_kernel_left_running_computes_and_so_works(notebook: Notebook) -> None:
-    """The cell is over at once."""
+    """The cell itself ends at once."""
     end = f"end = time.time() + {LONG}"
     burn = f"import time; {end}\nwhile time.time() < end: pass"
     with notebook.kernel() as socket:
@@ -222,7 +222,7 @@ def test_open_connections_and_pages_that_ask_by_themselves_are_no_work(notebook:
     with notebook.kernel() as socket:
 
         def pages() -> None:
-            """As JupyterLab and editors do while they are open, only more often."""
+            """What JupyterLab and editors send while they are open, only more often."""
             while not stop.wait(PERIOD):
                 socket.ping()
                 send(socket, "kernel_info_request")
@@ -239,7 +239,7 @@ def test_open_connections_and_pages_that_ask_by_themselves_are_no_work(notebook:
         finally:
             stop.set()
             asking.join()
-    # What the server itself believes is fooled by them.
+    # Jupyter's own last_activity is fooled by these requests.
     assert dt.datetime.fromisoformat(moved) > idle.since
 
 
@@ -249,7 +249,7 @@ def test_one_cell_after_the_other_is_work_though_no_look_meets_one(notebook: Not
         begin = now()
         for _ in range(3 * QUIET_LOOKS):
             over = answered(socket, execute(socket, "1"))
-            stop.wait(PERIOD)  # as a person does
+            stop.wait(PERIOD)  # like a person between cells
         notebook.rests_after(begin, over)
 
 

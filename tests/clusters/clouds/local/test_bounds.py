@@ -1,4 +1,4 @@
-"""What a task may take of this machine without any cgroup: others of its run, of its appcode and of the machine go on."""
+"""Limits of a task without any cgroup: other tasks of its run, its appcode and the machine go on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.clusters.clouds.local.agents import NO_CGROUPS, Agents, Home, role
 
 pytestmark = pytest.mark.as_user
 
-# No more than twice what is allowed, whatever the limits do; the children end with their task.
+# Makes at most twice as many processes as allowed, even if the limits fail; the children end with their task.
 BOMB = """python -c '
 import os, signal
 made = 0
@@ -61,7 +61,7 @@ def test_programs_of_the_portal_go_before_a_task(home: Home, make_agent: Agents)
     agent = make_agent()
     assert agent.says("nice").split() == [str(rlimits.NICE)]
     if os.path.exists("/proc/self/autogroup") and home.uid is None and os.geteuid() == 0:
-        # Who is hidden from others of the machine, as an ordinary user's task, may not write there.
+        # A task of an ordinary user is hidden from the rest of the machine and can't write there.
         assert agent.says("cat /proc/self/autogroup").split()[-1] == str(rlimits.NICE)
 
 
@@ -73,7 +73,7 @@ def test_a_file_that_grows_beyond_the_limit_ends_its_task_and_says_why(make_agen
 
 
 def test_dev_shm_is_as_large_as_the_memory_of_the_task_and_has_no_endless_names(make_agent: Agents) -> None:
-    agent = make_agent(before=NO_CGROUPS)  # in a cgroup what lies there is memory of the task, and ends it first
+    agent = make_agent(before=NO_CGROUPS)  # in a cgroup, files there count as the task's memory and would end it first
     script = """
     head -c 48M /dev/zero > /dev/shm/x; stat -c %s /dev/shm/x; rm /dev/shm/x
     python -c 'import os; [open(f"/dev/shm/{n}", "w") for n in range(32 * 64 + 9)]'; ls /dev/shm | wc -l
@@ -109,7 +109,7 @@ def test_of_many_attempts_the_logs_of_the_first_and_the_last_are_kept(make_agent
     run = agent.apply(role("echo mine; exit 1", retries=6))
     agent.ended(run)
     agent.signal(signal.SIGKILL)
-    # Five more that ended long ago, so that nobody has to wait for them.
+    # Five more attempts that ended long ago, so that the test need not wait for their retries.
     first = agent.task_folder(run)
     seen = json.loads((first / "seen.json").read_text())
     seen["finished_at"] = seen["scheduled_at"] = seen["started_at"] = "2020-01-01T00:00:00+00:00"
@@ -137,7 +137,7 @@ def test_nothing_that_opens_sandboxes_can_be_called_by_a_task_or_a_command_in_it
     assert says.count("Operation not permitted") == 2
     agent.running(run)
     session = agent.cloud.exec(run, "worker", 0, ["bash", "-c", FORBIDDEN + "; ulimit -Hc"])
-    # Two pipes: which of two lines in them came first, nobody can tell.
+    # Two pipes, so the order of their lines is undefined.
     said = {"stdout": b"", "stderr": b""}
     while session.exit_code is None:
         if piece := session.receive(10):
@@ -166,7 +166,7 @@ def test_the_filter_says_no_to_exactly_what_is_listed(machine: str) -> None:
 
 
 class _Filter:
-    """The kernel's interpreter of such a program, as far as ours goes: the number of the error, 0 for none."""
+    """Interprets our filter program as the kernel does: returns the error number, 0 for none."""
 
     def __init__(self, program: bytes) -> None:
         self.lines = list(struct.iter_unpack("=HBBI", program))

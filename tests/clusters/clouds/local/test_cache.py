@@ -1,4 +1,4 @@
-"""Input that is copied to this machine once for all runs that read the same, from a real S3 server."""
+"""Input that is copied once to this machine for all runs that read the same, from a real S3 server."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def cached(store: Store, bucket: str = "data", prefix: str = "") -> Mount:
 
 
 def kept(agent: Agent) -> list[Path]:
-    """What lies in the cache, the one used longest ago first."""
+    """The cached folders, least recently used first."""
     found = (agent.folder / "cloud" / "cache").glob("*/files")
     return sorted(found, key=lambda path: (path.parent / "size").stat().st_mtime)
 
 
 def rewritten(store: Store, name: str, text: str) -> None:
-    """As no listing tells: of the same size and time."""
+    """Writes other content with the same size and time, which no listing can detect."""
     before = (store.folder / name).stat()
     (store.folder / name).write_text(text)
     os.utime(store.folder / name, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -57,7 +57,7 @@ def test_it_is_read_once_and_again_when_it_has_changed(agent: Agent, store: Stor
     store.put("data/in/a", "one\n")
     assert agent.says(READS, mounts=(cached(store, prefix="in"),)) == "one\n"
     rewritten(store, "data/in/a", "two\n")
-    # Who finds it has listed the same with the same keys; nothing is read but the listing.
+    # A listing with the same keys and the same result finds the copy, so only the listing is read.
     assert agent.says(READS, mounts=(cached(store, prefix="in"),)) == "one\n"
     digests = [item.digest for item in agent.seen if getattr(item, "digest", "")]
     assert len(set(digests)) == 1
@@ -108,7 +108,7 @@ def test_what_no_run_uses_goes_by_age_and_for_room(make_agent: Callable[..., Age
             os.utime(path.parent / "size", (0, 0))
     over(agent, agent.apply(role("true")))
     until(lambda: [(path / "a").read_text() for path in kept(agent)] == ["held\n", "young\n"])
-    # What is wanted now goes before what was.
+    # A copy in demand is kept before one used earlier.
     there = kept(agent)
     discarded: list[str] = []
     cache.sweep(str(there[0].parents[1]), lambda: {there[0].parent.name}, discarded.append, most=1 << 40, wanted=1)

@@ -1,4 +1,4 @@
-"""What a task serves is reached by its endpoint, and by who has its proof alone; secrets are in its environment alone."""
+"""A task's endpoint is reachable only with the proof of its cluster, and secrets are only in the task's environment."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 
 from clusters.clouds.drivers import entrance
 from clusters.clouds.drivers.base import CloudRefused, Endpoint, EndpointSeen, RolePlan, RunRef
-from clusters.clouds.drivers.local.network import handed
+from clusters.clouds.drivers.local.network import sockets
 from portal.up.services import free_port
 from tests.clusters.clouds.local.agents import PATIENCE, PROOF, Agent, role
 from tests.running import ROOT
 
-# Says back in capitals the path that it was asked for.
+# Answers with the requested path in capitals.
 SERVE = """exec python -c 'import http.server
 class Asked(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -37,7 +37,7 @@ def serving(command: str = SERVE, **options: object) -> RolePlan:
 
 
 def address(agent: Agent, run: RunRef, *, ready: bool = True) -> str:
-    """Where the gateway finds the endpoint of `run`, as soon as it is `ready` (or is not any more: "")."""
+    """Waits until the endpoint of `run` is `ready` (or not); returns its address, "" if not ready."""
 
     def last() -> EndpointSeen | None:
         told = [each for each in agent.seen if isinstance(each, EndpointSeen) and each.run_id == run.id]
@@ -49,20 +49,20 @@ def address(agent: Agent, run: RunRef, *, ready: bool = True) -> str:
 
 
 def said(address: str, path: str = "/", proof: str = PROOF) -> str:
-    """What is answered at an endpoint, "" when the connection is closed."""
+    """The body of the answer, "" if the connection is closed."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), PATIENCE) as one:
         try:
             one.sendall(f"GET {path} HTTP/1.0\r\nX-Portal-Gateway: {proof}\r\n\r\n".encode())
             answer = b"".join(iter(lambda: one.recv(65536), b""))
-        except OSError as error:  # the other side has closed it before
+        except OSError as error:  # the other side closed it first
             if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
                 raise
             return ""
     return answer.partition(b"\r\n\r\n")[2].decode()
 
 
-# The second question is answered with an error; all others with how many there were.
+# Answers the second request with an error, and all others with the number of requests so far.
 STUMBLES = """exec python -c 'import http.server
 class Counted(http.server.BaseHTTPRequestHandler):
     count = 0
@@ -130,15 +130,15 @@ def test_who_has_no_proof_is_not_led_in_not_even_as_the_user_of_the_portal(agent
         assert said(here, "/word", proof) == f"{entrance.NOT_PROVEN}\n"
 
     async def given(proof: str) -> str:
-        """The other end of a connection that is handed out, "" for none."""
-        found = await handed.connection(int(here.rpartition(":")[2]), proof)
+        """Address of the other end of a connection that is handed over, "" for none."""
+        found = await sockets.connection(int(here.rpartition(":")[2]), proof)
         if found is None:
             return ""
         with found:
             return "{}:{}".format(*found.getpeername())
 
     assert [asyncio.run(given(proof)) for proof in ("guessed", other.proof)] == ["", ""]
-    # The program itself, not a port that stands for it.
+    # The program itself, and no relay port.
     assert asyncio.run(given(PROOF)) == f"127.0.0.1:{PORT}"
 
 
@@ -146,14 +146,14 @@ def test_who_has_no_proof_is_not_led_in_not_even_as_the_user_of_the_portal(agent
 def test_another_user_who_took_the_name_is_not_shown_the_proof() -> None:
     port = free_port()
     take = (
-        f"import os; from {handed.__name__} import listen; os.setuid(65534); name = listen({port}); print(flush=True)"
+        f"import os; from {sockets.__name__} import listen; os.setuid(65534); name = listen({port}); print(flush=True)"
     )
     take += "; print(name.accept()[0].recv(99))"
     argv = [sys.executable, "-c", take]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as stranger:
         assert stranger.stdout
         stranger.stdout.readline()
-        assert asyncio.run(handed.connection(port, PROOF)) is None
+        assert asyncio.run(sockets.connection(port, PROOF)) is None
         assert stranger.stdout.read() == "b''\n"
 
 
@@ -175,5 +175,5 @@ def test_a_secret_is_in_the_environment_of_tasks_and_on_no_command_line(agent: A
     ]
     folder = agent.folder / "cloud" / "runs" / str(plan.run.id)
     readable = [path for path in folder.rglob("*.json") if path.stat().st_mode & 0o077 and "s3cr3t" in path.read_text()]
-    # Nobody else gets as far as these files: the folder of the cloud is its owner's alone.
+    # The folder of the cloud is private to its owner, so no one else reaches these files.
     assert not readable or (agent.folder / "cloud").stat().st_mode & 0o077 == 0

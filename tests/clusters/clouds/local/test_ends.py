@@ -1,4 +1,4 @@
-"""How an attempt ended, from what its shim wrote: a property of every history, without a process."""
+"""How an attempt ended, from its shim's status file: properties of all histories, without a process."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ statuses = st.fixed_dictionaries(
 
 @given(statuses, st.sampled_from(["", "Stopped", "Disrupted"]))
 def test_what_ended_with_0_is_never_shown_as_failed(status: dict[str, object], asked: str) -> None:
-    """A worker that leaves with its master was asked to stop at that moment, and had ended with 0 all the same. What ends with
-    the portal is started again, and so is no success."""
+    """A worker that exits with its master may be asked to stop at the same moment, though it exited with 0. A task that ends with
+    the portal is started again, so it is no success."""
     end = ended(SEEN, status, asked, "", 1 << 30, 512)
     goes_on = asked == "Disrupted" and "stopping" in status
     if "error" not in status:

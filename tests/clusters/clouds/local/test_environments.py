@@ -1,4 +1,4 @@
-"""A saved environment on this machine: made once from a private index, read-only in tasks, and a half-made one is never seen."""
+"""A saved environment on this machine: built once from a private index, read-only in tasks, never visible half-built."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ import urllib3
 from clusters.clouds.drivers.base import Environment, Plan, RolePlan, RunRef, TaskSeen
 from clusters.clouds.drivers.local.network import outward, packages
 from clusters.clouds.drivers.local.task.processes import is_locked
-from clusters.frameworks.programs import whole
+from clusters.frameworks.programs import text
 from portal.up.services import dies_with_parent
 from tests.clusters.clouds.local.agents import PATIENCE, Agent, Agents, Home, role
 from tests.index import PASSWORD, Index
 
-INSTALL = whole("install.py")
+INSTALL = text("install.py")
 SAYS = "python -c 'import greeting; print(greeting.__file__, greeting.TEXT)'"
 
 
@@ -41,7 +41,7 @@ def index() -> Iterator[Index]:
 
 @pytest.fixture
 def door(index: Index, home: Home) -> Iterator[Path]:
-    """The socket of the process that leads tasks to the index."""
+    """Socket of the process that gives tasks access to the index."""
     folder = Path(tempfile.mkdtemp(prefix="elearn-index-"))
     folder.chmod(0o711)
     socket = folder / "sock"
@@ -94,7 +94,7 @@ def test_two_runs_at_once_have_it_made_once_and_neither_can_change_it(agent: Age
     assert index.asked.count("/files/greeting-1.0-py3-none-any.whl") == 1
     waited = {item.reason for item in agent.seen if isinstance(item, TaskSeen) and item.run_id == runs[0].id}
     assert "MakingEnvironment" in waited
-    # The next one finds it there; what is of the image is seen, too, and another version stands in front of it.
+    # The next run reuses it. Its packages come before other versions in the image, whose packages stay visible.
     index.files.clear()
     assert "hello" in said(agent, started(agent, torch, role(f"{SAYS}; python -c 'import json'")))
 
@@ -110,7 +110,7 @@ def test_the_program_of_an_application_is_the_images_own(agent: Agent, index: In
 
 
 def test_requirements_are_installed_once_over_what_the_image_has(agent: Agent, index: Index) -> None:
-    """By pip, which leaves alone what the image has (six is in no index of the tests) and brings what it lacks."""
+    """pip keeps the packages of the image (no index of the tests has six) and installs only what is missing."""
     index.add("leaf", "1.5", leaf="TEXT = 'leaf'")
     index.add("greeting", "1.0", ["six", "leaf>=1"], greeting="import leaf, six; TEXT = 'hello ' + leaf.TEXT")
     required = saved("# requirements", "greeting>=1", "six", name="of its requirements")
@@ -141,7 +141,7 @@ def test_a_script_runs_once_in_it_and_touches_nothing_else(agent: Agent, index: 
     )
     changed = saved(greeting, script=script, name="torch:2")
     assert said(agent, started(agent, changed, role(f"cat $VIRTUAL_ENV/seen; {SAYS}"))).split()[::2] == ["1", "changed"]
-    # Files of the first one are others, though they came from the same cache.
+    # The first environment has its own files, though both came from the same cache.
     assert "hello" in said(agent, started(agent, saved(greeting), role(SAYS)))
 
 
@@ -163,7 +163,7 @@ def test_one_that_cannot_be_made_starts_nothing_and_says_why(agent: Agent, index
     sentence = agent.until(why)
     assert word in sentence
     assert "It is tried again" in sentence
-    if "script" in wrong:  # what it computes is metered to nobody
+    if "script" in wrong:  # its computing time is billed to no one
         agent.until(lambda: "It is not tried again" in why())
     assert "started" not in agent.output(run)
     agent.cloud.delete(run)
@@ -186,7 +186,7 @@ def test_what_was_left_half_made_is_made_anew(make_agent: Agents, door: Path, in
     whole = list((agent.folder / "cloud" / "environments").glob("*/*.json"))
     assert whole == []
     agent.start()
-    while not is_locked(folder):  # made anew, from its first step on
+    while not is_locked(folder):  # built again, from the first step
         assert time.monotonic() < deadline, agent.log()
         time.sleep(0.02)
     agent.cloud.delete(run)
@@ -194,7 +194,7 @@ def test_what_was_left_half_made_is_made_anew(make_agent: Agents, door: Path, in
 
 
 def test_nobody_can_sign_an_address_that_no_page_had() -> None:
-    """Where the index wants no password, all that a task could make a key of is known to it."""
+    """If the index has no password, a task knows everything else from which the key could be derived."""
     here, elsewhere = packages.Index("https://pypi.org/simple/"), packages.Index("https://pypi.org/simple/")
     assert here._sign("aHR0cDovLzE2OS4yNTQuMTY5LjI1NC94") != elsewhere._sign("aHR0cDovLzE2OS4yNTQuMTY5LjI1NC94")
 
@@ -219,7 +219,7 @@ def test_tasks_reach_the_index_without_its_password_and_nothing_beside_it(agent:
     )
     assert "greeting-1.0-py3-none-any.whl</a>" in text
     assert "\nTrue\n" in text
-    assert text.count("\n404 b") == 6  # an id of mountinfo may be 404, too
+    assert text.count("\n404 b") == 6  # an id in mountinfo may be 404, too
     assert PASSWORD not in text
     assert PASSWORD not in agent.log()
     with pytest.raises(OSError):
@@ -227,7 +227,7 @@ def test_tasks_reach_the_index_without_its_password_and_nothing_beside_it(agent:
 
 
 def test_the_index_reads_few_pages_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for many long ones at once ends nobody else's installing, for want of memory."""
+    """Many long pages at once must not exhaust the memory that other installations need."""
     index, inside, go = packages.Index("http://127.0.0.1:9/simple/"), threading.Semaphore(0), threading.Event()
 
     def ask(*_: object) -> urllib3.HTTPResponse:
@@ -247,7 +247,7 @@ def test_the_index_reads_few_pages_at_one_time(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_file_on_a_closed_server_is_refused_at_once_and_with_what_helps() -> None:
-    """A private index may lead to another private server. pip asks five times at 502 and shows only the reason of an answer."""
+    """A private index may link to another private server. pip retries a 502 five times, and shows only an answer's reason."""
     index = packages.Index("http://127.0.0.1:9/simple/")
     coded = base64.urlsafe_b64encode(b"http://169.254.169.254/x.whl").decode().rstrip("=")
     with packages.Server(0, index) as server:

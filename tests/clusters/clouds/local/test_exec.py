@@ -1,4 +1,4 @@
-"""Commands inside running tasks: what they are, what they see, and that their ends are ends."""
+"""Commands inside running tasks: what they are, what they see, and how they end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.as_user
 
 
 def heard(session: Session, seconds: float = PATIENCE) -> tuple[int | None, bytes, bytes]:
-    """Everything until the end: exit code, output, errors."""
+    """Reads to the end; returns exit code, output and errors."""
     found = {"stdout": b"", "stderr": b""}
     end = time.monotonic() + seconds
     while session.exit_code is None:
@@ -111,7 +111,7 @@ def test_a_terminal(agent: Agent, run: RunRef) -> None:
     assert b"/dev/pts/" in shown
     assert b"can-reopen" in shown
     assert b"job control" not in shown
-    # It says so itself, when the terminal is its own.
+    # Ctrl-C reaches the program only if this is its controlling terminal.
     session.send(b"sh -c 'echo asl''eep; exec sleep 1000'; echo code $?\r")
     until(session, b"asleep")
     session.send(b"\x03")
@@ -121,7 +121,7 @@ def test_a_terminal(agent: Agent, run: RunRef) -> None:
 
 
 def test_a_command_ends_when_they_hang_up(agent: Agent, run: RunRef) -> None:
-    line = ["sleep", str(uuid.uuid4().int % 10**9 + 10**9)]  # of this test alone: others run beside it
+    line = ["sleep", str(uuid.uuid4().int % 10**9 + 10**9)]  # unique to this test: others run in parallel
     sleep = " ".join(line)
     session = agent.cloud.exec(run, "worker", 0, ["bash", "-c", f"echo up; {sleep} & {sleep}"])
 
@@ -171,7 +171,7 @@ def test_a_session_ends_with_its_task(agent: Agent, run: RunRef) -> None:
     session = agent.cloud.exec(run, "worker", 0, ["bash", "-c", "echo up; sleep 1000"])
     until(session, b"up")
     agent.cloud.delete(run)
-    assert heard(session)[0] in (143, 137)  # asked to end, or ended with everything in its namespace
+    assert heard(session)[0] in (143, 137)  # asked to end, or killed with its namespace
 
 
 def test_a_log_is_followed(agent: Agent) -> None:
@@ -188,5 +188,5 @@ def test_a_log_is_followed(agent: Agent) -> None:
 def test_a_portal_started_with_nohup_starts_tasks_that_a_lost_terminal_ends(make_agent: Agents) -> None:
     agent = make_agent(before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
     ignored = int(agent.says("grep SigIgn /proc/self/status").split()[1], 16)
-    # The C library has 32 and 33 for itself.
+    # 32 and 33 are reserved by the C library.
     assert not any(ignored >> (number - 1) & 1 for number in signal.valid_signals())

@@ -1,4 +1,4 @@
-"""A run that follows event files in a real S3 server: they come, and grow as they grow there."""
+"""A run that follows event files in a real S3 server: copies appear and grow with them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_stands_in_the_way_is_told_and_passes(agent: Agent, store: Store) -
 
 
 def test_the_program_of_the_image_does_the_same(store: Store, tmp_path: Path) -> None:
-    """As a container of Kubernetes starts it: remotes and keys in its environment, its own files in HOME."""
+    """Started like a container on Kubernetes: remotes and keys in its environment, its own files in HOME."""
     home, copies = tmp_path / "home", tmp_path / "copies"
     home.mkdir()
     copies.mkdir()

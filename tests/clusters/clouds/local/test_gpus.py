@@ -1,4 +1,4 @@
-"""GPUs: exactly those that a task was given, never twice, and a queue that says what it waits for."""
+"""GPUs: a task sees exactly its own, no GPU has two tasks, and the queue reports what it waits for."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_run_waits_for_cpu_and_memory_too_and_what_can_never_fit_is_refused(
     first = agent.apply(role("sleep 600", cpu_milli=cpus - 200))
     agent.running(first)
     waits = agent.apply(role("sleep 600", count=2, cpu_milli=200))
-    # 100 would fit, but they are kept for the one that came before.
+    # 100 millicores would fit, but they are reserved for the run that came first.
     behind = agent.apply(role("true", cpu_milli=100))
     told = agent.until(lambda: agent.task(waits))
     assert (told.phase, told.reason) == ("Pending", "WaitingForResources")
@@ -78,7 +78,7 @@ def test_a_run_waits_for_cpu_and_memory_too_and_what_can_never_fit_is_refused(
     agent.cloud.delete(first)
     agent.running(waits, index=1)
     assert agent.ended(behind).phase == "Succeeded"
-    # What runs is still counted by an agent that was killed in between.
+    # After a kill, the new agent still counts what runs.
     agent.signal(signal.SIGKILL)
     agent.start()
     assert agent.cloud.capacity().nodes[0].cpu_milli_free == cpus - 400

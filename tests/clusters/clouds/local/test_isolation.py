@@ -1,4 +1,4 @@
-"""A task sees its programs and its data, and nothing of anybody else."""
+"""A task sees its own programs and data, and nothing of others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.as_user
 
 @pytest.fixture
 def allowed(agent: Agent) -> Path:
-    """A folder that an administrator allowed, which belongs to the user of the agent."""
+    """A folder that an administrator has allowed, owned by the agent's user."""
     folder = agent.folder / f"allowed-{uuid.uuid4().hex}"
     (folder / "set").mkdir(parents=True)
     (folder / "set" / "x.txt").write_text("one\n")
@@ -61,7 +61,7 @@ def test_of_the_settings_of_the_machine_programs_see_what_they_need(agent: Agent
     assert any(line.startswith("https") for line in lines)
 
 
-# Prints what it can still read of what is hidden, and as whom and where it runs; a program that measures finds what it needs.
+# Prints what it can read of the hidden files, its cgroups and host name, and whether monitoring programs find what they need.
 WHERE = """
 import os, socket
 def read(path): return open(path).read()
@@ -76,7 +76,7 @@ print(all(read(f"/proc/{name}") for name in ("cpuinfo", "meminfo", "stat", "load
 def test_the_kernel_tells_a_task_and_a_command_in_it_nothing_of_the_machine(agent: Agent) -> None:
     where = ["python", "-c", WHERE % (sandbox.HIDDEN,)]
     run = agent.apply(replace(role(""), argv=("bash", "-c", '"$@"; exec sleep 600', "bash", *where)))
-    name = f"ops-demo-demo-{run.number}-{run.id}-worker-0"  # as a pod's
+    name = f"ops-demo-demo-{run.number}-{run.id}-worker-0"  # like a pod's
     expected = f"[]\n{{'/'}}\n{name} {name} 127.0.0.1\nTrue\n"
     assert agent.until_output(run, "True\n") == expected
     agent.running(run)
@@ -205,7 +205,7 @@ def test_a_missing_input_folder_is_told_and_waited_for(agent: Agent, allowed: Pa
 
 
 def test_two_runs_do_not_see_each_other(agent: Agent) -> None:
-    # A name that nobody else has: the environment is visible on purpose, and it may lie in /tmp.
+    # A unique name: the environment is visible on purpose, and may be in /tmp.
     name = f"mine-{uuid.uuid4().hex}"
     first = agent.apply(role(f"touch /elearn/output/{name} /tmp/{name}; echo there; sleep 600"))
     agent.until_output(first, "there")

@@ -1,4 +1,4 @@
-"""News keeps its numbers over restarts, and a position that could be wrong has expired."""
+"""News keep their numbers across restarts, and a position that could be wrong has expired."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_after_a_restart_of_the_machine_a_new_journal_begins(tmp_path: Path) -> 
 
 
 def test_a_watch_says_when_nothing_follows_some_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What is free is asked for then; the next heartbeat would be late for somebody who waits for a GPU.
+    # The portal polls free GPUs at this empty batch; waiting for the next heartbeat would delay runs in the queue.
     monkeypatch.setattr(agent, "HEARTBEAT", 3600.0)
 
     async def watch() -> list[int]:

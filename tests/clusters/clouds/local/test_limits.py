@@ -1,4 +1,4 @@
-"""What a task has is what its flavor says: by cgroups of version 2 or 1, or by the watcher where neither can be written."""
+"""A task gets what its flavor says: by cgroups of version 2 or 1, or by the watcher if neither is writable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusters.clouds.drivers.local.network.network import OTHERS_FIRST
 from clusters.clouds.drivers.local.task import cgroups, memory
 from tests.clusters.clouds.local.agents import NO_CGROUPS, Agent, Agents, Home, role
 
-# Takes 40 MB at a time and touches every page, in a child, as a data loader would.
+# Allocates 40 MB at a time and touches every page, in a child process like a data loader.
 GROWS = """
 python3 -c '
 import os, time
@@ -82,7 +82,7 @@ def _is_held(agent: Agent) -> None:
     ended = agent.ended(run)
     assert (ended.phase, ended.reason) == ("Failed", "OOMKilled")
     assert ended.message.startswith("It was ended because it used more than its memory, 160 MB;")
-    # Its neighbour has memory of its own.
+    # Its neighbour has its own memory limit.
     assert agent.ended(run, "ps").phase == "Succeeded"
 
 
@@ -94,7 +94,7 @@ def test_what_one_look_cannot_see_in_time_the_kernel_refuses(make_agent: Callabl
 
 
 def test_pages_that_processes_share_count_once(make_agent: Callable[..., Agent]) -> None:
-    """A data loader that forks with its data in memory needs them once."""
+    """A data loader that forks with its data in memory uses that memory once."""
     agent = make_agent(before=NO_CGROUPS)
     shares = (
         "python3 -c 'import os, time; data = os.urandom(1 << 20) * 100; [os.fork() for _ in range(3)]; time.sleep(2.5)'"
@@ -120,11 +120,11 @@ def test_a_volume_has_its_size_grows_and_goes(make_agent: Callable[..., Agent]) 
     size, *names = says(fill, "32Mi").split()
     assert 20 << 20 < int(size) < 32 << 20
     assert names == ["big"], "nothing but people's own files"
-    # The task's file is still there, and there is more room.
+    # The file is still there, and the volume has grown.
     assert says("rm big; head -c 64M /dev/zero > big; stat -c %s big", "128Mi").split() == [str(64 << 20)]
     image = agent.folder / "cloud" / "volumes" / "7.ext4"
     assert image.stat().st_size == 128 << 20
-    # Whatever is killed, it is found again; a portal that has ended leaves nothing mounted.
+    # The volume survives a kill; a portal that has ended leaves nothing mounted.
     agent.signal(signal.SIGKILL)
     agent.start()
     assert says("stat -c %s big", "128Mi").split() == [str(64 << 20)]
@@ -158,17 +158,17 @@ def test_what_the_runs_of_an_appcode_write_has_a_limit_of_its_own(make_agent: Ca
     fills = "head -c 96M /dev/zero > FILE 2>/dev/null; stat -c %s FILE; sleep 600"
     full = agent.apply(role(fills.replace("FILE", "/elearn/output/big")))
     assert int(agent.until_output(full, "\n")) < 64 << 20
-    # Nobody else of the appcode has room now, and another appcode has all of its own.
+    # Other runs of the appcode have no room now; another appcode has its own.
     assert int(agent.until_output(agent.apply(role(fills.replace("FILE", "/tmp/big"))), "\n")) < 8 << 20
     plan = agent.plan(role("head -c 40M /dev/zero > /tmp/big && echo well"))
     other = replace(plan, run=replace(plan.run, appcode="flight-demo"))
     agent.cloud.apply(other)
     assert agent.ended(other.run).phase == "Succeeded"
-    # The next agent finds what was written, wherever it would put it today.
+    # The next agent finds the files where the last one put them.
     agent.signal(signal.SIGKILL)
     agent.start()
     assert (agent.room(full) / "scratch" / "big").exists()
-    # What goes gives its room back, to the disk of this machine as well.
+    # Deleted runs free their room, also on the machine's disk.
     agent.end_tasks()
     agent.until_removed()
     assert agent.says("head -c 40M /dev/zero > /tmp/big && echo well") == "well\n"

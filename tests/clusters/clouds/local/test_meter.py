@@ -1,7 +1,7 @@
-"""How busy the GPUs of this machine are: added up by task and minute, told once, and never more than was looked at.
+"""GPU usage on this machine: summed by task and minute, reported once, and never more than was sampled.
 
-The arithmetic is tested as it is. NVML itself is asked where there is a GPU; elsewhere a small stand-in for its library says
-what a GPU would, so that opening it, reading by UUID and going on after an error are tried everywhere.
+The arithmetic is tested directly. NVML itself is used if there is a GPU; elsewhere a stand-in for its library lets loading,
+reading by UUID and recovery from errors run everywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clusters.clouds.drivers.local.agent import gpu_meter, gpus
 from clusters.clouds.drivers.local.agent.gpu_meter import Holder, Look, Meter
 from tests.clusters.clouds.local.agents import Agent
 
-START = 1_800_000_000  # the beginning of a minute
+START = 1_800_000_000  # the start of a minute
 REAL = gpus.find(0)
 
 
@@ -49,7 +49,7 @@ def test_a_task_counts_from_when_it_has_its_gpus_and_a_gpu_that_does_not_answer_
     half = Holder("half", START, ("1", "2"))
     for n in range(1, 7):
         one.note(START + 15 * n, [young, half], {"0": Look(100, 1), "1": Look(50, 1)})
-    # Half of its GPUs: half of the time.
+    # One of its two GPUs was measured, so half of the GPU time.
     assert told(one)[:2] == [GpuUse("half", moment(0), 30.0, 0.5, 1), GpuUse("young", moment(0), 20.0, 1.0, 1)]
 
 
@@ -60,7 +60,7 @@ def test_how_busy_the_gpus_of_a_task_are_is_known_while_all_of_them_say_so():
     assert (one.busy(["0"], False, START + 1), one.busy(["0", "1"], False, START + 1)) == (0, 40)
     assert one.busy(["0", "2"], False, START + 1) is None
     assert one.busy(["0", "1"], False, START + 31) is None
-    # Simulated ones do nothing, and who has none needs none.
+    # Simulated GPUs are never busy, and a task without GPUs is never unknown.
     assert (one.busy(["0"], True, START + 99), one.busy([], False, START + 99)) == (0, 0)
 
 
@@ -123,7 +123,7 @@ def test_old_news_is_forgotten_and_another_agents_position_means_all(monkeypatch
 
 
 class StandIn(types.ModuleType):
-    """As much of pynvml as is used, with two GPUs of which one breaks now and then. It is no GPU: see the test below it."""
+    """The used part of pynvml, with two GPUs of which one fails at times. Not a real GPU: see the test below."""
 
     class NVMLError(Exception):
         pass
@@ -167,7 +167,7 @@ def test_reading_goes_on_after_an_error_with_a_stand_in_for_nvml(monkeypatch: py
 
 @pytest.mark.skipif(not REAL.simulated, reason="There is a GPU here: the test with the real one says more.")
 def test_the_agents_loop_looks_at_what_tasks_hold_with_a_stand_in_for_nvml(monkeypatch: pytest.MonkeyPatch):
-    """With minutes of a second and a look every twentieth of one."""
+    """With minutes of 1 s, and a sample every 0.05 s."""
     monkeypatch.setitem(sys.modules, "pynvml", StandIn())
     monkeypatch.setattr(gpu_meter, "PERIOD", 0.05)
     monkeypatch.setattr(gpu_meter, "MINUTE", 1)

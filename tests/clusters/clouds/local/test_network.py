@@ -1,4 +1,4 @@
-"""The network of a run lives as long as its tasks, whatever dies around it; and what holds where the kernel makes none."""
+"""A run's network lives as long as its tasks, whatever dies around it; and what holds if the kernel makes no networks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.clusters.clouds.local.agents import Agent, Agents, Home, role
 
 pytestmark = pytest.mark.as_user
 
-# The abstract sockets of a network are seen by all of its tasks, and only by them.
+# A network's abstract sockets are visible to all of its tasks, and only to them.
 SERVE = """python -c 'import socket, time
 server = socket.socket(socket.AF_UNIX)
 server.bind("\\0mark")
@@ -62,7 +62,7 @@ def test_a_network_that_was_lost_takes_its_tasks_along_and_they_meet_again_in_an
     agent.until_output(run, "1\n", index=1, attempt=1)
 
 
-# Two copies at the same port at the same time, as two pods would be: each waits for the other before it asks its own server.
+# Two copies listen at the same port at the same time, like two pods. Each waits for the other, then calls its own server.
 SAME_PORT = """
 python -m http.server 8080 --bind 0.0.0.0 --directory /elearn/work &
 echo copy $TASK_INDEX > /elearn/work/mark
@@ -95,7 +95,7 @@ def test_copies_of_a_command_have_ports_of_their_own_and_a_network_that_is_lost_
 
 
 def of_copy(agent: Agent, run: RunRef, index: int) -> int:
-    """Who holds the network of a copy that runs."""
+    """The process that holds the network of a running copy."""
     agent.until_output(run, "up", index=index)
     shim = int((agent.task_folder(run, f"worker-{index}-0") / "lock").read_text())
     init = json.loads((agent.task_folder(run, f"worker-{index}-0") / "status.json").read_text())["init"]
@@ -112,7 +112,7 @@ def test_a_run_that_is_over_holds_nothing(agent: Agent) -> None:
 
 
 def most(networks: int) -> str:
-    """Python that lets the agent make only so many networks."""
+    """Python code that limits how many networks the agent can make."""
     return (
         "from clusters.clouds.drivers.local.task import sandbox\n"
         "sandbox.unshare()\n"

@@ -1,4 +1,4 @@
-"""The internet, where an administrator opens it: public addresses and names, and nothing that is private or this machine's."""
+"""Internet access, if an administrator opens it: public addresses and names only, nothing private and nothing of this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not os.path.exists("/dev/net/tun"), reason="This kernel has no tun device."),
 ]
 
-# A question for a name server, which is answered with itself.
+# Sends a DNS query, which comes back as the answer.
 ASK = """
 import re, socket
 server = re.search("nameserver (.*)", open("/etc/resolv.conf").read())[1]
@@ -54,7 +54,7 @@ def test_only_what_is_public_is_reached(make_agent: Agents, room: Path) -> None:
     question = b"\\0\\1\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0\\7example\\0\\0\\1\\0\\1".decode()
     (Path(program(agent)) / "ask.py").write_text(ASK % (question, question))
     ask = line("ask", targets, alone=False) + " && python ask.py"
-    for at_once in (0, 1):  # by the network of the run, and by that of a copy
+    for at_once in (0, 1):  # through the network of the run, and that of a copy
         answers, resolved = agent.says(ask, at_once=at_once, program=program(agent)).splitlines()
         assert json.loads(answers) == [machine.PUBLIC]
         assert resolved == "True"
@@ -74,7 +74,7 @@ def test_only_what_is_public_is_reached(make_agent: Agents, room: Path) -> None:
 def test_without_pasta_tasks_stay_inside_and_it_is_told(make_agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = Path(tempfile.mkdtemp(prefix="elearn-path-"))
     try:
-        for tool in ("setpriv", "sh"):  # what starts an agent here
+        for tool in ("setpriv", "sh"):  # needed to start an agent here
             (tools / tool).symlink_to(str(shutil.which(tool)))
         monkeypatch.setenv("PATH", str(tools))
         note = make_agent("--network", "on").cloud.capacity().nodes[0].note

@@ -1,7 +1,7 @@
-"""What a task reaches by the network: one table, tried from a task of another tenant, a task of the same run and a command.
+"""What a task can reach by network: one table, tried from a task of another tenant, a task of the same run, and a command.
 
-Everything that answers on this machine has a row, so that whoever adds a server to `manage.py up` has to say here how it
-listens. The servers of this machine are stood in for by sockets at their ports that accept whoever comes.
+Every server on this machine has a row, so adding a server to `manage.py up` means stating here how it listens. Sockets that
+accept all connections at the same ports stand in for the servers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.clusters.clouds.local.test_exec import heard
 
 pytestmark = pytest.mark.as_user
 
-# How every program of `manage.py up` listens. Those at a port are tried; a socket in a folder of mode 700 is not in a sandbox.
+# How each program of `manage.py up` listens. Ports are tried; sockets are in folders of mode 700, which no sandbox contains.
 PORT, SOCKET, NOT_AT_ALL = "port", "socket", "not at all"
 LISTENS = {
     "postgres": SOCKET,
@@ -36,16 +36,16 @@ LISTENS = {
     "controller": NOT_AT_ALL,
     "worker": NOT_AT_ALL,
     "web": PORT,
-    "front": PORT,
+    "router": PORT,
     "gateway": PORT,
-    # The gateway's port for S3, and the two of the object storage behind it.
+    # The gateway's S3 port, and two ports of the object storage behind it.
     "storage": PORT,
     "storage-door": PORT,
     "storage-store": PORT,
 }
 TASK_PORT = 24_991
 
-# Asks at every address of `asked` and tells who answered. Without a network of its own it asks nobody.
+# Connects to every address of `asked` and prints which answered. Refuses to run outside a network of its own.
 PROGRAM = """
 import json, os, socket, sys, threading
 
@@ -81,7 +81,7 @@ print(json.dumps(answers))
 
 @contextmanager
 def serving(targets: dict[str, tuple[str, object]]) -> Iterator[None]:
-    """Listens at all of these on this machine."""
+    """Listens at all these addresses on this machine."""
     with ExitStack() as kept:
         for family, address in targets.values():
             server = kept.enter_context(socket.socket(getattr(socket, family)))
@@ -109,16 +109,16 @@ def line(does: str, targets: dict[str, tuple[str, object]], *, alone: bool = Tru
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Data]:
-    """A data folder as `manage.py up` has it."""
+    """A data folder as `manage.py up` creates it."""
     port = str(services.free_port())
     with Data.open({"PORTAL_DATA": str(tmp_path / "var"), "PORTAL_PORT": port}) as data:
         yield data
 
 
 def portal_services(data: Data) -> dict[str, int]:
-    """The names of everything that `up` starts, with the port of each that has one."""
+    """Names of all services that `up` starts, and the ports of those that have one."""
     (data.folder / "postgres").mkdir()
-    (data.folder / "postgres" / "PG_VERSION").touch()  # so it is not made
+    (data.folder / "postgres" / "PG_VERSION").touch()  # skips initdb
     own = programs.own_servers(data)
     env = data.portal_env({server.name: server.url for server in own})
     storage = programs.storage(data, env)
@@ -129,17 +129,17 @@ def portal_services(data: Data) -> dict[str, int]:
 
 @pytest.fixture
 def agent(make_agent: Agents) -> Agent:
-    """One on which two appcodes run, also where nothing limits what they write."""
+    """An agent that runs two appcodes even if their disk use can't be limited."""
     return make_agent("--shared")
 
 
 @pytest.fixture
 def bob(agent: Agent) -> tuple[RunRef, dict[str, tuple[str, object]]]:
-    """A run of two: worker-0 serves, and what worker-1 finds stands in its log."""
+    """A run of two tasks: worker-0 serves, and worker-1 logs what it reaches."""
     abstract = f"\0bob-{uuid.uuid4()}"
     targets = at(TASK_PORT, "bob's server") | {"bob's abstract socket": ("AF_UNIX", abstract)}
     serve, ask = line("serve", targets), line("ask", targets)
-    # Both share a network, so the second may ask as soon as it sees the first one's socket.
+    # Both share a network, so the second may start when it sees the first one's socket.
     wait = f"until grep -q '00010000.*{abstract[1:]}' /proc/net/unix; do sleep 0.05; done"
     script = f"if [ $TASK_INDEX = 0 ]; then {serve}; else {wait}; {ask}; fi"
     run = agent.apply(role(script, count=2), program=program(agent))
@@ -195,7 +195,7 @@ def test_a_task_reaches_its_own_run_and_nothing_else(
 
 
 def test_a_task_cannot_stand_in_for_the_gateway(agent: Agent) -> None:
-    """What a browser of this machine finds at [::1] and the gateway's port is nobody's, whatever a task listens on."""
+    """Whatever port a task listens on, a browser on this machine never reaches it at 127.0.0.1 or [::1]."""
     port = services.free_port()
     run = agent.apply(role(line("serve", at(port, "the portal"))), program=program(agent))
     agent.until_output(run, "serving")

@@ -1,4 +1,4 @@
-"""Whatever is killed: nothing is lost, nothing runs twice, no GPU is given twice."""
+"""Whatever is killed: nothing is lost, nothing runs twice, and no GPU has two tasks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_tasks_live_on_when_the_agent_is_killed_and_are_found_again(make_agent: 
 def test_tasks_that_take_turns_hand_on_their_gpus_also_from_one_agent_to_the_next(
     make_agent: Callable[..., Agent],
 ) -> None:
-    """Two at a time of five; the second fails once. Nobody else gets their GPUs before the last turns have begun."""
+    """Five tasks, two at a time; the second fails once. Other runs get their GPUs only after the last turns have begun."""
     agent = make_agent("--gpus", "2")
     until = 'until [ -e /tmp/on ]; do sleep 0.05; done; [ "$(cat /tmp/on)" != fail ]'
     run = agent.apply(role(until, count=5, gpus=1, at_once=2, retries=1))
@@ -153,7 +153,7 @@ def test_a_deletion_is_finished_by_the_next_agent(agent: Agent) -> None:
 
 @pytest.mark.as_user
 def test_a_lost_shim_takes_its_task_along_and_the_task_starts_again(agent: Agent) -> None:
-    sleep = f"sleep {uuid.uuid4().int % 10**9 + 10**9}"  # of this test alone: others run beside it
+    sleep = f"sleep {uuid.uuid4().int % 10**9 + 10**9}"  # unique to this test: others run in parallel
     run = agent.apply(role(f"echo $TASK_INDEX; {sleep}", gpus=1))
     agent.until_output(run, "0")
     agent.running(run)
@@ -218,7 +218,7 @@ def test_a_second_agent_in_the_same_folder_refuses_to_start(agent: Agent) -> Non
     first = agent.process
     agent.process = None
     other = Agent(agent.home, agent.folder)
-    other.start()  # the first one answers
+    other.start()  # the first agent still answers
     assert other.process is not None
     assert other.process.wait(PATIENCE) == 1
     assert "Another node agent works in" in other.log()
@@ -226,7 +226,7 @@ def test_a_second_agent_in_the_same_folder_refuses_to_start(agent: Agent) -> Non
 
 
 def _alive(text: str) -> int:
-    """How many processes have `text` in their command line."""
+    """Number of processes with `text` in their command line."""
     count = 0
     for name in os.listdir("/proc"):
         if name.isdecimal() and int(name) != os.getpid():
@@ -252,7 +252,7 @@ def test_folders_may_lie_deeper_than_a_socket_address_is_long(make_agent: Agents
 
 
 def test_what_starts_where_another_lived_is_named_by_its_own_pid_alone(tmp_path: Path) -> None:
-    """Numbers of processes begin anew some day; the agent did not start any more once one was shorter than that before."""
+    """Process ids wrap around. A shorter pid used to leave digits of the old one, and the agent did not start."""
     (tmp_path / "lock").write_text("31993\n")
     script = tmp_path / "script.py"
     script.write_text('import os, sys; os.pwrite(int(sys.argv[2]), b"407\\n", 0)')

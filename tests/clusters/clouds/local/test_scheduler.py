@@ -1,4 +1,4 @@
-"""Whoever asks, no GPU, CPU or MiB is given twice, nobody is started by half, and nobody waits for ever."""
+"""For any requests: no GPU, CPU or MiB is given twice, no run starts partially, and none waits forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data in a real S3 server: fetched before the start, stored during the run and at its end, whatever that is."""
+"""Data in a real S3 server: fetched before the start, stored during the run and at its end, however it ends."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_is_only_looked_at_may_be_empty_and_of_too_much_a_part_is_copied(ag
     assert agent.ended(run).phase == "Failed"
     assert "There are more than 0.00390625 GiB in folder wrote of bucket results" in agent.output(run)
     assert "Read-only file system" in agent.output(run)
-    assert not agent.output(run).startswith("2")  # nor half of one
+    assert not agent.output(run).startswith("2")  # not even half a file
 
 
 @pytest.mark.as_user
@@ -145,7 +145,7 @@ def test_what_an_earlier_try_has_fetched_and_is_gone_by_now_is_not_divided(agent
 
 
 def test_an_input_that_cannot_be_divided_says_why_and_is_tried_again(agent: Agent, tmp_path: Path) -> None:
-    # Deeper than any path that a link may lead to.
+    # A path longer than the target of a link may be.
     at = os.open(tmp_path, os.O_RDONLY)
     for _ in range(21):
         os.mkdir("d" * 200, 0o755, dir_fd=at)
@@ -230,8 +230,8 @@ def test_whatever_lies_in_the_output_the_run_ends_as_its_program_and_the_rest_is
 
 
 class Tiny(BaseHTTPRequestHandler):
-    """As much of S3 as rclone asks for: `in/both` and `in/both/child` lie in every bucket, and a name with a backslash is refused
-    as if the key were wrong."""
+    """A minimal S3 for rclone: every bucket has `in/both` and `in/both/child`, and a name with a backslash is refused
+    like a wrong key."""
 
     def do_GET(self) -> None:
         asked = parse_qs(urlsplit(self.path).query)
@@ -326,7 +326,7 @@ def test_input_without_a_file_is_told_at_once_and_in_the_log_and_stops_nothing(a
 
 @pytest.mark.as_user
 def test_a_server_leads_rclone_nowhere_that_is_closed(agent: Agent, store: Store) -> None:
-    """Neither by a redirect nor when the server itself lies there, as a name may say when the run begins."""
+    """Neither by a redirect, nor if the server's own address is closed, which DNS may return only when the run starts."""
 
     class Secret(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -337,7 +337,7 @@ def test_a_server_leads_rclone_nowhere_that_is_closed(agent: Agent, store: Store
             self.wfile.write(b"secret")
 
     class Strange(Secret):
-        """An S3 server that lists one file, and sends whoever wants it to the other one."""
+        """An S3 server that lists one file and redirects its download to the other server."""
 
         def do_HEAD(self) -> None:
             self.do_GET()
@@ -380,7 +380,7 @@ def serving(handler: type[BaseHTTPRequestHandler], address: str) -> Iterator[Thr
 
 
 def test_the_way_out_is_for_who_knows_its_password(store: Store) -> None:
-    """Other programs of this machine see its port, and some machines cannot keep tasks from it."""
+    """Other programs on this machine can see its port, and not every machine can keep tasks from it."""
     with socks.proxy([], None) as url:
         address = "127.0.0.1", int(url.rpartition(":")[2])
         word = url.partition("rclone:")[2].partition("@")[0].encode()
@@ -425,7 +425,7 @@ def test_storage_that_stays_away_is_given_up_and_the_files_stay(make_agent: Call
     run = agent.apply(role(script), mounts=(store.output("results", "x"),))
     agent.until_output(run, "up")
     store.stop()
-    # Nothing of it was stored before the storage went.
+    # The file is written after the storage went away, so none of it was stored before.
     folder = (agent.folder / "cloud" / "runs" / str(run.id) / "room" / "mounts" / "0").resolve()
     (folder / "now").touch()
     agent.until_output(run, "made")
@@ -509,7 +509,7 @@ def _elsewhere(store: Store) -> object:
 
 
 def _files(folder: Path) -> Iterator[tuple[int, str]]:
-    """Mode and text of every file; whoever writes there may take one away again at any moment."""
+    """Mode and text of every file. Files may vanish meanwhile."""
     for place, _, names in os.walk(folder):
         for path in (Path(place, name) for name in names):
             with suppress(FileNotFoundError):
@@ -518,9 +518,9 @@ def _files(folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def _written(path: Path) -> bytes:
-    """What a file holds without its holes: the disk of an appcode is a file of many GB, of which some MB are written."""
+    """The file without its holes: an appcode's disk is a file of many GB, of which some MB are written."""
     found, end = b"", 0
-    with path.open("rb") as file, suppress(OSError):  # ENXIO: nothing is written behind `end`
+    with path.open("rb") as file, suppress(OSError):  # ENXIO: no data after `end`
         while True:
             begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
             end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
@@ -529,9 +529,9 @@ def _written(path: Path) -> bytes:
 
 
 def _until(agent: Agent, what: Callable[[], str | None]) -> str | None:
-    """Output that is stored while a run goes on is no news, so it is looked for."""
+    """Polls for `what()`: the watch does not report output that is stored during a run."""
     deadline = time.monotonic() + PATIENCE
-    # A file is there a moment before what it holds.
+    # A file exists a moment before its content.
     while not (found := what()):
         assert time.monotonic() < deadline, agent.log()
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Input that a program reads by S3 itself, with boto3, through the program of the storage image and inside a task."""
+"""Input that a program reads over S3 itself, with boto3: through the storage image's program, and inside a task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def client(address: str, key: str = KEY) -> Any:
 
 @pytest.fixture
 def program(store: Store, tmp_path: Path) -> Iterator[psutil.Process]:
-    """As in a pod; its port is the one at which it listens."""
+    """The program as in a pod; its port is the one at which it listens."""
     env = {"HOME": str(tmp_path), "STREAM_KEY": KEY[:20], "RCLONE_CONFIG_DATA0_ENDPOINT": store.url}
     env |= {"RCLONE_CONFIG_DATA0_REGION": "us-east-1", "RCLONE_CONFIG_DATA0_ACCESS_KEY_ID": store.access_key}
     env |= {"RCLONE_CONFIG_DATA0_SECRET_ACCESS_KEY": store.secret_key}
@@ -106,7 +106,7 @@ def test_boto3_reads_it_in_pages_and_ranges_and_changes_nothing(program: psutil.
         s3.get_object(Bucket="data", Key=names[0])
 
 
-# Nothing but the standard library is in the environment of these tasks.
+# These tasks have only the standard library.
 READS = """
 import http.client, os, sys, time
 host, port = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://").split(":")
@@ -132,12 +132,12 @@ def test_a_task_reads_it_itself_and_nobody_else_does(agent: Agent, store: Store,
         mounts=(streamed(store),),
     )
     agent.until_output(run, "one\n")
-    # Another run has no such address in its network, and nothing of this machine listens there.
+    # The address does not exist in another run's network, and nothing listens there on this machine.
     alone = agent.says("exec 3<>/dev/tcp/127.0.0.54/3142 && echo in || echo out")
     assert alone.splitlines()[-1] == "out"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.54", 3142))
-    # What serves it ends with the process that stores data, and comes again with it.
+    # Its server ends with the process that stores data, and restarts with it.
     folder = agent.folder / "cloud" / "runs" / str(run.id)
     os.kill(int((folder / "storage" / "lock").read_text()), signal.SIGKILL)
     (agent.room(run) / "tmp" / "worker-0-0" / "go").touch()

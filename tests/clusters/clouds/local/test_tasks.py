@@ -1,4 +1,4 @@
-"""What a task does and how it ends, seen through the watch of a real agent."""
+"""What tasks do and how they end, seen through a real agent's watch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.clusters.clouds.local.agents import Agent, next_batch, role
 
 
 def test_lines_have_the_times_at_which_they_were_written(agent: Agent) -> None:
-    """The clock of the test is that of the task: each line says when it was written."""
+    """Test and task share a clock: each line contains the time at which it was written."""
     say = "import time\nfor n in range(60):\n print(n, time.time(), flush=True)\n time.sleep(0.03)\n"
     say += "print(*range(9**5), sep='\\n')"
     run = agent.apply(role(f'python -c "{say}"'))
@@ -168,7 +168,7 @@ def test_deleting_stops_tasks_that_listen(agent: Agent) -> None:
     begin = time.monotonic()
     agent.cloud.delete(run)
     assert agent.gone(run) == RunGone(run.id)
-    assert time.monotonic() - begin < 60  # half a second when nothing else runs; never the grace period
+    assert time.monotonic() - begin < 60  # half a second on an idle machine; never the grace period
     for index in range(6):
         end = agent.ended(run, index=index)
         assert (end.phase, end.reason, end.disrupted) == ("Succeeded", "Stopped", False)
@@ -177,7 +177,7 @@ def test_deleting_stops_tasks_that_listen(agent: Agent) -> None:
 
 @pytest.mark.as_user
 def test_deleting_kills_tasks_that_do_not_listen_and_their_children(agent: Agent) -> None:
-    child = f"sleep {uuid.uuid4().int % 10**9 + 10**9}"  # of this test alone: others run beside it
+    child = f"sleep {uuid.uuid4().int % 10**9 + 10**9}"  # unique to this test: others run in parallel
     script = f"trap '' TERM; (setsid {child} &) ; echo up; while :; do sleep 0.1; done"
     run = agent.apply(role(script), grace=1)
     agent.until_output(run, "up")

@@ -1,4 +1,4 @@
-"""A volume of this machine is a folder that outlives the runs which mount it."""
+"""A volume of this machine is a folder that outlives the runs that mount it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A cloud in the memory of this process: what every driver has, and nothing that only some can. Its tasks run as soon as they are
-applied, until their run is deleted."""
+"""A cloud in the memory of this process, with only what every driver must have. Its tasks run from when they are applied until
+their run is deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from clusters.clouds.drivers.base import (
 
 
 class Machine:
-    """What really is there, whoever connects to it."""
+    """The actual state, shared by all connections."""
 
     def __init__(self) -> None:
         self.plans: dict[int, Plan] = {}
@@ -111,7 +111,7 @@ class ThirdCloud(Cloud):
             yield Batch(str(told), tuple(news))
 
     def acknowledge(self, items: Sequence[Seen]) -> None:
-        """It keeps everything."""
+        """Keeps all news."""
 
     def capacity(self) -> Capacity:
         return Capacity((Node("one", "", 0, 0, 64_000, 64_000),))

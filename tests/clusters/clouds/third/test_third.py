@@ -1,17 +1,17 @@
-"""A kind of cloud that the portal knows nothing of: all that there is of it is the driver beside this file, and its entry in
-`kinds.DRIVERS`."""
+"""A kind of cloud that the portal does not know: it has only the driver beside this file and an entry in `kinds.DRIVERS`."""
 
 from __future__ import annotations
 
 import pytest
 
-from clusters import actions
-from clusters.clouds import actions as cloud_actions
+from clusters.cloud_admin import actions as cloud_actions
 from clusters.clouds import gpu_usage, kinds
 from clusters.clouds.drivers.base import Cloud as Driver
 from clusters.clouds.drivers.base import KeepsVolumes
-from clusters.models import Cloud, Cluster, Run
+from clusters.clouds.models import Cloud
+from clusters.cluster import actions
 from clusters.runs import reconcile
+from clusters.runs.models import Cluster, Run
 from clusters.runs.observe import save_capacity
 from portal.errors import Conflict, Invalid
 from portal.models import Event
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def third(catalogue, people, monkeypatch):
-    """Registered as the place of everything that is placed nowhere."""
+    """The third cloud, registered as the default."""
     driver: type[Driver] = ThirdCloud
     monkeypatch.setitem(kinds.DRIVERS, driver.kind, driver)
     MACHINES.clear()
@@ -105,7 +105,7 @@ def test_a_datastore_says_that_it_has_no_volumes(third, people):
 
 
 def test_what_it_closes_is_closed_to_webhooks_too(third):
-    from clusters.hooks import closed_networks
+    from clusters.contributions import closed_networks
 
     assert "93.184.216.0/24" in closed_networks()
 

@@ -1,8 +1,8 @@
-"""The API server, thin: JSON in and out over kept-open connections, side by side where that helps.
+"""A thin client of the API server: JSON over kept-open connections, with parallel calls where that helps.
 
-The official client finds credentials and keeps them fresh; bodies are read raw, because decoding typed pods is 18 times
-slower. Every call has a timeout. What may pass by itself (429, 5xx, a lost connection) is tried again for some seconds,
-as slowly as the server asks, and is a CloudError then; what was refused is a CloudRefused in the server's own words.
+The official client finds and refreshes credentials. Bodies are read raw, because decoding typed pods is 18 times slower. Every
+call has a timeout. Transient failures (429, 5xx, a lost connection) are retried for some seconds, no faster than the server
+asks, and then raise CloudError; refusals raise CloudRefused with the server's own words.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TIMEOUT = urllib3.Timeout(connect=3.0, read=15.0)
 TRY_SECONDS = 6.0
 PAGE = 500
 AT_ONCE = 8
-# The server ends a healthy watch after the first time; one that is silent for the second is dead.
+# Seconds after which the server ends a healthy watch; a watch silent for longer than WATCH_TIMEOUT is dead.
 WATCH_SECONDS = 10
 WATCH_TIMEOUT = urllib3.Timeout(connect=3.0, read=14.0)
 
@@ -44,11 +44,11 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 JSON = "application/json"
-# What is asked for where only labels and owners matter: a third of the bytes.
+# Requests only metadata, a third of the bytes.
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
-# The API server was put back to an older state: what it said after that is forgotten, too.
+# The API server was restored to an older state, so our position is unknown to it.
 _IN_THE_FUTURE = "ResourceVersionTooLarge"
 _OTHER_UID = re.compile(r"UID in (the )?precondition")
 
@@ -57,12 +57,12 @@ STRANGER = (
     "under Clouds."
 )
 LONGEST_SENTENCE = 500
-# What is followed by a value.
+# Messages that quote a value.
 _VALUE = re.compile(r"(Invalid value|Unsupported value|Duplicate value):")
 _WORD = re.compile(r"[\w.+-]+: ")
 _JSON = json.JSONDecoder()
 
-# kind → (API, plural, whether it lies in a namespace)
+# kind → (API, plural, whether it is namespaced)
 KINDS = {
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
     "Namespace": ("/api/v1", "namespaces", False),
@@ -88,7 +88,7 @@ KINDS = {
 
 
 class Refused(CloudRefused):
-    """The API server said no, with an HTTP status of 4xx."""
+    """The API server refused, with an HTTP status of 4xx."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -96,11 +96,11 @@ class Refused(CloudRefused):
 
 
 class Missing(Refused):
-    """404: the object, or the namespace in which it should be made. Also when there is another one of its name by now."""
+    """404: the object, or the namespace for it, does not exist. Also raised if an object of that name has another uid."""
 
 
 class Taken(Refused):
-    """409: there is one of that name already; or somebody else manages a field, and the apply was not to take it by force."""
+    """409: the name is taken; or another manager owns a field, and the apply was not forced."""
 
 
 class Forbidden(CloudError):
@@ -108,7 +108,7 @@ class Forbidden(CloudError):
 
 
 class Unavailable(CloudError):
-    """Maybe later. `after` is how many seconds the server asked to wait, None when it did not say."""
+    """A retry may succeed. `after`: the seconds that the server asked to wait, None if it did not."""
 
     def __init__(self, message: str, after: float | None = None) -> None:
         super().__init__(message)
@@ -116,11 +116,11 @@ class Unavailable(CloudError):
 
 
 class Unreachable(Unavailable, Unanswered):
-    """No answer at all, not even one of whoever stands between."""
+    """No answer at all, not even from a proxy in between."""
 
 
 def path_of(kind: str, namespace: str = "", name: str = "") -> str:
-    """The path of an object, of a kind in one namespace, or (no namespace) everywhere."""
+    """Returns the path of an object, of a kind in one namespace, or (no namespace) in all."""
     api, plural, inside = KINDS[kind]
     return "/".join(
         [api, *(["namespaces", namespace] if inside and namespace else []), plural, *([name] if name else [])]
@@ -128,25 +128,25 @@ def path_of(kind: str, namespace: str = "", name: str = "") -> str:
 
 
 class Client:
-    """Talks to one API server. Safe in many threads."""
+    """A client of one API server. Thread-safe."""
 
     def __init__(self, api: kubernetes.client.ApiClient, tls: ssl.SSLContext | None = None) -> None:
-        """`tls` is used for every connection instead of the files that the configuration names."""
+        """`tls` replaces the certificate files of the configuration for every connection."""
         self.api = api
         self.tls = tls
         self._configuration = api.configuration
         self._pool = api.rest_client.pool_manager
         if tls:
             self._pool.connection_pool_kw["ssl_context"] = tls
-        # Calls alone. What goes on in the background makes calls side by side and waits for them, so it has threads of its own.
+        # Runs single calls only. Background tasks wait for parallel calls, so they have their own threads.
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kubernetes")
         self._background = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kubernetes-background")
 
     @classmethod
     def connect(cls, kubeconfig: str | Mapping[str, Any] = "", context: str = "") -> Client:
-        """By a kubeconfig (a file or its content), or with the credentials of the pod that this runs in. Raises CloudError
-        without either. A content comes from people: it must have gone through `kubeconfig.read`, and its keys are in no file."""
-        # Its models of every kind are 22 MB in each process, and only a portal with a Kubernetes cluster needs it.
+        """Connects with a kubeconfig (a file or its content), or with the credentials of this pod. Raises CloudError without
+        either. Content comes from people: it must have passed `kubeconfig.read`, and its keys are never written to a file."""
+        # Its models occupy 22 MB per process, so only a portal with a Kubernetes cluster imports it.
         import kubernetes
 
         configuration = kubernetes.client.Configuration()
@@ -172,12 +172,12 @@ class Client:
         return cast("Json", self.request("GET", path, query=query))
 
     def get_once(self, path: str, **query: Any) -> Json:
-        """Not tried again."""
+        """Sends one GET without retries."""
         return cast("Json", parsed(self._send("GET", path, query, TIMEOUT).data))
 
     def pages(self, path: str, *, accept: str = JSON, **query: Any) -> Iterator[Json]:
-        """A list in pages of PAGE objects; every page has `items` and the `metadata.resourceVersion` of the whole. The next
-        page is on its way while one is looked at."""
+        """Yields a list in pages of PAGE objects; every page has `items` and the `metadata.resourceVersion` of the whole.
+        Fetches the next page while the caller processes one."""
         asked = {"limit": PAGE, **query}
         page = self.request("GET", path, query=asked, accept=accept)
         while following := page["metadata"].get("continue", ""):
@@ -189,31 +189,31 @@ class Client:
         yield page
 
     def create(self, manifest: Mapping[str, Any]) -> Json:
-        """Raises Taken when there is one of that name."""
+        """Creates an object. Raises Taken if the name exists."""
         metadata = manifest["metadata"]
         path = path_of(manifest["kind"], metadata.get("namespace", ""))
         return cast("Json", self.request("POST", path, body=manifest, query={"fieldManager": MANAGER}))
 
     def apply(self, manifest: Mapping[str, Any], **query: Any) -> Json:
-        """Server-side apply as ours, taking fields over from whoever had changed them by hand."""
+        """Applies an object server-side as our manager; takes over fields that others changed."""
         metadata = manifest["metadata"]
         path = path_of(manifest["kind"], metadata.get("namespace", ""), metadata["name"])
         asked = {"fieldManager": MANAGER, "force": "true", **query}
         return cast("Json", self.request("PATCH", path, body=manifest, content_type=APPLY, query=asked))
 
     def apply_once(self, manifest: Mapping[str, Any]) -> None:
-        """Not tried again. With a `metadata.resourceVersion`, Unavailable also when the object has been changed since."""
+        """Applies without retries. With a `metadata.resourceVersion` raises Unavailable if the object has changed since."""
         metadata = manifest["metadata"]
         path = path_of(manifest["kind"], metadata.get("namespace", ""), metadata["name"])
         query = {"fieldManager": MANAGER, "force": "true"}
         self._send("PATCH", path, query, TIMEOUT, body=manifest, content_type=APPLY)
 
     def apply_all(self, manifests: Sequence[Mapping[str, Any]], **query: Any) -> list[Json]:
-        """All of them, side by side. The first error is raised when all have been tried."""
+        """Applies in parallel. Raises the first error when all have been tried."""
         return [done.result() for done in [self._threads.submit(self.apply, each, **query) for each in manifests]]
 
     def all_at_once(self, calls: Sequence[Callable[[], Any]]) -> None:
-        """All of them, side by side; what is not there (any more) is fine. The first other error is raised at the end."""
+        """Runs calls in parallel. Ignores missing objects; raises the first other error at the end."""
         for done in [self._threads.submit(call) for call in calls]:
             try:
                 done.result()
@@ -221,11 +221,11 @@ class Client:
                 continue
 
     def patch(self, path: str, body: Mapping[str, Any], content_type: str = MERGE) -> Json:
-        """What it is now, its metadata alone: a whole pod would be ten times as much to write and to read."""
+        """Patches an object and returns only its metadata: a whole pod is ten times as expensive to encode and to read."""
         return cast("Json", self.request("PATCH", path, body=body, content_type=content_type, accept=METADATA))
 
     def delete(self, path: str, *, propagation: str = "Background", **query: Any) -> None:
-        """Deletes an object, or (with a labelSelector) all of a list. Raises Missing when there is none of that name."""
+        """Deletes an object, or (with a labelSelector) all of a list. Raises Missing if the name does not exist."""
         self.request("DELETE", path, query={"propagationPolicy": propagation, **query})
 
     def in_background(self, task: Any, *arguments: Any) -> None:
@@ -243,18 +243,18 @@ class Client:
         accept: str = JSON,
         query: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The answer as JSON. Tried again for TRY_SECONDS while the server cannot answer."""
+        """Returns the answer as JSON. Retries for TRY_SECONDS while the server is unavailable."""
         answer = patiently(
             self._send, method, path, query or {}, TIMEOUT, body=body, content_type=content_type, accept=accept
         )
         return parsed(answer.data)
 
     def open(self, path: str, timeout: urllib3.Timeout = TIMEOUT, **query: Any) -> urllib3.BaseHTTPResponse:
-        """A body to be read piece by piece (with `pieces`) and closed. Not tried again."""
+        """Returns an open answer; read it with `pieces` and close it. No retries."""
         return self._send("GET", path, query, timeout, stream=True)
 
     def watch(self, path: str, version: str, *, accept: str = JSON, **query: Any) -> urllib3.BaseHTTPResponse:
-        """Lines of events after `version`; it ends by itself after WATCH_SECONDS. Tried again like any other call."""
+        """Returns the events after `version` as lines; the server ends it after WATCH_SECONDS. Retries as `request`."""
         asked = {
             "watch": "1",
             "resourceVersion": version,
@@ -289,22 +289,22 @@ class Client:
                 error = _error(answer, answer.data if not stream else answer.read())
                 raise Taken(409, str(error)) if (method, answer.status) == ("POST", 409) else error
         except HTTPError as error:
-            # One with a certificate that is not accepted is there.
+            # A server with a certificate that we reject did answer.
             known = isinstance(error, SSLError) and isinstance(error.args[0], ssl.SSLCertVerificationError)
             raise (Unavailable if known else Unreachable)(f"The API server does not answer: {_plain(error)}") from error
         return answer
 
 
 def _read(kubeconfig: Mapping[str, Any], configuration: kubernetes.client.Configuration) -> ssl.SSLContext | None:
-    """What `kubeconfig.read` leaves in a kubeconfig, as a configuration. The official loader would write keys into files of
-    /tmp, and leave them there when its process is killed."""
+    """Converts a kubeconfig from `kubeconfig.read` into a configuration. The official loader would write keys to files in /tmp,
+    and leave them there if the process is killed."""
     server, user = kubeconfig["clusters"][0]["cluster"], kubeconfig["users"][0]["user"]
     configuration.host = server["server"]
     configuration.verify_ssl = not server.get("insecure-skip-tls-verify", False)
     if name := server.get("tls-server-name"):
         configuration.tls_server_name = name
     if proxy := server.get("proxy-url"):
-        # As kubectl does: what the environment says of hosts without a proxy is not about this one.
+        # As kubectl does: NO_PROXY of the environment does not apply to an explicit proxy.
         configuration.proxy, configuration.no_proxy = proxy, ""
     if token := user.get("token"):
         configuration.api_key["authorization"] = f"Bearer {token}"
@@ -320,7 +320,7 @@ def _read(kubeconfig: Mapping[str, Any], configuration: kubernetes.client.Config
 
 
 def _load_key(tls: ssl.SSLContext, certificate: bytes, private: bytes) -> None:
-    """Python reads keys from files alone; this one has no name and is gone with its last handle."""
+    """Loads a key by way of an anonymous memory file, because Python only reads keys from files."""
     handle = os.memfd_create("client-key", os.MFD_CLOEXEC)
     try:
         with open(handle, "wb", closefd=False) as file:
@@ -331,7 +331,7 @@ def _load_key(tls: ssl.SSLContext, certificate: bytes, private: bytes) -> None:
 
 
 def patiently(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Tried again for TRY_SECONDS while it raises Unavailable."""
+    """Retries a call for TRY_SECONDS while it raises Unavailable."""
     for attempt in Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, Unavailable)),
         wait=_pause,
@@ -344,8 +344,8 @@ def patiently(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
 
 
 def parsed(data: bytes) -> Any:
-    """JSON makes no cycles, and looking for some among the thousands of objects of a long list takes longer than making
-    them. Nothing else runs meanwhile: the parser keeps the interpreter's lock."""
+    """Parses JSON with garbage collection off: JSON has no cycles, and scanning the objects of a long list takes longer than
+    creating them. No other thread runs meanwhile, because the parser holds the GIL."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -356,7 +356,7 @@ def parsed(data: bytes) -> Any:
 
 
 def pieces(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    """The body as it comes. Raises CloudError when the connection is lost or silent for too long."""
+    """Yields the body as it arrives. Raises CloudError if the connection is lost or silent for too long."""
     try:
         yield from answer.stream(65536)
     except (HTTPError, OSError) as error:
@@ -364,7 +364,7 @@ def pieces(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 
 def events(answer: urllib3.BaseHTTPResponse, hear: Callable[[], None] = lambda: None) -> Iterator[Json]:
-    """The events of a watch; `hear` is called with whatever comes. Raises WatchExpired (410) and CloudError."""
+    """Yields the events of a watch; calls `hear` for all that arrives. Raises WatchExpired (410) and CloudError."""
     rest = b""
     for piece in pieces(answer):
         hear()
@@ -377,7 +377,7 @@ def events(answer: urllib3.BaseHTTPResponse, hear: Callable[[], None] = lambda: 
 
 
 def _event(line: bytes) -> Json:
-    """Whoever stands between may end a stream with something else."""
+    """Parses an event. A proxy in between may end the stream with something else."""
     try:
         event: Json = orjson.loads(line)
         if isinstance(event["type"], str) and isinstance(event["object"], dict):
@@ -395,15 +395,15 @@ def _raise_event(status: Json) -> None:
 
 
 def _is_another(code: int, status: Json) -> bool:
-    """The object does not have the uid that was asked for: said by the check of what is written, or by the store."""
+    """Returns whether the object has another uid than requested, as reported by validation (422) or by the store (409)."""
     if code == 422:
         return any(each.get("field") == "metadata.uid" for each in (status.get("details") or {}).get("causes") or [])
     return code == 409 and bool(_OTHER_UID.search(status.get("message", "")))
 
 
 def said(status: Json) -> str:
-    """What the API server says is wrong, without the values that it repeats: those of a pod template are a program's
-    environment, with whatever secrets people put there, and its words go to Events, webhooks and logs."""
+    """Returns the API server's message without the values that it quotes: those of a pod template are a program's environment,
+    which may contain secrets, and the message goes to Events, webhooks and logs."""
     message = str(status.get("message") or "")
     if status.get("reason") == "Invalid":
         causes = (status.get("details") or {}).get("causes") or []
@@ -418,8 +418,9 @@ def said(status: Json) -> str:
 
 
 def _detail(message: str) -> str:
-    """What is wrong with a field, of “Invalid value: 7: must be less than 5”. Values come as JSON, as a word, or as Go writes its
-    own kinds down; of what is none of these, only the kind of mistake is told. Behind the first line are lists of differences."""
+    """Returns the explanation in a message such as “Invalid value: 7: must be less than 5”. Values are JSON, a word, or Go's
+    notation; for other values only the kind of error is returned. Lines after the first are lists of differences and are
+    dropped."""
     found = _VALUE.match(message)
     if found is None:
         return message.partition("\n")[0]
@@ -433,7 +434,7 @@ def _behind_value(text: str) -> str:
     try:
         end = _JSON.raw_decode(text)[1]
     except ValueError:
-        # core.PodTemplateSpec{…}: its last brace is its end, or one of the words behind it.
+        # core.PodTemplateSpec{…}: its last brace ends the value, or is in the words after it.
         end = len(text) if text.startswith('"') else text.rfind("}") + 1
     return text[end + 2 :] if text.startswith(": ", end) else ""
 
@@ -456,7 +457,7 @@ def _error(answer: urllib3.BaseHTTPResponse, data: bytes) -> CloudError:
     if answer.status in (408, 409, 429) or answer.status >= 500:
         after = answer.headers.get("Retry-After", "")
         return Unavailable(message, float(after) if after.isdigit() else None)
-    # Our rights, a namespace on its way out, a quota of objects: nobody's run is wrong because of that.
+    # The portal's rights, a terminating namespace, an object quota: not the fault of any run.
     if answer.status == 403 and " cannot " in message:
         return Forbidden(message)
     if "NamespaceTerminating" in causes or (answer.status == 403 and "exceeded quota" in message):
@@ -471,7 +472,7 @@ def _pause(state: RetryCallState) -> float:
 
 
 def _plain(error: BaseException) -> str:
-    """Without the names of Python's classes and the numbers of errors, which say nothing to people."""
+    """Returns the reason without names of Python classes and error numbers."""
     while True:
         inner = [each for each in (getattr(error, "reason", None), *error.args[1:2]) if isinstance(each, BaseException)]
         if not inner:

@@ -1,8 +1,8 @@
-"""A kubeconfig that somebody gave us, made safe: one server and one set of credentials, everything inside the text.
+"""Sanitizes a kubeconfig from a person: one server and one set of credentials, with everything inline.
 
-A kubeconfig may name programs to run and files to read, and whoever loads it runs and reads them with the portal's rights.
-So nothing is taken over but what is listed here: a server, its certificate authority, a token or a client certificate. What
-is left out is not stored either; whatever would change the meaning when left out is refused. Pure.
+A kubeconfig may name programs to run and files to read, and loading it does both with the portal's rights. So only what is listed
+here is taken over: a server, its certificate authority, a token or a client certificate. The rest is not stored; anything whose
+omission would change the meaning is refused. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FILES = {
     "tokenFile": "token",
 }
 _ADVICE = "Use the token of a service account, or a client certificate, written into the kubeconfig itself."
-# What a cluster and a user may have; `extensions` and the like are notes of other programs.
+# Accepted keys of a cluster and a user; `extensions` and the like are notes of other programs.
 _CLUSTER = ("server", "certificate-authority-data", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
 _UNKNOWN = {"cluster": "Take it out if the cluster can be reached without it.", "user": _ADVICE}
 _USER = ("token", "client-certificate-data", "client-key-data")
@@ -44,9 +44,9 @@ class Unusable(ValueError):
 
 
 def read(text: str, context: str = "", *, insecure: bool = False) -> dict[str, Any]:
-    """The part of a kubeconfig that `context` (or its current one) names, as one to be stored. Raises Unusable.
+    """Returns the part of a kubeconfig that `context` (default: its current one) names, ready to be stored. Raises Unusable.
 
-    `insecure` lets a server whose certificate is not checked pass. Reading what this returned gives the same again.
+    `insecure` accepts a server without certificate checks. Idempotent: reading the result returns the same.
     """
     found = _parse(text)
     name = context or _text(found, "current-context", "It")
@@ -66,9 +66,8 @@ def read(text: str, context: str = "", *, insecure: bool = False) -> dict[str, A
 
 
 def credentials_end(config: Mapping[str, Any]) -> dt.datetime | None:
-    """When the credentials of a kubeconfig that was read end by their own word: `exp` of a token that is a JWT (nobody checks its
-    signature here), or the last moment of a client certificate. None of a token that lasts or is of another kind, and without
-    either."""
+    """Returns when the credentials of a sanitized kubeconfig expire: `exp` of a JWT (its signature is not verified here), or the
+    end of a client certificate. None for other tokens, and without credentials."""
     user = (config.get("users") or [{}])[0].get("user", {})
     try:
         if certificate := user.get("client-certificate-data"):
@@ -81,7 +80,6 @@ def credentials_end(config: Mapping[str, Any]) -> dt.datetime | None:
 
 
 def address(config: Mapping[str, Any]) -> str:
-    """The server of a kubeconfig that `read` has returned."""
     return str(config["clusters"][0]["cluster"]["server"])
 
 

@@ -1,7 +1,7 @@
-"""Whether what the settings of a cluster name is there: its classes, and the queue of Kueue in each namespace.
+"""Checks whether objects that a cluster's settings name exist: classes, and the Kueue queue in each namespace.
 
-A name that is wrong shows first when a pod is made, or never: a Job whose queue does not exist waits without a word. Asked once
-and not tried again, because somebody waits for the answer.
+A wrong name would only show when a pod is made, or never: a Job whose queue does not exist waits silently. Requests are not
+retried, because a person waits for the answer.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from clusters.clouds.drivers.kubernetes.api.client import KINDS, METADATA_LIST, Client, Forbidden, Missing, path_of
 from clusters.clouds.drivers.kubernetes.settings import Settings
 
-# Field of the settings → kind of what it names. A storage class may be a name alone: volumes that an administrator has made
-# are bound by it, and no object has to have it.
+# Field of the settings → kind of the object. Storage classes are missing on purpose: one may be a mere name that binds claims to
+# volumes made by an administrator, without an object.
 CLASSES = {
     "runtime_class": "RuntimeClass",
     "batch_priority_class": "PriorityClass",
@@ -22,7 +22,7 @@ CLASSES = {
 }
 QUEUE = "kueue_queue"
 KUEUE, QUEUES = "kueue.x-k8s.io", "localqueues"
-# What is only looked up, so the portal works without the rights.
+# Rights needed only for these checks: the portal works without them.
 ONLY_LOOKED_UP = frozenset({QUEUES, *(KINDS[kind][1] for kind in CLASSES.values())})
 NO_KUEUE = "Kueue is not installed in this cluster: its runs would wait for ever. Install Kueue, or name no queue."
 _SHOWN = 3
@@ -30,15 +30,14 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Found:
-    """`wrong`: by the field of the settings, what it names and the cluster does not have. `unchecked`: what could not be looked
-    up, in sentences."""
+    """`wrong`: missing objects, by the field of the settings. `unchecked`: sentences on checks that were impossible."""
 
     wrong: Mapping[str, str]
     unchecked: tuple[str, ...] = ()
 
 
 def look_up(client: Client, settings: Settings, namespaces: Collection[str]) -> Found:
-    """Asks for everything that `settings` name; for the queue in those of `namespaces` that exist. Raises CloudError."""
+    """Looks up all objects that `settings` name; the queue in those of `namespaces` that exist. Raises CloudError."""
     wrong: dict[str, str] = {}
     unchecked: list[str] = []
     for field, kind in CLASSES.items():
@@ -65,7 +64,7 @@ def _not_checked(what: str, forbidden: Forbidden) -> str:
 
 
 def _without_queue(client: Client, queue: str, namespaces: Collection[str]) -> str:
-    """Why runs of these namespaces would wait for ever, or ""."""
+    """Returns why runs of these namespaces would wait for ever, or ""."""
     try:
         version = client.get_once(f"/apis/{KUEUE}")["preferredVersion"]["groupVersion"]
         found = client.get_once(f"/apis/{version}/{QUEUES}", fieldSelector=f"metadata.name={queue}")["items"]

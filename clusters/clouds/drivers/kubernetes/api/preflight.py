@@ -1,7 +1,7 @@
-"""What a connection to a Kubernetes cluster is good for: who is at its other end, what it has, and what we may do there.
+"""Tests the connection to a Kubernetes cluster: its identity, its resources, and the portal's rights.
 
-Every rule that the portal asks for (docker/kubernetes/clusterrole.yaml) is put to the API server's own authorizer, one verb
-and resource after the other, for all namespaces, so that what is missing can be named.
+Each verb and resource in docker/kubernetes/clusterrole.yaml is checked with the API server's own authorizer, for all namespaces,
+so that missing rights can be named.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from clusters.clouds.drivers.kubernetes.api.client import AT_ONCE, Client, path_
 from clusters.clouds.drivers.kubernetes.settings import GPU, Settings
 from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, DISK_ADVICE, allocatable_of, gib
 
-# What the portal has to be allowed to do, as administrators are asked to apply it.
+# The rights that the portal needs, in the form that administrators apply.
 ROLE = Path(__file__).parents[5] / "docker" / "kubernetes" / "clusterrole.yaml"
-# What it can do without: administrators then do it by themselves.
+# Optional rights; without them administrators act themselves.
 OPTIONAL = ROLE.with_name("nodes.yaml")
 ADVICE = "Apply docker/kubernetes/clusterrole.yaml and bind it to the portal's user."
 STRANGER = "What answers at this address is not the API server of a Kubernetes cluster."
@@ -32,14 +32,14 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 @dataclass(frozen=True, order=True)
 class Right:
-    """`resource` may name a part: pods/exec."""
+    """A verb on a resource, which may be a subresource: pods/exec."""
 
     group: str
     resource: str
     verb: str
 
     def __str__(self) -> str:
-        """As kubectl says it: "create jobs.batch"."""
+        """kubectl's notation: "create jobs.batch"."""
         resource, _, part = self.resource.partition("/")
         full = f"{resource}.{self.group}" if self.group else resource
         return f"{self.verb} {full}/{part}" if part else f"{self.verb} {full}"
@@ -47,8 +47,8 @@ class Right:
 
 @dataclass(frozen=True)
 class Found:
-    """`uid` tells the cluster from all others, "" when it cannot be read; counts are None when nodes cannot be listed. `diskless`
-    are the nodes that offer less disk than a task reserves, and `without` the optional rights that the portal lacks."""
+    """`uid`: the cluster's identity, "" if unreadable. Counts are None if nodes cannot be listed. `diskless`: number of nodes
+    that offer less disk than a task reserves. `without`: missing optional rights."""
 
     version: str
     uid: str
@@ -61,7 +61,7 @@ class Found:
 
 
 def rights_of(role: Mapping[str, Any]) -> tuple[Right, ...]:
-    """Every verb on every resource that a ClusterRole allows."""
+    """Returns every verb on every resource that a ClusterRole allows."""
     return tuple(
         Right(group, resource, verb)
         for rule in role["rules"]
@@ -74,8 +74,7 @@ def rights_of(role: Mapping[str, Any]) -> tuple[Right, ...]:
 def judge(
     client: Client, settings: Settings, namespaces: Collection[str], foreign: Callable[[], Mapping[str, str]]
 ) -> Preflight:
-    """What came of `inspect`, of looking up what the settings name, and of looking whether the namespaces of runs belong to
-    somebody else, in a sentence. Raises CloudError."""
+    """Summarizes `inspect`, the settings' lookup and the namespaces' ownership in a sentence. Raises CloudError."""
     reserved_disk = settings.reserved_disk
     found = inspect(client, _wanted(), reserved_disk, _optional())
     named = lookup.look_up(client, settings, namespaces)
@@ -101,7 +100,7 @@ def _verdict(found: Found, reserved_disk: float, foreign: Callable[[], Mapping[s
     try:
         sentence = " ".join(foreign().values())
     except CloudError:
-        sentence = ""  # It is asked again when something is to run there.
+        sentence = ""  # Checked again when something is to run there.
     if sentence:
         return False, f"{has}. {sentence}"
     if not found.diskless:
@@ -135,11 +134,11 @@ def _optional() -> tuple[Right, ...]:
 def inspect(
     client: Client, wanted: Sequence[Right], reserved_disk: float = 0.0, optional: Sequence[Right] = ()
 ) -> Found:
-    """`reserved_disk` is what a task reserves of a node's, in bytes.
+    """Reads version, nodes and rights. `reserved_disk`: bytes of a node's disk that a task reserves.
 
-    Raises CloudError when the server cannot be reached, does not know us, or is something else."""
+    Raises CloudError if the server is unreachable, rejects our credentials, or is not Kubernetes."""
     try:
-        # Somebody waits for the answer, and may ask again.
+        # A person waits and may try again: no retries.
         version = str(client.get_once("/version")["gitVersion"])
     except (ValueError, LookupError, TypeError) as error:
         raise CloudError(STRANGER) from error
@@ -177,7 +176,7 @@ def _has(client: Client, right: Right) -> bool:
 
 
 def uid_of(client: Client) -> str:
-    """Tells a cluster from all others: that of the namespace kube-system, which lives as long. Raises CloudError."""
+    """Returns the cluster's identity: the uid of its namespace kube-system, which lives as long. Raises CloudError."""
     try:
         found = client.get(path_of("Namespace"), fieldSelector="metadata.name=kube-system")["items"]
         if not found:
@@ -188,7 +187,7 @@ def uid_of(client: Client) -> str:
 
 
 def _nodes(client: Client) -> list[tuple[bool, int, float]]:
-    """Of every node whether it is ready, its GPUs, and the bytes of its disk that pods may reserve."""
+    """Returns for every node whether it is ready, its GPUs, and the bytes of its disk that pods may reserve."""
     found = []
     for page in client.pages(path_of("Node")):
         for node in page["items"]:

@@ -1,15 +1,15 @@
-"""Inputs that all runs of an appcode that read the same share, read-only: what they are called and where they lie. Pure.
+"""Cached inputs: read-only copies shared by all runs of an appcode that read the same. Pure.
 
-Each version of an input is a claim of a storage class of which several pods mount one volume. The first pod that needs it copies
-it there under a lock, others wait, and later ones find it (docker/rclone/fetch):
+Each version of an input is a claim of a storage class whose volumes several pods can mount. The first pod that needs it copies
+the input under a lock, others wait, and later ones find it (docker/rclone/fetch):
 
-    lock      held by who copies it
-    partial   what is being copied; who was killed is followed by the next, which goes on
-    files     the whole: it has this name only when nothing is missing, and tasks mount this alone
+    lock      held by the pod that copies
+    partial   the incomplete copy; if its pod is killed, the next one continues
+    files     the complete copy: renamed to this only when nothing is missing, and the only folder that tasks mount
 
-A key is made of where it lies, the keys by which it is listed there, and the digest of that listing, as on the local cloud
-(../../local/data/cache.py). There the process that lists chooses the folder; here the claim is named before any pod is there to
-list, so what is cached has to be a version.
+The key consists of the source, the access keys by which it is listed, and the digest of that listing, as on the local cloud
+(../../local/data/cache.py). There the process that lists chooses the folder; here the claim is named before any pod can list, so
+a cached input must be a version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GIB = 2**30
 
 
 def settled(plan: Plan, settings: Settings) -> Plan:
-    """The plan, in which an input that may be shared or copied is one of the two."""
+    """Decides for each input that may be cached or copied, and returns the resulting plan."""
 
     def of(mount: Mount) -> Mount:
         may_copy = mount.cached and mount.or_copied
@@ -45,8 +45,7 @@ def may_be_copied(plan: Plan) -> bool:
 
 
 def without(settings: Settings) -> Settings:
-    """Those of a run whose input finds no room among the shared ones: kept with the run, they copy it however often it is
-    applied."""
+    """Returns settings without a cache for a run that found no room, so that it copies."""
     return dataclasses.replace(settings, cache_class="")
 
 
@@ -59,7 +58,7 @@ def check(plan: Plan, settings: Settings) -> None:
 
 
 def why_none(settings: Settings, disk_bytes: int | None) -> str:
-    """Why an input that takes so many bytes, None where it is of no version, is not cached, or ""."""
+    """Returns why an input of `disk_bytes` (None: it is not a version) cannot be cached, or ""."""
     if not settings.cache_class:
         return (
             "An administrator has to name a storage class of cached inputs in its settings first, one whose volumes several pods "
@@ -84,7 +83,7 @@ def why_none(settings: Settings, disk_bytes: int | None) -> str:
 
 
 def key(plan: Plan, settings: Settings) -> str:
-    """Of what the run shares with others, "" where it shares nothing."""
+    """Returns the key of the run's cached input, or ""."""
     mount = _cached(plan)
     if mount is None:
         return ""
@@ -100,8 +99,7 @@ def claim_name(plan: Plan, settings: Settings) -> str:
 
 
 def claim_manifest(plan: Plan, settings: Settings, now: str) -> Manifest | None:
-    """The claim in which it lies, None where the run shares nothing. No run owns it: it goes when none has used it for long, or
-    when there is no room."""
+    """Returns the claim for the cached input, or None. No run owns it: it is deleted when unused for long, or to make room."""
     mount = _cached(plan)
     if mount is None:
         return None
@@ -129,10 +127,10 @@ def claim_manifest(plan: Plan, settings: Settings, now: str) -> Manifest | None:
 
 
 def _cached(plan: Plan) -> Mount | None:
-    """Only the input is."""
+    """Returns the cached mount; only the input can be one."""
     return next((mount for mount in plan.mounts if mount.cached), None)
 
 
 def _size(disk_bytes: int) -> int:
-    """In GiB: with a twentieth for what a file system keeps for itself, and one more."""
+    """Returns the size in GiB, with 5 % for the file system, plus one."""
     return math.ceil(disk_bytes * 1.05 / _GIB) + 1

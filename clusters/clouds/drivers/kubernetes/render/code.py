@@ -1,8 +1,8 @@
-"""The program that people gave, in the pods of a run. Pure.
+"""A run's code in its pods. Pure.
 
-A commit is fetched by an init container of the storage image (../../git.py) into a volume of the pod; name and token of its
-server stand in the Secret of the run, and only that container has them. Files of a manifest stand in the ConfigMap that owns the
-run, which nobody can change, and a volume shows them under their names. The task sees both read-only.
+An init container of the storage image (../../git.py) fetches a commit into a volume of the pod; name and token of the Git server
+are in the run's Secret, and only that container gets them. Files of a manifest are in the immutable ConfigMap that owns the run,
+and a volume shows them under their names. The task sees both read-only.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from clusters.clouds.drivers.kubernetes.render import names, storage
 from clusters.clouds.drivers.kubernetes.settings import Settings
 
 FETCH_CODE = "code"
-# Longer than what is inside may take (../../git.py).
+# Longer than the program's own limit (../../git.py).
 SECONDS = 1000
 
 
 def held(plan: Plan) -> dict[str, str]:
-    """What the owner of the run holds of it, by key. No variable has such a name."""
+    """Returns the code files for the run's ConfigMap, by key. No variable has such a name."""
     return {f"code-{number}": text for number, (_, text) in enumerate(_in_order(plan))}
 
 
 def start_folder(plan: Plan) -> str:
-    """Where commands of its tasks start; "" for where the image says."""
+    """Returns the working folder of the tasks; "" for the image's own."""
     return f"{CODE}/{plan.code.folder}".rstrip("/") if plan.code else ""
 
 
 def pod_parts(plan: Plan, settings: Settings, resources: dict[str, Any]) -> storage.PodParts:
-    """`resources` as of the task, without GPUs: what fetches a commit has those."""
+    """Returns the parts of a pod. `resources`: the task's, without GPUs, for the container that fetches a commit."""
     parts = storage.PodParts()
     if isinstance(plan.code, CodeCommit):
         parts.init.append(_fetch(plan, plan.code, settings, resources))
@@ -57,7 +57,7 @@ def _fetch(plan: Plan, code: CodeCommit, settings: Settings, resources: dict[str
     words = (code.url, code.commit, CODE, f"{storage.TMP}/.git-objects", code.folder)
     return {
         **storage.container(FETCH_CODE, settings),
-        # As process 1 it would never notice a signal.
+        # `timeout` forwards signals, which process 1 would ignore.
         "command": ["timeout", "--kill-after=5", str(SECONDS), "git-commit", *map(literal, words)],
         "env": env,
         "resources": resources,

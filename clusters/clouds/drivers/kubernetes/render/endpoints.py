@@ -1,16 +1,16 @@
-"""How people come to what tasks serve: a Service and an Ingress for each endpoint, and how a pod says that it is ready. Pure.
+"""Access to endpoints: a Service and an Ingress for each, and the readiness of a pod. Pure.
 
-In each pod that serves something a sidecar is the only way in (../../entrance.py): programs listen on its loopback, and whoever
-has not the proof of the cluster, another pod or the node itself, is refused.
+In each pod with an endpoint a sidecar is the only way in (../../entrance.py): programs listen on its loopback, and connections
+without the proof of the cluster, from another pod or the node itself, are refused.
 
-The Ingress leads to the tasks that are ready by the program's own health path, and a task that is to end leaves it before its
-program is told. Whatever the gateway is, it asks the portal about each request and passes on what that answered in the place of
-what the client said (clusters/gateway/middleware.py):
+The Ingress routes to tasks that are ready by the program's own health path; a task that is to end leaves it before its program
+gets the signal. Every gateway asks the portal to authorize each request and replaces the client's headers with the portal's
+(clusters/gateway/middleware.py):
 
-- Traefik sends the portal's answers to the client as they are. What it asks is a Middleware that administrators make once,
+- Traefik returns the portal's answers to the client unchanged. Its forward-auth is a Middleware that administrators create once,
   MIDDLEWARE (docker/kubernetes/traefik).
-- NGINX knows only yes and no, so it sends who is not let in to an address of the same origin that the portal itself answers,
-  by a second Ingress for /.portal/ and a Service that is the portal's name in the namespace of the run.
+- NGINX understands only yes and no, so it redirects refused clients to an address of the same origin that the portal answers: by
+  a second Ingress for /.portal/ and a Service that is the portal's name in the namespace of the run.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from clusters.clouds.drivers.kubernetes.settings import Settings
 
 Manifest = dict[str, Any]
 
-# Endpoints have a name of their own, so all have the port of their protocol.
+# Each endpoint has its own name, so all use the default port.
 HTTP = 80
-# The container that lets requests in, and what it has of a CPU: about 1,500 small requests a second.
+# The sidecar that admits requests, and its CPU: about 1,500 small requests a second.
 ENTRANCE, ENTRANCE_CPU = "entrance", "250m"
 FIRST_PORT = 3143
-# Between the moment at which a task is to end, when the gateway is told to lead nobody there, and its program's SIGTERM.
+# Seconds between the start of a pod's termination, when the gateway stops routing to it, and SIGTERM for its program.
 DRAIN_SECONDS = 3
-# A program answers a probe within so many seconds, or it is asked again a second later. One that has answered may be busy for
-# some time before nobody is led there any more.
+# Seconds for a probe, and failures before a ready pod leaves the route: a program may be busy for a while. Probes run every
+# second.
 PROBE_SECONDS, PROBE_FAILURES = 5, 15
 TRAEFIK, NGINX = "traefik.ingress.kubernetes.io", "nginx.ingress.kubernetes.io"
 MIDDLEWARE = "gpu-cloud-applications@kubernetescrd"
-# Without one of these a gateway would let everybody in.
+# One of these annotations is required: without it a gateway would admit everybody.
 ASKS = (f"{TRAEFIK}/router.middlewares", f"{NGINX}/auth-url")
-# The end of the name of an Ingress that leads to the portal alone.
+# Suffix of the name of an Ingress that only routes to the portal.
 TO_PORTAL = ".portal"
-# What of a request the portal's answer replaces or takes away.
+# Request headers that the portal's answer replaces or removes.
 REPLACED = "Cookie,Authorization,X-Portal-User,X-Portal-Gateway"
-# Notebooks are silent for long and send much.
+# Notebooks are silent for long and send large bodies.
 _PATIENT = {"proxy-read-timeout": "3600", "proxy-send-timeout": "3600"}
 _STREAMED = {"proxy-body-size": "0", "proxy-buffering": "off", "proxy-request-buffering": "off"}
 
 
 def manifests(plan: Plan, settings: Settings) -> list[Manifest]:
-    """Those of all endpoints; without labels and owner, which all objects of a run get alike."""
+    """Returns the objects of all endpoints, without the labels and owner that every object of a run gets."""
     made: list[Manifest] = []
     for role in plan.roles:
         for each in role.endpoints:
@@ -63,14 +63,14 @@ def manifests(plan: Plan, settings: Settings) -> list[Manifest]:
 
 
 def ports(role: RolePlan) -> dict[str, int]:
-    """The port of the pod at which the entrance takes the requests for each endpoint, none of them one of a program."""
+    """Returns the pod's port of the entrance for each endpoint, distinct from all programs' ports."""
     taken = {each.port for each in role.endpoints} | {names.PORT, storage.STREAM_PORT}
     free = (each for each in count(FIRST_PORT) if each not in taken)
     return {each.name: next(free) for each in role.endpoints}
 
 
 def entrance_container(plan: Plan, role: RolePlan, settings: Settings) -> list[Manifest]:
-    """The entrance of a task that serves something. It is a sidecar: there before the program, and until that has ended."""
+    """Returns the entrance as a sidecar, which starts before the program and ends after it; none without endpoints."""
     if not role.endpoints:
         return []
     made, found = storage.container(ENTRANCE, settings), ports(role)
@@ -78,7 +78,7 @@ def entrance_container(plan: Plan, role: RolePlan, settings: Settings) -> list[M
         held["cpu"] = ENTRANCE_CPU
     led = [f"{found[each.name]}:{each.port}" for each in role.endpoints]
     proof = {"secretKeyRef": {"name": names.secret_name(plan.run), "key": storage.PROOF}}
-    # The readiness of a pod is that of its first endpoint.
+    # A pod's readiness is that of its first endpoint.
     return [
         {
             **made,
@@ -96,14 +96,14 @@ def entrance_container(plan: Plan, role: RolePlan, settings: Settings) -> list[M
 
 
 def of_container(role: RolePlan) -> Manifest:
-    """What the container of a task that serves something has besides."""
+    """Returns the additional fields of a task's container with endpoints."""
     if not role.endpoints:
         return {}
-    # A container is ready or not as a whole: by its first endpoint. The kubelet asks the entrance, which asks the program.
+    # Readiness is per container: use the first endpoint. The kubelet probes the entrance, which probes the program.
     first = role.endpoints[0]
     asked: Manifest = {"path": entrance.READY, "port": ports(role)[first.name]}
     if first.origin:
-        # Many programs answer only to the names that they know.
+        # Many programs answer only to known names.
         asked["httpHeaders"] = [{"name": "Host", "value": urlsplit(first.origin).netloc}]
     often = {"periodSeconds": 1, "timeoutSeconds": PROBE_SECONDS, "failureThreshold": PROBE_FAILURES}
     if first.warm_up_seconds:
@@ -115,7 +115,7 @@ def of_container(role: RolePlan) -> Manifest:
 
 
 def _service(run: RunRef, role: RolePlan, endpoint: Endpoint, settings: Settings) -> Manifest:
-    """Leads to the tasks that are ready, so that whoever opens it is not sent to one that starts."""
+    """Selects ready tasks only, so that nobody is routed to one that is starting."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -169,7 +169,7 @@ def _ingress(
     if settings.ingress_class:
         spec["ingressClassName"] = settings.ingress_class
     if origin.scheme == "https":
-        # Without a Secret the gateway shows the certificate that it has.
+        # Without a Secret the gateway uses its own certificate.
         secret = {"secretName": settings.apps_certificate} if settings.apps_certificate else {}
         spec["tls"] = [{"hosts": [origin.hostname], **secret}]
     return {
@@ -185,7 +185,7 @@ def _ingress(
 
 
 def _portal(run: RunRef, settings: Settings) -> Manifest:
-    """The portal's name in the namespace of the run."""
+    """Gives the portal a name in the namespace of the run."""
     portal = urlsplit(settings.gateway_portal)
     return {
         "apiVersion": "v1",
@@ -194,7 +194,7 @@ def _portal(run: RunRef, settings: Settings) -> Manifest:
         "spec": {
             "type": "ExternalName",
             "externalName": portal.hostname,
-            # Means nothing here; whether somebody changed a Service is told by what all have.
+            # Unused by an ExternalName; drift detection compares the selector of every Service.
             "selector": names.run_selector(settings.portal, run),
             "ports": [{"name": "portal", "port": _port(portal), "protocol": "TCP"}],
         },

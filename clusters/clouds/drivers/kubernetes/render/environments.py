@@ -1,12 +1,12 @@
-"""A saved environment in the pods of a run: who makes it, where it lies, and how programs start from it. Pure.
+"""A saved environment in the pods of a run: how it is made, where it is stored, and how programs start from it. Pure.
 
-An init container in the task's own image makes it, with uv, which comes from the storage image, so that any image with Python
-will do. It lies in a volume of the pod, made anew at each start; or, where administrators named a storage class of which several
-pods mount one volume, in a claim of the appcode, where the first pod makes it and all others find it. The task sees it read-only.
+An init container in the task's own image makes it, with uv from the storage image, so that any image with Python works. It is
+stored in a volume of the pod, made anew at each start. If administrators named a storage class whose volumes several pods can
+mount, it is in a claim of the appcode instead, where the first pod makes it for all. The task sees it read-only.
 
-The lock is packed in the ConfigMap that owns the run: by bz2, which writes the same bytes for ever, because the ConfigMap cannot
-be changed. No password is in here: tasks reach an index that wants none; docker/kubernetes/packages is one, before an index that
-does.
+The lock is compressed in the ConfigMap that owns the run, by bz2, whose output never changes, because the ConfigMap is
+immutable. No password is involved: tasks use an index that needs none; docker/kubernetes/packages is such an index in front of
+one that does.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from clusters.clouds.drivers.kubernetes.settings import Settings
 
 Manifest = dict[str, Any]
 
-# The containers that bring uv, and that make the environment.
+# The containers that provide uv and make the environment.
 BRING, MAKE = "uv", "environment"
 PLACE, UV = "/elearn/environments", "/elearn/uv"
 LOCK = "environment.lock"
-# Longer than what is inside it may take (see frameworks/install.py), and than waiting for another who makes the same.
+# Seconds. Covers the program's own limits (frameworks/inside/install.py) twice: once for another pod that makes the same.
 SECONDS = 2 * 1500
-# What a ConfigMap may hold is 1 MiB; lines of people's variables stand there, too.
+# A ConfigMap may hold 1 MiB, and it also has the users' variables.
 _LARGEST = 2**20 - 2**12
-# Nobody but the image knows its own PATH.
+# Only the image knows its PATH.
 _INSIDE = ("sh", "-c", 'export PATH="$PORTAL_ENVIRONMENT/bin:$PATH"; exec "$@"', "sh")
 
 
 def packed(plan: Plan) -> dict[str, str]:
-    """What the owner of the run holds besides what tasks share: bytes in base64, by their key."""
+    """Returns the additional binary data of the run's ConfigMap, in base64 by key."""
     if plan.environment is None:
         return {}
     return {LOCK: base64.b64encode(bz2.compress(plan.environment.lock.encode())).decode()}
@@ -68,7 +68,7 @@ def why_none(settings: Settings) -> str:
 
 
 def key(plan: Plan, settings: Settings) -> str:
-    """Names what is made, whose it is, and where it lies: changed settings hold for what is made from then on."""
+    """Identifies what is made, its appcode and its storage: changed settings only affect what is made afterwards."""
     assert plan.environment is not None
     where = (settings.environment_class, settings.environment_size)
     parts = (plan.run.appcode, plan.environment.digest, plan.image.container, *where)
@@ -76,7 +76,7 @@ def key(plan: Plan, settings: Settings) -> str:
 
 
 def claim_manifest(plan: Plan, settings: Settings, today: str) -> Manifest | None:
-    """The claim in which it lies; None where it lies in each pod. No run owns it: it goes when none has used it for long."""
+    """Returns the claim for a shared environment, or None. No run owns it: it is deleted when unused for long."""
     if plan.environment is None or not settings.environment_class:
         return None
     made = key(plan, settings)
@@ -103,7 +103,7 @@ def claim_manifest(plan: Plan, settings: Settings, today: str) -> Manifest | Non
 
 
 def variables(plan: Plan, role: RolePlan, settings: Settings) -> dict[str, str]:
-    """What leads pip and uv to the index, and programs to the environment."""
+    """Returns the variables for pip and uv (the index), and for programs (the environment)."""
     found = index_variables(settings)
     if plan.environment is not None:
         path = _path(plan, settings)
@@ -116,7 +116,7 @@ def index_variables(settings: Settings) -> dict[str, str]:
         return {}
     url, parts = f"{settings.package_index}/", urlsplit(settings.package_index)
     found = {"PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    # Otherwise pip takes nothing from a server without TLS; inside the cluster that is usual.
+    # pip rejects servers without TLS otherwise, which are usual inside a cluster.
     return found | ({"PIP_TRUSTED_HOST": parts.netloc} if parts.scheme == "http" else {})
 
 
@@ -125,13 +125,13 @@ def argv(plan: Plan, role: RolePlan) -> Sequence[str]:
 
 
 def as_in(pod: Mapping[str, Any], words: Sequence[str]) -> Sequence[str]:
-    """A command that is run beside a task's program, with the Python that the program has."""
+    """Returns a command to run beside a task's program, with the program's Python."""
     program = next(each["command"] for each in pod["spec"]["containers"] if each["name"] == names.TASK)
     return (*_INSIDE, *words) if literal(_INSIDE[2]) in program else words
 
 
 def pod_parts(plan: Plan, role: RolePlan, settings: Settings, resources: Manifest) -> storage.PodParts:
-    """`resources` as of the task: what makes it has those, but no GPU."""
+    """Returns the parts of a pod. `resources`: the task's, without GPUs, for the container that makes the environment."""
     parts = storage.PodParts()
     if not settings.package_index or not (plan.environment or role.from_image):
         return parts
@@ -149,7 +149,7 @@ def pod_parts(plan: Plan, role: RolePlan, settings: Settings, resources: Manifes
     if plan.environment is None:
         return parts
     path, asked = _path(plan, settings), plan.environment
-    # Isolated: the task writes into the same /tmp, and a pod's sandbox that was lost begins with its init containers again.
+    # -I isolates Python: the task writes into the same /tmp, and init containers run again when a pod's sandbox is lost.
     words = (asked.install, path, f"/elearn/{LOCK}/lock", f"{PLACE}/cache", "hardlink", asked.script)
     env = {"HOME": storage.TMP, **index_variables(settings)}
     parts.init.append(

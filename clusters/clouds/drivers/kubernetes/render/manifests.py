@@ -1,8 +1,8 @@
-"""From a plan to what the API server is given: plain dictionaries, one object per role, never one per task. Pure.
+"""Turns a plan into objects for the API server: plain dictionaries, one object per role, never one per task. Pure.
 
-Everything of a run belongs to one owner (a ConfigMap), so that its deletion is one call and "nothing is left" is one
-event: the garbage collector removes the owner last. The tasks of a role differ by TASK_INDEX alone, which comes from a
-label that Kubernetes puts on the pod; variables that all tasks share stand in the owner alone, and pods refer to them.
+One owner (a ConfigMap) owns everything of a run, so deletion is one call and "nothing is left" is one event: the garbage
+collector removes the owner last. The tasks of a role differ only in TASK_INDEX, which comes from a label that Kubernetes sets on
+the pod. Variables shared by all tasks are in the owner, and pods refer to them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from clusters import attempts
-from clusters.clouds.drivers.base import CloudRefused, LocalSource, Plan, RolePlan, RunRef, VolumeSource
+from clusters.clouds.drivers.base import CloudRefused, LocalSource, Plan, RolePlan, RunRef, VolumeSource, restart_policy
 from clusters.clouds.drivers.kubernetes.render import (
     cache,
     code,
@@ -31,7 +30,7 @@ Manifest = dict[str, Any]
 
 _JOB_INDEX = "metadata.labels['batch.kubernetes.io/job-completion-index']"
 _SET_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
-# What bounds a namespace: its LimitRange, NetworkPolicy and ResourceQuota.
+# Name of a namespace's LimitRange, NetworkPolicy and ResourceQuota.
 LIMITS = "gpu-cloud"
 SECURITY = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
 _PLAIN = ("cpu", "memory", "ephemeral-storage")
@@ -39,7 +38,7 @@ _WHO_BREAKS_OFF = {"type": "DisruptionTarget", "status": "True"}
 
 
 def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
-    """A business line: Pod Security "restricted", sizes within limits, and no traffic but DNS unless a run allows it."""
+    """Returns a business line's namespace: Pod Security "restricted", size limits, no traffic but DNS."""
     labels = {names.PORTAL: settings.portal}
     container: Manifest = {
         "type": "Container",
@@ -50,7 +49,7 @@ def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
         container["default"]["ephemeral-storage"] = disk["limits"]
         container["defaultRequest"]["ephemeral-storage"] = disk["requests"]
     if settings.largest_task:
-        # Not GPUs: what has a maximum and no default gets the maximum, and every helper would hold eight.
+        # No maximum for GPUs: a resource with a maximum and no default gets the maximum, so every helper would hold eight.
         largest = {name: value for name, value in settings.largest_task.items() if name in _PLAIN}
         container["max"] = largest
         for kind in ("default", "defaultRequest"):
@@ -76,7 +75,7 @@ def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
             "spec": {
                 "podSelector": {},
                 "policyTypes": ["Ingress", "Egress"],
-                # Said, so that what somebody adds is a change of ours.
+                # Explicitly empty, so that rules added by others change a field of ours.
                 "ingress": [],
                 "egress": [network_policy.dns(settings)],
             },
@@ -95,7 +94,7 @@ def namespace_manifests(namespace: str, settings: Settings) -> list[Manifest]:
 
 
 def foreign(namespace: Manifest, settings: Settings) -> str:
-    """Why a namespace that exists is not used, with what to do; "" when it carries this portal's label."""
+    """Returns why an existing namespace cannot be used, with advice; "" if it has this portal's label."""
     metadata = namespace["metadata"]
     name, whose = metadata["name"], (metadata.get("labels") or {}).get(names.PORTAL)
     if whose == settings.portal:
@@ -109,10 +108,10 @@ def foreign(namespace: Manifest, settings: Settings) -> str:
 
 
 def owner_manifest(run: RunRef, settings: Settings, plan: Plan | None = None) -> Manifest:
-    """Exists from the launch until the database knows that the run is gone (that is what its finalizer waits for). Without
-    `plan`, of a run that is to have nothing.
+    """Returns the owner. It exists from the launch until the database knows that the run is gone, for which its finalizer waits.
+    Without `plan`: the owner of a run without objects.
 
-    Nobody can change what it holds, so nobody has to put that right, and no node watches it.
+    It is immutable, so it needs no repair, and kubelets do not watch it.
     """
     shared, binary = ({**plan.shared, **code.held(plan)}, environments.packed(plan)) if plan else ({}, {})
     uses = {names.ENVIRONMENT: environments.key(plan, settings)} if plan and plan.environment else {}
@@ -134,7 +133,7 @@ def owner_manifest(run: RunRef, settings: Settings, plan: Plan | None = None) ->
 
 
 def workloads(plan: Plan) -> list[tuple[str, str]]:
-    """Kind and name of what makes the pods of each role."""
+    """Returns kind and name of each role's workload."""
     return [(_kind(role), names.role_name(plan.run, role.role)) for role in plan.roles]
 
 
@@ -143,32 +142,40 @@ def _kind(role: RolePlan) -> str:
 
 
 def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manifest]:
-    """Everything of a run but its owner, in no order that matters. Raises CloudRefused for what cannot run on Kubernetes."""
+    """Returns all objects of a run but its owner, in any order. Raises CloudRefused for what cannot run on Kubernetes."""
     check(plan, settings)
     made = [*_service(plan, settings), *_network(plan, settings), *storage.manifests(plan)]
     made += endpoints.manifests(plan, settings)
     made.append(_registries(plan))
     made += [_role(plan, role, settings) for role in plan.roles]
+    return _of_run(made, plan.run, owner_uid, settings)
+
+
+def secret_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manifest]:
+    """Returns the Secrets of a run, which every apply renders anew: passwords change while it runs."""
+    return _of_run([*storage.secret_manifest(plan), _registries(plan)], plan.run, owner_uid, settings)
+
+
+def _of_run(made: list[Manifest], run: RunRef, owner_uid: str, settings: Settings) -> list[Manifest]:
     reference = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "name": names.owner_name(plan.run),
+        "name": names.owner_name(run),
         "uid": owner_uid,
         "blockOwnerDeletion": True,
     }
-    labels = names.run_labels(settings.portal, plan.run)
+    labels = names.run_labels(settings.portal, run)
     for manifest in made:
         metadata = manifest["metadata"]
         metadata["labels"] = {**labels, **metadata.get("labels", {})}
         if manifest["kind"] != "PersistentVolume":  # it has no namespace, so nothing in one can own it
-            metadata["namespace"] = plan.run.namespace
+            metadata["namespace"] = run.namespace
             metadata["ownerReferences"] = [reference]
     return made
 
 
 def _registries(plan: Plan) -> Manifest:
-    """Every run has one, be it of no registry: pods cannot be told of another later, and the kubelet asks for it anew whenever it
-    fetches an image."""
+    """Returns the pull secret, empty or not: pods cannot get one later, and kubelets read it at every pull."""
     auths = {_registry(host): _login(*login) for host, login in sorted(plan.registries.items())}
     return {
         "apiVersion": "v1",
@@ -180,7 +187,7 @@ def _registries(plan: Plan) -> Manifest:
 
 
 def _registry(host: str) -> str:
-    """As Docker's configuration calls it."""
+    """Returns the registry's name in Docker's configuration."""
     return "https://index.docker.io/v1/" if host == "docker.io" else host
 
 
@@ -190,13 +197,12 @@ def _login(username: str, password: str) -> Mapping[str, str]:
 
 
 def is_queued(manifest: Manifest) -> bool:
-    """A Job that Kueue lets go."""
+    """True for a Job that Kueue starts."""
     return manifest["kind"] == "Job" and QUEUE in manifest["metadata"]["labels"]
 
 
 def check(plan: Plan, settings: Settings) -> None:
-    """Raises CloudRefused for what Kubernetes would never run, or would refuse where nobody sees it: when a controller makes
-    the pod."""
+    """Raises CloudRefused for what Kubernetes would never run, or would refuse unnoticed when a controller makes the pod."""
     if not plan.image.container:
         raise CloudRefused(f"Image {plan.image.name} has no container image; it can run on one machine only.")
     for mount in plan.mounts:
@@ -245,19 +251,19 @@ def check_volume(source: VolumeSource, settings: Settings) -> None:
 
 
 def _failure_rules(plan: Plan, role: RolePlan) -> list[Manifest]:
-    """As clusters/attempts.py counts. Tasks that work together end with an error when another is killed, for which a Job has no
-    rule: there the portal decides, before the Job's back-off of ten seconds is over."""
+    """Counts restarts as base/restart_policy.py does. Tasks that work together end with an error when another is killed,
+    for which a Job has no rule: there the portal decides, before the Job's back-off of ten seconds is over."""
     rules: list[Manifest] = [{"action": "Ignore", "onPodConditions": [_WHO_BREAKS_OFF]}]
     if role.retries is None and (role.is_apart or _is_single(plan)):
-        codes = {"containerName": "task", "operator": "NotIn", "values": sorted(attempts.FROM_OUTSIDE)}
+        codes = {"containerName": "task", "operator": "NotIn", "values": sorted(restart_policy.FROM_OUTSIDE)}
         rules.append({"action": "FailIndex", "onExitCodes": codes})
     return rules
 
 
 def _service(plan: Plan, settings: Settings) -> list[Manifest]:
-    """Headless: it only gives every task a stable address, from before the task is ready. For a single task that is told no
-    address, and for tasks that know nothing of each other, none is made: three controllers would write lists of addresses for it,
-    anew at each start and end of a task."""
+    """Returns the headless Service that gives every task a stable address, even before it is ready. Omitted for a single task
+    without references to it and for independent tasks: three controllers would rewrite its address lists at each start and end
+    of a task."""
     run = plan.run
     told = (*plan.shared.values(), *(value for role in plan.roles for value in role.env.values()))
     are_apart = _is_single(plan) or all(role.at_once for role in plan.roles)
@@ -278,7 +284,7 @@ def _service(plan: Plan, settings: Settings) -> list[Manifest]:
 
 
 def _network(plan: Plan, settings: Settings) -> list[Manifest]:
-    """What its tasks may reach besides DNS, which the namespace allows; none for a single task that may reach nothing else."""
+    """Returns the policy for traffic beyond DNS, which the namespace allows; none for a single task without such traffic."""
     ingress, egress = network_policy.ingress(plan, settings), network_policy.egress(plan, settings)
     if _is_single(plan) and len(ingress) == len(egress) == 1:
         return []  # both are about other tasks of the run
@@ -314,13 +320,13 @@ def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
             "kind": "Job",
             "metadata": metadata,
             "spec": {
-                # Kueue lets it go: see `KubernetesCloud.apply`. Without it nobody but the portal suspends a Job.
+                # Kueue resumes it: see `launch.apply`. Without Kueue only the portal suspends Jobs.
                 "suspend": bool(settings.kueue_queue),
                 "completionMode": "Indexed",
                 "completions": role.count,
                 "parallelism": role.together,
-                "backoffLimitPerIndex": attempts.KILLS if role.retries is None else role.retries,
-                # The portal ends the run when one task has failed too often; until then the others go on.
+                "backoffLimitPerIndex": restart_policy.KILLS if role.retries is None else role.retries,
+                # The portal ends the run when one task has failed too often; until then the others continue.
                 "maxFailedIndexes": role.count,
                 "podReplacementPolicy": "Failed",
                 "podFailurePolicy": {"rules": _failure_rules(plan, role)},

@@ -1,7 +1,7 @@
-"""What everything is called. Pure.
+"""Names of all objects. Pure.
 
-A run's base name is `<appcode>-<cluster>-<number>-<id>`: the front is for people and is cut when it is too long, the id of
-the run is what makes it unique for ever (a deleted cluster's name and run numbers may come again while its pods still end).
+A run's base name is `<appcode>-<cluster>-<number>-<id>`. The front is for people and is cut if too long; the id makes it unique
+for ever (a deleted cluster's name and run numbers may be reused while its pods still end).
 
 Guarantees, for every run and role:
 - A name is a DNS label (RFC 1035: a letter, then letters, digits and '-') of at most 63 characters, hostnames of tasks included.
@@ -40,96 +40,96 @@ OWNER = f"{PREFIX}/owner"
 DATASTORE = f"{PREFIX}/datastore"
 VOLUME_ID = f"{PREFIX}/volume-id"
 
-# On the claims of saved environments and of cached inputs what is in them, and on owners what their runs use of them; when a run
-# that does was put there last, and how many bytes were asked for.
+# On claims of saved environments and cached inputs: the key of the content; owners carry the keys that their runs use. USED: when
+# a run last used the claim. BYTES: its requested size.
 ENVIRONMENT = f"{PREFIX}/environment"
 CACHE = f"{PREFIX}/cache"
 USED = f"{PREFIX}/used"
 BYTES = f"{PREFIX}/bytes"
 
-# Which pod of a service's task this is, from 0 (and then absent): nobody else counts them.
+# The attempt of a service's pod, from 0 (when it is absent), because Kubernetes does not count these.
 ATTEMPT = f"{PREFIX}/attempt"
-# Why a run's output is not where it belongs, noted on its owner.
+# On the owner: why the run's output was not stored.
 NOT_STORED = f"{PREFIX}/not-stored"
 
-# On the owner: what makes the pods of the run, as "Job/<name> Deployment/<name>"; and that the portal wants it to end.
+# On the owner: the workloads to scale down when the run ends, as "Job/<name> Deployment/<name>"; in the same form all objects of
+# the run that are watched; and a mark that the portal ends the run.
 WORKLOADS = f"{PREFIX}/workloads"
+OBJECTS = f"{PREFIX}/objects"
 ENDING = f"{PREFIX}/ending"
-# The settings with which the run was started.
-SETTINGS = f"{PREFIX}/settings"
-# The finalizer of the Job controller, until it has counted a pod.
+# The Job controller's finalizer, until it has counted a pod.
 COUNTED = "batch.kubernetes.io/job-tracking"
 
-# What tasks of a run reach each other at, and the name of that port.
+# The port at which tasks of a run reach each other, and its name.
 PORT, TASK = 2222, "task"
 LABEL_LIMIT = 63
-# Of a task below 1,000: `<role>-<index>.<base>:<port>`.
+# For a task index below 1,000: `<role>-<index>.<base>:<port>`.
 LONGEST_ADDRESS = ROLE_LIMIT + len("-999") + len(".") + BASE_LIMIT + len(f":{PORT}")
 
 
 def owner_name(run: RunRef) -> str:
-    """The ConfigMap that owns everything of the run and holds what its tasks share."""
+    """Returns the name of the ConfigMap that owns everything of the run and holds its shared variables."""
     return f"{base_name(run)}-run"
 
 
 def registries_name(run: RunRef) -> str:
-    """Of the Secret by which its images are fetched."""
+    """Returns the name of the pull secret."""
     return f"{base_name(run)}-registries"
 
 
 def secret_name(run: RunRef) -> str:
-    """Of the keys of its data, and of the variables that are secret."""
+    """Returns the name of the Secret with storage keys and secret variables."""
     return f"{base_name(run)}-secret"
 
 
 def endpoint_name(run: RunRef, endpoint: str) -> str:
-    """The Service and the Ingress of an endpoint."""
+    """Returns the name of an endpoint's Service and Ingress."""
     return f"{base_name(run)}-{endpoint}"
 
 
 def portal_name(run: RunRef) -> str:
-    """The Service by which a gateway in the namespace of the run reaches the portal; longer than any name of an endpoint."""
+    """Returns the name of the Service through which a gateway reaches the portal; longer than any endpoint's name."""
     return f"{base_name(run)}-gateway-to-portal"
 
 
 def volume_name(run: RunRef, mount: int) -> str:
-    """The claim of the run's mount number `mount`."""
+    """Returns the name of the claim for the run's mount number `mount`."""
     return f"{base_name(run)}-volume{mount}"
 
 
 def persistent_volume_name(run: RunRef, mount: int) -> str:
-    """What is behind that claim. It lies in no namespace, and portals that share a Kubernetes cluster count their runs alike;
-    a namespace belongs to one of them."""
+    """Returns the name of that claim's volume. It has no namespace, so the name includes it: portals that share a cluster have
+    equal run ids, but a namespace belongs to one of them."""
     return f"{run.namespace}-{volume_name(run, mount)}"
 
 
 def claim_name(volume: VolumeRef) -> str:
-    """The claim of a datastore's volume, which outlives runs; never the name of one that belongs to a run."""
+    """Returns the name of a datastore's claim, which outlives runs; never equal to that of a run's claim."""
     return label(f"{volume.appcode}-{volume.datastore}", f"-{volume.id}-data", LABEL_LIMIT)
 
 
 def environment_claim(appcode: str, key: str) -> str:
-    """The claim of an appcode's saved environment; never the name of one that belongs to a run or a datastore."""
+    """Returns the name of a saved environment's claim; never equal to that of a run's or datastore's claim."""
     return label(f"{appcode}-environment", f"-{key[:16]}", LABEL_LIMIT)
 
 
 def cache_claim(appcode: str, key: str) -> str:
-    """The claim of an input that an appcode's runs share; never the name of any other."""
+    """Returns the name of a cached input's claim; never equal to that of another claim."""
     return label(f"{appcode}-cache", f"-{key[:16]}", LABEL_LIMIT)
 
 
 def address(run: RunRef, role: str, index: int) -> str:
-    """`host:port` of one task, from any pod of its namespace; it needs no object to exist yet.
+    """Returns `host:port` of one task, from any pod of its namespace, even before any object exists.
 
-    Pods look in their own namespace first (https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/), so this
-    is found by the first question; a name with the namespace would be found by the third.
+    Pods search their own namespace first (https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/), so the
+    first DNS query finds it; a name with the namespace would take three.
     """
     return f"{host_name(run, role, index)}.{base_name(run)}:{PORT}"
 
 
 def common_labels(name: str, instance: str, part_of: str) -> dict[str, str]:
-    """Those by which other tools group objects
-    (https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/). Nothing here looks for them."""
+    """Returns the labels by which other tools group objects
+    (https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/). The portal does not use them."""
     return {
         f"{COMMON}/name": name,
         f"{COMMON}/instance": instance,
@@ -139,7 +139,7 @@ def common_labels(name: str, instance: str, part_of: str) -> dict[str, str]:
 
 
 def run_labels(portal: str, run: RunRef) -> dict[str, str]:
-    """On everything of a run. `portal` tells installations apart that share a Kubernetes cluster."""
+    """Returns the labels of all objects of a run. `portal` distinguishes installations that share a cluster."""
     return {
         **common_labels(run.cluster, base_name(run), run.appcode),
         PORTAL: portal,
@@ -151,12 +151,12 @@ def run_labels(portal: str, run: RunRef) -> dict[str, str]:
 
 
 def run_selector(portal: str, run: RunRef) -> dict[str, str]:
-    """The labels by which an object finds the pods of its run: portals count their runs alike."""
+    """Returns the selector for the pods of a run. Includes the portal, because portals have equal run ids."""
     return {PORTAL: portal, RUN_ID: str(run.id)}
 
 
 def volume_labels(portal: str, volume: VolumeRef) -> dict[str, str]:
-    """No run is named: what is done to all that belongs to one leaves volumes alone."""
+    """Returns labels without a run, so that operations on all objects of a run skip volumes."""
     return {
         **common_labels(volume.datastore, claim_name(volume), volume.appcode),
         PORTAL: portal,
@@ -171,11 +171,11 @@ def role_labels(portal: str, run: RunRef, role: str) -> dict[str, str]:
 
 
 def selector(**labels: str | int) -> str:
-    """A label selector from short names: `selector(portal="main", run_id=3)`."""
+    """Returns a label selector from short names: `selector(portal="main", run_id=3)`."""
     return ",".join(f"{PREFIX}/{name.replace('_', '-')}={value}" for name, value in labels.items())
 
 
 def run_id_of(labels: Mapping[str, str]) -> int | None:
-    """The run that an object belongs to; None when its labels are not ours or were changed by hand."""
+    """Returns the run of an object; None if its labels are not ours or were changed by hand."""
     text = labels.get(RUN_ID, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None

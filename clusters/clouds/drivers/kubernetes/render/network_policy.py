@@ -1,10 +1,10 @@
-"""Which traffic a run's tasks have: each other, DNS, the gateway, and the servers of their own datastores and code. Pure.
+"""The network policy of a run's tasks: each other, DNS, the gateway, and the servers of their datastores and code. Pure.
 
-Rules of NetworkPolicies; what no rule names is closed. NFS and volumes are mounted by the node, to which no policy applies.
-Policies know addresses and no names, so an S3 server that is given by its name is a port of any public address. Private
-addresses are those of nodes, the API server, pods, services, and of whatever else the operator has: of these only what an
-administrator opened for storage is reached, by name or by number, and the portal's own object storage. One inside the
-cluster is a pod, which many networks do not count among addresses: its namespace has to be opened by an administrator.
+Everything without a rule is closed. The node mounts NFS and volumes, and policies do not apply to it. Policies match addresses,
+not names, so an S3 server given by name opens its port on all public addresses. Private addresses belong to nodes, the API
+server, pods, services and other servers of the operator: tasks reach only those that an administrator opened for storage, by
+name or by number, and the portal's own object storage. A server inside the cluster is a pod, which many network plugins do not
+match by address, so an administrator must open its namespace.
 """
 
 from __future__ import annotations
@@ -49,42 +49,42 @@ def ingress(plan: Plan, settings: Settings) -> list[Rule]:
         if settings.gateway_pods:
             gateway["podSelector"] = {"matchLabels": dict(settings.gateway_pods)}
         rules.append({"from": [gateway], "ports": _tcp(outside)})
-    # Replicas of services are led to by fronts. Where no namespace is named, these are beside the gateway.
-    fronts = settings.front_namespace or settings.gateway_namespace
-    if fronts and inside:
-        rules.append({"from": [_namespace(fronts)], "ports": _tcp(inside)})
+    # Only routers reach replicas of services. Without a namespace of their own they run in the gateway's.
+    routers = settings.router_namespace or settings.gateway_namespace
+    if routers and inside:
+        rules.append({"from": [_namespace(routers)], "ports": _tcp(inside)})
     return rules
 
 
 def egress(plan: Plan, settings: Settings) -> list[Rule]:
-    """Tasks of a run reach each other on any port; of a datastore only what it names; and the package index."""
+    """Returns the rules for outgoing traffic: tasks of the run on any port, servers of datastores and code, the package index."""
     rules: list[Rule] = [{"to": [{"podSelector": same_run(plan, settings)}]}]
     servers = {_server(endpoint) for endpoint, _ in _endpoints(plan)}
     rules += [_to(host, port, settings) for host, port in sorted(servers)]
     if settings.package_index:
         host, port = _server(settings.package_index)
-        # Whoever named it opened it; in a namespace, the port of its pods and nothing else there.
+        # Naming the index opened it. In a namespace this opens the port of its pods only.
         rules.append({**_to(host, port, settings), "ports": [{"port": port, "protocol": "TCP"}]})
     return rules
 
 
 def check(plan: Plan, settings: Settings) -> None:
-    """Raises CloudRefused for a server that tasks would never reach."""
+    """Raises CloudRefused for a server that tasks could not reach."""
     for endpoint, own in _endpoints(plan):
         if sentence := why_closed(endpoint, settings, own=own):
             raise CloudRefused(sentence)
 
 
 def _endpoints(plan: Plan) -> list[tuple[str, bool]]:
-    """The servers of its data and its code, and whether each is the portal's own object storage."""
+    """Returns the servers of data and code, and whether each is the portal's own object storage."""
     sources = [mount.source for mount in plan.mounts if isinstance(mount.source, S3Source)]
     stores = [(source.endpoint, source.own) for source in sources]
     return [*stores, (plan.code.url, False)] if isinstance(plan.code, CodeCommit) else stores
 
 
 def why_closed(endpoint: str, settings: Settings, *, own: bool = False) -> str:
-    """Why tasks do not reach a server, as far as that can be told without resolving its name, or "". `own`: it is the portal's
-    own object storage, which whoever set it up opened, at its port and no other."""
+    """Returns why tasks cannot reach a server, or "", without resolving its name. `own`: the portal's own object storage, which
+    its operator opened, at its port only."""
     host, _ = _server(endpoint)
     if not own and (inside := _INSIDE.fullmatch(host)) and inside[1] not in settings.storage_namespaces:
         return (
@@ -105,7 +105,7 @@ def why_closed(endpoint: str, settings: Settings, *, own: bool = False) -> str:
 def _to(host: str, port: int, settings: Settings) -> Rule:
     ports = [{"port": port, "protocol": "TCP"}]
     if inside := _INSIDE.fullmatch(host):
-        # A policy sees the pod's port, which may be another than the Service's.
+        # Policies match the pod's port, which may differ from the Service's.
         return {"to": [_namespace(inside[1])]}
     if address := _address(host):
         return {"to": [{"ipBlock": {"cidr": f"{address}/{address.max_prefixlen}"}}], "ports": ports}
@@ -117,7 +117,7 @@ def _to(host: str, port: int, settings: Settings) -> Rule:
 
 
 def _all_but(network: str, closed: Iterable[str]) -> Rule:
-    """What of `closed` lies in it is left out; only that may stand there."""
+    """Returns a block for `network` except the `closed` networks within it; an `except` may only contain those."""
     whole = ipaddress.ip_network(network)
     inside = sorted({each for each in map(ipaddress.ip_network, closed) if _is_within(each, whole)}, key=str)
     return {"ipBlock": {"cidr": network, **({"except": [str(each) for each in inside]} if inside else {})}}
@@ -140,13 +140,13 @@ def _namespace(name: str) -> Rule:
 
 
 def _server(endpoint: str) -> tuple[str, int]:
-    """Host and port; a source without an address is Amazon's own, at 443."""
+    """Returns host and port; a source without an address is Amazon's, at 443."""
     url = urlsplit(endpoint)
     return (url.hostname or "").rstrip("."), url.port or (80 if url.scheme == "http" else 443)
 
 
 def _address(host: str) -> Address | None:
-    """What IPv6 says of an IPv4 address is that address."""
+    """Parses an address; an IPv6 address that embeds an IPv4 address becomes that address."""
     try:
         found = ipaddress.ip_address(host)
     except ValueError:

@@ -1,8 +1,8 @@
-"""The pod of a role: how a task's program, its resources and its confinement are told to Kubernetes. Pure.
+"""The pod of a role: the task's program, its resources and its confinement as a Kubernetes manifest. Pure.
 
-A program runs under coreutils' `timeout`, which is nobody's timeout here but process 1. As process 1 itself most programs
-would never notice SIGTERM (the kernel gives it no default action there), and one that ignores it would take the time that
-its output needs to be stored, because Kubernetes knows one grace period for a whole pod.
+A program runs under coreutils' `timeout`, used as process 1 rather than as a time limit. Most programs would ignore SIGTERM as
+process 1 (it has no default action there), and would use up the time needed to store their output, because a pod has a single
+grace period.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, Settings
 
 Manifest = dict[str, Any]
 
-# Where programs look for data; without a datastore it is an empty folder that goes with the pod.
+# Where programs look for data; without a datastore an empty folder of the pod.
 SCRATCH = ("/elearn/input", "/elearn/output")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 — a volume of the pod's own, for data loaders
 USER, USER_NAME = 1000, "elearn"
 
 
 def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> Manifest:
-    """The template of a role's pods. `index` is the field that holds TASK_INDEX, "" where it is always 0."""
+    """Returns the template of a role's pods. `index`: the field for TASK_INDEX, "" if it is always 0."""
     task_index = _task_index(index)
     resources = _resources(role, settings)
     without_gpus = _without_gpus(resources)
@@ -54,7 +54,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
             "runAsUser": USER,
             "runAsGroup": USER,
             "fsGroup": USER,
-            # Otherwise kubelet changes the group of each file of a volume before every start.
+            # Otherwise the kubelet changes the group of each file of a volume at every start.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -63,8 +63,8 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
                 "name": "task",
                 "image": plan.image.container,
                 "imagePullPolicy": settings.image_pull_policy,
-                # Not `args`: whatever the image starts by itself, this is run instead. kubelet expands $(NAME) here too.
-                # "0" is no limit of time; after SIGTERM, which is passed on, there are so many seconds.
+                # `command` and not `args`, so that the image's entrypoint does not run. The kubelet expands $(NAME) here, too.
+                # "0": no time limit; after SIGTERM, which `timeout` forwards, the program has `grace` seconds.
                 "command": [
                     "timeout",
                     f"--kill-after={grace}",
@@ -92,7 +92,7 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
         ],
         "volumes": [
             {"name": "tmp", "emptyDir": storage.on_disk(settings)},
-            # Counts as memory of the task, which has no more.
+            # Counts towards the task's memory, which is the same limit.
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{role.memory_mb}Mi"}},
             *({"name": f"scratch{n}", "emptyDir": storage.on_disk(settings)} for n, _ in enumerate(scratch)),
             *stored.volumes,
@@ -131,7 +131,7 @@ def _task_index(index: str) -> Manifest:
 
 
 def _environment(plan: Plan, role: RolePlan, first: Manifest, settings: Settings) -> list[Manifest]:
-    """TASK_INDEX and what the owner holds stand first: a value can only refer to what stands before it."""
+    """Puts TASK_INDEX and the owner's variables first, because a value can only refer to earlier ones."""
     owner = names.owner_name(plan.run)
     shared = [{"name": name, "valueFrom": {"configMapKeyRef": {"name": owner, "key": name}}} for name in plan.shared]
     secret = names.secret_name(plan.run)
@@ -139,18 +139,18 @@ def _environment(plan: Plan, role: RolePlan, first: Manifest, settings: Settings
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": f"variable-{name}"}}}
         for name in storage.secrets(plan)
     ]
-    # Pods have no user of that number in /etc/passwd unless their image does; programs ask for a name all the same.
+    # The image may lack a user of that number in /etc/passwd, and programs ask for a name.
     user = {"HOME": storage.TMP, "USER": USER_NAME, "LOGNAME": USER_NAME}
     ours = {**user, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **environments.variables(plan, role, settings)}
     if not role.gpus:
-        # An image that asks for all GPUs would otherwise see those of others.
+        # An image that requests all GPUs would otherwise see those of other tasks.
         ours["NVIDIA_VISIBLE_DEVICES"] = "void"
     return [first, *shared, *({"name": name, "value": value} for name, value in {**ours, **role.env}.items())]
 
 
 def _resources(role: RolePlan, settings: Settings) -> Manifest:
-    """Requests equal limits, so that a task has what it is billed for and is evicted last; but for the disk, which is not billed
-    and of which most need little."""
+    """Returns equal requests and limits, so that a task gets what it is billed for and is evicted last. The disk is an
+    exception: it is not billed, and most tasks need little."""
     held = {"cpu": f"{role.cpu_milli}m", "memory": f"{role.memory_mb}Mi"}
     if role.gpus:
         held[GPU] = str(role.gpus)

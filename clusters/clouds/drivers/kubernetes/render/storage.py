@@ -1,12 +1,12 @@
-"""Data of a run inside its pods: which containers fetch and store it, and which volumes lie where. Pure.
+"""Data of a run inside its pods: containers that fetch and store it, and volumes. Pure.
 
-NFS is a volume and claim of the run. A volume with a size is a claim of the datastore, which runs only mount. S3 is copied:
-an init container fetches, into a volume of the pod or, once for many runs, into a claim of its own (cache.py), and for output
-a native sidecar stores what changed every few seconds and once more when the task has ended; another one follows event files
-(../../follow.py), another serves input that is streamed (../../stream.py). Credentials are in a Secret and nowhere else.
+NFS is a volume and claim of the run. A volume with a size is a claim of the datastore, which runs only mount. S3 is copied: an
+init container fetches it into a volume of the pod or, once for many runs, into its own claim (cache.py). For output a native
+sidecar stores changes every few seconds and once more when the task has ended. Other sidecars follow event files
+(../../follow.py) and serve streamed input (../../stream.py). Credentials are in a Secret and nowhere else.
 
-Ceph RBD and any other CSI driver are volumes of a StorageClass. There is no kind for an existing RBD image: CSI opens images
-with one key for the whole pool, so a tenant who could name an image could name that of another.
+Ceph RBD and other CSI drivers are volumes of a StorageClass. There is no source for an existing RBD image: CSI opens images with
+one key for the whole pool, so a tenant who could name an image could name another tenant's.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ FOLLOW = "follow"
 FOLDERS = "folders"
 DIVIDE = "divide"
 STREAM = "stream"
-# Under which the Secret of a run has what lets requests to its endpoints in.
+# Key of the endpoints' proof in a run's Secret.
 PROOF = "proof"
-# Where the tasks of a pod, and nobody else, find what streams their input.
+# Loopback port of the server of streamed input, reachable only inside the pod.
 STREAM_PORT = 3142
 STORE_EVERY_SECONDS = 10
-# How docker/rclone/fetch ends when the input is not what was asked for.
+# Exit code of docker/rclone/fetch if the input differs from the requested one.
 REFUSED = 77
 TMP = "/tmp"  # noqa: S108 — a volume of the pod's own
 
@@ -53,11 +53,11 @@ CONFINED: dict[str, Any] = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-# What a helper needs beside a task: as limits, too, so that the pod's QoS class stays Guaranteed.
+# Resources of a helper beside a task. Limits are equal, so that the pod's QoS class stays Guaranteed.
 _HELPER = {"cpu": "100m", "memory": "256Mi"}
-# Of what serves all that a task reads.
+# For the helper that serves all of a task's reads.
 _BUSY_CPU = "500m"
-# Lists of what is to be copied, and what a helper says.
+# For file lists and messages of helpers.
 _HELPERS_DISK = {"limits": "1Gi", "requests": "100Mi"}
 _HELPERS_TMP = "helpers"
 _WORK = "work"
@@ -66,7 +66,7 @@ _FIRST: Mapping[str, Any] = {"name": "TASK_INDEX", "value": "0"}
 
 @dataclass
 class PodParts:
-    """What data adds to a pod. `mounts` are those of the task itself; `stores` when something is written back at the end."""
+    """What data adds to a pod. `mounts`: of the task itself. `stores`: output is stored at the end."""
 
     init: list[dict[str, Any]] = field(default_factory=list)
     volumes: list[dict[str, Any]] = field(default_factory=list)
@@ -75,28 +75,35 @@ class PodParts:
 
 
 def manifests(plan: Plan) -> list[dict[str, Any]]:
-    """The Secret, volumes and claims of a run; without labels and owner, which all objects of a run get alike."""
+    """Returns the Secret, volumes and claims of a run, without the labels and owner that every object of a run gets."""
     made: list[dict[str, Any]] = []
+    for number, mount in enumerate(plan.mounts):
+        if isinstance(mount.source, NfsSource):
+            made += _nfs(plan, number, mount.source, read_only=mount.read_only)
+        # Volumes do not belong to the run: see `volume_manifest`.
+    return made + secret_manifest(plan)
+
+
+def secret_manifest(plan: Plan) -> list[dict[str, Any]]:
+    """Returns the Secret, if the run needs one. Pods name its keys, and a run may outlive a release: within 1.x a key keeps its
+    name."""
     keys = {f"variable-{name}": value for name, value in secrets(plan).items()}
     for number, mount in enumerate(plan.mounts):
         if isinstance(mount.source, S3Source):
             keys[f"access-key-{number}"] = mount.source.access_key
             keys[f"secret-key-{number}"] = mount.source.secret_key
-        elif isinstance(mount.source, NfsSource):
-            made += _nfs(plan, number, mount.source, read_only=mount.read_only)
-        # A volume is not the run's own: see `volume_manifest`.
     if isinstance(plan.code, CodeCommit) and plan.code.name:
         keys |= {"git-name": plan.code.name, "git-token": plan.code.token}
     if any(role.endpoints for role in plan.roles):
         keys[PROOF] = plan.proof
-    if keys:
-        secret = {"name": names.secret_name(plan.run)}
-        made.append({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "type": "Opaque", "stringData": keys})
-    return made
+    if not keys:
+        return []
+    secret = {"name": names.secret_name(plan.run)}
+    return [{"apiVersion": "v1", "kind": "Secret", "metadata": secret, "type": "Opaque", "stringData": keys}]
 
 
 def secrets(plan: Plan) -> dict[str, str]:
-    """Variables of every task that only the Secret holds."""
+    """Returns variables of every task that only the Secret holds."""
     found = dict(plan.secrets)
     for mount in plan.mounts:
         found |= mount.stream_variables(f"http://127.0.0.1:{STREAM_PORT}")
@@ -104,12 +111,12 @@ def secrets(plan: Plan) -> dict[str, str]:
 
 
 def volume_manifest(source: VolumeSource, settings: Settings) -> dict[str, Any]:
-    """The claim of a datastore's volume. Nothing owns it: it goes when the datastore does."""
+    """Returns the claim of a datastore's volume. It has no owner: it is deleted with the datastore."""
     spec: dict[str, Any] = {
         "accessModes": [source.access_mode],
         "resources": {"requests": {"storage": source.size}},
     }
-    if source.storage_class:  # without the field Kubernetes takes the default class; "" would mean none
+    if source.storage_class:  # without the field Kubernetes uses the default class; "" means none
         spec["storageClassName"] = source.storage_class
     return {
         "apiVersion": "v1",
@@ -124,7 +131,7 @@ def volume_manifest(source: VolumeSource, settings: Settings) -> dict[str, Any]:
 
 
 def refusal(text: str) -> CloudError:
-    """Why a volume cannot be as large as wanted, from what the API server says of its claim."""
+    """Returns the reason why a volume cannot grow, from the API server's message on its claim."""
     if "bound claims" in text or "bound persistent volume claims" in text:
         return CloudError("It grows when a run has mounted it.")
     if "must support resize" in text:
@@ -141,9 +148,9 @@ def pod_parts(
     task_index: Mapping[str, Any] = _FIRST,
     work: str = "",
 ) -> PodParts:
-    """`serves`: people open the pod as long as it is ready, whatever becomes of its output meanwhile. `first_part` is that of the
-    role, and `task_index` the variable that tells its tasks apart. `work` is the name of a role
-    whose tasks start in a folder of their own (frameworks/starting.py)."""
+    """Returns the parts of a pod. `serves`: the pod has an endpoint, and storing output must not affect its readiness.
+    `first_part`: of the role. `task_index`: the variable that distinguishes its tasks. `work`: the role's name if its tasks
+    start in their own folder (frameworks/starting.py)."""
     parts = _work(settings) if work else PodParts()
     copied: list[tuple[int, str]] = []
     stored: list[tuple[int, str]] = []
@@ -187,11 +194,11 @@ def _store(plan: Plan, stored: list[tuple[int, str]], settings: Settings, *, ser
     words = [STORE, "--every", str(STORE_EVERY_SECONDS), "--within", str(settings.store_seconds)]
     made = _helper(plan, STORE, words, stored, settings)
     made["restartPolicy"] = "Always"
-    # A task may end before this program listens to signals, and process 1 of a container does not get one that it does not listen
-    # to. It finds the file then, which is there before the signal is sent.
+    # A task may end before this program handles signals, and process 1 does not get unhandled ones. The file, written before the
+    # signal is sent, tells it.
     made["lifecycle"] = {"preStop": {"exec": {"command": ["touch", f"{TMP}/ended"]}}}
     if not serves:
-        # Not ready while storing fails. Tasks reach each other all the same: their Service asks for no readiness.
+        # Not ready while storing fails. Tasks still reach each other, because their Service ignores readiness.
         failing = {"command": ["test", "!", "-e", f"{TMP}/failing"]}
         made["readinessProbe"] = {"exec": failing, "periodSeconds": STORE_EVERY_SECONDS}
     return made
@@ -203,7 +210,7 @@ def _work(settings: Settings) -> PodParts:
 
 
 def _with_work(store: dict[str, Any], role: str, task_index: Mapping[str, Any]) -> dict[str, Any]:
-    """Has it store what the task wrote where it started, too, below the first output."""
+    """Makes the container store the files of the working folder, too, below the first output."""
     remote = store["args"][5].rstrip("/")
     join = "" if remote.endswith(":") else "/"
     store["args"] += [f"{remote}{join}{outputs.WORK_FOLDER}/{role}-$(TASK_INDEX)/", outputs.WORK]
@@ -214,7 +221,7 @@ def _with_work(store: dict[str, Any], role: str, task_index: Mapping[str, Any]) 
 
 def _follow(plan: Plan, followed: list[tuple[int, str]], settings: Settings) -> dict[str, Any]:
     made = _helper(plan, FOLLOW, [FOLLOW, "--every", str(EVERY)], followed, settings)
-    # The task begins when all was looked at once, however long a server is away; what is there then is shown at once.
+    # The task starts after the first complete round, however long a server is away, so existing files are visible at once.
     probe = {
         "exec": {"command": ["test", "-e", f"{TMP}/reached"]},
         "periodSeconds": 1,
@@ -224,7 +231,7 @@ def _follow(plan: Plan, followed: list[tuple[int, str]], settings: Settings) -> 
 
 
 def _stream(plan: Plan, settings: Settings) -> list[dict[str, Any]]:
-    """What serves the loopback of the pod, where input is streamed; it copies nothing."""
+    """Returns the server of streamed input on the pod's loopback; it copies nothing."""
     streamed = [(number, mount.mount_path) for number, mount in enumerate(plan.mounts) if mount.stream_key]
     if not streamed:
         return []
@@ -245,8 +252,7 @@ def _fetch(
     first_part: int,
     task_index: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What is only looked at stands behind all else among the mounts of a plan, and so behind --most; what is divided, the input,
-    stands before all else."""
+    """Relies on the order of mounts: shown outputs come last, hence after --most; the (divided) input comes first."""
     made = _helper(plan, FETCH, [FETCH], copied, settings)
     first, front = plan.mounts[copied[0][0]], list[str]()
     if first.is_input:
@@ -267,12 +273,12 @@ def _fetch(
 
 
 def _is_linked(mount: Mount) -> bool:
-    """Whether a divided input is mounted, so that tasks see links to their files."""
+    """True if a divided input is mounted, so that tasks see links to their files."""
     return mount.is_divided and (mount.cached or not isinstance(mount.source, S3Source))
 
 
 def _divide(mount: Mount, parts: PodParts, settings: Settings, first_part: int, task_index: Mapping[str, Any]) -> None:
-    """Adds what makes links to the files of a task, and where these lie."""
+    """Adds the container that links a task's files, and a volume for the links."""
     links = {"name": DIVIDE, "mountPath": mount.mount_path}
     whole = next(each for each in parts.mounts if each["mountPath"] == WHOLE)
     numbers = (mount.parts, mount.fold, mount.folds)
@@ -289,8 +295,8 @@ def _divide(mount: Mount, parts: PodParts, settings: Settings, first_part: int, 
 
 
 def lend(helpers: list[dict[str, Any]], task: Mapping[str, Any]) -> None:
-    """Gives helpers that end before the task starts its CPU and memory. That takes no room on the node: a pod reserves the larger
-    of what its init containers and its containers want."""
+    """Gives helpers that end before the task starts its CPU and memory. This reserves no more on the node: a pod reserves the
+    larger of what its init containers and its containers request."""
     for helper in helpers:
         if "restartPolicy" in helper:
             continue  # a sidecar
@@ -299,7 +305,7 @@ def lend(helpers: list[dict[str, Any]], task: Mapping[str, Any]) -> None:
 
 
 def _behind(plan: Plan, number: int, settings: Settings) -> tuple[dict[str, Any], str]:
-    """The volume behind a mount, and the folder of it that tasks see, "" for all of it."""
+    """Returns the volume of a mount, and the folder in it that tasks see, "" for all of it."""
     mount = plan.mounts[number]
     source = mount.source
     if mount.cached:
@@ -316,8 +322,8 @@ def _behind(plan: Plan, number: int, settings: Settings) -> tuple[dict[str, Any]
 
 
 def _make_folders(folders: list[tuple[int, str]], settings: Settings) -> dict[str, Any]:
-    """Kubernetes would make a missing `subPath` as root, whom an NFS server takes for nobody and whose folders tasks cannot
-    write to; this does it as who the tasks are, and says why where it cannot be done."""
+    """Creates folders as the tasks' user, and reports errors. Kubernetes would create a missing `subPath` as root, whom an NFS
+    server maps to nobody, and whose folders tasks could not write to."""
     roots = {number: f"/data{number}" for number, _ in folders}
     return {
         **container(FOLDERS, settings),
@@ -327,12 +333,12 @@ def _make_folders(folders: list[tuple[int, str]], settings: Settings) -> dict[st
 
 
 def on_disk(settings: Settings) -> dict[str, Any]:
-    """An emptyDir; what all of a pod may write together is limited by its containers."""
+    """Returns an emptyDir. Limits of the containers bound what a pod writes in total."""
     return {"sizeLimit": settings.task_disk["limits"]} if settings.disk else {}
 
 
 def _helpers_disk(kind: str, settings: Settings) -> dict[str, str]:
-    """Said, because a helper would otherwise get the whole default of its namespace."""
+    """Returns an explicit limit, because helpers would otherwise get the namespace's default."""
     disk = settings.task_disk
     return {"ephemeral-storage": min(_HELPERS_DISK[kind], disk[kind], key=quantity)} if disk else {}
 
@@ -351,14 +357,14 @@ def container(name: str, settings: Settings) -> dict[str, Any]:
 def _helper(
     plan: Plan, name: str, argv: list[str], mounts: list[tuple[int, str]], settings: Settings
 ) -> dict[str, Any]:
-    """A container of docker/rclone; its arguments are pairs `<remote>:<bucket>/<folder> <path>`. Its /tmp is not the task's."""
+    """Returns a container of docker/rclone with arguments `<remote>:<bucket>/<folder> <path>` and its own /tmp."""
     env: list[dict[str, Any]] = [{"name": "HOME", "value": TMP}]
     pairs: list[str] = []
     for number, path in mounts:
         source = plan.mounts[number].source
         assert isinstance(source, S3Source)
         env += _remote(plan, number, source)
-        # Without the last slash rclone would first ask whether this is an object, and mistake a dead server for one.
+        # Without the trailing slash rclone first checks for an object of that name, and takes a dead server for one.
         folder = f"{source.bucket}/{source.prefix}/" if source.prefix else source.bucket
         pairs += [literal(f"data{number}:{folder}"), path]
     return {
@@ -373,7 +379,7 @@ def _helper(
 
 
 def fetched_from(container: Mapping[str, Any], path: str) -> str:
-    """What `container`, as a pod has it, copies to `path`, for people."""
+    """Returns a description for people of what `container` (in a pod) copies to `path`."""
     args = container.get("args") or []
     remote = args[args.index(path) - 1] if path in args[1:] else path
     bucket, _, folder = remote.partition(":")[2].replace("$$", "$").partition("/")
@@ -382,7 +388,7 @@ def fetched_from(container: Mapping[str, Any], path: str) -> str:
 
 
 def _remote(plan: Plan, number: int, source: S3Source) -> list[dict[str, Any]]:
-    """rclone takes a remote from variables, so there is no file with credentials."""
+    """Configures an rclone remote by variables, so that no file holds credentials."""
     prefix = f"RCLONE_CONFIG_DATA{number}"
     provider = "Other" if source.endpoint else "AWS"
     plain = {"TYPE": "s3", "PROVIDER": provider, "ENDPOINT": source.endpoint, "REGION": source.region}
@@ -400,8 +406,7 @@ def _remote(plan: Plan, number: int, source: S3Source) -> list[dict[str, Any]]:
 
 
 def _nfs(plan: Plan, number: int, source: NfsSource, *, read_only: bool) -> list[dict[str, Any]]:
-    """A volume that only this claim of this namespace may have: no other that names it is ever bound to it. The size means
-    nothing for NFS, but must be there."""
+    """Returns a volume that only this claim of this namespace can bind. NFS requires a size and ignores it."""
     name, behind = names.volume_name(plan.run, number), names.persistent_volume_name(plan.run, number)
     size = {"storage": "1Gi"}
     modes = ["ReadOnlyMany" if read_only else "ReadWriteMany"]
@@ -415,7 +420,7 @@ def _nfs(plan: Plan, number: int, source: NfsSource, *, read_only: bool) -> list
                 "accessModes": modes,
                 "storageClassName": "",
                 "persistentVolumeReclaimPolicy": "Retain",
-                # Whoever has the server may have made any file there.
+                # Files on the server are not trustworthy.
                 "mountOptions": ["nosuid", "nodev"],
                 "nfs": {"server": source.server, "path": source.root or source.path, "readOnly": read_only},
                 "claimRef": {

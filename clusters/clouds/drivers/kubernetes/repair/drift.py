@@ -1,8 +1,8 @@
-"""Whether an object still has what the portal said of it, by the `managedFields` that server-side apply keeps. Pure.
+"""Detects changes by others to fields that the portal applied, using the `managedFields` of server-side apply. Pure.
 
-A field of ours that somebody changes or deletes leaves our entry, and comes back when it is applied again. What others add stands
-in entries of theirs and is left alone. So this is seen of objects of which nothing but metadata are read, too, and for the fields
-that all objects of a kind have also after a time of not watching.
+A field of ours that others change or delete leaves our entry, and returns when it is applied again. Fields that others add are
+in their own entries and are left alone. So metadata suffice to detect changes; for fields that every object of a kind has, even
+those made while nobody watched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from clusters.clouds.drivers.kubernetes.render import endpoints, names
 
 Object = Mapping[str, Any]
-# A tree of fields, as `fieldsV1` writes them.
+# A tree of fields in the format of `fieldsV1`.
 Fields = Mapping[str, Any]
 
 
@@ -21,7 +21,8 @@ def _all(*fields: str) -> Fields:
     return {f"f:{name}": {} for name in fields}
 
 
-# What we say beneath `spec` of every object of a kind.
+# The fields below `spec` that we apply to every object of a kind. Runs keep the objects of the release that started them: a field
+# belongs here only if all releases of 1.x apply it, or runs of an older one would be reported as changed by hand.
 _POLICY = _all("podSelector", "policyTypes", "ingress", "egress")
 _APPLIED: Mapping[str, Fields] = {
     "Job": _all("parallelism", "completions", "suspend"),
@@ -31,31 +32,33 @@ _APPLIED: Mapping[str, Fields] = {
     "Ingress": _all("rules"),
     "NetworkPolicy": _POLICY,
 }
-# These belong to Kueue in Jobs that it manages.
+# Kinds of objects of runs that are watched.
+KINDS = frozenset(_APPLIED)
+# Kueue owns these fields in Jobs that it manages.
 _OF_QUEUES = {"f:suspend", "f:template"}
 
 
 def bounds(quota: Mapping[str, str] | None = None) -> dict[str, Fields]:
-    """What there must be in every namespace of ours, by kind; a ResourceQuota where `quota` has something."""
+    """Returns the required objects of our namespaces with their fields, by kind; a ResourceQuota only for a `quota`."""
     found = {"NetworkPolicy": _POLICY, "LimitRange": _all("limits")}
     return {**found, "ResourceQuota": {"f:hard": _all(*quota)}} if quota else found
 
 
 def has(metadata: Object, wanted: Fields) -> bool:
-    """Whether all of `wanted` is ours."""
+    """Returns whether all `wanted` fields are ours."""
     return _covers(_spec(_ours(metadata)), wanted)
 
 
 class Drift:
-    """Which objects of runs have lost something that was applied."""
+    """Tracks which objects of runs have lost applied fields."""
 
     def __init__(self) -> None:
-        # By uid: when our entry was written last, and how many fields it had then. That time changes when we apply something
-        # else, and stays when others take fields out of the entry.
+        # By uid: the time of our entry and its number of fields. The time changes when we apply something else, and stays when
+        # others take fields out of the entry.
         self._known: dict[str, tuple[str, int]] = {}
 
     def is_as_applied(self, kind: str, metadata: Object, *, queued: bool = False) -> bool:
-        """`queued`: a Job that waits in a queue of Kueue."""
+        """Returns whether an object still has all our fields. `queued`: a Job in a Kueue queue."""
         wanted = _APPLIED[kind]
         if queued or (kind == "Job" and _is_kueues(metadata)):
             return has(metadata, {name: tree for name, tree in wanted.items() if name not in _OF_QUEUES})
@@ -64,7 +67,7 @@ class Drift:
         now = version_of(metadata)
         known = self._known.get(metadata["uid"])
         if known is None and _is_younger_than_ours(metadata):
-            # Nobody watched: some of our fields may be among those.
+            # Changed while nobody watched: some of the fields may be ours.
             return False
         if known is None or known[0] != now[0] or known[1] < now[1]:
             self._known[metadata["uid"]] = known = now
@@ -75,13 +78,13 @@ class Drift:
 
 
 def version_of(metadata: Object) -> tuple[str, int]:
-    """When we applied it last, and how many of those fields are still ours."""
+    """Returns when we last applied the object, and how many fields are still ours."""
     ours = _ours(metadata)
     return str(ours.get("time", "")), _size(_spec(ours)) + len(_annotations(ours))
 
 
 def _asks(metadata: Object) -> bool:
-    """Whether the gateway is still told to ask who comes, by an Ingress that leads to a task."""
+    """Returns whether an Ingress to a task still makes the gateway authorize requests."""
     return metadata["name"].endswith(endpoints.TO_PORTAL) or any(
         f"f:{each}" in _annotations(_ours(metadata)) for each in endpoints.ASKS
     )
@@ -97,7 +100,7 @@ def _ours(metadata: Object) -> Object:
 
 
 def _is_younger_than_ours(metadata: Object) -> bool:
-    """Whether others have set something beneath `spec` since we applied it. What admission made of it then bears our name."""
+    """Returns whether others set fields below `spec` after our apply. Changes by admission plugins count as ours."""
     since = _ours(metadata).get("time", "")
     return any(
         entry.get("manager") != names.MANAGER
@@ -109,7 +112,7 @@ def _is_younger_than_ours(metadata: Object) -> bool:
 
 
 def _is_kueues(metadata: Object) -> bool:
-    """It may be told to manage all Jobs, also those without a queue."""
+    """Kueue may be configured to manage all Jobs, even without a queue."""
     return any(str(entry.get("manager")).startswith("kueue") for entry in metadata.get("managedFields") or [])
 
 

@@ -1,6 +1,5 @@
-"""What bounds a namespace, as it is watched: Pod Security, the policy that closes it, its LimitRange, its ResourceQuota. What of
-it somebody changed or took away is found here, and put back by `upkeep`. No network in here.
-"""
+"""Watches the guardrails of namespaces: Pod Security labels, the NetworkPolicy that closes it, LimitRange, ResourceQuota. Finds
+changes by others, which `upkeep` repairs. No network calls."""
 
 from __future__ import annotations
 
@@ -12,21 +11,21 @@ from clusters.clouds.drivers.kubernetes.render import manifests
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.watch.objects import Object
 
-# Seconds. Somebody who makes a namespace makes the rest right after it, and the watches are not in step.
+# Seconds. A new namespace gets its objects right after it, and the watches are not synchronized.
 PATIENCE = 5.0
 
 
 class Bounds:
-    """Of every namespace that is ours there must be one of each of the kinds in `wanted`, with what is applied of it."""
+    """Each of our namespaces must have one object of each kind in `wanted`, with the fields given there."""
 
     def __init__(self, wanted: Mapping[str, drift.Fields]) -> None:
         self._wanted = wanted
-        # Whether Pod Security is as wanted, of all that are not being deleted.
+        # True if a live namespace has the required Pod Security labels.
         self._secure: dict[str, bool] = {}
-        # What is there, and whether it is as it was applied.
+        # The existing objects, and whether each is as applied.
         self._parts: defaultdict[str, dict[str, bool]] = defaultdict(dict)
         self._doubtful: dict[str, float] = {}
-        # Namespaces that are not as wanted, and why, until they are.
+        # Sentences on namespaces that need repair.
         self.found: dict[str, str] = {}
 
     def note_namespace(self, kind: str, namespace: Object, now: float) -> None:
@@ -51,7 +50,7 @@ class Bounds:
         self._judge(metadata["namespace"], now)
 
     def news(self, now: float) -> list[PlaceChanged]:
-        """Of what is not as wanted for a while. To be asked every few seconds."""
+        """Returns namespaces found wrong for PATIENCE seconds. Call it every few seconds."""
         told = []
         for namespace in [name for name, since in self._doubtful.items() if now - since >= PATIENCE]:
             del self._doubtful[namespace]

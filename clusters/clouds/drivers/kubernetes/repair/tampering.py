@@ -1,6 +1,5 @@
-"""Labels and finalizers that somebody took off objects which live on. Without them their end would be missed, so what stood there
-is remembered, and `upkeep` puts it back. No network in here.
-"""
+"""Finds labels and finalizers that others removed from live objects. Without them the portal would miss the end of these
+objects, so their values are remembered, and `upkeep` restores them. No network calls."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from clusters.clouds.drivers.kubernetes.watch.objects import Object, Owner, Pod
 
 @dataclass(frozen=True)
 class Damage:
-    """What somebody took from an object: put back by a patch of these `metadata`."""
+    """What others removed from an object; patching `metadata` restores it."""
 
     kind: str
     namespace: str
@@ -24,21 +23,21 @@ class Damage:
 
 
 class Damages:
-    """`pods` and `owners` are those that are known."""
+    """`pods` and `owners`: the known ones."""
 
     def __init__(self, pods: Mapping[str, Pod], owners: Mapping[int, Owner]) -> None:
         self._pods, self._owners = pods, owners
-        # By uid, until they are seen to be whole.
+        # By uid, until the object is seen intact.
         self.found: dict[str, Damage] = {}
-        # What stands on the objects of a run, by role ("" is the owner).
+        # Our labels on the objects of a run, by role ("" for the owner).
         self._labels: defaultdict[int, dict[str, dict[str, str]]] = defaultdict(dict)
 
     def note_owner(self, run_id: int, metadata: Object) -> None:
-        """Remembers what stands on it."""
+        """Remembers the owner's labels."""
         self._labels[run_id][""] = _ours(metadata["labels"])
 
     def note_pod(self, run_id: int, role: str, metadata: Object) -> None:
-        """Remembers what stands on the first one of a role: on the others stands the same."""
+        """Remembers the labels of a role's first pod; the others have the same."""
         if role not in (labels := self._labels[run_id]):
             labels[role] = _ours(metadata["labels"])
 

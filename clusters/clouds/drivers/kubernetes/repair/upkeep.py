@@ -1,7 +1,7 @@
-"""What the watching process does in a Kubernetes cluster, in the background: it lets go of pods and owners whose end is written
-down, puts back what was taken from them by hand, and clears away what nobody else would.
+"""Background work of the watching process in a Kubernetes cluster: releases pods and owners whose end is stored, restores what
+others removed from them, and deletes leftovers.
 
-Nothing here is remembered but in the mirror, so it may be broken off anywhere: what is left is found again by the next listing.
+Its only state is the mirror, so it may be interrupted anywhere: the next listing finds what is left.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from clusters.clouds.drivers.kubernetes.api.client import (
 )
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair.tampering import Damage
+from clusters.clouds.drivers.kubernetes.watch.absent import Key
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
 from clusters.clouds.drivers.kubernetes.watch.objects import Owner, Pod
-from clusters.clouds.drivers.kubernetes.watch.owned import Key
 
 log = logging.getLogger(__name__)
 
-# Seconds. How long what looks left over may wait for news that explain it; how soon what failed is tried again.
+# Seconds: how long a suspected leftover waits for news that explain it; pause before a retry.
 STRAY_AGE = 10.0
 AGAIN = 2.0
 RETRY_AT_ONCE = 20
-# What is told to have no pods, and has some after this, is deleted as it is: its controller may be away.
+# Seconds after which the owner is deleted even if pods of a scaled-down workload remain: its controller may be down.
 STOP_SECONDS = 20.0
-# A namespace that somebody opens again and again is closed so often at most.
+# Minimum seconds between two repairs of one namespace, in case somebody undoes them again and again.
 BIND_AGAIN = 30.0
-# What saved environments and cached inputs lie in is looked through so often, and goes when no run has used it for so many days.
+# Seconds between checks of the claims of saved environments and cached inputs, and how long an unused claim is kept.
 UNUSED = ("unused",)
 UNUSED_AGAIN, UNUSED_KEPT = 3600.0, dt.timedelta(days=30)
 
 
 class Upkeep:
-    """For one mirror; `bound` puts back what bounds a namespace. Cached inputs may have `cache_space` bytes in all. `after`
-    is called by the thread that watches, and returns at once."""
+    """Upkeep for one mirror. `bound` repairs a namespace. `cache_space`: maximum bytes of all cached inputs. The watching thread
+    calls `after`, which returns at once."""
 
     def __init__(
         self, client: Client, portal: str, mirror: Mirror, bound: Callable[[str], None], cache_space: float
@@ -65,7 +65,7 @@ class Upkeep:
         self._lock = threading.Lock()
 
     def after(self, items: Iterable[Seen]) -> None:
-        """`items` are written down; what failed before is tried again."""
+        """Follows up on `items`, which are stored now, and retries what failed before."""
         for item in items:
             if isinstance(item, TaskSeen):
                 pod = self.mirror.pods.get(item.uid)
@@ -106,7 +106,7 @@ class Upkeep:
         self._begin(UNUSED, self._remove_unused)
 
     def _begin(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> bool:
-        """False when the same is being done or was done less than AGAIN ago: it may be asked for again."""
+        """Starts a background task. Returns False if it is running or ended less than AGAIN ago: call again later."""
         with self._lock:
             if key in self._busy or self._not_before.get(key, 0.0) > time.monotonic():
                 return False
@@ -146,19 +146,20 @@ class Upkeep:
         if pod.not_stored:
             self._note_not_stored(pod, pod.not_stored)
         owner = self.mirror.runs.owners.get(pod.run_id)
-        # Nobody counts the pods of a run that ends, so the Job controller need not let go of each by itself.
+        # The pods of a run that ends need no counting, so we also remove the Job controller's finalizer, which it would remove
+        # pod by pod.
         ours = [names.METERING] if owner is None or owner.wanted else [names.METERING, names.COUNTED]
         without = {"$deleteFromPrimitiveList/finalizers": ours}
         self._patch(path_of("Pod", pod.namespace, pod.name), {"uid": uid, **without})
 
     def _let_go(self, uid: str, namespace: str, name: str) -> None:
-        """Of a pod that nobody understands: what is known of it is kept for people by now."""
+        """Releases an unreadable pod that has ended: its text is stored for people by now."""
         without = {"$deleteFromPrimitiveList/finalizers": [names.METERING]}
         self._patch(path_of("Pod", namespace, name), {"uid": uid, **without})
         self.mirror.unread_ends.pop(uid, None)
 
     def _release_owner(self, owner: Owner) -> None:
-        # Volumes have no namespace and hence no owner. One that is not known yet is found as a stray.
+        # Volumes have no namespace, hence no owner. One not yet known is found later as a stray.
         if any(ref.id == owner.run_id for ref in list(self.mirror.parts.volumes.values())):
             label = names.selector(portal=self._portal, run_id=owner.run_id)
             self._client.delete(path_of("PersistentVolume"), labelSelector=label)
@@ -172,7 +173,7 @@ class Upkeep:
             self._patch(path_of("ConfigMap", owner.namespace, owner.name), metadata)
 
     def _number_pod(self, uid: str) -> None:
-        """Writes down which pod of its task it is; tried again by the next call until the watch shows it."""
+        """Writes the attempt on its pod; repeated until the watch shows it."""
         pod, seen = self.mirror.pods.get(uid), self.mirror.attempts.unwritten.get(uid)
         if pod and seen:
             metadata = {"uid": uid, "annotations": {names.ATTEMPT: str(seen.attempt)}}
@@ -181,8 +182,8 @@ class Upkeep:
     # -- putting right -----------------------------------------------------------------------------------------------
 
     def _end(self, owner: Owner) -> None:
-        """Its tasks have ended; or it or its namespace was deleted by hand, as one deletes any object: what it owns is to go all
-        the same."""
+        """Deletes an owner whose tasks have ended. Also ends a run whose owner or namespace was deleted by hand, with default
+        propagation: everything it owns must go, too."""
         try:
             self._client.delete(path_of("ConfigMap", owner.namespace, owner.name), propagation="Foreground")
         except Missing:
@@ -192,7 +193,7 @@ class Upkeep:
             raise
 
     def _repair(self, damage: Damage) -> None:
-        """Tried again until the watch shows that it is whole. What is being deleted takes no new finalizer."""
+        """Restores metadata; repeated until the watch shows it. Objects being deleted accept no new finalizer."""
         path = path_of(damage.kind, damage.namespace, damage.name)
         try:
             self._patch(path, damage.metadata)
@@ -201,7 +202,7 @@ class Upkeep:
         log.warning("%s %s/%s had been changed by hand", damage.kind, damage.namespace, damage.name)
 
     def _nudge(self, key: Key) -> None:
-        """A change of any kind makes its controller look at it now."""
+        """Makes a controller retry now by changing its object."""
         kind, namespace, name = key
         note = {"metadata": {"annotations": {f"{names.PREFIX}/retried-at": f"{time.time():.0f}"}}}
         try:
@@ -217,8 +218,8 @@ class Upkeep:
                 self._begin(("stray", stray), self._clear_away, *stray)
 
     def _clear_away(self, kind: str, run: RunRef) -> None:
-        """The watches are not in step, so the API server is asked whether there is an owner indeed: also one whose labels
-        were taken off while nobody watched, which then gets them back."""
+        """Deletes objects of a run without owner. The watches are not synchronized, so it first asks the API server for the
+        owner; one that lost its labels while nobody watched gets them back."""
         owners = path_of("ConfigMap", run.namespace)
         for owner in self._client.get(owners, fieldSelector=f"metadata.name={names.owner_name(run)}")["items"]:
             metadata = owner["metadata"]
@@ -243,9 +244,9 @@ class Upkeep:
 
 
 def remove_claims(client: Client, portal: str, label: str, space: float) -> float:
-    """Of those with this label what no run has and none has used for long, and what was used longest ago as long as they are
-    more than `space` bytes; it is made again when a run needs it. Whoever starts one now notes that on its claim first, which
-    then is not as it was seen here. The bytes of those that stay."""
+    """Deletes claims with `label` that no run uses: those unused for UNUSED_KEPT, and the least recently used ones while all
+    exceed `space` bytes. They are made again on demand. A run that starts marks its claim first, which then fails the
+    precondition here. Returns the bytes that remain."""
     last = (dt.datetime.now(dt.UTC) - UNUSED_KEPT).isoformat(timespec="seconds")
     ours = f"{names.selector(portal=portal)},{label}"
     pages = client.pages(path_of("PersistentVolumeClaim"), accept=METADATA_LIST, labelSelector=ours)

@@ -1,5 +1,5 @@
-"""Which attempt a pod of a service is: pods of Deployments and StatefulSets have no number of their own, so they are counted,
-and `upkeep` writes their numbers on them. No network in here.
+"""Counts the attempts of a service's tasks, because pods of Deployments and StatefulSets carry no number; `upkeep` writes the
+attempts on the pods. No network calls.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from clusters.clouds.drivers.kubernetes.watch.objects import Object
 
 class Attempts:
     def __init__(self) -> None:
-        # Pods on which their number is to be written, before the pods that were counted can go.
+        # Pods that need their attempt written before their counted predecessors disappear.
         self.unwritten: dict[str, TaskSeen] = {}
         self._numbers: defaultdict[int, dict[tuple[str, int], dict[str, int]]] = defaultdict(dict)
 
     def counted(self, pod: Object, seen: TaskSeen, *, gone: bool) -> TaskSeen:
-        """`seen` with the number that stands on the pod, or one more than the last that is known of its (role, index)."""
+        """Returns `seen` with the attempt written on the pod, or one more than the last of its (role, index)."""
         numbers = self._numbers[seen.run_id].setdefault((seen.role, seen.index), {})
         if seen.uid not in numbers:
             numbers[seen.uid] = seen.attempt or max(numbers.values(), default=-1) + 1

@@ -1,4 +1,4 @@
-"""GPUs of a Kubernetes cluster and who holds or awaits them, kept up to date pod by pod. No network in here."""
+"""GPUs of a Kubernetes cluster and the pods that hold or await them, updated pod by pod. No network calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, quantity
 CLOSED = "It takes no new tasks."
 LOST = "It does not answer."
 GIVEN_UP = "It does not answer and was given up: its tasks start elsewhere."
-# An administrator says by it that a node is off and stays off: Kubernetes deletes its pods at once and makes them elsewhere.
+# A taint by which an administrator declares a node permanently off: Kubernetes deletes its pods at once and recreates them
+# elsewhere.
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-# The resource that stands for a node's disk: without it no pod that reserves any can be there.
+# The resource of a node's disk: a pod that reserves any cannot run on a node that offers none.
 DISK = "ephemeral-storage"
 DISK_ADVICE = (
     "An administrator gives nodes disk for pods, or sets “Reserved disk of a task” of this Kubernetes cluster to 0."
@@ -28,8 +29,8 @@ NOTHING = (0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Held:
-    """What one living pod holds on `node`, or with GPUs waits for (""). `asked` is its GPUs, cores and bytes of memory as the
-    scheduler counts them; `run_id` None is a pod of other software."""
+    """What one live pod holds on `node`, or awaits (`node` ""). `asked`: GPUs, cores and bytes of memory as the scheduler counts
+    them. `run_id`: None for other software."""
 
     run_id: int | None
     node: str
@@ -43,7 +44,7 @@ class Held:
 
 
 class Shares:
-    """What is held of each node: by our pods, by those of other software, and by pods that wait."""
+    """Tracks what pods hold on each node (ours and those of other software), and what waiting pods request."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -52,7 +53,7 @@ class Shares:
         self._waiting: dict[int, dict[str, Held]] = {}
 
     def note(self, uid: str, now: Held | None) -> None:
-        """None for a pod that holds and awaits nothing any more."""
+        """Updates a pod; None if it holds and awaits nothing any more."""
         before = self._held.get(uid)
         if before == now:
             return
@@ -72,7 +73,7 @@ class Shares:
                 self._waiting.setdefault(now.run_id, {})[uid] = now
 
     def note_other(self, uid: str, now: Held | None) -> None:
-        """Of other software. A pod of ours that lost its labels is ours all the same."""
+        """Updates a pod of other software. A pod of ours that lost its labels still counts as ours."""
         before = self._held.get(uid)
         if before is None or before.run_id is None:
             self.note(uid, now)
@@ -80,7 +81,7 @@ class Shares:
     def _take(self, held: Held, sign: int) -> None:
         gpus, cores, memory = self._taken[held.node]
         asked = held.asked
-        # Sums of fractions would never be nothing again.
+        # Rounded, because sums of fractions would not return to exactly 0.
         self._taken[held.node] = gpus + sign * asked[0], round(cores + sign * asked[1], 6), memory + sign * asked[2]
 
     def _left(self, node: Node) -> Node:
@@ -93,7 +94,7 @@ class Shares:
         )
 
     def capacity(self) -> Capacity:
-        """Runs wait in the order in which the first of their waiting pods was made."""
+        """Returns nodes and queue. Runs are queued in the order of their oldest waiting pod."""
         nodes = (self._left(node) for _, node in sorted(self.nodes.items()))
         waiting = sorted(
             (min(each.created for each in pods.values()), run_id, pods) for run_id, pods in self._waiting.items()
@@ -106,18 +107,18 @@ class Shares:
 
 
 def ready_of(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Its condition Ready; empty of a node that has never reported."""
+    """Returns a node's condition Ready; {} if it has never reported."""
     conditions = (node.get("status") or {}).get("conditions") or []
     return next((each for each in conditions if each["type"] == "Ready"), {})
 
 
 def is_silent(node: Mapping[str, Any]) -> bool:
-    """Whether its kubelet is not heard any more. One that says itself that it is not ready still ends what it is told to end."""
+    """Returns whether a node's kubelet has stopped reporting. One that reports not ready still ends its pods on request."""
     return ready_of(node).get("status") == "Unknown"
 
 
 def last_report(node: Mapping[str, Any]) -> dt.datetime | None:
-    """When its kubelet last wrote its status, which a healthy one does every 5 minutes; its lease is newer."""
+    """Returns when its kubelet last wrote its status; healthy ones do every 5 minutes. Its lease is more recent."""
     text = ready_of(node).get("lastHeartbeatTime")
     return dt.datetime.fromisoformat(text) if text else None
 
@@ -128,8 +129,8 @@ def node_of(
     tolerations: Sequence[str] = (),
     heard: dt.datetime | None = None,
 ) -> Node:
-    """`gpus_free` counts no pods yet; a node that takes no new pods has none free. `reserved_disk` is what each task reserves of
-    a node's disk, in bytes, `tolerations` are the taints that it tolerates, and `heard` is when a silent node was last heard."""
+    """Converts a node. `gpus_free` ignores pods; it is 0 for a node that takes no new pods. `reserved_disk`: bytes of a node's
+    disk that each task reserves. `tolerations`: taints that tasks tolerate. `heard`: when a silent node was last heard."""
     allocatable = allocatable_of(node)
     gpus = int(allocatable(GPU))
     ready, silent = ready_of(node), is_silent(node)
@@ -162,7 +163,7 @@ def node_of(
 
 
 def node_lost(node: str, heard: dt.datetime | None) -> str:
-    """What a task says whose node is silent."""
+    """Returns the message of a task whose node is silent."""
     since = f" (last heard at {heard.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC)" if heard else ""
     return f"Node {node} does not answer{since}; the task may still run there. {advice(node)}"
 
@@ -175,12 +176,12 @@ def advice(node: str) -> str:
 
 
 def give_up(node: str) -> str:
-    """What an administrator types."""
+    """Returns the command that an administrator types."""
     return f"kubectl taint node {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute"
 
 
 def taints_of(node: Mapping[str, Any], tolerations: Iterable[Mapping[str, str]]) -> set[str]:
-    """The keys of its taints that keep new pods away that tolerate no others."""
+    """Returns the keys of a node's taints that keep away new pods with only these tolerations."""
     return {
         taint["key"]
         for taint in (node.get("spec") or {}).get("taints") or []
@@ -197,8 +198,8 @@ def _tolerates(toleration: Mapping[str, str], taint: Mapping[str, str]) -> bool:
 
 
 def asked_of(pod: Mapping[str, Any], resource: str) -> float:
-    """How much of a resource of its node a pod reserves, as the scheduler counts it: containers that run side by side together,
-    those that run before them each by itself, or what is asked for the pod as a whole."""
+    """Returns how much of a resource a pod reserves, as the scheduler counts it: concurrent containers together, init containers
+    each by itself, or the request of the pod as a whole."""
     spec = pod["spec"]
     together, before = 0.0, 0.0
     for container in spec.get("initContainers") or []:
@@ -212,24 +213,24 @@ def asked_of(pod: Mapping[str, Any], resource: str) -> float:
 
 
 def _requested(container: Mapping[str, Any], resource: str) -> float:
-    """What is only limited is requested as much, which the API server writes down, too."""
+    """Returns a container's request. It defaults to the limit, as in the API server."""
     resources = container.get("resources") or {}
     return quantity({**(resources.get("limits") or {}), **(resources.get("requests") or {})}.get(resource, "0"))
 
 
 def asked_by(pod: Mapping[str, Any]) -> tuple[float, float, float]:
-    """GPUs, cores and bytes of memory."""
+    """Returns GPUs, cores and bytes of memory."""
     return asked_of(pod, GPU), asked_of(pod, "cpu"), asked_of(pod, "memory")
 
 
 def allocatable_of(node: Mapping[str, Any]) -> Callable[[str], float]:
-    """How much of a resource pods may have of it; 0 of what it does not offer."""
+    """Returns a function for the allocatable amount of a resource; 0 if the node does not offer it."""
     offered = (node.get("status") or {}).get("allocatable") or {}
     return lambda resource: quantity(offered.get(resource, "0"))
 
 
 def too_little_disk(offered: float, asked: float) -> str:
-    """Why a node takes no tasks, and who mends it."""
+    """Returns why a node takes no tasks, with advice."""
     has = f"offers {gib(offered)} of ephemeral-storage" if offered else "offers no ephemeral-storage"
     return f"It takes no tasks: it {has}, and a task reserves {gib(asked)}. {DISK_ADVICE}"
 

@@ -1,4 +1,4 @@
-"""What keeps pods from starting, as Events about them and their volumes say it: for display only. No network in here."""
+"""Explains pods that do not start, by Events about them and their volumes. For display only. No network calls."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from clusters.clouds.drivers.kubernetes.watch.objects import Object, Pod
 from clusters.clouds.drivers.kubernetes.watch.owned import Parts
 from clusters.clouds.drivers.kubernetes.watch.workloads import Why
 
-# An older Event says nothing of today: controllers repeat them at least this often.
+# Older Events are outdated: controllers repeat current ones at least this often.
 EVENT_AGE = dt.timedelta(minutes=10)
 # Namespace and name.
 Claim = tuple[str, str]
 
 
 class Troubles:
-    """`pods` is what is known of them, and is changed; Events of other than these `namespaces` are not ours."""
+    """`pods`: the known pods, updated in place. Ignores Events outside of `namespaces`."""
 
     def __init__(self, pods: dict[str, Pod], namespaces: Set[str], parts: Parts) -> None:
         self._pods, self._namespaces, self._parts = pods, namespaces, parts
         self._of_pods: dict[str, Why] = {}
-        # Why there is no volume, and which pods wait for it.
+        # By claim: why it has no volume, and the pods that wait for it.
         self._of_claims: dict[Claim, str] = {}
         self._claimed: defaultdict[Claim, set[str]] = defaultdict(set)
 
@@ -45,7 +45,7 @@ class Troubles:
         return []
 
     def explained(self, pod: Object, seen: TaskSeen) -> TaskSeen:
-        """A pending pod with what Events have said of it."""
+        """Adds what Events reported to a pending pod."""
         if seen.reason == "Starting" and (why := self._of_pods.get(seen.uid)):
             return replace(seen, reason=why[0], message=why[1])
         if seen.reason in reasons.NO_NODE and "volume" in seen.message:
@@ -55,7 +55,7 @@ class Troubles:
         return seen
 
     def forget(self, uid: str) -> None:
-        """It has started, or gone."""
+        """Forgets a pod that has started or is gone."""
         self._of_pods.pop(uid, None)
 
     def _note_pod(self, uid: str, why: Why | None) -> list[Seen]:

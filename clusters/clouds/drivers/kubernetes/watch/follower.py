@@ -1,7 +1,7 @@
-"""Following the API server: a dozen watches become one row of batches.
+"""Follows the API server: merges a dozen watches into one sequence of batches.
 
-Each watch is short (WATCH_SECONDS) and begun again where it ended, which costs the server little and means that a dead
-connection is noticed soon. Bookmarks move the positions while nothing happens. Nothing is listed while they are healthy.
+Each watch is short (WATCH_SECONDS) and resumed where it ended, which is cheap for the server and exposes dead connections soon.
+Bookmarks advance the positions while nothing happens. Nothing is listed while the watches are healthy.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 HEARTBEAT = 2.0
-# Seconds without more news after which that is told: what is free may be read then, and is not out of date soon.
+# Seconds without more news after which an empty batch follows: the moment to read free capacity.
 SETTLED = 0.2
 LARGEST = 1000
-# Many news cost hardly more to write down than one. So while much happens they are gathered for so many times as long as
-# writing the last ones took, but never for longer than these seconds.
+# Writing many news costs hardly more than one. Under load they are gathered for GATHER_TIMES the duration of the last write, at
+# most GATHER_SECONDS.
 GATHER_TIMES, GATHER_SECONDS = 3.0, 0.2
-# Seconds. A watch of which nothing was heard for so long is not known to be alive; one that cannot be begun for so long is told.
+# Seconds without any event after which a watch may be dead, and seconds of failed attempts after which the error is reported.
 SILENT, PATIENCE = 13.0, 10.0
-# The first round of watches is short: that one was begun says little, that it ends well says that everything comes through.
+# The first watches are short: only a watch that ends properly proves that the connection works.
 FIRST_SECONDS = 2
-# Pods of other software: what they hold is not free. Only those that hold something.
+# Pods of other software, whose resources are not free. Only those that hold some.
 OTHER_POD = "Pod of others"
 _HOLDING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-# Warnings for which nobody waits here: they are the most frequent ones, and pods say the same themselves.
+# Excludes the most frequent warnings, which pods report themselves.
 _EVENTS = "type=Warning,reason!=FailedScheduling,reason!=BackOff,reason!=Unhealthy,reason!=Failed"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of object that is listed and watched. `metadata` when nothing else of it is wanted; `others` are not ours."""
+    """A kind of object to list and watch. `metadata`: only its metadata. `others`: objects that are not ours."""
 
     kind: str
     query: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Source:
 
 
 def sources(portal: str) -> tuple[Source, ...]:
-    """In this order: a pod's GPU model is that of its node, and a run is gone when its pods are."""
+    """Returns the sources in dependency order: a pod's GPU model is its node's, and a run is gone after its pods."""
     ours = {"labelSelector": names.selector(portal=portal)}
     return (
         Source("Node"),
@@ -106,13 +106,13 @@ class Follower:
         tolerations: Sequence[str] = (),
         patience: int = IMAGE_SECONDS,
     ) -> None:
-        """All but `api` and `portal` as of `Mirror`."""
+        """All but `api` and `portal` are arguments of `Mirror`."""
         self._client = api
         self._new_mirror = functools.partial(Mirror, bounds, reserved_disk, tolerations, patience)
         self._sources = sources(portal)
         self.mirror: Mirror | None = None
         self._delivering = False
-        # What was told up to here is in the mirror, and nothing else.
+        # The position up to which news were delivered and the mirror is current.
         self._told = ""
         self._warnings = Warnings(api)
 
@@ -125,7 +125,7 @@ class Follower:
             services: list[Object] = []
             for page in self._client.pages(source.path, accept=source.accept_list, **source.query):
                 versions[source.name] = page["metadata"]["resourceVersion"]
-                for item in page["items"] or ():  # an empty list of metadata is null
+                for item in page["items"] or ():  # an empty metadata list is null
                     if source.name == "Pod" and not pod_status.is_of_job(item):
                         services.append(item)
                     else:
@@ -138,16 +138,16 @@ class Follower:
         if self.mirror:
             mirror.pulls.remember(self.mirror.pulls)
         items += mirror.decided(dt.datetime.now(dt.UTC))
+        mirror.parts.absent.listed(time.monotonic())
         self.mirror, self._delivering = mirror, False
         self._warnings.version = ""
         self._told = self._position(versions)
         return Batch(self._told, tuple(items), tuple(unread))
 
     def watch(self, since: str) -> Iterator[Batch]:
-        """Raises WatchExpired in a process that has not listed yet, when the last batch was not taken to its end, and when
-        somebody else has followed meanwhile."""
+        """Raises WatchExpired before a listing, after an unconsumed batch, and after another follower was active."""
         if self.mirror is None or self._delivering or since != self._told:
-            # The last batch may not have been written down, and the mirror would not tell it again.
+            # The last batch may not be stored, and the mirror would not report it again.
             raise WatchExpired("It is not certain what has been told.")
         versions = self._versions(since)
         mirror = self.mirror
@@ -166,7 +166,7 @@ class Follower:
                         items += understood(mirror, kind, event["type"], event["object"], unread, heard)
                     if kind == "Job":
                         mirror.parts.jobs.hear(job_history.version_of(event["object"]))
-                items += mirror.decided(dt.datetime.now(dt.UTC))
+                items += mirror.decided(dt.datetime.now(dt.UTC)) + mirror.parts.absent.news(time.monotonic())
                 changes = mirror.bounds.news(time.monotonic())
                 if items or unread or changes or streams.are_alive():
                     told_at = time.monotonic()
@@ -180,7 +180,7 @@ class Follower:
                 self._delivering = False
 
     def _last_heard(self, mirror: Mirror, kind: str, item: Object) -> dt.datetime | None:
-        """Of a node that has just fallen silent, by its lease; None of anything else, and where that cannot be read."""
+        """Returns when a node that just fell silent was last heard, by its lease; None for anything else, or if unreadable."""
         node = item["metadata"].get("name", "")
         if kind != "Node" or not capacity.is_silent(item) or mirror.is_silent(node):
             return None
@@ -202,10 +202,10 @@ class Follower:
 
 
 class Warnings:
-    """Events about objects, for display only: whatever happens to this watch ends nothing, and no position is kept.
+    """Events about objects, for display only: failures of this watch are harmless, and no position is stored.
 
-    The API server holds no cache of them, so they are listed once for each listing of the rest; where that position is too old
-    later, the watch goes on from now.
+    The API server does not cache Events, so they are listed once per listing of the rest; if that position expires, the watch
+    continues from now.
     """
 
     def __init__(self, api: Client) -> None:
@@ -244,7 +244,7 @@ class Warnings:
 
 
 class Streams:
-    """One thread for each watch, one queue for all that they read. What a watch ends with for good ends `take`."""
+    """One thread per watch and one queue for all events. A watch's final error ends `take`."""
 
     def __init__(
         self, api: Client, wanted: tuple[Source, ...], versions: Mapping[str, str], warnings: Warnings
@@ -265,17 +265,17 @@ class Streams:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A thread notices at its next event or at the end of its watch; it holds nothing but its connection.
+        # Threads stop at their next event or at the end of their watch; they hold only a connection.
         self._stopped.set()
 
     def are_alive(self) -> bool:
-        """Whether something was heard of every watch lately, if only that it had nothing to tell."""
+        """Returns whether every watch has received something lately, if only a bookmark or its end."""
         oldest = min(self._heard.values())
         return oldest > 0 and oldest > time.monotonic() - SILENT
 
     def take(self, until: float = 0.0, patience: float = HEARTBEAT) -> list[tuple[str, Object]]:
-        """What has come, and comes `until` then, at most LARGEST events; nothing when there was none for `patience` seconds.
-        Raises what a watch ended with, once everything before it has been taken."""
+        """Returns the queued events and those that arrive before `until`, at most LARGEST; [] after `patience` seconds without
+        any. Raises the error that ended a watch once all earlier events are taken."""
         taken: list[tuple[str, Object]] = []
         try:
             item = self._ended or self._queue.get(timeout=patience)
@@ -295,7 +295,7 @@ class Streams:
         return taken
 
     def _read(self, source: Source, version: str) -> None:
-        """Broken connections are nothing to tell of while new ones can be had."""
+        """Reads one watch. Broken connections are not reported while new ones succeed."""
         try:
             since, query = time.monotonic(), {**source.query, "timeoutSeconds": str(FIRST_SECONDS)}
             while not self._stopped.is_set():
@@ -333,7 +333,7 @@ class Streams:
             log.exception("the watch of warnings failed; reasons may be missing on the screen")
 
     def _put(self, item: tuple[str, Object] | CloudError) -> bool:
-        """Waits while the reader is busy. False when nobody reads any more."""
+        """Queues an item; waits while the queue is full. Returns False when the reader has stopped."""
         while not self._stopped.is_set():
             try:
                 self._queue.put(item, timeout=1.0)
@@ -351,14 +351,14 @@ def understood(
     unread: list[Unreadable],
     heard: dt.datetime | None = None,
 ) -> list[Seen]:
-    """The news in it. What nobody understands is put to `unread` and stops nothing. `heard` as of `Mirror.note_node`."""
+    """Returns the news in an event. Appends what cannot be parsed to `unread` and continues. `heard`: see `Mirror.note_node`."""
     before = mirror.pods.get(item["metadata"].get("uid", "")) if kind == "Pod" else None
     try:
         return note(mirror, kind, event, item, heard)
     except ERRORS as error:
         told = unreadable(kind, item, error)
         if kind in ("Event", OTHER_POD):
-            # For display and previews only: nobody needs to look into it.
+            # Only for display and previews: not worth an administrator's time.
             log.warning("%s", told.reason)
             return []
         is_news, news = mirror.note_unreadable(kind, event, item, before, told.reason)
@@ -372,7 +372,7 @@ def understood(
 
 
 def note(mirror: Mirror, kind: str, event: str, item: Object, heard: dt.datetime | None = None) -> list[Seen]:
-    """Tells the mirror; the news in it."""
+    """Passes an event to the mirror; returns the news in it."""
     now = dt.datetime.now(dt.UTC)
     if kind == "Pod":
         return mirror.note_pod(event, item, now)

@@ -1,8 +1,9 @@
-"""Who ended a pod that was deleted: its Job (suspended to make room, or deleted itself), or somebody who deleted just it. Pure.
+"""Finds out who ended a deleted pod: its Job (suspended to make room, or deleted itself), or somebody who deleted just the pod.
+Pure.
 
-Pods do not say, and Jobs are told by another watch, which may be ahead or behind. So what counts is what the Job was at the
-pod's deletion, by the resourceVersions of both, which one API server takes from one counter (KEP-5504 lets them be compared);
-whoever asks before the Job's watch has come that far is told to wait. In which order the watches told it makes no difference.
+Pods do not tell, and Jobs arrive by another watch, which may be ahead or behind. So the Job's state at the pod's deletion
+decides, by the resourceVersions of both, which one API server takes from one counter (KEP-5504 allows comparing them). Until the
+Job's watch has come that far there is no answer. The order in which the watches deliver does not matter.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Object = Mapping[str, Any]
-# "stopped" is suspended by us, because its run is to end.
+# "stopped": suspended by us to end its run.
 JobState = Literal["live", "suspended", "stopped", "gone"]
-# How many changes of one Job are kept: what was asked about has been answered long before there are more.
+# Maximum number of changes kept per Job; questions about older ones have been answered long before.
 MOST = 50
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """When a pod was asked to go. `exact` when its news before were of a pod that lived; otherwise `version` is a later one."""
+    """The deletion of a pod. `exact`: the previous event showed it alive; otherwise `version` may be later than the deletion."""
 
     version: int
     asked_at: dt.datetime
@@ -37,7 +38,7 @@ class _Change:
 
 
 class Jobs:
-    """What the Jobs of runs were, and since when; `heard` is how far their watch has come."""
+    """The history of the Jobs of runs. `heard`: the version that their watch has reached."""
 
     def __init__(self) -> None:
         self.heard = 0
@@ -61,17 +62,17 @@ class Jobs:
         self._changes.pop(run_id, None)
 
     def at(self, run_id: int, uid: str, deletion: Deletion) -> JobState | None:
-        """What the Job was then; None when that is not known yet. One that nobody has heard of is gone."""
+        """Returns the Job's state at the deletion; None if not known yet. An unknown Job counts as gone."""
         changes = self._changes.get(run_id, {}).get(uid)
         if changes and changes[-1].state == "gone" and changes[-1].version <= deletion.version:
-            # It never comes back.
+            # Final: it never comes back.
             return "gone"
         if self.heard < deletion.version:
             return None
         if not changes:
             return "gone"
         if not deletion.exact:
-            # Only what the Job itself remembers reaches back before what was listed: to the second.
+            # Before the listing there is only the Job's own record, with a resolution of seconds.
             for change in changes:
                 if change.resumed_at and deletion.asked_at <= change.resumed_at:
                     return "suspended"
@@ -80,13 +81,13 @@ class Jobs:
 
 
 def version_of(thing: Object) -> int:
-    """0 of an API server whose versions are no numbers: then everything counts as heard."""
+    """Returns the resource version; 0 if it is not a number, so that everything counts as heard."""
     text = str(thing["metadata"].get("resourceVersion") or "")
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def deletion_of(pod: Object, *, exact: bool) -> Deletion | None:
-    """None of a pod that nobody has deleted."""
+    """Returns the deletion of a pod, or None."""
     metadata = pod["metadata"]
     if "deletionTimestamp" not in metadata:
         return None
@@ -95,7 +96,7 @@ def deletion_of(pod: Object, *, exact: bool) -> Deletion | None:
 
 
 def job_of(pod: Object) -> str:
-    """The uid of the Job that made it, "" when none did."""
+    """Returns the uid of the Job that made a pod, or ""."""
     owners = pod["metadata"].get("ownerReferences") or []
     return next((str(each["uid"]) for each in owners if each["kind"] == "Job"), "")
 

@@ -1,8 +1,8 @@
-"""What the watching process remembers of one API server, and what of an event is news. No network in here.
+"""The watching process's copy of one API server's state; decides which events are news. No network calls.
 
-It is rebuilt by every listing, so it may be lost at any time. It serves four things: telling each state once, knowing the
-pod behind a uid when its end has been written down, capacity without asking, and what `upkeep` has to put right. Pods are kept
-here; what else there is to know, and what follows from it, is kept by the part that it is about.
+Every listing rebuilds it, so it may be lost at any time. It serves four purposes: reporting each state once, finding the pod of
+a uid whose end was stored, capacity without requests, and finding what `upkeep` must repair. Pods are kept here; the other parts
+keep what they need.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from clusters.clouds.drivers.kubernetes.watch.terminations import Ends
 
 
 class Mirror:
-    """`bounds`, of `drift.bounds`, is what there must be in every namespace, `reserved_disk` what a task reserves of a node's,
-    `tolerations` the taints that it tolerates, and `patience` how many seconds its image may fail to be pulled."""
+    """`bounds`: required objects of every namespace (`drift.bounds`). `reserved_disk`: bytes of a node's disk that a task
+    reserves. `tolerations`: taints that tasks tolerate. `patience`: seconds that an image may fail to be pulled."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Mirror:
     ) -> None:
         self._reserved_disk, self._tolerations = reserved_disk, tolerations
         self._disks: dict[str, float] = {}
-        # When nodes that are silent, or were when they were deleted, were last heard; None where nobody knows.
+        # When silent nodes, or nodes deleted while silent, were last heard; None if unknown.
         self._silent: dict[str, dt.datetime | None] = {}
         self.pods: dict[str, Pod] = {}
         self._namespaces: set[str] = set()
@@ -55,7 +55,7 @@ class Mirror:
         self.damages = Damages(self.pods, self.runs.owners)
         self.troubles = Troubles(self.pods, self._namespaces, self.parts)
         self._ends = Ends(self.runs.owners, self.parts.jobs)
-        # What was not understood, by uid: as it was told last. Of pods that have ended, where they are to be let go.
+        # Unreadable objects by uid: the last reported reason. For pods that have ended: where to release them.
         self.unread: dict[str, str] = {}
         self.unread_ends: dict[str, tuple[str, str]] = {}
 
@@ -63,15 +63,15 @@ class Mirror:
         return self.shares.capacity()
 
     def is_silent(self, node: str) -> bool:
-        """Whether that was told of it already."""
+        """Returns whether the node's silence was reported."""
         return node in self._silent
 
     def note_node(self, kind: str, node: Object, heard: dt.datetime | None = None) -> list[Seen]:
-        """News of its tasks when it is not heard of any more, or again. `heard`: when a node that falls silent was last heard,
-        if that is known better than by its status."""
+        """Returns news of a node's tasks when it falls silent or answers again. `heard`: when it was last heard, if known better
+        than from its status."""
         name = node["metadata"]["name"]
         if kind == "DELETED":
-            # Its pods are told to have ended after this, and they end when it was last heard.
+            # Its pods are deleted after this; their end is then when the node was last heard.
             self.shares.nodes.pop(name, None)
             self._disks.pop(name, None)
             return []
@@ -107,8 +107,8 @@ class Mirror:
         return frozenset(self._namespaces)
 
     def note_namespace(self, kind: str, namespace: Object) -> None:
-        """In a namespace that is being deleted, Indexed Jobs wait for pods that cannot be made and hold the last ones for
-        ever (seen with Kubernetes 1.36): the runs must be ended first."""
+        """Ends the runs of a namespace that is being deleted: otherwise Indexed Jobs wait for pods that cannot be created and
+        keep the last ones for ever (seen with Kubernetes 1.36)."""
         name = namespace["metadata"]["name"]
         if kind == "DELETED":
             self._namespaces.discard(name)
@@ -121,7 +121,7 @@ class Mirror:
             self.runs.note_living(name)
 
     def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
-        """A Service, Ingress, NetworkPolicy, LimitRange or ResourceQuota: of a run, or of a whole namespace."""
+        """Handles a Service, Ingress, NetworkPolicy, LimitRange or ResourceQuota of a run or a namespace."""
         if what == "ResourceQuota":
             self.parts.note_quota(kind, thing)
         metadata = thing["metadata"]
@@ -136,12 +136,12 @@ class Mirror:
     # -- pods ------------------------------------------------------------------------------------------------------
 
     def note_pod(self, kind: str, pod: Object, now: dt.datetime) -> list[Seen]:
-        """The news in an event about a pod; nothing when it only repeats what was told."""
+        """Returns the news in an event about a pod; [] if it was reported before."""
         metadata = pod["metadata"]
         uid, finalizers = metadata["uid"], metadata.get("finalizers") or []
         gone, over = kind == "DELETED", pod_status.is_over(pod)
         if gone and names.METERING in finalizers and "deletionTimestamp" not in metadata:
-            # Nothing goes while it has a finalizer, so its labels were taken off: it lives on.
+            # An object with a finalizer cannot be deleted: it lives on, and its labels were removed.
             self.damages.note("Pod", pod, names.METERING)
             return []
         before = self.pods.get(uid)
@@ -154,7 +154,7 @@ class Mirror:
                 self.damages.note("Pod", pod, names.METERING)
             return []
         if before and (seen.run_id, seen.role) != (before.run_id, before.seen.role):
-            # Its labels were changed to those of others.
+            # Its labels were changed to those of another run or role.
             if not gone:
                 self.damages.note("Pod", pod, names.METERING)
                 return []
@@ -182,14 +182,14 @@ class Mirror:
         return [*news, *(self.runs.gone(seen.run_id) if gone else [])]
 
     def note_other_pod(self, kind: str, pod: Object) -> list[Seen]:
-        """A pod of other software: nothing of it is told, it only holds room."""
+        """Counts the resources of a pod of other software, without news."""
         there = kind != "DELETED" and not pod_status.is_over(pod)
         holds = capacity.Held(None, pod["spec"].get("nodeName") or "", capacity.asked_by(pod)) if there else None
         self.shares.note_other(pod["metadata"]["uid"], holds)
         return []
 
     def decided(self, now: dt.datetime) -> list[Seen]:
-        """News of pods whose end can be told by now, or whose image was waited for too long. To be asked after other news, and
+        """Returns news of pods whose end is decided by now, or whose image was awaited too long. Call it after other news, and
         every few seconds."""
         news = [item for pod in self._ends.ripe(now) for item in self.note_pod("MODIFIED", pod, now)]
         for uid in self.pulls.overdue(now):
@@ -201,7 +201,7 @@ class Mirror:
         return news
 
     def _explained(self, pod: Object, seen: TaskSeen, before: Pod | None) -> TaskSeen | None:
-        """With what the pod itself does not know: Events about it, its node, its Job. None when it cannot be said yet."""
+        """Adds what the pod itself does not know: Events, its node, its Job. Returns None if that is not known yet."""
         if seen.phase in ("Running", "Pending") and self.is_silent(seen.node):
             return self._lost(seen)
         if seen.phase == "Pending":
@@ -252,7 +252,7 @@ class Mirror:
             self._forget_run(run_id)
 
     def _forget_run(self, run_id: int) -> None:
-        """Neither its owner nor a pod is left."""
+        """Forgets a run without owner and pods."""
         self.damages.forget(run_id)
         self.parts.jobs.forget(run_id)
 
@@ -261,8 +261,8 @@ class Mirror:
     def note_unreadable(
         self, kind: str, event: str, thing: Object, before: Pod | None, why: str
     ) -> tuple[bool, Sequence[Seen]]:
-        """As if the news had not come; but a pod that has ended is to be let go, and is not known any more, like one that went:
-        a listing says that it is lost. Returns whether `why` is news by itself, and what else is."""
+        """Ignores the event, except that an unreadable pod that has ended is released and forgotten as if deleted: the next
+        listing reports it lost. Returns whether `why` is new, and the news."""
         uid = thing["metadata"]["uid"]
         news = self._note_unreadable_pod(event, thing, before) if kind == "Pod" else []
         told, self.unread[uid] = self.unread.get(uid), why
@@ -274,7 +274,7 @@ class Mirror:
         metadata, gone, ended = pod["metadata"], has_gone(event, pod), has_ended(pod)
         uid, known = metadata["uid"], before or self.pods.get(metadata["uid"])
         self.unread_ends.pop(uid, None)
-        # An end that was understood has been told, or waits for its Job.
+        # An end that was readable has been reported, or waits for its Job.
         if before and not gone and (before.over or self._ends.is_undecided(uid) or not ended):
             self.pods[uid] = before
             return []
@@ -293,7 +293,7 @@ class Mirror:
         finalizers, deleted = metadata.get("finalizers") or [], "deletionTimestamp" in metadata
         ref = ref_of(metadata)
         if ref is None or (kind == "DELETED" and names.TOLD in finalizers and not deleted):
-            # As with pods.
+            # As with pods: it lives on without its labels.
             self.damages.note("ConfigMap", owner, names.TOLD)
             return []
         if kind == "DELETED":
@@ -303,6 +303,7 @@ class Mirror:
             return self.runs.without_owner(ref.id, metadata)
         found = owner_of(owner, ref.id)
         self.damages.note_owner(ref.id, metadata)
+        self.parts.absent.note_owner(ref.id, metadata)
         news = self.runs.note_owner(found, ref)
         if not (found.held or found.deleted):
             self.damages.note("ConfigMap", owner, names.TOLD)
@@ -311,7 +312,7 @@ class Mirror:
         return news
 
     def strays(self) -> Iterator[tuple[str, RunRef]]:
-        """Pods and volumes of runs that have no owner (any more), hence nobody who would remove them."""
+        """Yields pods and volumes of runs without an owner, which nothing else would delete."""
         for ref in self.runs.strays():
             yield "Pod", ref
         for ref in self.parts.volumes.values():

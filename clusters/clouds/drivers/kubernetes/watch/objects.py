@@ -1,6 +1,4 @@
-"""What is remembered of the two kinds of objects that runs are followed by: pods, which are their tasks, and the ConfigMaps that
-own everything else of them. No network in here.
-"""
+"""The mirror's records of a run's pods (its tasks) and of the ConfigMap that owns the rest. No network calls."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ FOREGROUND = "foregroundDeletion"
 
 @dataclass(frozen=True)
 class Pod:
-    """`over` when nothing of it runs any more; `held` when it still has our finalizer; `leaving` when it was deleted. `serves`
-    are its endpoints by name, None while one may not be opened, else where it is reached but by a gateway."""
+    """`over`: nothing of it runs any more. `held`: it has our finalizer. `leaving`: it was deleted. `serves`: its endpoints by
+    name, None while one is not ready, else its address, "" if behind a gateway."""
 
     namespace: str
     name: str
@@ -35,15 +33,14 @@ class Pod:
 
     @property
     def not_stored(self) -> str:
-        """Why what its task wrote is lost, or "". One that never started, because its input did not come, has written nothing."""
+        """Why its task's output is lost, or "". A task that never started, because its input failed, has no output."""
         is_lost = self.storage and self.storage.state == "failed" and self.seen.started_at
         return self.storage.message if self.storage and is_lost else ""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """`wanted`: nobody has asked for its end. `ending`: deleted, and the garbage collector knows that everything of the run
-    goes with it. `ended`: all has gone."""
+    """`wanted`: not asked to end. `ending`: the garbage collector is deleting everything. `ended`: everything is deleted."""
 
     run_id: int
     namespace: str
@@ -75,5 +72,5 @@ def owner_of(owner: Object, run_id: int) -> Owner:
 
 
 def not_stored(metadata: Object) -> str:
-    """Why the output of the run that it owns could not be stored; "" when it could."""
+    """Returns why the run's output could not be stored, or ""."""
     return str((metadata.get("annotations") or {}).get(names.NOT_STORED, ""))

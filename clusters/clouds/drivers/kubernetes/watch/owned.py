@@ -1,6 +1,5 @@
-"""What the runs of a Kubernetes cluster are made of besides pods, as far as it is watched: what of it was changed by hand, and
-what keeps their pods from being made. No network in here.
-"""
+"""Watches the objects of runs other than pods: finds changes by hand, and what prevents pods from being created. No network
+calls."""
 
 from __future__ import annotations
 
@@ -12,31 +11,31 @@ from clusters.clouds.drivers.base import RunBlocked, RunChanged, RunRef, Seen
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.watch import workloads
+from clusters.clouds.drivers.kubernetes.watch.absent import Absent, Key
 from clusters.clouds.drivers.kubernetes.watch.job_history import Jobs
 from clusters.clouds.drivers.kubernetes.watch.workloads import Why, Workload
 
 Object = Mapping[str, Any]
-# Kind, namespace and name.
-Key = tuple[str, str, str]
-# A run's id and a role, "" for what belongs to all of them.
+# A run's id and a role, "" for objects of the whole run.
 Belongs = tuple[int, str]
 
 
 class Parts:
-    """`wanted` says of a run whether it is to go on; None of one that has no owner (yet)."""
+    """`wanted` returns whether a run is to continue; None if it has no owner (yet)."""
 
     def __init__(self, wanted: Callable[[int], bool | None]) -> None:
         self._wanted = wanted
         self.workloads: dict[Key, Workload] = {}
         self.jobs = Jobs()
+        self.absent = Absent(wanted)
         self._drift = drift.Drift()
-        # Volumes that belong to runs, by their names.
+        # Volumes of runs, by name.
         self.volumes: dict[str, RunRef] = {}
-        # Workloads whose pods were refused by a quota that has changed since.
+        # Workloads refused by a quota that has changed since.
         self.retry: dict[Key, None] = {}
-        # The change that was told last, by uid.
+        # The last reported change, by uid.
         self.told: dict[str, str] = {}
-        # The run and the role that the labels of a uid said at first.
+        # The original run and role of an object, by uid.
         self._belongs: dict[str, Belongs] = {}
         self._workloads_of: defaultdict[int, set[Key]] = defaultdict(set)
         self._refused: dict[Key, Why] = {}
@@ -44,7 +43,9 @@ class Parts:
         self._quotas: dict[tuple[str, str], str] = {}
 
     def note_workload(self, kind: str, what: str, thing: Object) -> list[Seen]:
-        """A Job, Deployment or StatefulSet."""
+        """Handles a Job, Deployment or StatefulSet."""
+        if kind != "DELETED":
+            self.absent.note(what, thing["metadata"])
         workload = workloads.workload_of(what, thing)
         if self._is_relabelled(kind, thing["metadata"], (workload.run_id, workload.role) if workload else None):
             return self._note_relabelled(kind, what, thing["metadata"])
@@ -69,8 +70,10 @@ class Parts:
         return [*self._note_blocked(run_id), *self._note_drift(what, metadata, run_id)]
 
     def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
-        """A Service, Ingress or NetworkPolicy, of which only the metadata are known."""
+        """Handles a Service, Ingress or NetworkPolicy, of which only metadata are read."""
         metadata = thing["metadata"]
+        if kind != "DELETED":
+            self.absent.note(what, metadata)
         ref = ref_of(metadata)
         if self._is_relabelled(kind, metadata, (ref.id, "") if ref else None):
             return self._note_relabelled(kind, what, metadata)
@@ -90,11 +93,11 @@ class Parts:
             self.volumes[metadata["name"]] = ref
 
     def is_known(self, uid: str) -> bool:
-        """Whether it was seen to belong to a run."""
+        """Returns whether an object was once seen as part of a run."""
         return uid in self._belongs
 
     def _is_relabelled(self, kind: str, metadata: Object, to: Belongs | None) -> bool:
-        """Whether its labels say something else than they did. Without them nothing else that is done to it would be seen."""
+        """Returns whether an object's labels changed its run or role, after which the watch would no longer see it."""
         uid = metadata["uid"]
         before = self._belongs.get(uid)
         if before is None and to is not None and kind != "DELETED":
@@ -115,7 +118,7 @@ class Parts:
         return self.changed(uid, change, run_id, f"The labels of {what} {metadata['name']} were changed by hand.")
 
     def _missed(self, what: str, metadata: Object, run_id: int) -> list[Seen]:
-        """It was deleted, or lost its labels: news while its run goes on."""
+        """Reports an object that was deleted or lost its labels while its run goes on."""
         if not self._wanted(run_id):
             return []
         return [RunChanged(run_id, f"{what} {metadata['name']} was deleted by hand.")]
@@ -130,7 +133,7 @@ class Parts:
             self.told.pop(uid, None)
             return []
         if "deletionTimestamp" in metadata or self._wanted(run_id) is False:
-            # Ours: tasks that end are told to, and the Service tells no addresses of them any more.
+            # Our own change: scaling down to end tasks, and the Service without its selector.
             return []
         change = f"{drift.version_of(metadata)} of {len(metadata.get('ownerReferences') or ())}"
         return self.changed(uid, change, run_id, f"{what} {metadata['name']} was {how}.")
@@ -140,7 +143,7 @@ class Parts:
         self._drift.forget(uid)
 
     def changed(self, uid: str, change: str, run_id: int, why: str) -> list[Seen]:
-        """Told once for each change: until it is applied again there may be other news of it."""
+        """Reports each change once; until it is applied again the object may have other news."""
         if self.told.get(uid) == change:
             return []
         self.told[uid] = change
@@ -149,7 +152,7 @@ class Parts:
     # -- what keeps pods from being made ---------------------------------------------------------------------------
 
     def note_refusal(self, key: Key, text: str) -> list[Seen]:
-        """What its controller says of pods that the API server did not make."""
+        """Handles a controller's message about pods that the API server refused."""
         workload = self.workloads.get(key)
         if workload is None or workload.complete:
             return []
@@ -157,14 +160,14 @@ class Parts:
         return self._note_blocked(workload.run_id)
 
     def note_quota(self, kind: str, quota: Object) -> None:
-        """When there is room again, controllers whose pods were refused would look only after minutes."""
+        """Schedules a retry when a quota changes, because controllers with refused pods would wait for minutes."""
         metadata = quota["metadata"]
         key = (metadata["namespace"], metadata["name"])
         before = self._quotas.pop(key, None)
         if kind != "DELETED":
             self._quotas[key] = metadata["resourceVersion"]
         if before is not None and before != metadata["resourceVersion"]:
-            # In the order in which they were made.
+            # Oldest runs first.
             blocked = sorted(run_id for run_id, why in self._blocked.items() if why[0] == workloads.QUOTA)
             keys = (each for run_id in blocked for each in sorted(self._workloads_of.get(run_id, ())))
             self.retry |= dict.fromkeys(each for each in keys if each[1] == key[0])
@@ -185,7 +188,7 @@ class Parts:
 
 
 def ref_of(metadata: Object, namespace: str = "") -> RunRef | None:
-    """The run that an object belongs to, from its labels; None when they are not ours or were changed by hand."""
+    """Returns the run of an object by its labels; None if they are not ours or were changed by hand."""
     labels = metadata.get("labels") or {}
     run_id, number = names.run_id_of(labels), labels.get(names.RUN, "")
     if run_id is None or not (number.isascii() and number.isdigit()):

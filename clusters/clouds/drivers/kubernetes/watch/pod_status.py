@@ -1,9 +1,9 @@
-"""What a pod's JSON means, as `base.TaskSeen`: one pod is one attempt of one task. Pure.
+"""Interprets a pod's JSON as `base.TaskSeen`: one pod is one attempt of one task. Pure.
 
-A pod of a Job never starts again, so its end is the attempt's end. A pod of a Deployment or StatefulSet keeps its GPUs
-while its program is restarted inside it; that shows as Running with the reason BackOff. An attempt's number is how often
-its index had failed or was broken off before, as the Job controller has noted it on the pod; the pods of services are
-counted by `attempts`, and `upkeep` writes that on them.
+A Job's pod never restarts, so its end is the attempt's end. A pod of a Deployment or StatefulSet keeps its GPUs while its
+program is restarted inside; it shows as Running with the reason BackOff. The attempt is the number of earlier failures and
+disruptions of its index, which the Job controller writes on the pod; `attempts` counts the pods of services, and `upkeep` writes
+their number.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _READ = re.compile(r"^read ([0-9a-f]{64}) ([0-9]{1,12}) ([0-9]{1,18})$", re.MULT
 
 
 def task_seen(pod: Pod, *, gpu_model: str = "", vanished_at: dt.datetime | None = None) -> TaskSeen | None:
-    """The state of one pod; None for a pod without our labels. `gpu_model` is that of its node.
+    """Returns the state of one pod; None for a pod without our labels. `gpu_model`: of its node.
 
-    `vanished_at` is when the API server was seen to have no such pod any more. A pod that was not at its end by then has
-    an end that nobody saw.
+    `vanished_at`: when the API server no longer had the pod. If it had not ended by then, its end was not observed.
     """
     metadata = pod["metadata"]
     labels = metadata.get("labels") or {}
@@ -68,7 +67,7 @@ def task_seen(pod: Pod, *, gpu_model: str = "", vanished_at: dt.datetime | None 
 
 
 def index_of(pod: Pod) -> int:
-    """Labels can be taken off by hand; what controllers keep elsewhere, too, is read there."""
+    """Returns the task's index. Labels may be removed by hand, so it also reads other places where controllers keep it."""
     metadata = pod["metadata"]
     marks = (metadata.get("labels") or {}) | (metadata.get("annotations") or {})
     index = next((marks[name] for name in _INDEX_LABELS if name in marks), None)
@@ -83,19 +82,19 @@ def attempt_of(pod: Pod) -> int:
 
 
 def _number(text: str | None) -> int:
-    """People can write anything there."""
+    """Parses a value that people may have edited; 0 if invalid."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 def age(pod: Pod) -> tuple[str, bool]:
-    """Sorts the pods of one task of a service, oldest first. Times are whole seconds; of two, the one that ends is older."""
+    """A sort key: a service task's oldest pod first. Times are whole seconds; at a tie the ending pod is older."""
     alive = "deletionTimestamp" not in pod["metadata"] and not is_over(pod)
     return pod["metadata"]["creationTimestamp"], alive
 
 
 def serves(pod: Pod) -> dict[str, str | None]:
-    """Its endpoints by name, None while one may not be opened: exactly when the gateway leads there, too. Those without an
-    origin, by which the probe would call it, are reached at the pod's own address."""
+    """Returns the pod's endpoints by name: None while not ready (when the gateway does not route to it either), else the pod's
+    own address for endpoints without an origin, "" for those with one. A Host header in the probe indicates an origin."""
     task: Mapping[str, Any] = next((each for each in pod["spec"]["containers"] if each["name"] == "task"), {})
     beside = pod["spec"].get("initContainers") or []
     led: Mapping[str, Any] = next((each for each in beside if each["name"] == endpoints.ENTRANCE), {})
@@ -109,24 +108,24 @@ def serves(pod: Pod) -> dict[str, str | None]:
 
 
 def is_of_job(pod: Pod) -> bool:
-    """Whether the Job controller counts its attempts. The pods of services end only because somebody or something ends
-    them, so that no end of theirs is their program's failure."""
+    """Returns whether the Job controller counts its attempts. Other pods belong to services and end only by outside action, so
+    their end is never a failure of their program."""
     return _FAILURES in (pod["metadata"].get("annotations") or {})
 
 
 def is_disrupted(pod: Pod) -> bool:
-    """Exactly what the Job's podFailurePolicy ignores, so that Kubernetes and the portal count the same failures."""
+    """Returns exactly what the Job's podFailurePolicy ignores, so that Kubernetes and the portal count the same failures."""
     condition = reasons.condition(pod, "DisruptionTarget")
     return condition is not None and condition["status"] == "True"
 
 
 def is_over(pod: Pod) -> bool:
-    """Nothing of it runs or can run any more."""
+    """Returns whether nothing of the pod runs or can run any more."""
     return pod["status"].get("phase") in ("Succeeded", "Failed") or _never_runs(pod)
 
 
 def _never_runs(pod: Pod) -> bool:
-    """Deleted before it had a node: no kubelet will ever end it."""
+    """Returns whether it was deleted before it had a node, so that no kubelet will ever end it."""
     return bool(pod["metadata"].get("deletionTimestamp")) and not pod["spec"].get("nodeName")
 
 
@@ -146,17 +145,17 @@ def _phase(pod: Pod, *, vanished: bool) -> tuple[TaskPhase, str, str]:
 
 
 def _end(pod: Pod, vanished_at: dt.datetime | None) -> tuple[dt.datetime | None, bool]:
-    """When the last container had ended, and whether that is an estimate. Deletion is never the end."""
+    """Returns when the last container ended, and whether that is an estimate. Deletion is never the end."""
     seen = [time for status in statuses(pod) if (time := _time((_terminated(status) or {}).get("finishedAt")))]
     if seen and pod["status"].get("phase") in ("Succeeded", "Failed"):
         return max(seen), False
     if not seen and not any(_started(status) for status in statuses(pod)) and not vanished_at:
-        # No container was ever started: its GPUs were free when it was turned away.
+        # No container ever started: the GPUs were free when the node rejected the pod.
         times = [_time(each.get("lastTransitionTime")) for each in pod["status"].get("conditions") or []]
         return max((time for time in times if time), default=_condition_time(pod, "PodScheduled")), True
     ready, containers = reasons.condition(pod, "Ready"), reasons.condition(pod, "ContainersReady")
     if ready and containers and (ready["status"], containers["status"]) == ("False", "True"):
-        # Only the node controller writes that, when it does not hear a node any more.
+        # Only the node controller sets this combination, for a node that stopped reporting.
         return max(
             [time for time in (_time(ready.get("lastTransitionTime")), *seen) if time], default=vanished_at
         ), True
@@ -165,7 +164,7 @@ def _end(pod: Pod, vanished_at: dt.datetime | None) -> tuple[dt.datetime | None,
 
 
 def not_after(heard: dt.datetime, seen: TaskSeen) -> TaskSeen:
-    """An end that nobody saw, of a pod whose node was last heard then: what nobody saw is not billed."""
+    """Moves an unobserved end back to `heard`, when the node last reported: unobserved time is not billed."""
     if not (seen.estimated and seen.finished_at and seen.finished_at > heard):
         return seen
     times = [each for each in (seen.scheduled_at, seen.began_at, seen.started_at, heard) if each]
@@ -182,8 +181,8 @@ def statuses(pod: Pod) -> Iterator[Mapping[str, Any]]:
 
 
 def _began(pod: Pod) -> dt.datetime | None:
-    """When the program first ran, as far as this sighting tells: of one that was started again, its last two starts. Not before:
-    on one machine, too, nobody pays while data come."""
+    """Returns when the program first ran, as far as this event shows (after restarts: its last two starts). Billing begins here,
+    because fetching data is free, as on the local cloud."""
     main = _main(pod)
     states = [main.get("state", {}), main.get("lastState", {})]
     times = [_time((state.get("running") or state.get("terminated") or {}).get("startedAt")) for state in states]
@@ -220,7 +219,7 @@ def _time(text: str | None) -> dt.datetime | None:
 
 
 def storage_seen(pod: Pod) -> StorageSeen | None:
-    """How far the data of this one pod is; None when it has none to copy."""
+    """Returns the state of this pod's data; None if it has none to copy."""
     run_id = names.run_id_of(pod["metadata"].get("labels") or {})
     containers = {each["name"] for each in pod["spec"].get("initContainers") or []}
     if run_id is None:
@@ -240,7 +239,7 @@ def storage_seen(pod: Pod) -> StorageSeen | None:
         return StorageSeen(run_id, "failed", (stored.get("message") or "").strip() or "The output could not be stored.")
     if not fetched:
         has_begun = "running" in fetch.get("state", {}) or fetch.get("restartCount")
-        # Before, it waits for a node.
+        # Before that it waits for a node.
         return StorageSeen(run_id, "fetching") if has_begun else None
     said = fetched.get("message") or ""
     left = ((stored or {}).get("message") or "").strip()
@@ -255,13 +254,13 @@ def storage_seen(pod: Pod) -> StorageSeen | None:
 
 
 def _read(said: str) -> dict[str, Any]:
-    """What docker/rclone/fetch says of the input that it has copied, for a StorageSeen."""
+    """Parses docker/rclone/fetch's message about the copied input, for a StorageSeen."""
     found = _READ.search(said)
     return {"digest": found[1], "files": int(found[2]), "bytes": int(found[3])} if found else {}
 
 
 def _empty_input(pod: Pod, said: str) -> str:
-    """What is said of input without a file. `said` are the paths that docker/rclone/fetch found empty; output may be."""
+    """Returns a warning about input without files. `said`: paths that docker/rclone/fetch found empty; output may be empty."""
     mounts = next((each.get("volumeMounts") or [] for each in pod["spec"]["containers"] if each["name"] == "task"), [])
     inputs = {each["mountPath"] for each in mounts if each.get("readOnly")}
     empty = next((path for path in said.splitlines() if path in inputs), "")
@@ -272,7 +271,7 @@ def _empty_input(pod: Pod, said: str) -> str:
 
 
 def _fails_to_store(pod: Pod, store: Mapping[str, Any]) -> bool:
-    """Beside a task that runs, the container that stores was ready and is not any more: see its readiness probe."""
+    """Returns whether the storing container lost its readiness while the task runs: see its readiness probe."""
     running = store.get("state", {}).get("running")
     if not running or store.get("ready") or "running" not in _main(pod).get("state", {}):
         return False

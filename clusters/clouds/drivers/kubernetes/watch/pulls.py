@@ -1,7 +1,7 @@
-"""Which pods have waited for an image for too long. No network in here.
+"""Finds pods that have waited for an image too long. No network calls.
 
-A registry that is away for some minutes is nothing to end a run for, and a pull may take long before it fails, so time counts
-from the first failure that was seen. The kubelet does not keep that time: a new process counts anew.
+A registry outage of minutes should not end a run, and a pull may take long before it fails, so time counts from the first
+observed failure. The kubelet does not record that time, so a new process starts counting again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ NOT_PULLED = "ImageNotPulled"
 
 
 class Pulls:
-    """`patience` is how long an image may fail to be pulled."""
+    """`patience`: how long an image may fail to be pulled."""
 
     def __init__(self, patience: dt.timedelta) -> None:
         self._patience = patience
-        # Since when, by the uid of the pod.
+        # The first failure, by the uid of the pod.
         self._since: dict[str, dt.datetime] = {}
 
     def judged(self, seen: TaskSeen, now: dt.datetime) -> TaskSeen:
-        """With another reason once its image could not be pulled for so long."""
+        """Changes the reason once the image has failed for `patience`."""
         if seen.phase != "Pending" or seen.reason != PULLING:
             self.forget(seen.uid)
             return seen
@@ -37,12 +37,12 @@ class Pulls:
         return replace(seen, reason=NOT_PULLED, message=f"{message} {tried}")
 
     def overdue(self, now: dt.datetime) -> list[str]:
-        """Pods that have waited for too long by now."""
+        """Returns the pods that have waited too long by now."""
         return [uid for uid, since in self._since.items() if now - since >= self._patience]
 
     def forget(self, uid: str) -> None:
         self._since.pop(uid, None)
 
     def remember(self, other: Pulls) -> None:
-        """Since when the pods that wait now have waited, as `other` knows it."""
+        """Takes the start times of the currently waiting pods from `other`."""
         self._since |= {uid: other._since[uid] for uid in self._since.keys() & other._since.keys()}

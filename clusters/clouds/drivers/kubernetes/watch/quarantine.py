@@ -1,4 +1,4 @@
-"""What could not be understood, as text for people: all that is needed to see why, and nothing that may be secret. Pure."""
+"""Turns unreadable objects into text for people: everything needed to see why, and nothing that may be secret. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from clusters.clouds.drivers.base import Unreadable
 from clusters.clouds.drivers.kubernetes.render import names
 
-# What programs are given and what they say may hold keys; what managers note of fields is long and says nothing here.
+# Inputs and outputs of programs may contain keys; managedFields are long and irrelevant.
 _LEFT_OUT = frozenset(
     {
         "env",
@@ -26,7 +26,7 @@ _LEFT_OUT = frozenset(
 )
 _ANNOTATIONS = (names.PREFIX, "batch.kubernetes.io")
 MOST = 64 * 1024
-# What a look at an object fails with when it is not as it should be. Anything else is a mistake of ours.
+# Errors of parsing a malformed object. Any other error is a bug of ours.
 ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
@@ -34,7 +34,7 @@ def unreadable(kind: str, thing: Mapping[str, Any], error: Exception) -> Unreada
     metadata = thing["metadata"]
     place = "/".join(part for part in (metadata.get("namespace"), metadata.get("name")) if part)
     said = f"{type(error).__name__}: {error}".replace("\n", " ")
-    # Of an object in a listing neither is told.
+    # Objects in a listing lack both.
     facts = {name: value for name, value in thing.items() if name not in ("apiVersion", "kind")}
     text = json.dumps({"kind": kind, **_without_secrets(facts)}, sort_keys=True)
     return Unreadable(
@@ -46,13 +46,14 @@ def unreadable(kind: str, thing: Mapping[str, Any], error: Exception) -> Unreada
 
 
 def has_ended(thing: Mapping[str, Any]) -> bool:
-    """Of a pod of which nothing is certain."""
+    """Returns whether a pod has ended, without trusting its form."""
     status = thing.get("status")
     return isinstance(status, Mapping) and status.get("phase") in ("Succeeded", "Failed")
 
 
 def has_gone(event: str, pod: Mapping[str, Any]) -> bool:
-    """One that lost its labels is not watched any more either, but lives on: nothing goes while it has a finalizer."""
+    """Returns whether a pod is really gone. One that lost its labels leaves the watch, too, but lives on: a finalizer prevents
+    deletion."""
     metadata = pod["metadata"]
     held = isinstance(found := metadata.get("finalizers"), list) and names.METERING in found
     return event == "DELETED" and ("deletionTimestamp" in metadata or not held)

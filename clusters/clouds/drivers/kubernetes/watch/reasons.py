@@ -1,4 +1,4 @@
-"""Why a pod waits, fails or is in trouble: a word and a sentence on which a person can act. Pure."""
+"""Why a pod waits, fails or is in trouble: a reason and a sentence that people can act on. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CREATING = frozenset({"", "ContainerCreating", "PodInitializing"})
 _NODES = re.compile(r"0/(\d+) nodes are available: (.*?)\.(?: |$)", re.DOTALL)
 _MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _OF_KUEUE = "kueue.x-k8s.io/queue-name"
-# Reasons of a pod that has no node.
+# Reasons of pods without a node.
 NO_NODE = frozenset({"Unschedulable", "WaitingForResources"})
-# What registries say to who may not pull, or has not said who they are.
+# Registries' answers to missing or insufficient credentials.
 _DENIED = re.compile(
     r"(?i)\b(401|403|unauthorized|denied|authentication required|authorization failed|no basic auth)\b"
 )
@@ -48,7 +48,7 @@ def condition(pod: Pod, kind: str) -> Mapping[str, Any] | None:
 
 
 def gpus_of(pod: Pod) -> int:
-    """How many GPUs the pod holds when it is on a node."""
+    """Returns how many GPUs the pod holds once it is on a node."""
     return sum(
         int(quantity((container.get("resources") or {}).get("limits", {}).get(GPU, "0")))
         for container in pod["spec"]["containers"]
@@ -80,12 +80,12 @@ def waiting(pod: Pod, main: Status) -> tuple[str, str]:
 
 
 def misses_secret(message: str) -> bool:
-    """Whether the kubelet waits for a Secret (of credentials, which only we make)."""
+    """Returns whether the kubelet waits for a Secret. Only the portal makes Secrets of credentials."""
     return "CreateContainerConfigError" in message and 'secret "' in message
 
 
 def pod_trouble(reason: str, text: str) -> tuple[str, str] | None:
-    """What a warning of the kubelet or the volume controller means for a pod that does not start; None for nothing."""
+    """Interprets a warning of the kubelet or the volume controller about a pod that does not start; None if irrelevant."""
     if reason in _MOUNTS:
         return "MountingVolume", f"Its volumes cannot be mounted yet: {_tidy(text)}"
     if reason == "FailedCreatePodSandBox":
@@ -94,7 +94,7 @@ def pod_trouble(reason: str, text: str) -> tuple[str, str] | None:
 
 
 def waits_for_volume(message: str, trouble: str) -> str:
-    """The sentence of a pod that waits for its volume, with what the volume's own maker says."""
+    """Adds the provisioner's message to the sentence of a pod that waits for its volume."""
     if "volume" not in message.lower():
         return message
     return f"{message.partition(' Its volume is not made: ')[0]} Its volume is not made: {_tidy(trouble)}"
@@ -106,7 +106,7 @@ def _tidy(text: str) -> str:
 
 
 def _held_up(status: Status) -> tuple[str, str] | None:
-    """What is wrong with a container that should run; None when nothing is."""
+    """Returns what prevents a container from running, or None."""
     wait = status.get("state", {}).get("waiting") or {}
     reason, detail = wait.get("reason") or "", (wait.get("message") or "").strip()
     if reason in _CREATING:
@@ -123,7 +123,7 @@ def _held_up(status: Status) -> tuple[str, str] | None:
 
 
 def _not_made(ended: Status) -> str:
-    """What uv or the script said last, and what to do."""
+    """Returns the last message of uv or the script, with advice."""
     what = f"The environment cannot be made: {_tidy(ended.get('message') or ended.get('reason') or '')}"
     return f"{what} Put what is missing into the package index, or save the environment anew where its script is wrong."
 
@@ -142,7 +142,7 @@ def _restarting(status: Status) -> str:
 
 
 def trouble(pod: Pod, main: Status) -> tuple[str, str]:
-    """What is wrong with a pod whose phase is Running; empty when all is well."""
+    """Returns what is wrong with a pod in phase Running; two empty strings if nothing is."""
     target = condition(pod, "DisruptionTarget")
     if target and target["status"] == "True":
         return "Disrupted", _DISRUPTIONS.get(target.get("reason") or "", target.get("message") or "")
@@ -185,7 +185,7 @@ def failure(pod: Pod, main: Status) -> tuple[str, str]:
             }.get(init["name"], f"{init['name']} failed")
             return "Error", f"{what}: {(failed.get('message') or failed.get('reason') or '').strip()}"
     if not ended:
-        # The node turned it away (OutOfcpu, UnexpectedAdmissionError, …) or gave it up.
+        # The node rejected it (OutOfcpu, UnexpectedAdmissionError, …) or gave it up.
         return "Error", f"{status.get('reason') or 'Unknown'}: {status.get('message') or 'no details'}"
     if ended.get("reason") not in (None, "Error", "Completed"):
         return "Error", f"{ended['reason']}: {(ended.get('message') or '').strip()}"
@@ -202,7 +202,7 @@ def _memory(pod: Pod) -> str:
 
 
 def unschedulable(pod: Pod, message: str) -> str:
-    """The scheduler's sentence in words for people; its own where it says something unknown."""
+    """Rewrites the scheduler's message for people; keeps unknown parts."""
     gpus = gpus_of(pod)
     model = (pod["spec"].get("nodeSelector") or {}).get(GPU_MODEL, "")
     what = (
@@ -216,7 +216,7 @@ def unschedulable(pod: Pod, message: str) -> str:
     total = int(found[1])
     told = re.findall(r"(\d+) ([^,]+(?:\{[^}]*\})?)(?:, |$)", found[2])
     if (str(total), f"Insufficient {DISK}") in told:
-        # What no node has is what is waited for, whatever else would be free.
+        # A resource that no node has enough of is what blocks the pod, even if others are missing, too.
         disk = f"{gib(asked_of(pod, DISK))} of a node's disk ({DISK})"
         what = f"{what} and {disk}" if (str(total), f"Insufficient {GPU}") in told else f"Waits for {disk}"
     parts = [_shortage(int(count), text, model) for count, text in told]
@@ -224,8 +224,7 @@ def unschedulable(pod: Pod, message: str) -> str:
 
 
 def waits_for_disk(pod: Pod, message: str, most: float) -> str:
-    """The sentence of a pod for which nodes have too little disk, with what is missing where none has so much at all: the one
-    that has the most offers `most`."""
+    """Adds the missing amount to the sentence of a pod that lacks disk if no node offers that much. `most`: the largest offer."""
     asked = asked_of(pod, DISK)
     if most >= asked:
         return message

@@ -1,7 +1,6 @@
-"""What is remembered of runs: who owns them, which pods they have, how far their data is, and what is left of those that end. No
-network in here.
+"""The mirror's records of runs: their owners, pods, data, and leftovers of those that end. No network calls.
 
-A run is gone when its owner has ended and its last pod has gone, in whichever order the two watches tell it.
+A run is gone when its owner has ended and its last pod is gone, in whichever order the two watches report that.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from clusters.clouds.drivers.base import EndpointSeen, RunFound, RunGone, RunRef, Seen, StorageSeen, StorageState
-from clusters.clouds.drivers.base.seen import READ_OTHERS
+from clusters.clouds.drivers.base.observations import READ_OTHERS
 from clusters.clouds.drivers.kubernetes.watch.objects import Object, Owner, Pod, not_stored
 from clusters.clouds.drivers.kubernetes.watch.owned import ref_of
 
@@ -19,29 +18,29 @@ _STEPS: tuple[StorageState, ...] = ("refused", "failed", "fetching", "storing", 
 
 
 class Runs:
-    """`pods` is what is known of them, by uid."""
+    """`pods`: the known pods, by uid."""
 
     def __init__(self, pods: Mapping[str, Pod]) -> None:
         self._pods = pods
         self.owners: dict[int, Owner] = {}
-        # Runs whose owner or namespace was deleted by hand, so that nobody ends their tasks.
+        # Runs that `upkeep` must end: owner or namespace was deleted by hand, or their tasks have ended as requested.
         self.left_behind: set[int] = set()
-        # Namespaces that were deleted, until they are gone.
+        # Namespaces being deleted, until they are gone.
         self._deleted: set[str] = set()
-        # Runs whose tasks are being ended before everything else of them.
+        # Runs whose tasks are ended first, before everything else is deleted.
         self.stopping: set[int] = set()
         self._uids: defaultdict[int, set[str]] = defaultdict(set)
         self._refs: dict[int, RunRef] = {}
         self._storage: dict[int, StorageSeen] = {}
-        # Runs that have data to copy: of others, not every pod is asked for it at each of their news.
+        # Runs with data to copy. For the others, news need not check every pod.
         self._copying: set[int] = set()
-        # Runs that serve something, and what was told of their endpoints.
+        # Runs with endpoints, and their last reported addresses.
         self._serving: dict[int, dict[str, str | None]] = {}
         # Runs that lost their owner while pods were left.
         self._unowned: set[int] = set()
 
     def wanted(self, run_id: int) -> bool | None:
-        """Whether it is to go on; None of one that has no owner (yet)."""
+        """Returns whether the run is to continue; None if it has no owner (yet)."""
         owner = self.owners.get(run_id)
         return owner.wanted if owner else None
 
@@ -55,24 +54,24 @@ class Runs:
             self._copying.add(run_id)
 
     def forget_pod(self, uid: str, run_id: int) -> bool:
-        """Whether nothing of the run is left."""
+        """Returns whether nothing of the run is left."""
         self._uids[run_id].discard(uid)
         return self._forget_rest(run_id)
 
     def note_stopped(self, run_id: int) -> None:
-        """All its tasks have ended, as was asked for: now everything else is to go."""
+        """Once all its tasks have ended as requested, schedules deletion of the rest."""
         if run_id in self.stopping and all(self._pods[uid].over for uid in self._uids.get(run_id, ())):
             self.left_behind.add(run_id)
 
     def storage_news(self, run_id: int) -> list[Seen]:
-        """How far the data of a run is: as far as its last task, but for a failure."""
+        """Returns the state of a run's data if it changed: that of its slowest task, or a failure."""
         if run_id not in self._copying:
             return []
         found = [each for uid in self._uids.get(run_id, ()) if (each := self._pods[uid].storage)]
         if not found:
             return []
         state = min(found, key=lambda each: _STEPS.index(each.state))
-        # A pod that was made later may have found something.
+        # The warning may be of another pod.
         if warning := next((each.warning for each in found if each.warning), ""):
             state = replace(state, warning=warning)
         read = {each.digest: each for each in found if each.digest}
@@ -90,7 +89,7 @@ class Runs:
         self._serving.setdefault(run_id, {})
 
     def endpoint_news(self, run_id: int) -> list[Seen]:
-        """An endpoint may be opened while a task that serves it is ready, and nobody has asked for the end of the run."""
+        """Returns changed endpoints. One is ready while a task that serves it is ready and the run is not being ended."""
         if run_id not in self._serving:
             return []
         told, goes_on = self._serving[run_id], self.wanted(run_id) is not False
@@ -122,33 +121,33 @@ class Runs:
         self.note_stopped(run_id)
         news: list[Seen] = []
         if before is None:
-            # So that a listing names every run, also one that has no pods yet.
+            # Makes every listing name all runs, even those without pods.
             news = [self._storage.get(run_id, StorageSeen(run_id, "none"))]
             if owner.wanted:
                 news.append(RunFound(run_id, ref))
         return [*news, *self.endpoint_news(run_id), *self.gone(run_id)]
 
     def forget_owner(self, run_id: int) -> bool:
-        """Whether nothing of the run is left."""
+        """Returns whether nothing of the run is left."""
         self.stopping.discard(run_id)
         self.owners.pop(run_id, None)
         self._storage.pop(run_id, None)
         return self._forget_rest(run_id)
 
     def without_owner(self, run_id: int, metadata: Object) -> list[Seen]:
-        """The news when its owner has gone. With our finalizer taken off it has been told before."""
+        """Returns the news when an owner is deleted. Without our finalizer RunGone was reported before."""
         if self._uids.get(run_id):
             self._unowned.add(run_id)
             return []
         return [self._gone(run_id, metadata["namespace"], not_stored(metadata))]
 
     def leave_behind(self, namespace: str) -> None:
-        """All runs of a namespace that was deleted."""
+        """Marks all runs of a deleted namespace to be ended."""
         self._deleted.add(namespace)
         self.left_behind |= {run_id for run_id, owner in self.owners.items() if owner.namespace == namespace}
 
     def note_living(self, namespace: str) -> None:
-        """It is there, and nobody has deleted it."""
+        """Notes that a namespace exists and is not being deleted."""
         self._deleted.discard(namespace)
 
     # -- ends ------------------------------------------------------------------------------------------------------
@@ -170,7 +169,7 @@ class Runs:
         return RunGone(run_id, not not_stored, " ".join(filter(None, (why, not_stored))))
 
     def strays(self) -> Iterator[RunRef]:
-        """Runs that have pods but no owner (any more), hence nobody who would remove them."""
+        """Yields runs with pods but without an owner, which nothing else would delete."""
         for run_id, uids in self._uids.items():
             owner = self.owners.get(run_id)
             alone = owner is None or owner.ended

@@ -1,6 +1,5 @@
-"""The ends of pods that were deleted: whose fault each was, by what `job_history` says of its Job and by its owner, and when to
-tell. As long as nobody can know, it is told that the end is near. No network in here.
-"""
+"""Decides why deleted pods ended, by their Job's history (`job_history`) and their owner, and when to report it. Until that is
+known, the pod is reported as Stopping. No network calls."""
 
 from __future__ import annotations
 
@@ -13,17 +12,16 @@ from clusters.clouds.drivers.kubernetes.watch import job_history, reasons
 from clusters.clouds.drivers.kubernetes.watch.job_history import Deletion, Jobs
 from clusters.clouds.drivers.kubernetes.watch.objects import Object, Owner, Pod
 
-# For how long a deleted pod's end waits for news of its Job, which say whose fault it was. A watch is never silent for longer.
+# How long the end of a deleted pod waits for news of its Job. A watch is never silent for longer.
 PATIENCE = dt.timedelta(seconds=12)
 
 
 class Ends:
-    """`owners` are those that are known, `jobs` what they were."""
+    """`owners`: the known ones. `jobs`: their history."""
 
     def __init__(self, owners: Mapping[int, Owner], jobs: Jobs) -> None:
         self._owners, self._jobs = owners, jobs
-        # By uid: when pods were deleted; and those that have ended, but nobody knows yet by whom, with their run and the time
-        # to decide.
+        # By uid: deletions of pods; and ended pods whose cause is unknown, with their run and the deadline of the decision.
         self._deletions: dict[str, Deletion] = {}
         self._undecided: dict[str, tuple[Object, int, dt.datetime]] = {}
 
@@ -34,9 +32,9 @@ class Ends:
             self._deletions[uid] = deletion
 
     def explained(self, pod: Object, seen: TaskSeen, before: Pod | None) -> TaskSeen | None:
-        """A stopped pod with whose fault that was, as told when its end was told first. None as long as nobody can know.
+        """Returns a stopped pod with the cause of its end; once reported, the cause stays. None if it cannot be known yet.
 
-        Where somebody deleted or suspended the whole Job, its pods are made anew and the program is not to blame. A single pod
+        If the whole Job was deleted or suspended, its pods are recreated and the program is not to blame. A single deleted pod
         counts as Kubernetes counts it.
         """
         if before and before.over:
@@ -57,7 +55,7 @@ class Ends:
         return replace(seen, message=reasons.POD_DELETED)
 
     def decide(self, pod: Object, seen: TaskSeen, now: dt.datetime, *, at_once: bool) -> TaskSeen:
-        """What to tell of an end as long as nobody knows whose fault it was: that it is near, for a while."""
+        """Returns what to report while the cause is unknown: Stopping, for up to PATIENCE."""
         known = self._undecided.pop(seen.uid, None)
         until = known[2] if known else now + PATIENCE
         if at_once or now >= until:
@@ -73,7 +71,7 @@ class Ends:
         return uid in self._undecided
 
     def ripe(self, now: dt.datetime) -> list[Object]:
-        """Pods whose end can be told by now."""
+        """Returns the pods whose end can be reported by now."""
         heard = self._jobs.heard
         return [
             pod

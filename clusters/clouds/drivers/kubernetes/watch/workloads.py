@@ -1,8 +1,7 @@
-"""What the Jobs, Deployments and StatefulSets of a run say: how many of their pods are made, what keeps the others from being
-made. Pure.
+"""Interprets the Jobs, Deployments and StatefulSets of a run: how many of their pods exist, and what prevents the others. Pure.
 
-Pods that the API server refuses (quota, admission) never exist. Deployments say so in a condition, the others only in
-Events, which are read for this alone: nothing is metered by them.
+Pods that the API server refuses (quota, admission) never exist. Deployments report refusals in a condition, the others only in
+Events, which are read for this alone: they never affect metering.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from clusters.clouds.drivers.kubernetes.watch.job_history import JobState
 Object = Mapping[str, Any]
 Why = tuple[str, str]
 
-# Kueue takes an object for its own by this label; pods of Deployments and StatefulSets get scheduling gates from it.
+# Kueue manages objects with this label; it adds scheduling gates to pods of Deployments and StatefulSets.
 QUEUE = "kueue.x-k8s.io/queue-name"
 QUOTA, ADMISSION, QUEUED, SUSPENDED = "NamespaceQuota", "AdmissionDenied", "QueuedByKueue", "Suspended"
 
@@ -29,8 +28,7 @@ _FORBIDDEN = re.compile(r'pods? "[^"]*" is forbidden: (.*)', re.DOTALL)
 
 @dataclass(frozen=True)
 class Workload:
-    """One role of a run. `wanted` pods are asked for and `made` exist. `leaving` when it is being deleted.
-    `why` is what its status says of pods that are missing."""
+    """One role of a run. `wanted`, `made`: pods. `leaving`: being deleted. `why`: its status's reason for missing pods."""
 
     run_id: int
     uid: str
@@ -49,14 +47,14 @@ class Workload:
 
 
 def workload_of(kind: str, thing: Object) -> Workload | None:
-    """None for an object without our labels."""
+    """Returns None for an object without our labels."""
     metadata, spec, status = thing["metadata"], thing["spec"], thing.get("status") or {}
     labels = metadata.get("labels") or {}
     run_id = names.run_id_of(labels)
     if run_id is None or names.ROLE not in labels:
         return None
     if kind == "Job":
-        # Where they take turns fewer are asked for than there are.
+        # With limited parallelism fewer pods are requested than there are tasks.
         left = (
             int(spec.get("completions", 1)) - int(status.get("succeeded", 0)) - _count(status.get("failedIndexes", ""))
         )
@@ -78,7 +76,7 @@ def workload_of(kind: str, thing: Object) -> Workload | None:
 
 
 def job_state(job: Object, *, deleted: bool) -> JobState:
-    """What a Job does to its pods."""
+    """Returns a Job's state, which determines the fate of its pods."""
     if deleted or "deletionTimestamp" in job["metadata"]:
         return "gone"
     if not job["spec"].get("suspend"):
@@ -99,7 +97,7 @@ def _why(kind: str, thing: Object) -> Why | None:
 
 
 def refusal(text: str, namespace: str) -> Why:
-    """Why the API server makes no pod, from what a controller says of it, in words on which a person can act."""
+    """Rewrites a controller's message about refused pods, so that people can act on it."""
     if found := _QUOTA.search(text):
         name, asked, used, limits = found.groups()
         needs = dict(part.split("=", 1) for part in asked.split(","))
@@ -126,7 +124,7 @@ def _end(text: str) -> str:
 
 
 def _count(ranges: str) -> int:
-    """How many indexes "1,3-5" names."""
+    """Returns the number of indexes in a list such as "1,3-5"."""
     found = 0
     for part in ranges.split(",") if ranges else ():
         first, _, last = part.partition("-")
@@ -135,7 +133,7 @@ def _count(ranges: str) -> int:
 
 
 def _is_ended_by_us(metadata: Object) -> bool:
-    """A Job that is suspended because its run is to end (`KubernetesCloud.delete`); for Kueue it is by an apply."""
+    """Returns whether we suspended the Job to end its run (by an Update; for Kueue we suspend by Apply)."""
     return any(
         entry.get("manager") == names.MANAGER
         and entry.get("operation") == "Update"

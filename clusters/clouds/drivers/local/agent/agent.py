@@ -1,9 +1,9 @@
 """The node agent: `python -m clusters.clouds.drivers.local.agent.agent --dir DIR --socket PATH [--gpus N]`.
 
-A kubelet for this machine: one asyncio process that owns DIR and answers on a Unix socket (mode 0600). It may be killed at
-any moment; tasks live on, and the next agent finds them. SIGTERM ends it in the same way, unless --stop-tasks-on-term
-says that the whole portal is being stopped: then tasks are stopped as disrupted (and start again with the next agent).
-It sleeps until a shim, a client or a timer wakes it.
+A kubelet for this machine: one asyncio process that owns DIR and answers on a Unix socket (mode 0600). It may be killed at any
+moment; tasks live on, and the next agent finds them. SIGTERM has the same effect, unless --stop-tasks-on-term is given because
+the whole portal stops: then tasks are stopped as disrupted, and the next agent restarts them. It sleeps until a shim, a client
+or a timer wakes it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from clusters.clouds.drivers.local.task import cgroups
 log = logging.getLogger("agent")
 
 HEARTBEAT = 5.0
-# Seconds without more news after which a watch is told so: what is free may be read then, and is not out of date soon.
+# Seconds without more news after which a watch sends an empty batch: the moment to read free capacity.
 SETTLED = 0.2
 MAX_REQUEST = 64 * 1024 * 1024
 KINDS: dict[type[CloudError], str] = {CloudRefused: "refused", WatchExpired: "expired", CloudError: "error"}
 
 
 class Server:
-    """Answers requests; see protocol.py for their form."""
+    """Answers requests in the form of protocol.py."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -98,9 +98,9 @@ class Server:
         raise CloudRefused(f"The node agent does not know how to {op}.")
 
     async def exec(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """Answers with an empty line and leaves the connection to the process that runs the command."""
+        """Answers with an empty line, then passes the connection to the process that runs the command."""
         folder = logs.running_folder(self.node, RunRef(**request["run"]), request["role"], request["index"])
-        # What comes after the answer is for the command.
+        # Bytes after the answer belong to the command.
         cast("asyncio.ReadTransport", writer.transport).pause_reading()
         writer.write(protocol.dumps(None))
         await writer.drain()
@@ -111,7 +111,7 @@ class Server:
             os.close(peer)
 
     async def watch(self, since: str, writer: asyncio.StreamWriter) -> None:
-        """A line for every batch after `since`, one when nothing follows it, and one every 5 s, until the client is gone."""
+        """Writes every batch after `since`, an empty one when news stop, and one every 5 s, until the client disconnects."""
         news = asyncio.Event()
         self.node.journal.listeners.add(news.set)
         try:
@@ -131,7 +131,7 @@ class Server:
 
 
 def listen(path: Path, kind: socket.SocketKind) -> socket.socket:
-    """A socket at `path` that only its owner may use."""
+    """Returns a socket at `path` that only its owner may use."""
     path.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX, kind)
     server.setblocking(False)
@@ -196,7 +196,6 @@ async def run(args: argparse.Namespace) -> None:
 
 
 def hear(node: Node, poke: socket.socket) -> None:
-    """Takes every datagram that waits."""
     while True:
         try:
             name = poke.recv(4096).decode()
@@ -206,7 +205,7 @@ def hear(node: Node, poke: socket.socket) -> None:
 
 
 async def leave(node: Node, seconds: float) -> None:
-    """Stops all tasks, and waits until they have ended and their output is stored (or `seconds` are over)."""
+    """Stops all tasks and waits up to `seconds` until they have ended and their output is stored."""
     node.leaving = True
     for one in node.runs.values():
         node.wake(one.ref.id)
@@ -264,7 +263,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     os.umask(0o022)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every task takes one descriptor
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every task needs one file descriptor
     args.dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     args.dir = args.dir.resolve()
     lock = os.open(args.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,8 +1,8 @@
-"""The endpoints of one run: whether each answers, asked as the kubelet asks a container's readiness probe, and whether it works.
+"""Health and activity of one run's endpoints, polled as the kubelet polls a readiness probe.
 
-An endpoint is asked from the moment when its task runs until it has answered once, or for as long as it warms up; from then on it
-is ready until the task ends or the run is to end, whichever is told first: nobody is to be sent to a program that is about to go.
-One that says whether it works is asked that as long as it is ready, and only changes are told.
+An endpoint is polled from the start of its task until it first answers, and while it warms up. It then counts as ready until the
+task ends or the end of the run is requested, whichever is known first, so that nobody is routed to a program that is about to
+end. Activity is polled while the endpoint is ready; only changes are reported.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Protocol
 from clusters.clouds.drivers import entrance
 from clusters.clouds.drivers.base import ActivitySeen, Endpoint, EndpointSeen
 from clusters.clouds.drivers.base.activity import Activity, after, read
-from clusters.clouds.drivers.base.asking import MOST_SAID, answer
+from clusters.clouds.drivers.base.probes import MOST_SAID, answer
 from clusters.clouds.drivers.local.agent.machine import PartOf
 from clusters.clouds.drivers.local.agent.tasks import Task
 from clusters.clouds.drivers.local.network.network import Network
 
-# Seconds: between two questions at first and at most, and how long an answer is waited for.
+# Seconds: the first and the longest pause between polls, and the timeout of a poll.
 SHORTEST, LONGEST, PATIENCE = 0.05, 1.0, 5.0
-# Between them lies so much of the time that it has taken until then: who starts long may be noticed a little late.
+# The pause as a share of the time since the first poll: a slow start may be noticed a little late.
 SHARE = 0.1
 
 
 class ServedBy(PartOf, Protocol):
-    """What endpoints know of their run: also the tasks that serve, and how they are reached."""
+    """What endpoints need of their run, including its tasks and network."""
 
     @property
     def tasks(self) -> Sequence[Task]: ...
@@ -42,7 +42,7 @@ class Endpoints:
     def __init__(self, run: ServedBy) -> None:
         self.run = run
         self.names = {each.name: (role.role, each) for role in run.plan.roles for each in role.endpoints}
-        # By name: the attempt that is asked or has answered, and what asks it.
+        # By name: the attempt that is polled or has answered, and its polling task.
         self._attempts: dict[str, int] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._told: dict[str, EndpointSeen] = {}
@@ -50,11 +50,10 @@ class Endpoints:
 
     @property
     def seen(self) -> list[EndpointSeen | ActivitySeen]:
-        """What was last told of each."""
         return [*self._told.values(), *([self._activity] if self._activity else [])]
 
     def look(self) -> None:
-        """Begins or ends to ask, after whatever has happened to the run."""
+        """Starts and stops polling after any change of the run."""
         for name, (role, endpoint) in self.names.items():
             task = next(each for each in self.run.tasks if each.key == (role, 0))
             lives = self.run.deleted_at is None and not self.run.machine.leaving and task.runs
@@ -69,7 +68,7 @@ class Endpoints:
             if lives and name not in self._attempts:
                 self._attempts[name] = task.attempt
                 if endpoint.activity:
-                    # Also after a restart of the agent: what an earlier one knew is as old as that.
+                    # Also after a restart of the agent, because earlier knowledge is outdated.
                     self._tell_activity(Activity(since=time.time()))
                 self._asking[name] = asyncio.get_running_loop().create_task(self._ask(name, endpoint))
 
@@ -88,7 +87,7 @@ class Endpoints:
         self._asking.pop(name, None)
 
     async def _follow(self, address: str, path: str) -> None:
-        """Asks until it is cancelled."""
+        """Polls activity until cancelled."""
         known, machine = Activity(since=time.time()), self.run.machine
         while True:
             status, body = await _get(address, path, MOST_SAID, self.run.plan.proof)
@@ -100,7 +99,7 @@ class Endpoints:
             await asyncio.sleep(machine.activity_seconds)
 
     async def _answers(self, address: str, path: str) -> bool:
-        """Whether a GET of `path` is answered, and not with an error of the server."""
+        """Returns whether a GET of `path` is answered with a status below 500."""
         return 100 <= (await _get(address, path, 0, self.run.plan.proof))[0] < 500
 
     def _tell_activity(self, known: Activity) -> None:
@@ -116,9 +115,9 @@ class Endpoints:
 
 
 async def _get(address: str, path: str, most: int, proof: str) -> tuple[int, bytes]:
-    """The status of an answer, 0 when there is none, and at most so many bytes of what it says."""
+    """Returns the status of an answer, 0 if there is none, and at most `most` bytes of its body."""
     host, _, port = address.rpartition(":")
-    # Of the older protocol comes what is said in one piece, until the connection is closed.
+    # HTTP/1.0, so that the answer comes unchunked, until the connection is closed.
     version = "1.0" if most else "1.1"
     proven = f"{entrance.HEADER}: {proof}\r\n"
     request = f"GET {path} HTTP/{version}\r\nHost: localhost\r\n{proven}Connection: close\r\n\r\n"

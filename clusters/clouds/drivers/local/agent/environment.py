@@ -1,12 +1,12 @@
-"""The saved environment of one run: made once on this machine for each appcode, digest and image, and shown read-only to tasks.
+"""The saved environment of one run: made once on this machine per appcode, digest and image, and mounted read-only in tasks.
 
-    environments/<who>/<key>.json           says that an environment is whole; only we write here
-    environments/<who>/made/<key>           the environment, of the appcode's uid
-    environments/<who>/made/cache           uv's, on the same file system and in the same mount as what is made from it
-    runs/<id>/environment/<step>            the sandbox in which it is made, as of a task: the run's network, the appcode's uid
+    environments/<who>/<key>.json           marks a complete environment; only the agent writes here
+    environments/<who>/made/<key>           the environment, owned by the appcode's uid
+    environments/<who>/made/cache           uv's cache, on the same file system and mount as the environments
+    runs/<id>/environment/<step>            the sandbox of a step, like a task's: the run's network, the appcode's uid
 
-Who needs it first makes it, before the run waits for GPUs, and the others wait; when they are told that it failed, or was broken
-off, the next one tries. What is there without its `<key>.json` was not finished, and is thrown away first.
+The first run that needs an environment makes it before it waits for GPUs; others wait. If that fails or is interrupted, the next
+one tries. An environment without its `<key>.json` is incomplete and deleted first.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from clusters.clouds.drivers.local.network import outward
 from clusters.clouds.drivers.local.network.network import Network
 from clusters.clouds.drivers.local.task import processes, sandbox, shim
 
-# In every sandbox: of tasks, of what makes it.
+# Paths in every sandbox, of tasks and of the steps.
 PLACE = "/elearn/environments"
 UV = "/elearn/uv"
 LOCK = "/elearn/environment.lock"
-# How long each step may take. What a script does is metered to nobody: it is short, and a run tries it so often at most.
+# Seconds per step. Scripts are not metered, so they must be short, and a run tries them only SCRIPT_TRIES times.
 SECONDS = (1200.0, 300.0)
 SCRIPT_TRIES = 3
-# Pauses between attempts.
+# Seconds between attempts.
 SHORTEST, LONGEST = 2.0, 300.0
-# What no run has used for so long is removed; it is made again when one wants it.
+# Seconds after which an unused environment is deleted; it is made again on demand.
 KEPT = 30 * 86400.0
 MEMORY_MB, CPU_MILLI = 2048, 2000
 SAID = 600
@@ -44,7 +44,7 @@ MEND = "It is not tried again by this run: mend the script, save the environment
 
 
 class BuiltFor(PartOf, Protocol):
-    """What an environment knows of its run: also its network, and how its image looks in a sandbox."""
+    """What an environment needs of its run, including its network and the mounts of its image."""
 
     @property
     def network(self) -> Network: ...
@@ -52,7 +52,7 @@ class BuiltFor(PartOf, Protocol):
 
 
 class Environment:
-    """`ready` lets tasks start. A run that asks for none has nothing to wait for."""
+    """`ready`: tasks may start. Always true for a run without an environment."""
 
     def __init__(self, run: BuiltFor) -> None:
         self.run = run
@@ -62,17 +62,17 @@ class Environment:
         self.pause = SHORTEST
         self.waits = False
         self.script_failures = 0
-        # Steps: packages, and then what the appcode does with them.
+        # Steps: 0 installs packages, 1 runs the appcode's script.
         self.step = 0
 
     @property
     def base(self) -> Path:
-        """Where those of this appcode lie on this machine."""
+        """The folder of this appcode's environments on this machine."""
         return self.run.machine.folder / "environments" / str("own" if self.run.uid is None else self.run.uid)
 
     @property
     def made(self) -> Path:
-        """The part of it that is the appcode's."""
+        """The part of `base` that the appcode's uid owns."""
         return self.base / "made"
 
     @property
@@ -83,7 +83,7 @@ class Environment:
 
     @property
     def path(self) -> str:
-        """Where tasks see it; "" when there is none."""
+        """The environment's path in tasks; "" for none."""
         return f"{PLACE}/{self.key}" if self.asked else ""
 
     @property
@@ -107,16 +107,15 @@ class Environment:
         return f"Environment {self.asked.name} is being made; this is done once."
 
     def binds(self) -> list[sandbox.Bind]:
-        """What tasks see of it."""
         return [{"source": str(self.made / self.key), "target": self.path, "read_only": True}] if self.asked else []
 
     def used(self) -> None:
-        """Tasks are about to start from it."""
+        """Marks the environment as used, before tasks start."""
         if self.asked is not None:
             os.utime(self._whole)
 
     def resume(self) -> None:
-        """After a restart of the agent: finds the process that makes it."""
+        """Finds the process that makes it, after a restart of the agent."""
         for step in (0, 1):
             folder = self._folder(step)
             if folder.is_dir() and (found := processes.Detached.adopt(folder, self._ended)) is not None:
@@ -125,7 +124,7 @@ class Environment:
                 self._limit()
 
     def start(self) -> None:
-        """Makes it, unless another run does; the network of the run is there."""
+        """Makes the environment unless another run does. Requires the run's network."""
         assert self.asked is not None
         machine = self.run.machine
         if (
@@ -143,13 +142,13 @@ class Environment:
         self._begin(0)
 
     def stop(self) -> None:
-        """Breaks it off."""
+        """Interrupts the current step."""
         if self.process is not None:
             self.process.send(signal.SIGTERM)
 
     @property
     def mark(self) -> str:
-        """What the machine calls it; "" for none."""
+        """The environment's key in `Machine.building`; "" for none."""
         return f"{self.base.name}/{self.key}" if self.asked else ""
 
     def _folder(self, step: int) -> Path:
@@ -181,7 +180,7 @@ class Environment:
             "memory_mb": MEMORY_MB,
             "network": self.run.network.place,
         }
-        # Packages are linked from the cache, which works inside one mount only; a script sees nothing but what it changes.
+        # Hard links to uv's cache only work within one mount. A script gets only the folder that it changes.
         source, target = (self.made, PLACE) if step == 0 else (self.made / self.key, self.path)
         spec["binds"].append({"source": str(source), "target": target, "data": True})
         write_json(folder / "spec.json", spec)
@@ -203,7 +202,6 @@ class Environment:
         return {"PATH": path, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", **index_env(self.run.machine), **own}  # noqa: S108
 
     def _limit(self) -> None:
-        """A step that hangs is ended."""
         process = self.process
         self.run.machine.call_later(SECONDS[self.step], lambda: self.stop() if self.process is process else None)
 
@@ -233,7 +231,7 @@ class Environment:
         self.run.machine.wake(self.run.ref.id)
 
     def _sweep(self) -> None:
-        """Removes what was not used for long."""
+        """Deletes environments that were unused for KEPT."""
         machine = self.run.machine
         for whole in self.base.parent.glob("*/*.json"):
             mark = f"{whole.parent.name}/{whole.stem}"
@@ -243,10 +241,9 @@ class Environment:
 
 
 def index_env(machine: Machine) -> dict[str, str]:
-    """What leads pip and uv to the package index; nothing where tasks reach none."""
+    """Returns the variables that point pip and uv to the package index; {} if tasks can reach none."""
     if not machine.packages or machine.shares_network:
         return {}
-    # The first file of an index may be large, and is passed on as it comes.
     return {"PIP_INDEX_URL": outward.URL, "UV_DEFAULT_INDEX": outward.URL, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 

@@ -1,8 +1,8 @@
-"""How busy the GPUs of this machine are while tasks hold them: looked at every 15 s, added up by task and minute.
+"""Utilization of this machine's GPUs while tasks hold them: sampled every 15 s, summed by task and minute.
 
-`Meter` is pure arithmetic: a look stands for the time since the one before, and no more than 15 s of it, so what nobody looked at
-is never made up. Minutes that are over become news with a number; the oldest are forgotten when nobody fetches them. They are
-kept in memory alone: an agent that dies takes what was not fetched along, and then less of the held time was measured.
+`Meter` is pure arithmetic. A sample stands for the time since the previous one, at most 15 s, so unobserved time is never
+invented. Complete minutes become numbered news; the oldest are dropped if nobody reads them. They are in memory only: an agent
+that dies loses the unread ones, and less of the held time was measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PERIOD = 15.0
 MINUTE = 60
-# A day of 8 GPUs held by 8 tasks is half of that.
+# Twice a day's news of 8 GPUs held by 8 tasks.
 MOST_NEWS = 24_000
 AT_ONCE = 5_000
 SIMULATED = "The GPUs of this machine are simulated: there is nothing to measure."
@@ -32,7 +32,7 @@ SIMULATED = "The GPUs of this machine are simulated: there is nothing to measure
 
 @dataclass(frozen=True)
 class Look:
-    """What one GPU said: how much of the time just gone it worked, from 0 to 100, and how much of its memory is in use."""
+    """One sample of a GPU: utilization since the previous one (0 to 100), and memory in use."""
 
     percent: int
     memory_mb: int
@@ -40,7 +40,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Holder:
-    """A task with GPUs, since when (seconds since 1970) it has them, and which ones."""
+    """A task with GPUs: since when it holds them (seconds since 1970), and which."""
 
     uid: str
     since: float
@@ -49,7 +49,7 @@ class Holder:
 
 @dataclass
 class _Sum:
-    """Of one task and minute: GPU-seconds looked at, and percent of them, over all its GPUs."""
+    """Sums of one task and minute over all its GPUs: sampled GPU-seconds, and percent × seconds."""
 
     gpus: int
     seconds: float = 0.0
@@ -63,12 +63,12 @@ class Meter:
         self.told = 0
         self.news: deque[GpuUse] = deque(maxlen=MOST_NEWS)
         self._last: float | None = None
-        # By GPU: when it said how busy it was, and how busy.
+        # By GPU: time and utilization of the last sample.
         self._latest: dict[str, tuple[float, int]] = {}
         self._sums: dict[int, dict[str, _Sum]] = {}
 
     def note(self, at: float, holders: Iterable[Holder], looks: Mapping[str, Look]) -> None:
-        """What was seen `at` that time. A GPU that did not answer was not measured."""
+        """Adds the samples taken at `at`. A GPU that did not answer counts as not measured."""
         self._latest |= {gpu: (at, look.percent) for gpu, look in looks.items()}
         before, self._last = self._last, at
         if before is None or not at - before > 0:
@@ -78,7 +78,7 @@ class Meter:
             begin = max(before, at - PERIOD, holder.since)
             if not seen or begin >= at:
                 continue
-            # All of it counts in the minute that most of it is in.
+            # Counted entirely in the minute that has most of it.
             sums = self._sums.setdefault(int((begin + at) / 2) // MINUTE, {})
             total = sums.setdefault(holder.uid, _Sum(len(holder.gpus)))
             total.seconds += (at - begin) * len(seen)
@@ -87,8 +87,8 @@ class Meter:
         self._close(int(at - PERIOD) // MINUTE)
 
     def busy(self, gpus: Sequence[str], simulated: bool, now: float) -> int | None:
-        """How busy the busiest of `gpus` was lately, from 0 to 100; None when one of them does not say so. Simulated ones do
-        nothing: what uses them computes on the CPU."""
+        """Returns the recent utilization of the busiest of `gpus` (0 to 100); None if one has no recent sample. Simulated GPUs
+        return 0, because their tasks compute on the CPU."""
         if simulated or not gpus:
             return 0
         latest = [self._latest[gpu] for gpu in gpus if gpu in self._latest]
@@ -96,7 +96,7 @@ class Meter:
         return max(recent) if len(recent) == len(gpus) else None
 
     def _close(self, current: int) -> None:
-        """Minutes before `current` are over: nothing that comes can be of them."""
+        """Closes the minutes before `current`: no later sample belongs to them."""
         for minute in sorted(each for each in self._sums if each < current):
             since = dt.datetime.fromtimestamp(minute * MINUTE, dt.UTC)
             for uid, total in sorted(self._sums.pop(minute).items()):
@@ -106,7 +106,7 @@ class Meter:
                 self.news.append(GpuUse(uid, since, round(seconds, 3), round(busy, 6), total.memory_mb))
 
     def since(self, position: str) -> Measurements:
-        """The news after `position`; all that there is for one of another agent's."""
+        """Returns the news after `position`; all of them for another agent's position."""
         whose, _, number = position.partition("/")
         known = int(number) if whose == self.id and number.isdecimal() else 0
         first = self.told - len(self.news)
@@ -116,8 +116,8 @@ class Meter:
 
 
 async def measure(meter: Meter, holding: Callable[[], Sequence[Holder]], names: Mapping[str, str]) -> None:
-    """Looks at the GPUs that are held, every 15 s, at whole quarters of a minute, as long as the agent lives; `names` are what
-    NVML calls them. A GPU that hangs holds up a thread only."""
+    """Samples held GPUs every 15 s, at whole quarters of a minute, as long as the agent lives. `names`: NVML's UUIDs. A hanging
+    GPU blocks only a thread."""
     loop = asyncio.get_running_loop()
     nvml = Nvml()
     while True:
@@ -129,14 +129,14 @@ async def measure(meter: Meter, holding: Callable[[], Sequence[Holder]], names: 
 
 
 class Nvml:
-    """NVIDIA's own library, opened when it is first needed and again after an error."""
+    """NVIDIA's library, opened on first use and again after an error."""
 
     def __init__(self) -> None:
         self._open = False
         self._said = ""
 
     def look(self, names: Mapping[str, str]) -> dict[str, Look]:
-        """What the GPUs with these UUIDs say; those that do not answer are left out. One thread at a time."""
+        """Samples the GPUs with these UUIDs; omits those that do not answer. One thread at a time."""
         import pynvml
 
         looks: dict[str, Look] = {}
@@ -159,7 +159,7 @@ class Nvml:
         return looks
 
     def _say(self, sentence: str) -> None:
-        """Once, not every 15 s."""
+        """Logs a sentence once instead of every 15 s."""
         if sentence != self._said:
             self._said = sentence
             log.warning("%s", sentence)

@@ -1,4 +1,4 @@
-"""The GPUs of this machine: what NVML finds, or a set number of simulated ones."""
+"""The GPUs of this machine: those that NVML finds, or simulated ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SIMULATED = "simulated"
 
 @dataclass(frozen=True)
 class Gpus:
-    """`names` are what CUDA_VISIBLE_DEVICES says for a slot's id: the UUID of a real GPU, because a task has the device
-    files of its own GPUs only and so counts them anew."""
+    """`names`: the values of CUDA_VISIBLE_DEVICES by slot id. They are UUIDs for real GPUs, because a task only has the device
+    files of its own GPUs and numbers them anew."""
 
     slots: tuple[Slot, ...]
     names: dict[str, str]
@@ -25,7 +25,7 @@ class Gpus:
     simulated: bool
 
     def binds(self, ids: tuple[str, ...]) -> list[sandbox.Bind]:
-        """The device files for a task that holds `ids`, and where its libraries look up how GPUs are connected."""
+        """Returns the device files for a task that holds `ids`, and sysfs folders with the GPUs' topology for its libraries."""
         if self.simulated or not ids:
             return []
         shared = [path for path in sorted(Path("/dev").glob("nvidia*")) if not path.name[6:].isdecimal()]
@@ -38,7 +38,7 @@ class Gpus:
 
 
 def find(simulated: int, *, ignore_real: bool = False) -> Gpus:
-    """All real GPUs; without any (or with `ignore_real`), `simulated` slots."""
+    """Returns all real GPUs; without any (or with `ignore_real`), `simulated` slots."""
     real = None if ignore_real else _nvml()
     if real is not None:
         return real

@@ -1,6 +1,6 @@
-"""What the portal asks of the node: each function answers one kind of request, at once and for good.
+"""Handlers of the portal's requests: each answers one kind of request at once.
 
-What is accepted lies on the disk before the answer; everything slow happens afterwards, in the turns of the node.
+Accepted requests are on disk before the answer; everything slow happens later, in the turns of the node.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def purge(node: Node, ref: RunRef) -> None:
 
 
 def delete_volume(node: Node, volume: VolumeRef) -> None:
-    """See `KeepsVolumes.delete_volume`; asked again while a run has it."""
+    """See `KeepsVolumes.delete_volume`. Raises CloudError while a run has the volume, for a retry."""
     for run in node.runs.values():
         if any(isinstance(mount.source, VolumeSource) and mount.source.volume == volume for mount in run.plan.mounts):
             raise CloudError(f"{run.ref.cluster} has the volume mounted; it is removed afterwards.")
@@ -158,7 +158,7 @@ def delete_volume(node: Node, volume: VolumeRef) -> None:
 
 
 def reserve(node: Node, ref: RunRef, counts: Mapping[str, int]) -> dict[str, int]:
-    """See `Cloud.reserve`; ports by `role-index`."""
+    """See `Cloud.reserve`. Returns ports by `role-index`."""
     if ref.id in node.gone or ref.id in node.purged:
         raise CloudRefused("The run was deleted.")
     have = dict(node.addresses.get(ref.id, {}))
@@ -173,7 +173,7 @@ def reserve(node: Node, ref: RunRef, counts: Mapping[str, int]) -> dict[str, int
 
 
 def _free_ports(node: Node, count: int) -> list[int]:
-    """Ports that nobody listens on and no run holds, going round the range so that none is used again soon."""
+    """Returns ports without listener that no run holds. Cycles through the range, so that none is reused soon."""
     held = {port for ports in node.addresses.values() for port in ports.values()}
     start = node.known["port"]
     found: list[int] = []

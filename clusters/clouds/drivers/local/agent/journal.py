@@ -1,8 +1,8 @@
-"""News with numbers: an append-only file of JSON lines from which a watch can go on where it was.
+"""Numbered news: an append-only file of JSON lines from which a watch can resume.
 
-A position is `<journal>.<number of the last item seen>`. The file keeps the last items only; an older position, or one of
-another journal, has expired. After a restart of the machine a new journal begins, because the last lines of the old one
-may not have reached the disk and their numbers must not be given twice.
+A position is `<journal>.<number of the last item seen>`. The file keeps only the last items; older positions and those of another
+journal have expired. A reboot of the machine starts a new journal, because the last lines of the old one may not have reached the
+disk, and their numbers must not be reused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH = 500
 
 
 class Journal:
-    """Keeps at least `keep` items; the file is written anew when it has twice as many."""
+    """Keeps at least `keep` items; the file is rewritten at twice as many."""
 
     def __init__(self, path: Path, keep: int = 20_000) -> None:
         self.path, self.keep = path, keep
@@ -70,7 +70,7 @@ class Journal:
         return f"{self.name}.{self.last}"
 
     def append(self, items: list[Seen]) -> None:
-        """Writes the news down, then tells the listeners. Raises OSError when nothing was written."""
+        """Writes news, then calls the listeners. Raises OSError if nothing was written."""
         if not items:
             return
         end = os.fstat(self.file.fileno()).st_size
@@ -79,7 +79,7 @@ class Journal:
             if self.file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            os.ftruncate(self.file.fileno(), end)  # half a line would be read as the end
+            os.ftruncate(self.file.fileno(), end)  # a partial line would be read as the end
             raise
         self.items.extend(items)
         self.last += len(items)
@@ -92,7 +92,7 @@ class Journal:
             listener()
 
     def since(self, position: str) -> Batch:
-        """What came after `position`, at most 500 items. Raises WatchExpired."""
+        """Returns the items after `position`, at most BATCH. Raises WatchExpired."""
         name, _, number = position.rpartition(".")
         if name != self.name or not number.isdecimal() or not self.last - len(self.items) <= int(number) <= self.last:
             raise WatchExpired("This position is older than what the node agent remembers.")

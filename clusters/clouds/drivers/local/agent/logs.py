@@ -1,4 +1,4 @@
-"""What people look at inside a task: its log, and a command run beside it."""
+"""Access to a running task: its log, and commands beside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent.node import Node
 from clusters.clouds.drivers.local.task import exec as task_exec
 
-# Held, because the event loop itself forgets who waits for a process.
+# Keeps the tasks alive: the event loop only holds weak references.
 _waiting: set[asyncio.Task[int]] = set()
 
 
@@ -28,7 +28,7 @@ def read(node: Node, ref: RunRef, role: str, index: int, attempt: int, wanted: W
     try:
         with ExitStack() as held:
             log = held.enter_context(open(folder / "log", "rb")).fileno()
-            # Before the marks are counted: what was written by now has its own.
+            # Read before counting the marks: everything written so far has its mark.
             size = os.fstat(log).st_size
             count, read_marks = held.enter_context(_marks(folder / "log.times", log))
             lines = Lines(size, count, lambda offset, n: os.pread(log, n, offset), read_marks)
@@ -39,7 +39,7 @@ def read(node: Node, ref: RunRef, role: str, index: int, attempt: int, wanted: W
 
 @contextmanager
 def _marks(path: Path, log: int) -> Iterator[tuple[int, Callable[[int, int], bytes]]]:
-    """A log without any (that of an attempt that was removed) was written at once."""
+    """Opens a log's marks. A log without marks (of a removed attempt) counts as written at once."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def _marks(path: Path, log: int) -> Iterator[tuple[int, Callable[[int, int], byt
 
 
 def running_folder(node: Node, ref: RunRef, role: str, index: int) -> Path:
-    """The folder of a task that runs. Raises CloudError."""
+    """Returns the folder of a running task. Raises CloudError."""
     run = node.runs.get(ref.id)
     task = next((task for task in run.tasks if task.key == (role, index)), None) if run else None
     if task is None or node.told.get(task.view().uid, task.view()).phase != "Running":  # type: ignore[union-attr]
@@ -65,7 +65,7 @@ def running_folder(node: Node, ref: RunRef, role: str, index: int) -> Path:
 
 
 async def execute(folder: Path, request: Mapping[str, Any], peer: int) -> None:
-    """See `Cloud.exec`. The descriptor `peer` is handed over to the process that runs the command (task/exec.py)."""
+    """See `Cloud.exec`. Passes the descriptor `peer` to the process that runs the command (task/exec.py)."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", task_exec.__file__, str(folder), str(peer)),
         stdin=asyncio.subprocess.PIPE,

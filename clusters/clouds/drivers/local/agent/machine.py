@@ -1,7 +1,7 @@
-"""The machine as every part of the agent knows it: its folder, GPUs, limits and uids, and what was told of its runs.
+"""The machine as all parts of the agent see it: its folder, GPUs, limits and uids, and the last reports on its runs.
 
-It knows no run but by its id. What a run, its tasks, data and network need of the node agent is here and nothing else;
-`Node` (node.py) adds the runs themselves.
+It knows runs only by id. Everything that a run, its tasks, data and network need of the agent is here; `Node` (node.py) adds the
+runs.
 """
 
 from __future__ import annotations
@@ -54,13 +54,12 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Options:
-    """Of the command line. `store_seconds` is how long the last store of a run is tried again; `cpu_overcommit` how often
-    each core is given out; `reserved_gb` the GiB of memory for everything but tasks, None for what `machine_room` thinks right;
-    `processes` of one task, threads too; `file_gb` the GiB of the largest file, 0 for a quarter of the disk; `free_disk_gb`
-    the GiB without which no run starts, None for what `least_free` thinks right; `appcode_gb` the GiB that the runs of an appcode
-    may write, 0 for a quarter of the disk; `activity_seconds` lie between two questions whether a run works. With `may_share`
-    several appcodes run side by side even where they cannot be kept apart; `packages` is the socket of the package index, ""
-    for none."""
+    """Command line options. `store_seconds`: how long the last store of a run is retried. `cpu_overcommit`: how often each core
+    is assigned. `reserved_gb`: GiB of memory not for tasks, None for the default of `machine_room`. `processes`: per task,
+    threads included. `file_gb`: GiB of the largest file, 0 for a quarter of the disk. `free_disk_gb`: GiB of free disk below
+    which no run starts, None for the default of `least_free`. `appcode_gb`: GiB that the runs of an appcode may write, 0 for a
+    quarter of the disk. `activity_seconds`: between two activity polls. `may_share`: several appcodes may run at the same time
+    even if they cannot be isolated. `packages`: socket of the package index, "" for none."""
 
     ports: range = range(20_000, 30_000)
     journal_items: int = 20_000
@@ -79,7 +78,7 @@ class Options:
 
 
 class Machine(ABC):
-    """To be used inside one event loop only."""
+    """For use inside one event loop only."""
 
     def __init__(self, folder: Path, found: gpus.Gpus, options: Options) -> None:
         self.folder, self.gpus = folder, found
@@ -87,14 +86,14 @@ class Machine(ABC):
         self.may_share = options.may_share
         self.room = machine_room(options.cpu_overcommit, options.reserved_gb)
         self.rclone, self.uv = _program("rclone"), _program("uv")
-        # The Python, in its environment, that has what fetches code from Git.
+        # The Python environment that can fetch code from Git.
         self.git = sys.prefix if importlib.util.find_spec("dulwich") else ""
         self.packages = options.packages
         self.name = socket.gethostname()
         self.boot = BOOT_ID.read_text().strip()
         self.poke = folder / "poke"
         self.cache = folder / "cache"
-        self.swept: list[asyncio.Future[None]] = []  # of the cache, what is being removed
+        self.swept: list[asyncio.Future[None]] = []  # ongoing removals from the cache
         self.meter = gpu_meter.Meter()
         self.activity_seconds = options.activity_seconds
         self.leaving = False
@@ -112,7 +111,7 @@ class Machine(ABC):
         known = read_json(folder / "cloud.json")
         if known is None:
             known = {"id": str(uuid.uuid4()), "uids": {}, "order": 0, "port": 0}
-            # Two portals on one machine begin at different places, so that they hardly ever want the same port.
+            # A random start, so that two portals on one machine rarely choose the same port.
             known["port"] = self.ports.start + secrets.randbelow(len(self.ports))
             write_json(folder / "cloud.json", known, durable=True)
         self.known: dict[str, Any] = known
@@ -121,25 +120,25 @@ class Machine(ABC):
         self.journal = Journal(folder / "journal", options.journal_items)
         self.told: dict[str, Seen] = {}
         self.news: list[Seen] = []
-        self.woken: dict[int, None] = {}  # by the ids of runs, in order
+        self.woken: dict[int, None] = {}  # an ordered set of run ids
         self.turn_due = False
         self.launches = 0
         self.cannot_isolate = ""
         self.wants_outside, self.pasta = options.outside, shutil.which("pasta")
-        self.outside, self.no_outside = False, ""  # whether tasks reach the internet, and why not although they should
-        self.shares_network = ""  # why tasks have no network of their own here
-        self.building: dict[str, int] = {}  # which run makes an environment, by appcode and key
-        self.open_until = math.inf  # the place in the queue from which on runs wait for those of another appcode
-        self.no_disks = ""  # why what tasks write has no limit here
-        self.attached: set[Path] = set()  # the file systems of appcodes
+        self.outside, self.no_outside = False, ""  # whether tasks reach the internet, and why not if they should
+        self.shares_network = ""  # why tasks have no private network here
+        self.building: dict[str, int] = {}  # the run that makes an environment, by appcode and key
+        self.open_until = math.inf  # queue position from which runs wait for another appcode's runs to end
+        self.no_disks = ""  # why what tasks write has no size limit here
+        self.attached: set[Path] = set()  # mounted file systems of appcodes
         self.cgroups = cgroups.find(f"elearn-{self.id}")
 
     @abstractmethod
     def turn(self) -> None:
-        """Advances the woken runs, gives out what is free, and writes the news down."""
+        """Advances the woken runs, assigns free resources, and writes the news."""
 
     def wake(self, run_id: int | None = None) -> None:
-        """Looks at this run (and at the queue) in the next turn of the loop."""
+        """Schedules a turn, which processes this run (and the queue)."""
         if run_id is not None:
             self.woken[run_id] = None
         if not self.turn_due:
@@ -147,7 +146,7 @@ class Machine(ABC):
             asyncio.get_running_loop().call_soon(self.turn)
 
     def may_launch(self, run_id: int) -> bool:
-        """Starting takes milliseconds, so a turn starts a few only and lets clients speak in between."""
+        """Limits launches per turn, because each takes milliseconds, in which clients wait."""
         self.launches += 1
         if self.launches > LAUNCHES:
             self.wake(run_id)
@@ -161,20 +160,20 @@ class Machine(ABC):
 
     @abstractmethod
     def wake_all(self) -> None:
-        """Looks at every run in the next turn."""
+        """Wakes every run."""
 
     @abstractmethod
     def in_use(self) -> set[str]:
-        """The environments of the runs that are here, as `building` names them."""
+        """Returns the environments of all current runs, by their keys in `building`."""
 
     @abstractmethod
     def cached_in_use(self) -> set[str]:
-        """What the runs that are here use of the cache."""
+        """Returns the cache entries that current runs use."""
 
     def sweep_cache(self, wanted: int = 0) -> None:
-        """Removes what is due, and so much more that `wanted` bytes can be written and runs start all the same."""
+        """Deletes expired cache entries, and more if needed to write `wanted` bytes and still start runs."""
         wanted += self.least_free - cache.free_bytes(str(self.folder))
-        # What goes already is not free yet, and nothing else has to go in its place.
+        # Removals in progress will free space: do not remove more meanwhile.
         self.swept = [each for each in self.swept if not each.done()]
         if self.swept:
             return
@@ -186,7 +185,7 @@ class Machine(ABC):
         cache.sweep(str(self.cache), self.cached_in_use, discard, most=self.most_cached, wanted=wanted)
 
     def disk_problem(self) -> str:
-        """Why no run may start now; "" when there is room on the disk."""
+        """Returns why no run may start now, or "" if there is enough disk."""
         free = cache.free_bytes(str(self.folder))
         if free >= self.least_free:
             return ""
@@ -198,7 +197,7 @@ class Machine(ABC):
         )
 
     def emit(self, item: Seen) -> None:
-        """Tells `item` unless it is what was told last."""
+        """Reports `item` unless it equals the last report."""
         key = key_of(item)
         if self.told.get(key) != item:
             self.told[key] = item
@@ -208,14 +207,14 @@ class Machine(ABC):
     def flush(self) -> None:
         try:
             self.journal.append(self.news)
-        except OSError:  # a full disk: the news waits
+        except OSError:  # a full disk: retry later
             log.exception("The journal cannot be written now")
             asyncio.get_running_loop().call_later(TRY_AGAIN, self.wake)
         else:
             self.news = []
 
     def uid(self, appcode: str) -> int | None:
-        """The uid as which tasks of this appcode run, the same for ever; None when this is not root (everything is ours)."""
+        """Returns the permanent uid of an appcode's tasks; None if the agent is not root (tasks then run as its own user)."""
         if os.geteuid() != 0:
             return None
         known = self.known["uids"]
@@ -226,7 +225,7 @@ class Machine(ABC):
 
     @property
     def uids_shared(self) -> str:
-        """Who else owns what tasks write, as a sentence; "" for nobody."""
+        """Returns a sentence on other owners of the tasks' uids, or ""."""
         if os.geteuid() != 0:
             return ""
         given = uids.subordinate()
@@ -238,23 +237,24 @@ class Machine(ABC):
         return UIDS_SHARED.format(" and ".join(owners)) if owners else ""
 
     def model(self, ids: tuple[str, ...], asked: str) -> str:
-        """The model of the GPUs `ids`; a simulated one is what was asked for."""
+        """Returns the model of the GPUs `ids`; simulated ones have the requested model."""
         models = [slot.model for slot in self.gpus.slots if slot.id in ids]
         return "" if not models else (asked or models[0]) if self.gpus.simulated else models[0]
 
     def remains(self, number: int) -> list[Seen]:
-        """What is still known of a gone run."""
+        """Returns the last reports on a gone run."""
         remains = read_json(self.folder / "runs" / str(number) / "gone.json") or {"seen": []}
         return [protocol.seen_from(item) for item in remains["seen"]]
 
     def volume(self, number: int) -> Path:
-        """The folder of a volume; it outlives the runs that mount it."""
+        """Returns the folder of a volume, which outlives runs."""
         return self.folder / "volumes" / str(number)
 
     def room_for(self, ref: RunRef) -> Path:
-        """The folder in which a run writes: on the file system of its appcode where there is one. Raises OSError.
+        """Returns the folder in which a run writes: on its appcode's file system if there is one. Raises OSError.
 
-        A link in the run's folder keeps the choice: what a run has written stays found when file systems come or fail later.
+        A link in the run's folder records the choice, so that its files are still found if file systems become available or fail
+        later.
         """
         folder = self.run_folder(ref.id)
         link = folder / "room"
@@ -271,7 +271,7 @@ class Machine(ABC):
         return room
 
     def attach_all(self) -> None:
-        """What appcodes have written, when the agent starts."""
+        """Mounts the file systems of all appcodes when the agent starts."""
         for image in self.folder.glob("disks/*.ext4"):
             try:
                 self._attach(image.with_suffix(""))
@@ -279,21 +279,21 @@ class Machine(ABC):
                 log.exception("What an appcode has written cannot be read: %s", error)
 
     def discard_written(self, number: int) -> None:
-        """Of a run that is gone."""
+        """Deletes what a gone run wrote."""
         for path in self.folder.glob(f"disks/*/{number}"):
             self.discard(path)
 
     def _attach(self, at: Path) -> None:
         if at not in self.attached:
             disks.attach(at.with_suffix(".ext4"), at, self.appcode_bytes, owner=0, spare=1)
-            at.chmod(0o711)  # tasks go through it to what is theirs
+            at.chmod(0o711)  # tasks pass through it to their own folders
             (at / "trash").mkdir(mode=0o700, exist_ok=True)
             self.attached.add(at)
 
     def attach_volume(self, source: VolumeSource, owner: int) -> None:
-        """Makes the volume where it is missing, and lets it have its size where volumes have one here. Raises OSError."""
+        """Creates a volume if missing and gives it its size if possible here. Raises OSError."""
         at, image = self.volume(source.volume.id), self._image(source.volume.id)
-        # One that was a plain folder before stays one.
+        # An existing plain folder stays one.
         if image.exists() or not (self.no_disks or at.is_dir()):
             disks.attach(image, at, disks.size_of(source.size), owner=owner)
         elif not at.is_dir():
@@ -301,13 +301,13 @@ class Machine(ABC):
             os.chown(at, owner, owner)
 
     def remove_volume(self, number: int) -> None:
-        """Raises OSError."""
+        """Deletes a volume. Raises OSError."""
         disks.detach(self.volume(number))
         for path in (self.volume(number), self._image(number)):
             self.discard(path)
 
     def detach_all(self) -> None:
-        """While no process of a run lives: the folder of the portal can be moved and removed then."""
+        """Unmounts everything while no process of a run lives, so that the portal's folder can be moved and deleted."""
         self.attached.clear()
         for at in [*self.folder.glob("volumes/*"), *self.folder.glob("disks/*")]:
             try:
@@ -316,7 +316,7 @@ class Machine(ABC):
                 log.warning("%s stays mounted: %s", at, error)
 
     def _image(self, number: int) -> Path:
-        """The file that holds the file system of a volume."""
+        """Returns the file that contains a volume's file system."""
         return self.folder / "volumes" / f"{number}.ext4"
 
     def run_folder(self, number: int) -> Path:
@@ -325,7 +325,7 @@ class Machine(ABC):
         return folder
 
     def discard(self, path: Path) -> asyncio.Future[None] | None:
-        """Takes a file or folder out of the way now and removes it in a thread, which it returns where it needs one."""
+        """Moves a file or folder away at once, then deletes it. Returns the future of the deletion if that needs a thread."""
         disk = next((each for each in self.attached if path.is_relative_to(each)), self.folder)
         trash = disk / "trash" / uuid.uuid4().hex
         try:
@@ -342,13 +342,13 @@ class Machine(ABC):
             return None
         try:
             path.rmdir()
-        except OSError:  # not empty, mostly
+        except OSError:  # usually: not empty
             return asyncio.get_running_loop().run_in_executor(None, _remove_tree, path)
         return None
 
 
 class PartOf(Protocol):
-    """What the data, the network and the tasks of a run know of it."""
+    """What the data, the network and the tasks of a run need of it."""
 
     @property
     def machine(self) -> Machine: ...
@@ -363,12 +363,12 @@ class PartOf(Protocol):
 
 
 def least_free(disk: int, given_gb: float | None) -> int:
-    """The bytes of `disk` that runs leave to everybody else when they start."""
+    """Returns the free bytes of `disk` below which no run starts."""
     return min(5 * GIB, disk // 20) if given_gb is None else int(given_gb * GIB)
 
 
 def machine_room(cpu_overcommit: float, reserved_gb: float | None) -> scheduler.Room:
-    """What tasks may have of this machine. Cores are shared by those who compute; memory that is given out is gone."""
+    """Returns what tasks may use of this machine. Cores can be overcommitted, memory cannot."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     reserved = min(2048, memory // 4) if reserved_gb is None else int(reserved_gb * 1024)
     return scheduler.Room(int(len(os.sched_getaffinity(0)) * 1000 * cpu_overcommit), max(0, memory - reserved))
@@ -385,13 +385,13 @@ def key_of(item: Seen) -> str:
 
 
 def _program(name: str) -> str:
-    """The program of a wheel beside our Python, else the system's; "" when there is none."""
+    """Returns a program that a wheel installed beside our Python, else the system's, or ""."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else shutil.which(name) or ""
 
 
 def _remove_tree(path: Path) -> None:
-    """Also what a task made unwritable for its owner."""
+    """Deletes a folder, including parts that a task made unwritable."""
     try:
         trees.remove(str(path), unlock=True)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Everything that the node agent does with runs: one turn after the other. The machine's folder is the truth, this a copy.
+"""The node agent's main loop over runs. The machine's folder is the truth, this a copy.
 
-Work is level-triggered: whatever happens to a run wakes it, and once per turn of the event loop woken runs are advanced,
-what is free is given out, and the news is written to the journal in one go.
+Work is level-triggered: any change of a run wakes it. Once per turn of the event loop woken runs are advanced, free resources are
+assigned, and all news are written to the journal together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Node(Machine):
-    """The machine with its runs, in the order in which they were asked for."""
+    """The machine with its runs, in the order in which they were requested."""
 
     def __init__(self, folder: Path, found: gpus.Gpus, options: Options) -> None:
         super().__init__(folder, found, options)
@@ -37,7 +37,7 @@ class Node(Machine):
         self.purged = {int(line) for line in purged.read_text().split()} if purged.exists() else set()
 
     def resume(self) -> None:
-        """Reads every run's folder and finds the living processes again."""
+        """Reads every run's folder and finds living processes."""
         for item in self.journal.items:
             self.told[key_of(item)] = item
         for path in sorted((self.folder / "runs").glob("[0-9]*"), key=lambda path: int(path.name)):
@@ -70,7 +70,7 @@ class Node(Machine):
         return {key for run in self.runs.values() for key in run.data.cached}
 
     def turn(self) -> None:
-        """Advances the woken runs, gives out what is free, and writes the news down."""
+        """Advances the woken runs, assigns free resources, and writes the news."""
         self.turn_due = False
         self.launches = 0
         self._let_in()
@@ -95,7 +95,7 @@ class Node(Machine):
             self._bury(run, run.gone)
 
     def _let_in(self) -> None:
-        """Where appcodes cannot be kept apart, runs of another one than the first wait until these are over."""
+        """If appcodes cannot be isolated, makes the runs of other appcodes wait for those of the first."""
         apart = self.may_share or not (self.shares_network or self.no_disks)
         queue = [] if apart else sorted((run for run in self.runs.values() if not run.over), key=lambda run: run.order)
         until = next((run.order for run in queue if run.ref.appcode != queue[0].ref.appcode), math.inf)
@@ -135,7 +135,7 @@ class Node(Machine):
         return scheduler.free_slots(self.gpus.slots, {run.ref.id: run.held for run in self.runs.values()})
 
     def holders(self) -> list[gpu_meter.Holder]:
-        """The attempts that hold GPUs at this moment."""
+        """Returns the attempts that hold GPUs now."""
         found = (task.view() for run in self.runs.values() for task in run.tasks if task.alive)
         return [
             gpu_meter.Holder(seen.uid, seen.began_at.timestamp(), seen.gpus)
@@ -144,7 +144,7 @@ class Node(Machine):
         ]
 
     def _bury(self, run: Run, gone: RunGone) -> None:
-        self.emit(gone)  # told before it is written down: told twice does no harm, never told would
+        self.emit(gone)  # reported before it is stored: a repeated report is harmless, a missing one is not
         self.flush()
         write_json(run.folder / "gone.json", run.remains(), durable=True)
         del self.runs[run.ref.id]
@@ -156,7 +156,7 @@ class Node(Machine):
         self.wake()
 
     def heard(self, name: str) -> None:
-        """A shim (`12/worker-0-0`) or a storage process (`12/storage`) has written something."""
+        """Handles a notice that a shim (`12/worker-0-0`) or a storage process (`12/storage`) has written something."""
         number, _, part = name.partition("/")
         run = self.runs.get(int(number))
         if run is None:
@@ -172,7 +172,7 @@ class Node(Machine):
                 run.endpoints.look()
 
     def _clear(self, folder: Path, *, stored: bool) -> None:
-        """Removes all of a gone run but gone.json, the logs, and output that could not be stored."""
+        """Deletes everything of a gone run but gone.json, logs, and output that could not be stored."""
         kept = {"gone.json", "tasks"} if stored else {"gone.json", "tasks", "mounts"}
         for path in folder.iterdir():
             if path.name not in kept:
@@ -185,9 +185,9 @@ class Node(Machine):
                     self.discard(path)
 
     def probe(self) -> None:
-        """Tries a sandbox with a network of its own, else one without.
+        """Tries a sandbox with a private network, else one without.
 
-        `cannot_isolate` and `shares_network` say what is wrong.
+        Sets `cannot_isolate` and `shares_network` to what failed.
         """
         self.no_disks = disks.why_not(self.folder)
         self.attach_all()
@@ -204,7 +204,7 @@ class Node(Machine):
                     self.outside = not self.no_outside
 
     def _try(self, place: str) -> str:
-        """Starts a task that does nothing in the network `place`; what was wrong, or ""."""
+        """Starts an empty task in the network `place`; returns what failed, or ""."""
         folder = self.folder / "probe"
         for name in ("root", "tmp"):
             (folder / name).mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""One run, moved forward from what lies in its folder.
+"""One run, advanced from the state in its folder.
 
-`advance` looks at everything and does what is next; it is called after whatever happened and may be called at any time:
+`advance` checks everything and does the next step. It is called after any change, and may be called at any time:
 
     fetch data ─► wait for GPUs, CPU, memory ─► start tasks, again and again ─► all ended: store data
     deleted: stop tasks ─► store data ─► gone (gone.json replaces all else but the logs)
@@ -32,7 +32,7 @@ OUTPUT = "/elearn/output"
 
 
 def ask_of(plan: Plan) -> Ask:
-    """What the tasks of `plan` that start first need together, which are all where they do not take turns."""
+    """Returns what the first concurrent tasks of `plan` need together: all tasks, unless `at_once` limits them."""
     needs = [
         ((role.role, index), role.gpus, role.gpu_model)
         for role in plan.roles
@@ -43,12 +43,12 @@ def ask_of(plan: Plan) -> Ask:
 
 
 def room_of(role: RolePlan, count: int = 1) -> Room:
-    """What `count` tasks of a role need besides GPUs."""
+    """Returns what `count` tasks of a role need besides GPUs."""
     return Room(role.cpu_milli * count, role.memory_mb * count)
 
 
 class Run:
-    """A run with a plan that is not gone yet. `order` is its place in the queue."""
+    """A run with a plan that is not gone yet. `order`: its place in the queue."""
 
     def __init__(self, machine: Machine, folder: Path) -> None:
         data = read_json(folder / "plan.json")
@@ -74,7 +74,7 @@ class Run:
             self.given = {}  # see `give`
 
     def resume(self) -> None:
-        """After a restart of the agent: finds the living processes again."""
+        """Finds the living processes after a restart of the agent."""
         self.data.resume()
         self.network.resume()
         self.environment.resume()
@@ -93,12 +93,12 @@ class Run:
 
     @property
     def let_in(self) -> bool:
-        """Whether no run of another appcode stands in its way; what has begun goes on."""
+        """True unless runs of another appcode must end first. Runs that have begun continue."""
         return self.order < self.machine.open_until or any(task.ended or task.spec for task in self.tasks)
 
     @property
     def over(self) -> bool:
-        """Whether no task of it will ever live again."""
+        """True if none of its tasks will ever live again."""
         return not self.alive and (self.deleted_at is not None or all(task.final for task in self.tasks))
 
     @property
@@ -108,8 +108,8 @@ class Run:
 
     @property
     def held(self) -> Given:
-        """The GPUs that nobody else may get: those of tasks that run or may run again. Where tasks take turns, who comes after
-        one that has ended for good has what that had."""
+        """GPUs reserved for the run: those of tasks that run or may run again. With `at_once`, a task inherits the GPUs of one
+        that has ended for good."""
         given = self.given or {}
         current = {task.key for task in self.current if task.role.gpus}
         found = {key: given[key] for key in given if key in current}
@@ -121,15 +121,15 @@ class Run:
 
     @property
     def room(self) -> Room:
-        """The CPU and memory that nobody else may get."""
+        """CPU and memory reserved for the run."""
         if self.given is None:
             return Room()
         return sum((room_of(task.role) for task in self.current), Room())
 
     @property
     def current(self) -> list[Task]:
-        """The tasks that run or are to run now: those that have not ended for good, of a role whose tasks take turns the first
-        ones. What was among them stays until it has ended, for those before it only ever leave."""
+        """The tasks that run or should run now: of each role the first `together` ones that have not ended for good. A task
+        stays in the list until it ends, because earlier ones only leave it."""
         found, left = [], {role.role: role.together for role in self.plan.roles}
         for task in self.tasks:
             if left[task.role.role] and not task.final:
@@ -138,20 +138,19 @@ class Run:
         return found
 
     def give(self, given: Given) -> None:
-        """The scheduler's decision, on disk before anything uses it. Without a GPU the first attempt of a task tells it."""
+        """Stores the scheduler's decision before it takes effect. Without GPUs an existing attempt implies it."""
         if given:
             rows = [[role, index, list(gpus)] for (role, index), gpus in given.items()]
             write_json(self.folder / "given.json", rows, durable=True)
         self.given = given
 
     def delete(self) -> None:
-        """Asks for the end of everything; the marker makes sure that it comes."""
+        """Requests the end of everything; the file makes the request survive restarts."""
         if self.deleted_at is None:
             self.deleted_at = time.time()
             write_json(self.folder / "deleted.json", {"at": self.deleted_at}, durable=True)
 
     def advance(self) -> None:
-        """Does what is next."""
         if self.gone is not None:
             return
         for task in self.tasks:
@@ -203,7 +202,6 @@ class Run:
 
     @property
     def ends(self) -> Iterator[TaskSeen]:
-        """How attempts of its tasks have ended."""
         return (end for task in self.tasks for end in task.ended)
 
     @property
@@ -212,16 +210,16 @@ class Run:
 
     @property
     def idle(self) -> bool:
-        """Whether no process works for it."""
+        """True if no process works for it."""
         return not self.alive and self.data.idle and self.network.idle and self.environment.idle
 
     def stop_tasks(self, reason: str, message: str = "") -> None:
-        """Asks every task that lives to end; see `Task.stop`."""
+        """Asks every living task to end; see `Task.stop`."""
         for task in self.tasks:
             task.stop(reason, message)
 
     def explain(self, text: str) -> None:
-        """Says on every task why it cannot start yet."""
+        """Reports for every task why it cannot start yet."""
         reason = "Unschedulable" if self.ask.needs else "WaitingForResources"
         for task in self.current:
             self.machine.emit(task.view(reason=reason, message=text))
@@ -239,21 +237,21 @@ class Run:
             self.gone = RunGone(self.ref.id, self.data.stored, "" if self.data.stored else self.data.message)
 
     def seen(self) -> list[Seen]:
-        """Every attempt as last told, and the state of the data."""
+        """Returns the last report of every attempt, of the endpoints and of the data."""
         views: list[Seen] = [end for task in self.tasks for end in task.ended]
         uids = [task.view().uid for task in self.tasks if not task.final]
         views += [self.machine.told[uid] for uid in uids if uid in self.machine.told]
         return [*views, *self.endpoints.seen, self.data.seen]
 
     def image_binds(self) -> list[sandbox.Bind]:
-        """The software of its image, and uv, which makes environments."""
+        """Returns the mounts of its image's software, and uv, which makes environments."""
         binds = sandbox.python_binds(self.plan.image.environment)
         if self.machine.uv:
             binds.append({"source": self.machine.uv, "target": UV, "read_only": True})
         return binds
 
     def binds(self, part: int) -> list[sandbox.Bind]:
-        """What a task of this run sees besides the system, that which gets this part of a divided input."""
+        """Returns the mounts of a task besides the system. `part`: its part of a divided input."""
         image = self.plan.image
         binds = [*self.image_binds(), *self.environment.binds()]
         resolver = os.path.realpath("/etc/resolv.conf")
@@ -280,7 +278,7 @@ class Run:
         return binds
 
     def remains(self) -> dict[str, Any]:
-        """What gone.json keeps for `list`."""
+        """Returns what gone.json keeps for `list`."""
         if self.gone is None:
             raise ValueError("The run is not gone.")
         seen = [json.loads(protocol.dumps(item)) for item in [*self.seen(), self.gone]]

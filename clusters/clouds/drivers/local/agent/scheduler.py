@@ -1,9 +1,8 @@
-"""Who gets which GPU, CPU and memory, and when a task is started again. Pure.
+"""Assigns GPUs, CPU and memory, and decides when a task restarts. Pure.
 
-A run gets everything for all its tasks at once or nothing (two half-started runs would wait for each other for ever). Runs
-are served in the order in which they came: a later one passes only when it takes nothing that an earlier one could use.
-A run keeps what it got between two attempts of a task and gives it back task by task as these end for good; where tasks take
-turns, the next one has it then.
+A run gets resources for all its tasks at once or none (two half-started runs would wait for each other for ever). Runs are
+served in order: a later one passes only if it takes nothing that an earlier one could use. A run keeps its resources between two
+attempts of a task, and releases them task by task as these end for good; with `at_once` the next task takes them over.
 """
 
 from __future__ import annotations
@@ -12,21 +11,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clusters import attempts
-from clusters.clouds.drivers.base import RestartPolicy
+from clusters.clouds.drivers.base import RestartPolicy, restart_policy
 
 Key = tuple[str, int]
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 300.0
-# A task that ran this long before it ended starts the row of delays anew.
+# Seconds; a task that ran this long before it ended restarts the sequence of delays.
 STEADY_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One GPU. On a simulated one every model is fine."""
+    """One GPU. A simulated one suits every model."""
 
     id: str
     model: str
@@ -47,7 +45,7 @@ class Room:
         return need.cpu_milli <= self.cpu_milli and need.memory_mb <= self.memory_mb
 
     def without(self, need: Room) -> Room:
-        """What is left; as much as there is of what there is too little of."""
+        """Returns what is left, at least 0 of each."""
         return Room(max(0, self.cpu_milli - need.cpu_milli), max(0, self.memory_mb - need.memory_mb))
 
     def __add__(self, other: Room) -> Room:
@@ -56,8 +54,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a run needs: (task, number, model) for every task that needs GPUs, and the room of all of them together; where tasks
-    take turns, of those that are first."""
+    """A run's needs: (task, number, model) per task with GPUs, and the room of all; with `at_once`, of the first tasks."""
 
     run_id: int
     needs: tuple[tuple[Key, int, str], ...]
@@ -79,7 +76,7 @@ Given = dict[Key, tuple[str, ...]]
 
 
 def fit(free: Sequence[Slot], ask: Ask) -> Given | None:
-    """A GPU for everything that `ask` needs, or None. Named models choose first, "any" takes what is left."""
+    """Returns GPUs for all needs of `ask`, or None. Needs with a model choose first, "any" takes what is left."""
     left = list(free)
     given: Given = {}
     for key, count, model in sorted(ask.needs, key=lambda need: need[2] == ""):
@@ -92,7 +89,7 @@ def fit(free: Sequence[Slot], ask: Ask) -> Given | None:
 
 
 def place(free: Sequence[Slot], room: Room, queue: Sequence[Ask]) -> dict[int, Given]:
-    """What each run of `queue` (oldest first) gets now; runs that must wait are absent."""
+    """Returns what each run of `queue` (oldest first) gets now; runs that must wait are absent."""
     left = list(free)
     placed: dict[int, Given] = {}
     for ask in queue:
@@ -103,12 +100,12 @@ def place(free: Sequence[Slot], room: Room, queue: Sequence[Ask]) -> dict[int, G
             placed[ask.run_id] = given
             taken = {gpu for gpus in given.values() for gpu in gpus}
             left = [slot for slot in left if slot.id not in taken]
-        room = room.without(ask.room)  # of one that waits, too: it is kept for it
+        room = room.without(ask.room)  # of a waiting run, too: it is reserved for it
     return placed
 
 
 def refusal(slots: Sequence[Slot], room: Room, ask: Ask) -> str:
-    """Why `ask` can never be served here; "" when it can."""
+    """Returns why `ask` can never be served here, or ""."""
     if not room.holds(ask.room):
         need, have = (
             (cores(ask.room), cores(room)) if ask.room.cpu_milli > room.cpu_milli else (gib(ask.room), gib(room))
@@ -128,8 +125,8 @@ def refusal(slots: Sequence[Slot], room: Room, ask: Ask) -> str:
 
 
 def explain(ask: Ask, free: Sequence[Slot], slots: Sequence[Slot], room: Room, machine: Room, position: int) -> str:
-    """`position` counts from 0: "Waits for 3 CPUs: 2 of 8 free; second in the queue." Names what is missing; of a run that only
-    waits for its turn, its GPUs."""
+    """Returns, for example, "Waits for 3 CPUs: 2 of 8 free; second in the queue." Names what is missing, or the GPUs of a run
+    that only waits for its turn. `position` counts from 0."""
     missing = []
     if ask.room.cpu_milli > room.cpu_milli:
         missing.append((cores(ask.room), f"{room.cpu_milli / 1000:g} of {machine.cpu_milli / 1000:g} free"))
@@ -149,19 +146,16 @@ def explain(ask: Ask, free: Sequence[Slot], slots: Sequence[Slot], room: Room, m
 
 
 def cores(room: Room) -> str:
-    """A number of CPUs for people."""
     return f"{room.cpu_milli / 1000:g} CPU{'' if room.cpu_milli == 1000 else 's'}"
 
 
 def gib(room: Room) -> str:
-    """An amount of memory for people."""
     return f"{room.memory_mb / 1024:.4g} GiB of memory"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How one attempt ended. `seconds` is how long it ran; `disrupted` ends are the machine's fault, `own` failures those of the
-    program itself."""
+    """An attempt's end. `seconds`: how long it ran. `disrupted`: the machine's fault. `own`: the program's own failure."""
 
     succeeded: bool
     disrupted: bool
@@ -170,7 +164,7 @@ class Ended:
 
 
 def next_attempt(ended: Sequence[Ended], restart: RestartPolicy, retries: int | None) -> float | None:
-    """Seconds between the end of the last attempt and the start of the next; None when there is none to come."""
+    """Returns the seconds between the end of the last attempt and the start of the next; None if there is no next."""
     if not ended:
         return 0.0
     last = ended[-1]
@@ -178,7 +172,7 @@ def next_attempt(ended: Sequence[Ended], restart: RestartPolicy, retries: int | 
         if last.succeeded:
             return None
         failures = [one.own for one in ended if not one.succeeded and not one.disrupted]
-        if not last.disrupted and attempts.exhausted(failures, retries):
+        if not last.disrupted and restart_policy.exhausted(failures, retries):
             return None
     if last.disrupted and not (len(ended) > 1 and ended[-2].disrupted and last.seconds < STEADY_SECONDS):
         return 0.0
@@ -191,6 +185,5 @@ def next_attempt(ended: Sequence[Ended], restart: RestartPolicy, retries: int | 
 
 
 def free_slots(slots: Sequence[Slot], held: Mapping[int, Given]) -> list[Slot]:
-    """The GPUs that no run holds."""
     taken = {gpu for given in held.values() for gpus in given.values() for gpu in gpus}
     return [slot for slot in slots if slot.id not in taken]

@@ -1,7 +1,8 @@
-"""One task of a run: its attempts, each a folder with spec.json (ours), status.json and log (the shim's), seen.json (its end).
+"""One task of a run: its attempts, each a folder with spec.json (from the agent), status.json and log (from the shim), seen.json
+(the end).
 
-Everything is told from these files, so an agent that was killed reads them and goes on. `stop.json` says why an attempt
-was asked to stop, before it is asked.
+Everything is derived from these files, so an agent that was killed reads them and continues. `stop.json` records why an attempt
+was asked to stop; it is written before the signal.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from clusters import attempts
 from clusters.clouds.drivers import hostnames, outputs
-from clusters.clouds.drivers.base import CODE, Plan, RolePlan, TaskSeen, expand
+from clusters.clouds.drivers.base import CODE, Plan, RolePlan, TaskSeen, expand, restart_policy
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent.environment import Environment, index_env
 from clusters.clouds.drivers.local.agent.machine import PartOf
@@ -30,7 +30,7 @@ from clusters.clouds.drivers.local.network.network import Network
 from clusters.clouds.drivers.local.task import cgroups, processes, sandbox, shim
 
 LOG_TAIL = 4096
-# Of a task that is started again and again the logs of so many attempts are kept: of the first, and of the last.
+# Number of attempts that keep their logs: the first ones and the last ones.
 FIRST_LOGS, LAST_LOGS = 1, 4
 LOG_REMOVED = (
     f"[The log of this attempt was removed: of a task the first and the last {LAST_LOGS} attempts keep theirs.]\n"
@@ -39,14 +39,14 @@ LOST = "The process that watched over this task was lost, so the task was ended.
 
 
 def start_folder(plan: Plan) -> str:
-    """Where commands of its tasks start."""
+    """Returns the working folder of the tasks' commands."""
     if plan.code:
         return f"{CODE}/{plan.code.folder}".rstrip("/")
     return "/elearn/program" if plan.image.program else "/elearn"
 
 
 class TaskOf(PartOf, Protocol):
-    """What a task knows of its run: also what was given to it, and where its data and its network are."""
+    """What a task needs of its run, including its resources, data and network."""
 
     @property
     def given(self) -> Given | None: ...
@@ -62,7 +62,7 @@ class TaskOf(PartOf, Protocol):
 
 
 class Task:
-    """Task `index` of a role. `ended` are its finished attempts; `final` says that no other will come."""
+    """Task `index` of a role. `ended`: its finished attempts. `final`: no other attempt will come."""
 
     def __init__(self, run: TaskOf, role: RolePlan, index: int) -> None:
         self.run, self.role, self.index = run, role, index
@@ -88,7 +88,7 @@ class Task:
 
     @property
     def part(self) -> int:
-        """Which one it gets of an input that is divided; below 0: none."""
+        """Its part of a divided input; below 0: none."""
         return self.role.first_part + self.index if self.role.first_part >= 0 else -1
 
     @property
@@ -97,7 +97,7 @@ class Task:
 
     @property
     def runs(self) -> bool:
-        """Whether the program of this attempt was started, and neither has ended nor was asked to."""
+        """True if the program of this attempt has started, and has neither ended nor been asked to."""
         status = read_json(self.folder / "status.json") or {}
         return self.alive and not self.asked_to_stop and "started_at" in status
 
@@ -106,18 +106,18 @@ class Task:
         return self.cancelled or (self.spec is None and self.delay() is None)
 
     def delay(self) -> float | None:
-        """Seconds from the end of the last attempt to the next one; None when none will come."""
+        """Returns the seconds from the end of the last attempt to the next one; None if none will come."""
         ends = [Ended(end.phase == "Succeeded", end.disrupted, _seconds(end), self._is_own(end)) for end in self.ended]
         return next_attempt(ends, self.role.restart, self.role.retries)
 
     def _is_own(self, end: TaskSeen) -> bool:
-        """Whether it failed because of its program alone."""
-        if end.phase != "Failed" or not attempts.ended_itself(end):
+        """Returns whether it failed because of its program alone."""
+        if end.phase != "Failed" or not restart_policy.ended_itself(end):
             return False
-        return self.role.is_apart or not attempts.lost_another(end, self.run.ends)
+        return self.role.is_apart or not restart_policy.lost_another(end, self.run.ends)
 
     def view(self, **values: Any) -> TaskSeen:
-        """The current attempt, as far as it is known without its shim."""
+        """Returns the current attempt as far as known without its shim."""
         machine = self.run.machine
         uid = uuid.uuid5(machine.id, f"{self.run.ref.id}/{self.role.role}/{self.index}/{self.attempt}")
         seen = TaskSeen(
@@ -134,7 +134,7 @@ class Task:
         return replace(seen, **values)
 
     def resume(self) -> None:
-        """After a restart of the agent: finds the shim of an attempt without an end, or what became of it."""
+        """Finds the shim of an unfinished attempt, or its end, after a restart of the agent."""
         for end in self.ended:
             self.run.machine.emit(end)
         if self.spec is None:
@@ -147,10 +147,10 @@ class Task:
             self.look()
         elif (self.folder / "status.json").exists() or self.spec["boot"] != self.run.machine.boot or self.asked_to_stop:
             self._conclude(witnessed=False)
-        # else: written down but never started, so `advance` starts it
+        # Otherwise the attempt was written but never started, so `advance` starts it.
 
     def advance(self) -> None:
-        """Starts what is due. Only when the run's data is ready and its GPUs are given."""
+        """Starts a due attempt. Requires that the run's data is ready and its GPUs are assigned."""
         if self.shim is not None:
             return
         if self.spec is None:
@@ -170,7 +170,7 @@ class Task:
         self.shim = processes.Detached.launch(shim.__file__, self.folder, self._shim_gone)
 
     def _prepare(self) -> None:
-        """Makes the attempt: from here on it exists, holds its GPUs and costs money."""
+        """Creates the attempt: from here on it exists, holds its GPUs and is billed."""
         run, folder = self.run, self.folder
         run.environment.used()
         gpus = run.given.get(self.key, ()) if run.given else ()
@@ -205,11 +205,11 @@ class Task:
 
     @property
     def tmp(self) -> Path:
-        """What the attempt sees as /tmp."""
+        """The attempt's /tmp."""
         return self.run.data.room / "tmp" / self.folder.name
 
     def _work(self) -> sandbox.Bind:
-        """Where it starts (frameworks/starting.py): its own, and the same for all its attempts."""
+        """Returns the mount of the task's working folder (frameworks/starting.py), which all its attempts share."""
         work = self.run.data.work / f"{self.role.role}-{self.index}"
         work.mkdir(exist_ok=True)
         owner = -1 if self.run.uid is None else self.run.uid
@@ -256,8 +256,7 @@ class Task:
         return {**env, **known, **ours}
 
     def cancel(self, at: float) -> None:
-        """The run was deleted at `at`: a task that waits ends without ever having started; of one whose turn had not come nobody
-        was ever told."""
+        """Ends waiting tasks after the run was deleted at `at`. A task that was never reported ends silently."""
         if self.ended and self.ended[-1].reason == "Stopped":
             self.cancelled = True
         elif not self.final and self.spec is None:
@@ -270,8 +269,8 @@ class Task:
             self.cancelled = True
 
     def stop(self, reason: str, message: str = "") -> None:
-        """Asks the attempt to end; `reason` (Stopped, Disrupted) is what its end will say, and `message` where that is not the
-        usual one. One that never started is over."""
+        """Asks the attempt to end. `reason` (Stopped, Disrupted) and an optional `message` will describe its end. An attempt
+        that never started ends at once."""
         if self.spec is None or self.asked_to_stop:
             return
         self.asked_to_stop = True
@@ -292,13 +291,13 @@ class Task:
         self.run.machine.wake(self.run.ref.id)
 
     def settle(self) -> None:
-        """Writes down the end of an attempt whose shim has ended. May be repeated after an OSError."""
+        """Stores the end of an attempt whose shim has ended. May be repeated after an OSError."""
         if self.shim_ended:
             self.look()
             self._conclude()
 
     def _conclude(self, *, witnessed: bool = True) -> None:
-        """The attempt is over (just now, when `witnessed`): ends what may be left, writes its end down and tells it."""
+        """Ends the attempt: kills what may be left, stores and reports its end. `witnessed`: it ended just now."""
         status = read_json(self.folder / "status.json") or {}
         stop = read_json(self.folder / "stop.json") or {}
         seen = self._end(status, stop.get("reason", ""), witnessed)
@@ -316,7 +315,7 @@ class Task:
         self.attempt += 1
 
     def _drop_log(self, attempt: int) -> None:
-        """Puts a sentence in the place of the log of an old attempt."""
+        """Replaces the log of an old attempt by a sentence."""
         if attempt >= FIRST_LOGS:
             log = self.folder.with_name(f"{self.role.role}-{self.index}-{attempt}") / "log"
             log.with_name("log.times").unlink(missing_ok=True)
@@ -330,7 +329,7 @@ class Task:
         return ended(seen, status, asked, log_tail(self.folder / "log"), largest, self.role.memory_mb)
 
     def _lost(self, seen: TaskSeen, status: dict[str, Any], witnessed: bool) -> TaskSeen:
-        """The shim died without a word. What it left is ended now; else the log tells when the task was last alive."""
+        """Returns the end of an attempt whose shim died. Kills what it left; otherwise estimates the end by the log's time."""
         same_boot = self.spec is not None and self.spec["boot"] == self.run.machine.boot
         init = status.get("init", 0)
         if same_boot and init and shim.start_time(init) == status["init_start"]:
@@ -359,11 +358,12 @@ class Task:
 def ended(
     seen: TaskSeen, status: Mapping[str, Any], asked: str, tail: str, largest_file: int, memory_mb: int
 ) -> TaskSeen:
-    """The end of an attempt whose shim has written all of `status` (nothing when there was no shim). `asked` is why it was to
-    stop, "" for nothing, `tail` the end of its log. Pure.
+    """Returns the end of an attempt. `status`: everything the shim wrote ({} without a shim). `asked`: why it was to stop, ""
+    for not. `tail`: the end of its log. Pure.
 
-    What ended with 0 has succeeded, also when it was asked to stop at that moment: a worker leaves as its master does. Only what
-    ends with the portal is started again whatever it said, because many programs save their state on SIGTERM and end with 0.
+    Exit code 0 is a success even if it was asked to stop at that moment: a worker ends when its master does. Only attempts that
+    end together with the portal restart whatever their exit code, because many programs save their state on SIGTERM and exit
+    with 0.
     """
     code = status.get("exit", 128 + status["signal"] if "signal" in status else None)
     was_stopped = bool(status.get("stopping") and asked)
@@ -378,7 +378,7 @@ def ended(
         text = "Stopped together with the portal; it is started again."
         return replace(seen, phase="Failed", reason=asked, message=text, exit_code=code, disrupted=True)
     if code == 0:
-        # That it was asked says that no other attempt follows (`Task.cancel`).
+        # The reason prevents another attempt (`Task.cancel`).
         said = {"reason": asked, "message": "Stopped."} if was_stopped else {}
         return replace(seen, phase="Succeeded", exit_code=0, **said)  # type: ignore[arg-type]
     if was_stopped:
@@ -398,7 +398,7 @@ def ended(
 
 
 def log_tail(path: Path) -> str:
-    """The last lines of a log, at most 4 KiB, as text that a database takes."""
+    """Returns the last lines of a log, at most 4 KiB, without characters that a database rejects."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)

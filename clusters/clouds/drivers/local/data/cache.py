@@ -1,16 +1,16 @@
-"""Inputs in S3 that lie on this machine once for all runs that read them, and are shown to their tasks read-only.
+"""The cache of inputs from S3: one copy on this machine for all runs that read the same, mounted read-only in their tasks.
 
-    cache/<key>/lock      held by the storage process that makes it, and by the agent that removes it
-    cache/<key>/partial   what is being copied; goes on where it broke
-    cache/<key>/files     the whole: it has this name only when nothing is missing
-    cache/<key>/size      its bytes; the file's time is when it was last used
+    cache/<key>/lock      held by the storage process that makes the copy, and by the agent that removes it
+    cache/<key>/partial   the incomplete copy; continued after an interruption
+    cache/<key>/files     the complete copy: renamed to this only when nothing is missing
+    cache/<key>/size      its bytes; the file's time is the last use
 
-A key is made of where it lies, the keys by which it was listed there, and the digest of that listing (datastores/listing.py). So
-who finds one has just listed the same with the same keys, whoever copied it; and what has changed in the store is another one.
-The files belong to a uid that no task has.
+The key consists of the source, the access keys by which it was listed, and the digest of that listing (datastores/listing.py).
+So a run that finds an entry has just listed the same content with the same keys, whoever copied it; changed content has another
+key. The files belong to a uid that no task has.
 
-A run uses one from the moment its storage process has written so into its status.json, under the lock; the agent looks there,
-under the lock, before it removes one. Neither has to live for the other.
+A run uses an entry once its storage process has written so into its status.json, under the lock; the agent checks that, under
+the lock, before it removes one. Neither process needs the other to live.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any
 
-# What no run has used for so long goes. What was begun and left alone goes sooner, for nobody counts it.
+# Seconds after which an unused entry is removed. Incomplete ones go sooner, because their size is not counted.
 KEPT, BEGUN = 30 * 86400.0, 86400.0
 
 
@@ -42,17 +42,17 @@ def files(place: str) -> str:
 
 
 def open_lock(place: str) -> int:
-    """Of the folder of one key, which is made when it is not there; not locked yet."""
+    """Opens the lock file of an entry, without locking it. Creates a missing folder."""
     while True:
         os.makedirs(place, mode=0o700, exist_ok=True)
         try:
             return os.open(os.path.join(place, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # it was removed meanwhile
+        except FileNotFoundError:  # removed meanwhile
             continue
 
 
 def is_of(handle: int, place: str) -> bool:
-    """Whether a lock that was waited for is still that of the folder."""
+    """Returns whether a lock obtained after waiting still belongs to the folder."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(os.path.join(place, "lock")))
     except FileNotFoundError:
@@ -60,22 +60,22 @@ def is_of(handle: int, place: str) -> bool:
 
 
 def free_bytes(path: str) -> int:
-    """What an ordinary user may still write where `path` lies."""
+    """Returns the bytes that an ordinary user may still write on the disk of `path`."""
     disk = os.statvfs(path)
     return disk.f_frsize * disk.f_bavail
 
 
 def begin(place: str, uid: int | None) -> str:
-    """The folder into which it is copied. Under the lock."""
+    """Returns the folder for the copy. Requires the lock."""
     partial = os.path.join(place, "partial")
     os.makedirs(partial, 0o755, exist_ok=True)
-    if uid is not None:  # also where whoever made it has not come to that
+    if uid is not None:  # also if the process that created it was killed before this
         os.chown(partial, uid, uid)
     return partial
 
 
 def written(partial: str) -> int:
-    """Bytes of the disk that what was copied there has already."""
+    """Returns the bytes on disk of an incomplete copy."""
     top = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         found = (each.info for each in trees.walk(top))
@@ -85,16 +85,16 @@ def written(partial: str) -> int:
 
 
 def finish(place: str, size: int) -> None:
-    """All of it is there. Under the lock."""
+    """Marks a copy as complete. Requires the lock."""
     with open(os.path.join(place, "size"), "w") as file:
         file.write(str(size))
-    # What was written may not be on the disk yet, and after a loss of power nobody would look into the files again.
+    # Data may not be on disk yet, and after a power failure the files would not be checked again.
     os.sync()
     os.rename(os.path.join(place, "partial"), files(place))
 
 
 def forget(place: str) -> None:
-    """What was copied is of no listing. Under the lock."""
+    """Deletes a copy that matches no listing. Requires the lock."""
     trees.remove(os.path.join(place, "partial"))
 
 
@@ -105,8 +105,8 @@ def used(place: str) -> None:
 def sweep(
     folder: str, in_use: Callable[[], Collection[str]], discard: Callable[[str], None], *, most: int, wanted: int
 ) -> None:
-    """Removes what was not used for long; and of the rest what was used longest ago, until no more than `most` bytes are kept and
-    `wanted` bytes more are free. `in_use` are the keys of the runs that are here."""
+    """Removes entries that were unused for long; then the least recently used ones until at most `most` bytes are kept and
+    `wanted` more bytes are free. `in_use` returns the keys that current runs use."""
     found = []
     for key in os.listdir(folder) if os.path.isdir(folder) else ():
         is_whole = os.path.isdir(files(os.path.join(folder, key)))
@@ -118,7 +118,7 @@ def sweep(
         except FileNotFoundError:
             continue
     kept, now = sum(size for _, _, size, _ in found), time.time()
-    # Asked for once here, and again under the lock of each that is to go.
+    # Read once here, and again under the lock of each entry before its removal.
     busy = set(in_use())
     for at, key, size, longest in sorted(found):
         is_needed = key in busy or (kept <= most and wanted <= 0 and now - at < longest)

@@ -1,7 +1,7 @@
-"""The commit that a run starts from: fetched by ../../git.py, a program of its own, as the copies of rclone are.
+"""Fetches the commit that a run starts from, by ../../git.py in a separate process.
 
-It works as the task's uid, in a sandbox that shows it the portal's Python and the folder that it fills. What a server has sent is
-read in there and nowhere else, name and token travel in its environment only, and it ends with the process that started it.
+It runs with the task's uid in a sandbox that contains only the portal's Python and the target folder. Data from the Git server
+are parsed only in there, name and token are only in its environment, and it ends with its parent process.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PROGRAM, _OUTGOING, _FILES = "/elearn/git.py", "/elearn/outgoing.py", "/elearn/code"
-# As the program ends when it would fail again.
+# The program's exit code for errors that a retry would not fix.
 _REFUSED = 77
 _SAID = 4096
 
 
 class Failed(Exception):
-    """The text says why, for people, and ends with a full stop."""
+    """The text is a sentence for people."""
 
 
 class Refused(Failed):
-    """It would fail again."""
+    """A retry would fail again."""
 
 
 def fetch(spec: dict[str, Any], folder: str, wake: int, check: Callable[[], None]) -> None:
-    """Fills the folder `into`. `check` may raise to break it off; it is asked when `wake` reads."""
+    """Fills the folder `into`. Calls `check` when `wake` is readable; an exception from it aborts."""
     own = os.path.join(folder, "git")
     os.makedirs(own, 0o700, exist_ok=True)
-    if spec["uid"] is not None:  # also where an earlier process has not come to that
+    if spec["uid"] is not None:  # also if an earlier process was killed before this
         os.chown(own, spec["uid"], spec["uid"])
     said, says = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
@@ -96,6 +96,6 @@ def _become(spec: dict[str, Any], folder: str, own: str, says: int) -> None:
         "GIT_TOKEN": code["token"],
     }
     python = os.path.join(code["python"], "bin", "python")
-    # By its whole path: by that it finds the environment around it.
+    # The full path, from which Python finds its virtual environment.
     argv = [python, "-I", _PROGRAM, code["url"], code["commit"], _FILES, "/tmp/store", code["folder"]]  # noqa: S108
     os.execve(python, argv, env)  # noqa: S606  no shell is the point

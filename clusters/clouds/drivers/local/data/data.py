@@ -1,4 +1,4 @@
-"""The data of one run as the agent sees it: folders of this machine, and the process that copies remote ones."""
+"""The agent's view of a run's data: folders of this machine, and the process that copies remote data."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ TRY_AGAIN = 5.0
 
 
 class Data:
-    """`ready` lets tasks start; `over` says that nothing is left to store (or that it was given up: not `stored`).
+    """`ready`: tasks may start. `over`: nothing is left to store (or it was given up: not `stored`).
 
-    A run without remote data needs no process: it is ready at once and over at once.
+    A run without remote data needs no process: it is ready and over at once.
     """
 
     def __init__(self, run: PartOf) -> None:
         self.run = run
         self.folder = run.folder / "storage"
-        # A process divides what is here, too: there may be many files.
+        # Dividing local files needs the process, too, because there may be many.
         self.remote = isinstance(run.plan.code, CodeCommit) or any(
             mount.is_divided or self.own(mount.source) is None for mount in run.plan.mounts
         )
@@ -45,7 +45,7 @@ class Data:
         self.status: dict[str, Any] = {}
         self.prepared = False
         self.problem = ""
-        # Folders of this machine without a file in them; of remote ones the process says it.
+        # A warning about local folders without files; the process reports remote ones.
         self.empty = ""
         self.over = False
 
@@ -85,7 +85,7 @@ class Data:
 
     @property
     def cached(self) -> list[str]:
-        """The keys of what it uses of the cache, as its process said last."""
+        """The cache keys that it uses, as last written by its process."""
         return list((read_json(self.folder / "status.json") or {}).get("cached", {}).values())
 
     @property
@@ -95,7 +95,7 @@ class Data:
 
     @property
     def why_waiting(self) -> str:
-        """For the tasks, which say the reason but not every megabyte."""
+        """The message for waiting tasks, without the progress in megabytes."""
         return self.message if self.state == "failed" else "The data of the run is being fetched."
 
     @property
@@ -105,37 +105,36 @@ class Data:
 
     @property
     def scratch(self) -> Path:
-        """Output of a run without a datastore for it; it goes with the run."""
+        """The output folder of a run without a datastore for output; deleted with the run."""
         return self.room / "scratch"
 
     @property
     def work(self) -> Path:
-        """What has a folder for each task, in which it starts; it goes with the run."""
+        """The parent of the tasks' working folders; deleted with the run."""
         return self.room / "work"
 
     @property
     def code(self) -> Path:
-        """The program that people gave."""
         return self.run.folder / "code"
 
     def own(self, source: Source) -> LocalSource | None:
-        """The folder of this machine that a source is, None for a remote one."""
+        """Returns the local folder of a source, or None for a remote one."""
         if isinstance(source, VolumeSource):
             root = self.run.machine.volume(source.volume.id)
             return LocalSource(str(root), str(root / source.folder))
         return source if isinstance(source, LocalSource) else None
 
     def place(self, number: int) -> Path:
-        """The folder that has the files of remote mount `number`."""
+        """Returns the folder with the files of remote mount `number`."""
         return Path(self.status.get("sources", {}).get(str(number), self.copy(number)))
 
     def share(self, number: int, part: int) -> Path:
-        """The folder that shows this part of divided mount `number`."""
+        """Returns the folder with this part of divided mount `number`."""
         return Path(storage.share(str(self.copy(number)), part))
 
     @property
     def variables(self) -> dict[str, str]:
-        """What tells its tasks how to read what is streamed."""
+        """The variables for reading streamed input."""
         return {
             name: value
             for mount in self.run.plan.mounts
@@ -146,7 +145,7 @@ class Data:
         return (self.run.folder if self.run.plan.mounts[number].read_only else self.room) / "mounts" / str(number)
 
     def resume(self) -> None:
-        """After a restart of the agent."""
+        """Finds the process after a restart of the agent."""
         self.look()
         if self.remote and self.folder.is_dir():
             self.process = processes.Detached.adopt(self.folder, self._ended)
@@ -162,7 +161,7 @@ class Data:
             self.run.machine.emit(self.seen)
 
     def start(self) -> None:
-        """Makes the folders and the process; does nothing when they are there."""
+        """Creates the folders and starts the process, unless done before."""
         if not self.prepared:
             try:
                 self._prepare()
@@ -207,8 +206,8 @@ class Data:
             os.chown(self.code, owner, owner)
 
     def _write(self, files: Mapping[str, str]) -> None:
-        """Ours, for everybody to read. Whoever made the plan has judged the names. It has its name when it is whole, and
-        then it stays: tasks may be reading it."""
+        """Writes the files of the code, owned by the agent and readable for all. The plan's author has checked the names.
+        Renames the complete folder into place, where it stays unchanged: tasks may be reading it."""
         if self.code.is_dir():
             return
         partial = self.code.with_suffix(".new")
@@ -222,7 +221,7 @@ class Data:
         partial.rename(self.code)
 
     def _launch(self, command: str) -> None:
-        """Tells the process `command`; makes a process when there is none."""
+        """Sends `command` to the process; starts it if necessary."""
         machine = self.run.machine
         (self.folder / "root").mkdir(parents=True, exist_ok=True)
         if (read_json(self.folder / "command.json") or {}).get("command", "") != command:
@@ -273,19 +272,19 @@ class Data:
         self.process = processes.Detached.launch(storage.__file__, self.folder, self._ended)
 
     def finish(self) -> None:
-        """Asks for the last store, once; `over` comes later."""
+        """Requests the final store, once; `over` follows later."""
         if not self.remote or not self.folder.is_dir():
             self.over = True
         elif not self.over:
             self._launch("finish")
 
     def pause(self) -> None:
-        """Asks to store what there is and to end for now."""
+        """Asks the process to store what there is and to end for now."""
         if self.process is not None:
             self._launch("pause")
 
     def kill(self) -> None:
-        """Ends the process now; what it had to do is done by the next agent."""
+        """Ends the process now; the next agent completes its work."""
         if self.process is not None:
             self.process.send(signal.SIGTERM)
 
@@ -294,10 +293,10 @@ class Data:
         self.look()
         if self.over or self.run.machine.leaving:
             self.run.machine.wake(self.run.ref.id)
-        else:  # it was killed, or an error of ours ended it
+        else:  # it was killed, or a bug ended it
             self.run.machine.later(TRY_AGAIN / 5, self.run.ref.id)
 
 
 def _open() -> list[str]:
-    """What the portal's setting opens besides public addresses (portal/outgoing.py)."""
+    """Returns what the portal's setting opens besides public addresses (portal/outgoing.py)."""
     return [each for each in map(str.strip, os.environ.get("PORTAL_OPEN_NETWORKS", "").split(",")) if each]

@@ -1,4 +1,4 @@
-"""Small JSON files that are replaced as a whole, so that a reader sees the old or the new one and never half of either."""
+"""Small JSON files that are replaced atomically: readers see the old or the new content, never a part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
-    """Replaces `path` (mode 0600). `durable` waits for the disk: for what may not be lost with the power."""
+    """Replaces `path` (mode 0600). `durable`: waits for the disk, for data that must survive a power failure."""
     new = path.with_name(path.name + ".new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(handle, "w") as file:
@@ -24,7 +24,7 @@ def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in `path`, or None when there is no such file."""
+    """Returns the value in `path`, or None if there is no such file."""
     try:
         with open(path) as file:
             return json.load(file)
@@ -33,7 +33,7 @@ def read_json(path: Path) -> Any:
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the names in a folder are on the disk."""
+    """Waits until a folder's entries are on disk."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -42,5 +42,5 @@ def sync_folder(path: Path) -> None:
 
 
 def when(seconds: float | None) -> dt.datetime | None:
-    """Seconds since 1970 as a time in UTC."""
+    """Converts seconds since 1970 into a UTC time."""
     return None if seconds is None else dt.datetime.fromtimestamp(seconds, dt.UTC)

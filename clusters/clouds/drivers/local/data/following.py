@@ -1,7 +1,7 @@
-"""What a run follows in buckets: a process that appends to its copies what is new there (../../follow.py).
+"""Follows event files in buckets for a run: a process that appends new bytes to local copies (../../follow.py).
 
-It works as the copies of rclone do: as the task's uid, in a sandbox that shows it nothing but these copies, with the network
-through `socks` only, and with keys that no task ever sees. It ends with the process that started it.
+Like rclone's copies it runs with the task's uid, in a sandbox with only these copies, with network access through `socks` only,
+and with keys that no task ever sees. It ends with its parent process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _PROGRAM = "/elearn/rclone"
 
 
 class Following:
-    """Of the mounts of a run that are followed. `reached` says that all were looked at once; `problem` is a sentence about what
-    stands in the way, "" when all is well."""
+    """The followed mounts of a run. `reached`: all have been listed once. `problem`: a sentence on what fails, or ""."""
 
     def __init__(self, spec: dict[str, Any], mounts: list[dict[str, Any]], folder: str) -> None:
         self.spec, self.mounts, self.folder = spec, mounts, folder
@@ -35,7 +34,7 @@ class Following:
         self.open = contextlib.ExitStack()
 
     def look(self) -> None:
-        """Hears what the process says; starts it when there is none. `said` can be read when there is something to hear."""
+        """Reads the process's messages; starts it if there is none. `said` is readable when there are messages."""
         if not self.child:
             self._start()
             return
@@ -54,7 +53,6 @@ class Following:
             self.reached, self.problem = self.reached or reached, self._sentence(problems)
 
     def stop(self) -> None:
-        """For good."""
         if self.child:
             os.kill(self.child, signal.SIGKILL)
             os.waitpid(self.child, 0)
@@ -83,7 +81,7 @@ class Following:
 
     def _work(self, own: str, says: int, proxy: str) -> None:
         signal.set_wakeup_fd(-1)
-        # Above all the lock that says that our parent lives.
+        # Closes inherited descriptors, above all the lock that signals that the parent lives.
         os.closerange(3, says)
         os.closerange(says + 1, 1 << 16)
         sandbox.unshare()

@@ -1,4 +1,4 @@
-"""NFS exports: one that is mounted already (or a parent of it) is used where it is, else root mounts it."""
+"""NFS exports: uses an existing mount of the export or of a parent folder; otherwise root mounts it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 
 from clusters.clouds.drivers.local.data.rclone import Failed
-from clusters.clouds.drivers.local.network.loaded import outgoing
+from clusters.clouds.drivers.local.network.preload import outgoing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +16,7 @@ PORT, MOUNT_SECONDS = 2049, 60
 
 
 def attach(server: str, path: str, folder: str, opened: Sequence[str]) -> str:
-    """The folder of this machine that shows `server:path`; `opened` is what PORTAL_OPEN_NETWORKS says. Raises Failed with a
-    sentence for people."""
+    """Returns a local folder that shows `server:path`. `opened`: PORTAL_OPEN_NETWORKS. Raises Failed."""
     found = folder if os.path.ismount(folder) else mounted(server, path)
     if found is not None:
         if not os.path.isdir(found):
@@ -46,8 +45,8 @@ def attach(server: str, path: str, folder: str, opened: Sequence[str]) -> str:
 
 
 def address_of(server: str, opened: Sequence[str]) -> str:
-    """Where the kernel mounts from: it would look the name up once more, and nobody would judge what it finds then."""
-    # An administrator has named the server (PORTAL_NFS_SERVERS), so its private address is open.
+    """Resolves and checks the address for the kernel, which would otherwise resolve the name again without a check."""
+    # An administrator has named the server (PORTAL_NFS_SERVERS), so its private address is allowed.
     rules = outgoing.Rules.read(opened).opening(outgoing.ANYWHERE)
     try:
         address = outgoing.open_addresses(server, PORT, rules)[0]
@@ -59,13 +58,13 @@ def address_of(server: str, opened: Sequence[str]) -> str:
 
 
 def detach(folder: str) -> None:
-    """Undoes a mount of `attach`; others stay."""
+    """Undoes a mount of `attach`; leaves other mounts."""
     if os.path.ismount(folder):
         subprocess.run(["umount", "-l", folder], capture_output=True, stdin=subprocess.DEVNULL, check=False)
 
 
 def mounted(server: str, path: str, table: str = "/proc/self/mountinfo") -> str | None:
-    """Where `server:path` can be seen here: its own mount, or that of the nearest parent folder."""
+    """Returns the path where `server:path` is visible: on its own mount, or that of the nearest parent folder."""
     best: tuple[int, str] | None = None
     path = "/" + path.strip("/")
     with open(table) as file:
@@ -85,7 +84,7 @@ def mounted(server: str, path: str, table: str = "/proc/self/mountinfo") -> str 
 
 
 def _plain(text: str) -> str:
-    """mountinfo writes a space, tab, newline and backslash as three octal digits."""
+    """Decodes mountinfo, which writes space, tab, newline and backslash as three octal digits."""
     for code in ("\\040", "\\011", "\\012", "\\134"):
         text = text.replace(code, chr(int(code[1:], 8)))
     return text

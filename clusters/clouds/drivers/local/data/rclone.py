@@ -1,7 +1,7 @@
-"""Copies between a folder and a bucket by the rclone program, in a sandbox that shows it nothing but this folder.
+"""Copies between a folder and a bucket by the rclone program, in a sandbox that contains only this folder.
 
-It reaches the network through `socks` only. Keys travel in environment variables only. rclone's JSON log says what was copied,
-how far it is and what went wrong.
+It reaches the network through `socks` only. Keys are passed in environment variables only. rclone's JSON log reports copied
+files, progress and errors.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _COMMON = (
     "--buffer-size=4M",
     "--s3-no-check-bucket",
 )
-# Small files wait for answers, so many at once are stored faster; of a large one each of two pieces is 5 MiB of memory.
+# Small files are dominated by latency, so many are copied at once; of a large one each of two parts takes 5 MiB of memory.
 _MANY = ("--transfers=16", "--s3-upload-concurrency=2")
 _DIRECTORY_NOT_FOUND, _FILE_NOT_FOUND, _TOO_MUCH = 3, 4, 8
-# New with every try, and so would make news of a failure that is still the same.
+# These differ with every attempt, and would make an unchanged failure look like news.
 _BOTH = re.compile(r"not a directory|is a directory|file exists")
 _IDS = re.compile(r"\b(RequestID|HostID): [^,]*, |exceeded maximum number of attempts, \d+, ")
 
 
 class Failed(Exception):
-    """A copy failed; the text says why, for people, and ends with a full stop."""
+    """A copy failed; the text is a sentence for people."""
 
 
 class Absent(Failed):
-    """The store answered, and what it has cannot be had as files: there is no such folder, or no folder can hold it."""
+    """The store answered, but there is no such folder, or its objects cannot be represented as files."""
 
 
 def fetch(
@@ -59,19 +59,19 @@ def fetch(
     progress: Callable[[int, int], None],
     check: Callable[[], None],
 ) -> None:
-    """Copies the bucket's folder into `mount["folder"]`. `check` may raise to break it off; it is asked when `wake` reads."""
-    # Of input only that is there: what an earlier try has left of another listing goes, or it would be divided with the rest.
+    """Copies the bucket's folder into `mount["folder"]`. Calls `check` when `wake` is readable; an exception from it aborts."""
+    # For input, "sync" deletes what an earlier attempt left of another listing, which would be divided with the rest.
     how = "sync" if mount["is_input"] else "copy"
     argv = [how, remote(mount), _DATA, *_COMMON, *WITHOUT_TRASH, "--local-no-set-modtime=false"]
     if not mount["shown_gib"]:
         argv.append("--inplace")
-    else:  # and no half of a file is left
+    else:  # and leaves no partial file
         argv += [f"--max-transfer={int(mount['shown_gib'] * 2**30)}B", "--cutoff-mode=hard"]
     code, errors = _run(spec, mount, folder, argv, b"", lambda entry: _progress(entry, progress), wake, check)
     if code == _DIRECTORY_NOT_FOUND:
         raise Failed(_no_bucket(mount))
     if code == _TOO_MUCH and mount["shown_gib"]:
-        # Said where people look at it. Nobody but us writes there.
+        # A note where people look. Only the agent writes there.
         with open(os.path.join(mount["folder"], "NOT-ALL-IS-COPIED.txt"), "w") as file:
             file.write(f"There are more than {mount['shown_gib']:g} GiB in {where(mount)}; the rest is not copied.\n")
         return
@@ -84,11 +84,11 @@ def fetch(
 
 
 def listing(spec: dict[str, Any], mount: dict[str, Any], folder: str, wake: int, check: Callable[[], None]) -> Listing:
-    """What lies in the bucket's folder now; `wake` and `check` as of `fetch`. Raises Failed."""
+    """Returns the current listing of the bucket's folder. `wake` and `check`: see `fetch`. Raises Failed."""
     said: list[str] = []
 
     def hear(entry: dict[str, Any]) -> None:
-        """Why nothing could be listed is no error to rclone, but a notice."""
+        """Collects notices: rclone reports the reason why nothing could be listed as one."""
         if entry.get("level") == "notice":
             said.append(str(entry.get("msg", "")))
 
@@ -106,8 +106,8 @@ def listing(spec: dict[str, Any], mount: dict[str, Any], folder: str, wake: int,
 def store(
     spec: dict[str, Any], mount: dict[str, Any], folder: str, names: set[str], copied: set[str]
 ) -> dict[str, str]:
-    """Copies the files `names` into the bucket; `copied` collects those that are there. Returns why single files were left out,
-    "" for those that are gone. Raises Failed."""
+    """Copies the files `names` into the bucket; adds copied ones to `copied`. Returns why single files were left out, "" for
+    those that are gone. Raises Failed."""
     failed: dict[str, str] = {}
     argv = ["copy", mount["mount_path"], remote(mount), *_COMMON, *outputs.COPY, *_MANY]
     lines = b"".join(os.fsencode(name) + b"\n" for name in names)
@@ -121,7 +121,7 @@ def store(
 
 
 def answers(spec: dict[str, Any], mount: dict[str, Any], folder: str) -> None:
-    """Asks the store for a plain name. Raises Failed unless it says whether that is there."""
+    """Checks the store with a harmless name. Raises Failed unless it answers whether the file exists."""
     said: list[str] = []
 
     def hear(entry: dict[str, Any]) -> None:
@@ -134,13 +134,13 @@ def answers(spec: dict[str, Any], mount: dict[str, Any], folder: str) -> None:
 
 
 def remote(mount: dict[str, Any]) -> str:
-    # Without the last slash rclone would first ask whether this is an object, and mistake a dead server for one.
+    # Without the trailing slash rclone first checks for an object of that name, and takes a dead server for one.
     path = f"{mount['bucket']}/{mount['prefix']}/" if mount["prefix"] else mount["bucket"]
     return f"store:{path}"
 
 
 def variables(mount: dict[str, Any], name: str) -> dict[str, str]:
-    """What makes the bucket's server, with its keys, the remote `name` of rclone."""
+    """Returns the variables that define the bucket's server, with its keys, as rclone's remote `name`."""
     values = {
         "TYPE": "s3",
         "PROVIDER": "Other" if mount["endpoint"] else "AWS",
@@ -153,7 +153,7 @@ def variables(mount: dict[str, Any], name: str) -> dict[str, str]:
 
 
 def where(mount: dict[str, Any]) -> str:
-    """Which folder of which bucket, for people."""
+    """Describes folder and bucket for people."""
     folder = f"folder {mount['prefix']} of " if mount["prefix"] else ""
     return f"{folder}bucket {mount['bucket']} at {mount['endpoint'] or 'AWS'}"
 
@@ -163,7 +163,7 @@ def _no_bucket(mount: dict[str, Any]) -> str:
 
 
 def not_files(errors: list[str]) -> str:
-    """What of the names keeps objects from being files, "" where something else does."""
+    """Returns why an object's name cannot be a file name, or "" if that is not the problem."""
     for error in errors:
         if _BOTH.search(error):
             return f"{outputs.shown(error.partition(': ')[0])} needs a file and a folder of the same name"
@@ -173,7 +173,7 @@ def not_files(errors: list[str]) -> str:
 
 
 def explain(mount: dict[str, Any], errors: list[str]) -> str:
-    """rclone's errors as one sentence."""
+    """Returns rclone's errors as one sentence."""
     text = " ".join(errors)
     where = mount["endpoint"] or "AWS"
     known = (
@@ -224,7 +224,7 @@ def _run(
     check: Callable[[], None] = lambda: None,
     out: int = -1,
 ) -> tuple[int, list[str]]:
-    """Runs rclone with `lines` as its input and its output in the file `out`: its exit code, and what it said on level error."""
+    """Runs rclone with `lines` as input and the file `out` for output. Returns exit code and error messages."""
     with socks.proxy(spec["open"], spec["uid"]) as proxy:
         feed = os.memfd_create("names", os.MFD_CLOEXEC)
         with open(os.dup(feed), "wb") as file:
@@ -282,14 +282,14 @@ def _entries(said: int, wake: int, check: Callable[[], None]) -> Any:
 def _become(
     spec: dict[str, Any], mount: dict[str, Any], folder: str, argv: list[str], files: tuple[int, int, int], proxy: str
 ) -> None:
-    """`files` are its input, output (below 0: none) and what it says."""
+    """`files`: descriptors of stdin, stdout (below 0: none) and stderr."""
     feed, out, says = files
     os.dup2(feed, 0)
     os.dup2(out if out >= 0 else os.open("/dev/null", os.O_WRONLY), 1)
     os.dup2(says, 2)
     sandbox.unshare()
     writing = argv[0] in ("copy", "sync") and argv[2] == _DATA
-    # What is stored lies where its task has it, so that a link by its whole path leads to the same file.
+    # Output appears under the task's own path, so that absolute links lead to the same files.
     target = argv[1] if argv[0] == "copy" and not writing else _DATA
     binds: list[sandbox.Bind] = [
         {"source": spec["rclone"], "target": _PROGRAM, "read_only": True},

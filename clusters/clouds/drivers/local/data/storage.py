@@ -1,12 +1,12 @@
 """The data of one run: fetched before its tasks start, stored while they run and once more when they have ended.
 
-Run as `python -I -S storage.py FOLDER LOCK`, like a shim. FOLDER holds spec.json and command.json (the agent's) and
-status.json (ours); SIGUSR1 says that command.json has changed. The commands: `finish` stores what is left, for at most
-store_seconds, and ends; `pause` stores once and ends, to go on later.
+Run as `python -I -S storage.py FOLDER LOCK`, like a shim. FOLDER contains spec.json and command.json (from the agent) and
+status.json (from this process); SIGUSR1 signals a new command.json. Commands: `finish` stores what is left, for at most
+store_seconds, and ends; `pause` stores once and ends, to continue later.
 
-The copies are made by rclone. It runs as the task's uid in a sandbox of its own in which only the copied folder is seen,
-because a task may put any link into its output at any moment. What was stored is known by size and times of the files,
-so nothing is started when nothing has changed, and nothing remote is ever deleted.
+rclone copies. It runs with the task's uid in a sandbox that contains only the copied folder, because a task may create any link
+in its output at any moment. Stored files are recognized by size and times, so without changes nothing is started. Nothing remote
+is ever deleted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import threading
 import time
 from functools import partial
 
-if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
+if not __package__:  # run as a script: the isolated interpreter cannot find its neighbours otherwise
     sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
 
 from clusters.clouds.drivers import outputs
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 STORE_EVERY = 5.0
 NOT_THAT = "The input is not what {} was: files have been added, removed or written since."
-# How often input that changes while it is copied is copied again, until what was read is known.
+# How often input that changes during the copy is copied again, until its content is known.
 TRIES = 3
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0
 
 
 class Told(Exception):
-    """A command came while something else went on."""
+    """A new command interrupts the current work."""
 
 
 class Refused(Exception):
-    """The input, or the code, is not what was asked for; the text says so."""
+    """Input or code is not the requested one; the text explains."""
 
 
 class Storage:
@@ -73,14 +73,14 @@ class Storage:
         self.kept: dict[str, outputs.Output] = {}
         self.following: Following | None = None
         if followed := [mount for mount in self.mounts if mount["kind"] == "s3" and mount["follow"]]:
-            # It brings what HTTP needs, and few runs follow anything.
+            # Imported on demand: it needs an HTTP library, and few runs follow files.
             from clusters.clouds.drivers.local.data.following import Following
 
             self.following = Following(spec, followed, folder)
 
         streamed = next((mount for mount in self.mounts if mount["stream_key"]), None)
         self.streaming: Streaming | None = None
-        if streamed:  # it brings what HTTP needs, too
+        if streamed:  # it needs an HTTP library, too
             from clusters.clouds.drivers.local.data.streaming import Streaming
 
             self.streaming = Streaming(spec, streamed, folder)
@@ -104,13 +104,12 @@ class Storage:
             self.end()
 
     def wait(self) -> None:
-        """Until there is a command."""
         with contextlib.suppress(Told):
             while True:
                 self.sleep(STORE_EVERY)
 
     def end(self) -> None:
-        """Does what the last command says; a pause may come after a finish, when the whole portal is stopped."""
+        """Executes the last command. A pause may follow a finish when the whole portal stops."""
         self.doing = self.command()
         if self.following:
             self.following.stop()
@@ -127,7 +126,7 @@ class Storage:
             self.end()
 
     def fetch(self) -> None:
-        """Until everything is there; what stands in the way is shown and tried again."""
+        """Fetches until everything is there; shows errors and retries."""
         self.say("fetching", "Fetching the data.")
         delay = FIRST_DELAY
         while True:
@@ -142,7 +141,8 @@ class Storage:
                 self.sleep(delay)
                 delay = min(LONGEST_DELAY, delay * 2)
             except rclone.Absent as error:
-                # Whoever has it made later runs it again; nobody finds a run that waits for a misspelt name.
+                # Final: a run that waits for a misspelt name would go unnoticed. People can start it again once the folder
+                # exists.
                 raise Refused(f"Input cannot be fetched: {error}") from None
             except rclone.Failed as error:
                 what = "Input" if mount["read_only"] else "The folder for output"
@@ -159,7 +159,7 @@ class Storage:
         self.say("ready", "", fetched=True, since=time.time_ns(), durable=True, warning=self.emptiness())
 
     def divide(self, mount: dict[str, Any]) -> None:
-        """Until it is done: a disk may be full, a folder not for us to read."""
+        """Divides an input; retries errors such as a full disk or an unreadable folder."""
         delay = FIRST_DELAY
         while True:
             try:
@@ -181,7 +181,7 @@ class Storage:
             os.close(handle)
 
     def reach(self) -> None:
-        """Until what is followed was looked at once, so that who opens it first finds something."""
+        """Waits until followed files have been listed once, so that an early reader finds something."""
         while self.following and not self.following.reached:
             self.following.look()
             if problem := self.following.problem:
@@ -222,7 +222,7 @@ class Storage:
                 return
 
     def fetch_cached(self, mount: dict[str, Any]) -> None:
-        """Until its listing is that of a whole one in the cache, which is made when it is not there."""
+        """Provides a cached copy that matches the current listing; makes it if it does not exist."""
         for _ in range(TRIES):
             listing = self.list(mount)
             if mount["digest"] and listing.digest != mount["digest"]:
@@ -241,11 +241,11 @@ class Storage:
         raise rclone.Failed(f"What lies in {rclone.where(mount)} changes while it is copied, so it cannot be cached.")
 
     def make(self, mount: dict[str, Any], place: str, listing: Listing) -> bool:
-        """Whether what was copied is what was listed. Raises rclone.Failed."""
+        """Copies an input into the cache. Returns whether the copy matches the listing. Raises rclone.Failed."""
         partial = cache.begin(place, self.spec["cache_uid"])
         free = cache.free_bytes(place) - self.spec["least_free"]
         left = max(0, listing.size - cache.written(partial))
-        # The agent hears of what is missing, and makes room where it can; what there is room for moves nothing out.
+        # `wanted` tells the agent to make room, and is only set if room is missing, so that nothing is evicted needlessly.
         lacks = left > free
         self.say("fetching", "Fetching input, once for all runs that read the same.", wanted=left if lacks else 0)
         if lacks:
@@ -266,7 +266,7 @@ class Storage:
 
     @contextlib.contextmanager
     def held(self, place: str) -> Iterator[None]:
-        """The lock of one place of the cache, however long another run takes to make it. Raises Told."""
+        """Holds the lock of a cache entry, however long another run takes to make it. Raises Told."""
         while True:
             handle = cache.open_lock(place)
             try:
@@ -278,7 +278,7 @@ class Storage:
                 os.close(handle)
 
     def lock(self, handle: int) -> None:
-        """Waits in a thread, so that a command is heard meanwhile."""
+        """Takes a lock; waits in a thread, so that commands interrupt the wait."""
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
@@ -300,18 +300,18 @@ class Storage:
         return rclone.listing(self.spec, mount, self.folder, self.wake, self.check)
 
     def emptiness(self) -> str:
-        """What is said of input without a file, "" where there is one."""
+        """Returns a warning about input without files, or ""."""
         for mount in self.mounts:
             place = self.status.values.get("sources", {}).get(mount["number"], mount["folder"])
             is_copied = not (mount["follow"] or mount["shown_gib"] or mount["stream_key"])
-            # Of folders of this machine the agent says it.
+            # The agent checks folders of this machine.
             if mount["kind"] != "local" and mount["read_only"] and is_copied and is_empty(place):
                 where = rclone.where(mount) if mount["kind"] == "s3" else f"{mount['server']}:{mount['path']}"
                 return f"The input is empty: there is nothing in {where}."
         return ""
 
     def store_live(self) -> None:
-        """A failure costs nothing yet: it is shown, and the next round tries again."""
+        """Stores once while tasks run. Shows an error; the next round retries."""
         if self.streaming:
             self.streaming.look()
         try:
@@ -327,7 +327,7 @@ class Storage:
         self.say("ready", "")
 
     def store(self) -> None:
-        """Stores every changed file that can be. Raises rclone.Failed when the store is at fault."""
+        """Stores every changed file that can be stored. Raises rclone.Failed if the store fails."""
         for mount in self.outputs:
             output = self.kept.get(mount["number"])
             if output is None:
@@ -346,18 +346,18 @@ class Storage:
 
     @property
     def since(self) -> int:
-        """When all was there and tasks could start, in ns."""
+        """When everything was fetched and tasks could start, in ns."""
         return int(self.status.values.get("since", 0))
 
     def left_out(self) -> str:
-        """A sentence about what was left out of all outputs, "" for nothing."""
+        """Returns a sentence on what was left out of all outputs, or ""."""
         left: dict[str, str] = {}
         for output in self.kept.values():
             left |= output.left_out
         return outputs.sentence(left)
 
     def finish(self) -> None:
-        """The last store. `over` tells the agent; what could not be stored stays where it is."""
+        """Stores for the last time and reports `over`. Files that could not be stored stay where they are."""
         if not self.status.values.get("fetched"):
             self.say("none", "", over=True, stored=True)
             return
@@ -407,7 +407,7 @@ class Storage:
             raise Told
 
     def sleep(self, seconds: float, also: int = -1) -> None:
-        """Raises Told as soon as there is another command. Ends when `also` can be read."""
+        """Raises Told as soon as there is another command. Returns early when `also` is readable."""
         self.check()
         handles = [self.wake, also] if also >= 0 else [self.wake]
         if self.wake in select.select(handles, [], [], seconds)[0]:
@@ -416,13 +416,14 @@ class Storage:
 
 
 def share(folder: str, part: int) -> str:
-    """Where the tasks that get this part find what they see of the divided input in `folder`; -1 for those that get none."""
+    """Returns the folder with a part of the divided input in `folder`; `part` -1 for tasks that get none."""
     return f"{folder}-{part}" if part >= 0 else f"{folder}-none"
 
 
 def divide(mount: dict[str, Any], source: str) -> None:
-    """Makes a folder for each part, and one for those who get none, of hard links to what was fetched into `source`, so no file
-    lies here twice, or of links to where tasks find what is mounted. May be repeated, for nobody looks at them yet."""
+    """Makes a folder for each part, and one for tasks that get none. They contain hard links to files fetched into `source`, so
+    no file is stored twice, or symbolic links to the path of a mounted source in tasks. Idempotent, because no task reads them
+    yet."""
     folder, parts, fold, folds = (mount[key] for key in ("folder", "parts", "fold", "folds"))
     names = [name for name in scan(source) if not name.startswith(f"{TRASH}/")]
     for part in (-1, *range(parts)):
@@ -440,7 +441,7 @@ def divide(mount: dict[str, Any], source: str) -> None:
 
 
 def in_work(mount: dict[str, Any], folder: str) -> dict[str, Any]:
-    """How the folder of all folders in which the tasks of the run start is stored below its output."""
+    """Returns a mount that stores the tasks' working folders below the run's output."""
     prefix = f"{mount['prefix']}/{outputs.WORK_FOLDER}".strip("/")
     return {**mount, "number": "work", "folder": folder, "prefix": prefix, "mount_path": outputs.WORK}
 
@@ -453,7 +454,7 @@ def look(mount: dict[str, Any], since: int) -> outputs.Look:
 
 
 def scan(folder: str) -> dict[str, list[int]]:
-    """Size and times of every regular file below `folder`, by its path in there. Follows no links."""
+    """Returns size and times of every regular file below `folder`, by relative path. Follows no links."""
     files: dict[str, list[int]] = {}
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -467,7 +468,7 @@ def scan(folder: str) -> dict[str, list[int]]:
 
 
 def is_empty(folder: str) -> bool:
-    """Whether nothing at all is in it. What may not be looked at is not called empty."""
+    """Returns whether a folder is empty; False if it is unreadable."""
     try:
         with os.scandir(folder) as entries:
             return next(entries, None) is None

@@ -1,6 +1,6 @@
-"""The input of a run that is streamed: a process that serves it (../../stream.py) on a socket to which the run's network leads.
+"""Serves a run's streamed input (../../stream.py): a process with a socket to which the run's network forwards.
 
-It has the task's uid and no privilege, connects by portal/outgoing.py alone, and ends with the process that started it.
+It has the task's uid and no privileges, connects only by portal/outgoing.py, and ends with its parent process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 
 from clusters.clouds.drivers import stream
 from clusters.clouds.drivers.local.network import outward, socks
-from clusters.clouds.drivers.local.network.loaded import outgoing
+from clusters.clouds.drivers.local.network.preload import outgoing
 from clusters.clouds.drivers.local.task import sandbox
 
 TYPE_CHECKING = False
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Streaming:
-    """Of one mount."""
+    """The server of one mount."""
 
     def __init__(self, spec: dict[str, Any], mount: dict[str, Any], folder: str) -> None:
         self.spec, self.mount, self.folder = spec, mount, folder
         self.child = 0
 
     def look(self) -> None:
-        """Starts it when there is none."""
+        """Starts the server unless it runs."""
         if self.child and not os.waitpid(self.child, os.WNOHANG)[0]:
             return
         listening = self._listen()
@@ -43,14 +43,13 @@ class Streaming:
         listening.close()
 
     def stop(self) -> None:
-        """For good."""
         if self.child:
             os.kill(self.child, signal.SIGKILL)
             os.waitpid(self.child, 0)
             self.child = 0
 
     def _listen(self) -> socket.socket:
-        """Whoever finds it may connect; nobody but the holder of the run's network walks there."""
+        """Opens a socket for all users; only the holder of the run's network can reach its folder."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         place = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         path = f"/proc/self/fd/{place}/{outward.INPUT_SOCKET}"
@@ -64,7 +63,7 @@ class Streaming:
 
     def _serve(self, listening: socket.socket) -> None:
         signal.set_wakeup_fd(-1)
-        # Above all the lock that says that our parent lives.
+        # Closes inherited descriptors, above all the lock that signals that the parent lives.
         os.closerange(3, listening.fileno())
         os.closerange(listening.fileno() + 1, 1 << 16)
         said = ("endpoint", "region", "bucket", "prefix", "access_key", "secret_key")
@@ -76,7 +75,7 @@ class Streaming:
 
 
 def dial(opened: Sequence[str]) -> stream.Dial:
-    """How the store is reached; `opened` is what PORTAL_OPEN_NETWORKS says."""
+    """Returns a function that connects to the store. `opened`: PORTAL_OPEN_NETWORKS."""
     rules = outgoing.Rules.read(opened)
 
     def connect(host: str, port: int) -> socket.socket:

@@ -1,16 +1,14 @@
-"""Holds the network of one run, as the pause container of a pod does: its tasks join it, and nobody else is in it.
+"""Holds the network of one run, like the pause container of a pod: only the run's tasks join it.
 
-Run as `python -I -S holder.py FOLDER LOCK` (see processes.py), or forked by the shim of a task that has a network of its own
-(`begin`). In the network there is nothing but a loopback of its own,
-so the run's tasks reach each other by 127.0.0.1, and no other run, no server of this machine, no other machine; abstract
-Unix sockets are apart, too. With `outside` in spec.json, pasta leads from it to the internet (outside.py); it is a
-child of the holder that ends with it, and the holder ends with pasta.
+Run as `python -I -S holder.py FOLDER LOCK` (see processes.py), or forked by the shim of a task with its own network (`begin`).
+The network only has its own loopback, so the run's tasks reach each other by 127.0.0.1, and no other run, no server of this
+machine and no other machine; abstract Unix sockets are separate, too. With `outside` in spec.json, pasta connects it to the
+internet (outside.py); pasta is a child of the holder, and each ends with the other.
 
-The process that was started leaves when the network is there, and its child stays until SIGTERM. What went wrong stands in
-status.json. Each of the `endpoints` in spec.json has a port of this machine's loopback, named in FOLDER/endpoints.json: what
-comes there with the `proof` is led to that port of 127.0.0.1 inside (forward.py), or a connection to it is handed out
-(handed.py). Tasks do not reach this machine's loopback; with `packages`, the socket of the package index, and `stream`, that
-of their input, they reach those (outward.py)."""
+The started process exits when the network is ready; its child stays until SIGTERM. Errors are in status.json. Each of the
+`endpoints` in spec.json has a port of this machine's loopback, named in FOLDER/endpoints.json: connections with the `proof` are
+forwarded to that port of 127.0.0.1 inside (forward.py), or a connection to it is passed on (sockets.py). Tasks cannot reach this
+machine's loopback except for the sockets `packages` (the package index) and `stream` (their streamed input; outward.py)."""
 
 from __future__ import annotations
 
@@ -48,9 +46,10 @@ def main(folder: str, lock: int) -> None:
 
 
 def begin(spec: dict[str, Any], endpoints_file: str = "", *, shim_lock: int = -1) -> tuple[int, int]:
-    """The pid of a new holder, whose network is ready, and a handle that is readable once it has ended. Raises SandboxError.
+    """Returns the pid of a new holder, whose network is ready, and a descriptor that is readable once it has ended. Raises
+    SandboxError.
 
-    A shim passes the lock of its own folder: the holder lets go of it and ends with the shim.
+    A shim passes the lock of its own folder: the holder closes it and ends with the shim.
     """
     told, tells = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
@@ -77,7 +76,7 @@ def begin(spec: dict[str, Any], endpoints_file: str = "", *, shim_lock: int = -1
 
 
 def hold(tells: int, spec: dict[str, Any], endpoints_file: str, *, ends_with_parent: bool) -> None:
-    """The rest of the holder's life: makes the network, says so to `tells`, which stays open as long as it lives, and stays."""
+    """Makes the network, reports that to `tells`, which stays open as long as the holder lives, and waits."""
     os.setsid()
     os.umask(0o022)
     outside, endpoints = spec["outside"], spec["endpoints"]
@@ -115,12 +114,12 @@ def hold(tells: int, spec: dict[str, Any], endpoints_file: str, *, ends_with_par
 
 
 def listen(endpoints: dict[str, int], told: str) -> tuple[dict[int, socket.socket], dict[int, socket.socket]]:
-    """A socket for the port of each endpoint, in the network of this machine, and one to hand out connections to it; `told` is
-    the file that names the ports of the former."""
-    from clusters.clouds.drivers.local.network import handed
+    """Returns by port: sockets that listen for endpoints on this machine's loopback, and sockets that pass connections on.
+    Writes the ports of the former to the file `told`."""
+    from clusters.clouds.drivers.local.network import sockets
 
     found = {port: socket.create_server(("127.0.0.1", 0), backlog=128) for port in set(endpoints.values())}
-    handing = {port: handed.listen(each.getsockname()[1]) for port, each in found.items()}
+    handing = {port: sockets.listen(each.getsockname()[1]) for port, each in found.items()}
     with open(told + ".new", "w") as file:
         json.dump({name: found[port].getsockname()[1] for name, port in endpoints.items()}, file)
     os.rename(told + ".new", told)
@@ -128,7 +127,7 @@ def listen(endpoints: dict[str, int], told: str) -> tuple[dict[int, socket.socke
 
 
 def carry(go: int, outside: dict[str, Any]) -> None:
-    """Becomes pasta, outside of the network that its parent has made meanwhile. Never returns."""
+    """Becomes pasta, outside of the network that its parent makes meanwhile. Never returns."""
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # pasta takes anything else for a failure
@@ -141,7 +140,7 @@ def carry(go: int, outside: dict[str, Any]) -> None:
 
 
 def become(uid: int | None) -> None:
-    """As an ordinary user one may only look after one's own processes, and pasta looks into the holder."""
+    """Changes to an ordinary user, who may only access its own processes: pasta must access the holder."""
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -150,7 +149,7 @@ def become(uid: int | None) -> None:
 
 
 def lead_out(holder: int, outside: dict[str, Any]) -> str:
-    """Waits until the way out is open as far as it may be; why it is not, or ""."""
+    """Waits until the network has its limited exit; returns why it has none, or ""."""
     error, tells = os.pipe2(os.O_CLOEXEC)
     argv = [sys.executable, "-I", outside["script"], str(holder)]
     child = os.posix_spawn(sys.executable, argv, {}, file_actions=[(os.POSIX_SPAWN_DUP2, tells, 2)])

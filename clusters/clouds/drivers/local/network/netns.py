@@ -1,4 +1,4 @@
-"""The network of a run or of one copy: a namespace with its own loopback, made by holder.py and joined by the tasks' shims."""
+"""The network of a run or of a copy: a namespace with its own loopback, made by holder.py and joined by the tasks' shims."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ LOST = "The process that held the network of this task was lost, so the task was
 
 
 class Lost(Exception):
-    """Nobody holds the network of a task, or none can be made now. The text says why, "" where there is nothing to say."""
+    """The holder of a task's network is gone, or none can be made now. The text says why, or is ""."""
 
 
 def make() -> None:
-    """Moves the caller into a new one (and, when it is not root, into a user namespace around it). Raises SandboxError."""
+    """Moves the caller into a new network namespace (and, unless root, into a user namespace around it). Raises SandboxError."""
     sandbox.unshare(sandbox.CLONE_NEWNET)
-    # Its loopback is down; 127.0.0.1 and ::1 come when it is up.
+    # The loopback starts down; up, it has 127.0.0.1 and ::1.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         name, flags = _FLAGS.unpack(fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _FLAGS.pack(b"lo", 0)))
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _FLAGS.pack(name, flags | _IFF_UP))
 
 
 def join(folder: str) -> None:
-    """Moves the caller into the one that is held in `folder` (and the user namespace around it). Raises Lost, SandboxError."""
+    """Moves the caller into the network (and user namespace) held in `folder`. Raises Lost and SandboxError."""
     holder = -1
     try:
         with open(os.path.join(folder, "lock")) as lock:
             holder = os.pidfd_open(int(lock.read()))
-            if not _held(lock.fileno()):  # the pid may be somebody else's by now
+            if not _held(lock.fileno()):  # the pid may have been reused
                 raise Lost
         enter(holder)
     except (FileNotFoundError, ProcessLookupError, ValueError) as error:
@@ -46,7 +46,7 @@ def join(folder: str) -> None:
 
 
 def enter(holder: int) -> None:
-    """Moves the caller into that of the process behind the pidfd `holder`. Raises ProcessLookupError, SandboxError."""
+    """Moves the caller into the network of the process behind the pidfd `holder`. Raises ProcessLookupError and SandboxError."""
     try:
         sandbox.setns(holder, sandbox.CLONE_NEWNET | (0 if os.geteuid() == 0 else sandbox.CLONE_NEWUSER))
     except ProcessLookupError:

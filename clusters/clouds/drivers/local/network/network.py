@@ -1,4 +1,4 @@
-"""The network of one run as the agent sees it: a process that holds it (holder.py) from the first task to the last."""
+"""The agent's view of a run's network: a process that holds it (holder.py) from the first task to the last."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clusters.clouds.drivers.local.network import outside as network_outside
 from clusters.clouds.drivers.local.task import processes
 
 TRY_AGAIN = 5.0
-# What the holder says of its endpoints: the port of this machine's loopback by name.
+# Written by the holder: ports of this machine's loopback by endpoint.
 ENDPOINTS = "endpoints.json"
 LOST = "The process that held the network of this run was lost, so its tasks were ended; they start again."
 OTHERS_FIRST = (
@@ -36,7 +36,7 @@ SHARED = "they reach each other and every server that listens on it."
 
 
 class NetworkOf(PartOf, Protocol):
-    """What a network knows of its run: also whether tasks live in it, and how to end them."""
+    """What a network needs of its run, including whether tasks live and how to end them."""
 
     @property
     def alive(self) -> bool: ...
@@ -44,7 +44,7 @@ class NetworkOf(PartOf, Protocol):
 
 
 class Network:
-    """`ready` lets tasks start. Where networks cannot be kept apart (`Machine.shares_network`) there is nothing to hold."""
+    """`ready`: tasks may start. Without isolated networks (`Machine.shares_network`) there is nothing to hold."""
 
     def __init__(self, run: NetworkOf) -> None:
         self.run = run
@@ -55,7 +55,7 @@ class Network:
 
     @property
     def place(self) -> str:
-        """What a task's spec says of it; "" is the network of this machine."""
+        """The network in a task's spec; "" means this machine's network."""
         return "" if self.run.machine.shares_network else str(self.folder)
 
     @property
@@ -63,14 +63,14 @@ class Network:
         return self.process is None
 
     def resume(self) -> None:
-        """After a restart of the agent."""
+        """Finds the holder after a restart of the agent."""
         if self.folder.is_dir():
             self.process = processes.Detached.adopt(self.folder, self._ended, self._started)
 
     def ready(self) -> bool:
-        """Whether tasks can join it; makes it when there is none.
+        """Returns whether tasks can join; starts the holder if necessary.
 
-        Living tasks keep a namespace whose holder was lost, but no other would find them there. So they are ended, too.
+        Living tasks keep a namespace whose holder was lost, but new tasks could not join them there, so they are ended.
         """
         if self.run.machine.shares_network:
             return True
@@ -88,8 +88,8 @@ class Network:
         return False
 
     def own(self, role: RolePlan) -> dict[str, Any] | None:
-        """What the shim of a task is told to hold a network for it alone: copies of a command know nothing of each other, and
-        all of them may listen on the same port. None: the task joins the network of the run."""
+        """Returns the spec of a private network for a task of independent copies, so that all of them may listen on the same
+        port; None if the task joins the run's network."""
         return self._spec() if role.is_apart and self.place else None
 
     def _spec(self) -> dict[str, Any]:
@@ -99,12 +99,12 @@ class Network:
         return told
 
     def address(self, endpoint: Endpoint) -> str:
-        """Where this machine's gateway reaches it. Only while the network is held."""
+        """Returns where this machine's gateway reaches the endpoint. Requires a living holder."""
         port = (read_json(self.folder / ENDPOINTS) or {})[endpoint.name] if self.place else endpoint.port
         return f"127.0.0.1:{port}"
 
     def stop(self) -> None:
-        """Ends it. Only when no task lives."""
+        """Ends the holder. Only when no task lives."""
         if self.process is not None:
             self.process.send(signal.SIGTERM)
 
@@ -127,7 +127,7 @@ class Network:
 
 
 def spec(machine: Machine, *, outside: bool) -> dict[str, Any]:
-    """What a holder is told. As root it becomes an ordinary user where pasta, which speaks with tasks, has to do the same."""
+    """Returns a holder's spec. As root, pasta and its holder become an ordinary user, because pasta talks to tasks."""
     own = {"endpoints": {}, "packages": machine.packages}
     if not outside:
         return {"outside": None, **own}
@@ -145,9 +145,9 @@ def spec(machine: Machine, *, outside: bool) -> dict[str, Any]:
 
 @contextmanager
 def held(folder: Path, told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A network for a moment, at once: what a task's spec says of it, and why there is none."""
+    """Provides a temporary network: yields its place in a task's spec, and the error if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
-    processes.end(folder)  # of an agent that was killed at this place
+    processes.end(folder)  # left by an agent that was killed here
     (folder / "status.json").unlink(missing_ok=True)
     write_json(folder / "spec.json", told)
     processes.start(holder.__file__, folder)
@@ -158,7 +158,7 @@ def held(folder: Path, told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def note(machine: Machine) -> str:
-    """What people must know of the network of tasks here."""
+    """Returns what people must know about the network of tasks here."""
     if not machine.shares_network:
         packages = PACKAGES if machine.packages else ""
         return " ".join(filter(None, (OUTSIDE if machine.outside else INSIDE, packages, machine.no_outside)))
@@ -166,7 +166,7 @@ def note(machine: Machine) -> str:
 
 
 def sharing(machine: Machine) -> str:
-    """What follows where appcodes cannot be kept apart."""
+    """Returns the consequence of appcodes that cannot be isolated."""
     if machine.may_share:
         return "An administrator lets several appcodes run here all the same."
     return "Only one appcode at a time runs here, until an administrator allows more (PORTAL_SHARED_MACHINE)."

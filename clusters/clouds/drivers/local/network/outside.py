@@ -1,8 +1,8 @@
-"""Leads the network of one run to the outside, and closes what is not for tenants: `python -I outside.py PID`.
+"""Connects the network of one run to the internet, and blocks private addresses: `python -I outside.py PID`.
 
-pasta, which holder.py has started, puts an interface with this machine's address into the network of the process PID and
-carries what goes through it by ordinary sockets. Routes decide where that may be: public addresses, and a name server that
-is not there (pasta passes its questions on to this machine's own). Tasks have no right to change routes. Only IPv4 leads out.
+pasta, started by holder.py, creates an interface with this machine's address in the network of the process PID and forwards its
+traffic by ordinary sockets. Routes limit the destinations to public addresses and a virtual name server, whose queries pasta
+forwards to this machine's own. Tasks have no right to change routes. IPv4 only.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import socket
 import sys
 import time
 
-if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
+if not __package__:  # run as a script: the isolated interpreter cannot find its neighbours otherwise
     sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
 
 from clusters.clouds.drivers import closed_networks
 from clusters.clouds.drivers.local.task import sandbox
 
 NAME_SERVER = "169.254.53.53"
-# What tasks find as /etc/resolv.conf.
+# The tasks' /etc/resolv.conf.
 RESOLVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "resolv.conf")
 PATIENCE = 10.0
 FLAGS = (
@@ -48,7 +48,7 @@ def main(pid: int) -> None:
             time.sleep(0.01)
         link = out[0].get_attr("RTA_OIF")
         inside.route("add", dst=f"{NAME_SERVER}/32", oif=link, scope="link")
-        # The network of this machine may be a private one; its gateway is reached without a route.
+        # This machine's network may be private, so its route is removed; the gateway needs no route.
         for route in inside.get_routes(family=socket.AF_INET, oif=link, table=254):
             network = route.get_attr("RTA_DST")
             if network not in (None, NAME_SERVER):

@@ -1,14 +1,13 @@
-"""The package index that tasks reach: `python -m clusters.clouds.drivers.local.network.packages SOCKET`, a mirror without memory.
+"""The tasks' package index: `python -m clusters.clouds.drivers.local.network.packages SOCKET`, a proxy without a cache.
 
-It answers on a Unix socket, to which the holder of each run's network leads (`outward.py`), or as a pod of a Kubernetes cluster
-(docker/kubernetes/packages) on a port, which stands in the place of SOCKET then, and asks the one index of
-PORTAL_PACKAGE_INDEX. So a task installs packages without a way to the internet, and a private index gives them without its
-password: that is sent by this process, to the index's own host, and stands in nothing that it answers. Of an index it knows
-what its pages are (PEP 503); each file is asked for by the address that the page had, signed here, so nobody is led elsewhere
-by it.
+It answers on a Unix socket, to which the holder of each run's network forwards (`outward.py`), or in a pod of a Kubernetes
+cluster (docker/kubernetes/packages) on a port given instead of SOCKET, and queries the index in PORTAL_PACKAGE_INDEX. So tasks
+install packages without internet access, and from a private index without its password: this process sends that to the index's
+own host, and it appears in no answer. It only understands an index's pages (PEP 503). Files are requested by the address in the
+page, signed here, so that nobody can make it fetch other addresses.
 
-A caching mirror from a package was refused: those that there are send whoever waits too long to the index itself, password and
-all. The cache is uv's, beside the environments.
+Existing caching mirrors are unsuitable: when a client waits too long they redirect it to the index itself, password included.
+uv's cache, beside the environments, serves as the cache.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import NewConnectionError
 
 from clusters.clouds.drivers.local.agent import uids
-from clusters.clouds.drivers.local.network.loaded import outgoing
+from clusters.clouds.drivers.local.network.preload import outgoing
 from clusters.clouds.drivers.local.task import sandbox
 
 PIECE = 256 * 1024
@@ -45,7 +44,7 @@ CONNECT_SECONDS = 10.0
 TIMEOUT = urllib3.Timeout(connect=CONNECT_SECONDS, read=120)
 MAX_PAGE = 64 * 2**20
 AT_ONCE = 64
-# Of a page, the longest of them of megabytes, comes ten times as much while it is read.
+# Reading a page, of which the longest have megabytes, takes ten times its size in memory.
 PAGES_AT_ONCE = 8
 _PROJECT = re.compile(r"/simple/([A-Za-z0-9][A-Za-z0-9._-]{0,199})/?")
 _FILE = re.compile(r"/files/([A-Za-z0-9_-]+)\.([0-9a-f]{32})/([^/?#]+)")
@@ -55,7 +54,7 @@ _METADATA = ".metadata"
 
 
 class Links(HTMLParser):
-    """The links of a page of an index, with all that it says of each."""
+    """The links of an index page with all their attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +67,7 @@ class Links(HTMLParser):
 
 
 class _Pool(urllib3.PoolManager):
-    """Connects as portal/outgoing.py does, wherever an answer leads. Raises Closed."""
+    """Connects by the rules of portal/outgoing.py, also after redirects. Raises Closed."""
 
     def __init__(self, rules: outgoing.Rules) -> None:
         super().__init__(maxsize=16, retries=urllib3.Retry(3, redirect=5), timeout=TIMEOUT)
@@ -88,23 +87,23 @@ class _Pool(urllib3.PoolManager):
 
 
 class Index:
-    """The index behind `url`, which may have a name and a password in it; `opened` is what PORTAL_OPEN_NETWORKS says."""
+    """The index at `url`, which may contain a name and a password. `opened`: PORTAL_OPEN_NETWORKS."""
 
     def __init__(self, url: str, opened: Sequence[str] = ()) -> None:
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         self.url = urlunsplit((parts.scheme, host, parts.path.rstrip("/") + "/", "", ""))
         self._own = (parts.scheme, host)
-        # Nothing that tasks could know or guess: whoever can sign an address is answered from there.
+        # Random, because whoever can sign an address can have it fetched.
         self._key = secrets.token_bytes(32)
         name, word = unquote(parts.username or ""), unquote(parts.password or "")
         self._auth = urllib3.make_headers(basic_auth=f"{name}:{word}") if name or word else {}
         self._pages = threading.BoundedSemaphore(PAGES_AT_ONCE)
-        # Whoever publishes there may lead to any server; only that of the index itself is an administrator's word.
+        # Pages may link to any server, so only the index's own server, which an administrator named, is opened.
         self._pool = _Pool(outgoing.Rules.read([*opened, outgoing.server_of(self.url)]))
 
     def page(self, project: str) -> tuple[int, bytes]:
-        """The page of a project with its links led here."""
+        """Returns status and page of a project, with its links rewritten to this server."""
         url = urljoin(self.url, quote(project) + "/")
         with self._pages, contextlib.closing(self.ask(url, {"Accept": "text/html"})) as answer:
             if answer.status != 200:
@@ -126,7 +125,7 @@ class Index:
         return f"<a {words}>{html.escape(name)}</a><br>\n"
 
     def file(self, coded: str, signature: str, name: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse | None:
-        """One file, or its metadata (PEP 658), as the index sends it; None for an address that no page of ours had."""
+        """Returns a file, or its metadata (PEP 658), as the index sends it; None for an address that is on no page of ours."""
         if not hmac.compare_digest(signature, self._sign(coded)):
             return None
         address = base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
@@ -145,7 +144,7 @@ class Index:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection. What it says of itself in the log has no address in it."""
+    """One connection. Log lines contain no addresses."""
 
     protocol_version = "HTTP/1.1"
     timeout = 60
@@ -155,21 +154,21 @@ class Handler(BaseHTTPRequestHandler):
         return "a task"
 
     def log_request(self, *_: object) -> None:
-        """Which packages who installs is nobody's business."""
+        """Logs nothing, because the packages that a task installs are confidential."""
 
     def do_GET(self) -> None:
         try:
             with self.server.place:
                 self._answer()
         except outgoing.Closed:
-            # Not 502, which pip asks five times. pip shows the reason of a status, and never its text.
+            # Not 502, which pip retries five times. pip shows the reason phrase of a status, never the body.
             reason = f"A file lies on a server that is closed; an administrator opens it by {outgoing.SETTING}"
             sys.stderr.write(f"{reason}.\n")
             self.close_connection = True
             with contextlib.suppress(OSError):
                 self._say(403, f"{reason}.", reason)
         except (urllib3.exceptions.HTTPError, UnicodeError, ValueError) as error:
-            # Never the sentence itself: it may have an address in it, and this may be the middle of a file.
+            # Not the error's text: it may contain an address, and this may be the middle of a file.
             sys.stderr.write(f"The index could not be asked: {type(error).__name__}.\n")
             self.close_connection = True
             with contextlib.suppress(OSError):
@@ -234,7 +233,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """On a Unix socket, or on a port of all addresses."""
+    """Listens on a Unix socket, or on a port of all addresses."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -253,14 +252,14 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             super().__init__(("", place), Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Somebody hung up."""
+        """Logs a disconnected client."""
         sys.stderr.write(f"A connection ended: {type(sys.exc_info()[1]).__name__}.\n")
 
 
 @contextlib.contextmanager
 def listening(path: str, url: str, opened: Sequence[str] = ()) -> Iterator[Server]:
-    """A server at `path`, in a folder in which whoever runs holders may only look for this name."""
-    # Socket paths are short, folders may not be.
+    """Serves at `path`, in a folder that processes of holders may only search for this name."""
+    # A handle of the folder, because socket paths must be short.
     handle = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with Server(f"/proc/self/fd/{handle}/{os.path.basename(path)}", Index(url, opened)) as server:
@@ -271,22 +270,22 @@ def listening(path: str, url: str, opened: Sequence[str] = ()) -> Iterator[Serve
 
 
 def main(path: str) -> None:
-    # Out of the environment, which children and the dumps of a process have.
+    # Removed from the environment, which children inherit and crash dumps contain.
     url, parent = os.environ.pop("PORTAL_PACKAGE_INDEX"), os.getppid()
     opened = [each for each in os.environ.get(outgoing.SETTING, "").split(",") if each]
     os.umask(0o077)
     if path.isdigit():
-        # The first process of a container has no other way to hear of its end, and no parent that it would survive.
+        # Process 1 of a container ignores SIGTERM by default, and has no parent to outlive.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         with Server(int(path), Index(url, opened)) as server:
             server.serve_forever()
         return
     with listening(path, url, opened) as server:
-        # What looks names up is loaded while the files can be read.
+        # Loads the resolver's libraries while their files are still readable.
         with contextlib.suppress(OSError):
             socket.getaddrinfo(urlsplit(url).hostname, None)
         sandbox.drop_privileges(uids.first() + uids.PACKAGES if os.geteuid() == 0 else None)
-        # What was asked of the kernel for this process is forgotten when its user changes.
+        # Must follow the change of user, which resets it.
         sandbox.die_with_parent()
         if os.getppid() != parent:
             return

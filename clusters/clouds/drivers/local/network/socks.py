@@ -1,8 +1,8 @@
-"""How rclone reaches the network: through a proxy (SOCKS 5, RFC 1928 and 1929) that connects only to addresses that may be.
+"""rclone's network access: a proxy (SOCKS 5, RFC 1928 and 1929) that connects only to permitted addresses.
 
-Whoever names an S3 server can let its name lead elsewhere when a run begins, or answer with a redirect to an address that
-only this machine reaches; what is found there would become input. So rclone connects to nothing by itself: portal/outgoing.py
-looks names up here, judges each address and connects.
+Users who name an S3 server can change its DNS record before a run begins, or answer with a redirect to an address that only this
+machine reaches; its content would become input. So rclone makes no connections: portal/outgoing.py resolves names here, checks
+each address and connects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 
-from clusters.clouds.drivers.local.network.loaded import outgoing
+from clusters.clouds.drivers.local.network.preload import outgoing
 from clusters.clouds.drivers.local.task import sandbox
 
 TYPE_CHECKING = False
@@ -31,9 +31,9 @@ DONE, NOT_ALLOWED, UNREACHABLE, REFUSED, NOT_SUPPORTED = 0, 2, 4, 5, 7
 
 @contextlib.contextmanager
 def proxy(opened: Sequence[str], uid: int | None) -> Iterator[str]:
-    """Yields the proxy's URL, with a password in it. It is a process of its own, without any privilege, and ends with ours.
+    """Yields the proxy's URL, which contains a password. The proxy is a separate process without privileges that ends with ours.
 
-    `opened` is what PORTAL_OPEN_NETWORKS says.
+    `opened`: PORTAL_OPEN_NETWORKS.
     """
     server = socket.create_server(("127.0.0.1", 0), backlog=64)
     word = secrets.token_hex(16)
@@ -41,7 +41,7 @@ def proxy(opened: Sequence[str], uid: int | None) -> Iterator[str]:
     if child == 0:
         try:
             signal.set_wakeup_fd(-1)
-            # Above all the lock that says that our parent lives.
+            # Closes inherited descriptors, above all the lock that signals that the parent lives.
             os.closerange(3, server.fileno())
             os.closerange(server.fileno() + 1, 1 << 16)
             sandbox.drop_privileges(uid)
@@ -83,7 +83,7 @@ def _pass_on(client: socket.socket, word: bytes, rules: outgoing.Rules) -> None:
 
 
 def _asked(client: socket.socket, word: bytes) -> tuple[str, int]:
-    """Where to; host "" for what is no connection. Raises EOFError for who does not know the password."""
+    """Returns host and port of a request; host "" for anything but CONNECT. Raises EOFError for a wrong password."""
     _, count = _read(client, 2)
     if _PASSWORD not in _read(client, count):
         client.sendall(bytes((_VERSION, 0xFF)))
@@ -107,7 +107,7 @@ def _asked(client: socket.socket, word: bytes) -> tuple[str, int]:
 
 
 def _connected(host: str, port: int, rules: outgoing.Rules) -> tuple[int, socket.socket | None]:
-    """What to reply, and the connection."""
+    """Returns the reply code and the connection."""
     try:
         return DONE, outgoing.connect(host, port, rules, CONNECT_SECONDS)
     except outgoing.Closed:
@@ -129,7 +129,7 @@ def _read(client: socket.socket, size: int) -> bytes:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Until one of them ends; of both directions each says to the other side that it has ended."""
+    """Copies until one side ends, then shuts the other down."""
     try:
         while piece := source.recv(PIECE):
             target.sendall(piece)

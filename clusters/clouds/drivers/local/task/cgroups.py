@@ -1,12 +1,12 @@
-"""Memory and process limits, and shares of the CPU, by cgroups of version 2 or 1, where this machine lets us write them.
+"""Memory and process limits and CPU shares by cgroups of version 2 or 1, if this machine lets the agent write them.
 
-A task may use processors that nobody else wants. While they are busy each gets its share, by the CPU of its flavor, and all tasks
-together get as much as one program of the portal for each core.
+A task may use idle processors. While they are busy each task gets a share by its flavor's CPU, and all tasks together get as
+much as one program of the portal per core.
 
-A task's limit is a list of folders, one for each hierarchy: a single one in version 2, one per controller in version 1. A process
-joins by writing into `cgroup.procs` of each. Where no cgroup can be written, `memory.py` holds the memory of a task instead.
+A task's limit is a list of folders: a single one in version 2, one per controller in version 1. A process joins by writing into
+`cgroup.procs` of each. Without writable cgroups `memory.py` limits a task's memory instead.
 
-Only the standard library's smallest modules are imported here, because every task pays for them.
+Imports only small modules of the standard library, because every task pays for them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 ROOT = "/sys/fs/cgroup"
 CPU_NOT_SHARED = "CPU is not shared by flavor on this machine: whoever starts more programs gets more of it."
 _CONTROLLERS = ("cpu", "memory", "pids")
-# What the kernel gives to a program that has no cgroup: in version 1, and in version 2.
+# The kernel's defaults for a program without a cgroup: in version 1, and in version 2.
 _SHARES, _WEIGHT = 1024, 100
 
 
 def find(name: str, root: str = ROOT) -> list[str]:
-    """Makes cgroups of our own below which tasks can be limited, and returns their folders; [] where that cannot be.
+    """Makes the cgroups below which tasks are limited, and returns their folders; [] if that is impossible.
 
-    As root they lie at the top; an ordinary user may have one of version 2 that systemd delegated to it.
+    Root makes them at the top level; an ordinary user needs one of version 2 that systemd delegated.
     """
     uid = os.geteuid()
     unified = root if uid == 0 else f"{root}/user.slice/user-{uid}.slice/user@{uid}.service"
@@ -54,11 +54,11 @@ def find(name: str, root: str = ROOT) -> list[str]:
 
 
 def make(ours: Sequence[str], name: str, *, cpu_milli: int, memory_mb: int, processes: int) -> list[str]:
-    """Makes the cgroups of one attempt below `ours`, and returns them. `cpu_milli` are thousandths of a core. Raises OSError."""
+    """Makes the cgroups of one attempt below `ours`, and returns them. `cpu_milli`: thousandths of a core. Raises OSError."""
     made = [_made(f"{each}/{name}") for each in ours]
     if len(made) == 1:
         _write(made[0], "memory.max", memory_mb << 20)
-        # Without one of its programs a task would be in a state that nobody has tested.
+        # Kills all processes of the task together: few programs can cope with the loss of one.
         _write(made[0], "memory.oom.group", 1)
         _write(made[0], "cpu.weight", min(10_000, max(1, cpu_milli * _WEIGHT // 1000)))
         _write(made[0], "pids.max", processes)
@@ -72,13 +72,13 @@ def make(ours: Sequence[str], name: str, *, cpu_milli: int, memory_mb: int, proc
 
 
 def join(groups: Sequence[str]) -> None:
-    """The calling process, and what it starts from now on."""
+    """Moves the calling process, and all that it starts, into the cgroups."""
     for group in groups:
         _write(group, "cgroup.procs", 0)
 
 
 def oom_kills(groups: Sequence[str]) -> int:
-    """How often the kernel has killed a process for memory: in these cgroups, or on this machine where there are none."""
+    """Returns how often the kernel killed a process for memory: in these cgroups, or on this machine without cgroups."""
     places = [f"{group}/{name}" for group in groups for name in ("memory.events", "memory.oom_control")]
     for place in places or ["/proc/vmstat"]:
         try:
@@ -90,7 +90,6 @@ def oom_kills(groups: Sequence[str]) -> int:
 
 
 def remove(groups: Sequence[str]) -> None:
-    """Removes the cgroups of an attempt that has ended."""
     for group in groups:
         try:  # noqa: SIM105  contextlib costs every task 2 ms
             os.rmdir(group)

@@ -1,8 +1,8 @@
 """Runs one command inside a running task: `python -I -S exec.py FOLDER SOCKET` joins the namespaces of its PID 1.
 
-What to run comes as JSON by standard input, so that arguments are not seen in this machine's list of processes. The command
-gets the task's environment, uid, limits and lack of privileges. The descriptor SOCKET leads to whoever asked
-(frames.py); when they hang up, the command is ended.
+The request comes as JSON on stdin, so that its arguments are not visible in this machine's process list. The command gets the
+task's environment, uid, limits and lack of privileges. The descriptor SOCKET is the connection to the client (frames.py); when
+the client disconnects, the command is ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import struct
 import sys
 import termios
 
-if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
+if not __package__:  # run as a script: the isolated interpreter cannot find its neighbours otherwise
     sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
 
 from clusters.clouds.drivers.local.task import frames, rlimits, sandbox, shim
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 PIECE = frames.LARGEST
-# The most that the kernel keeps for a pipe that nobody reads (unless its size was changed).
+# The kernel's default buffer size of a pipe.
 PIPE = 1 << 16
-# Input that the command has not read yet; beyond it the sender has to wait.
+# Maximum bytes of unread input; beyond it the sender must wait.
 UNREAD = 1 << 20
 
 
@@ -51,21 +51,21 @@ def main(folder: str, peer: socket.socket) -> None:
         flags |= sandbox.CLONE_NEWNET
     if os.geteuid() == 0:
         sandbox.setns(init, flags)
-    else:  # nobody may look into PID 1, not even its own user, but the task itself is in the same namespaces
+    else:  # PID 1 is inaccessible even to its own user, but its child, the task, is in the same namespaces
         with open(f"/proc/{status['init']}/task/{status['init']}/children") as file:
             sandbox.setns(os.pidfd_open(int(file.read().split()[0])), flags | sandbox.CLONE_NEWUSER)
     Command(spec, request, peer, groups).run()
 
 
 class Command:
-    """The command between its descriptors and the peer. Nothing of either is read while the other cannot take it."""
+    """Connects the command's descriptors with the peer. Reads from either only while the other accepts data."""
 
     def __init__(self, spec: dict[str, Any], request: dict[str, Any], peer: socket.socket, groups: list[int]) -> None:
         self.spec, self.request, self.peer, self.groups = spec, request, peer, groups
         self.received = frames.Frames()
         self.unread = bytearray()
         self.input_ended = False
-        # The terminal, or the ends of its pipes that are ours: descriptor → what its bytes are.
+        # Our ends of its pipes, or its terminal: descriptor → kind of frame.
         self.outputs: dict[int, bytes] = {}
         self.input = self.terminal = -1
 
@@ -79,13 +79,13 @@ class Command:
         ended = os.pidfd_open(self.child)
         try:
             self._talk(ended)
-        except OSError:  # they hung up
+        except OSError:  # the peer disconnected
             self._kill()
         code = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
         self._send(frames.EXIT, b"%d" % (code if code >= 0 else 128 - code))
 
     def _terminal(self) -> tuple[int, int, int]:
-        """One of the task's own terminals, so that the command finds it by its name, too."""
+        """Opens one of the task's own terminals, which the command can also find by name."""
         self.terminal, slave = os.openpty()
         os.fchown(slave, os.geteuid() if self.spec["uid"] is None else self.spec["uid"], -1)
         os.set_blocking(self.terminal, False)
@@ -104,7 +104,7 @@ class Command:
         return stdin, out[1], err[1]
 
     def _become(self, stdin: int, stdout: int, stderr: int) -> None:
-        """The rest of the child's life. Never returns."""
+        """Runs the command in the child. Never returns."""
         argv, env = self.request["argv"], dict(self.spec["env"])
         try:
             for group in self.groups:
@@ -125,7 +125,7 @@ class Command:
             os._exit(shim.EXIT_NOT_STARTED)
 
     def _talk(self, ended: int) -> None:
-        """Until the command has ended and what it wrote was passed on. Raises OSError when the peer is gone."""
+        """Transfers data until the command has ended and its output is passed on. Raises OSError if the peer is gone."""
         over = False
         while not over:
             poll = select.poll()
@@ -143,7 +143,7 @@ class Command:
                 elif handle in self.outputs and happened & (select.POLLIN | select.POLLHUP | select.POLLERR):
                     self._pass_on(handle)
             self._feed()
-        # What is left in the pipes, and no more: a process in the background may go on writing for ever.
+        # Only what is in the pipes now: a background process may write for ever.
         for handle in list(self.outputs):
             for _ in range(PIPE // PIECE + 1):
                 if not self._pass_on(handle):
@@ -163,7 +163,7 @@ class Command:
                 fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _feed(self) -> None:
-        """Gives the command as much input as it takes now."""
+        """Writes as much input as the command accepts now."""
         try:
             while self.unread and self.input >= 0:
                 del self.unread[: os.write(self.input, self.unread[:PIECE])]
@@ -177,12 +177,12 @@ class Command:
             self.input = -1
 
     def _pass_on(self, handle: int) -> bool:
-        """Passes a piece of output on; False when there is none now."""
+        """Passes a piece of output on; returns False if there is none now."""
         try:
             data = os.read(handle, PIECE)
         except BlockingIOError:
             return False
-        except OSError:  # nobody has the terminal open any more
+        except OSError:  # no process has the terminal open any more
             data = b""
         if data:
             self._send(self.outputs[handle], data)
@@ -194,7 +194,7 @@ class Command:
         send(self.peer, kind, data)
 
     def _kill(self) -> None:
-        """Ends the command and what it started, as far as that did not leave its session."""
+        """Kills the command and its descendants, except those in other sessions."""
         for number in (signal.SIGHUP, signal.SIGKILL):
             try:
                 os.killpg(self.child, number)
@@ -203,7 +203,7 @@ class Command:
 
 
 def send(peer: socket.socket, kind: bytes, data: bytes) -> None:
-    """Waits until the peer takes it; what a peer that hung up does not hear anybody may miss."""
+    """Sends a frame, waiting for the peer. Ignores a lost peer for the final frames."""
     try:
         peer.sendall(frames.pack(kind, data))
     except ConnectionError:

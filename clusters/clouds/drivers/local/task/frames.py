@@ -1,6 +1,6 @@
-"""What a session in a task sends over its socket, both ways: one byte that says what it is, four for the length, the bytes.
+"""Frames of a session in a task, in both directions: one byte for the kind, four for the length, then the data.
 
-Imported by `exec.py`, which must start quickly: only the standard library's smallest modules.
+Imported by `exec.py`, which must start quickly, so it imports only small modules of the standard library.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# To the command: input, the end of input, a new size of the terminal ("columns rows").
+# To the command: input, end of input, a new terminal size ("columns rows").
 INPUT, END, SIZE = b"i", b"e", b"s"
-# From it: output, errors, the exit code; or a sentence that says why there is none.
+# From the command: stdout, stderr, the exit code; or a sentence on why there is none.
 STDOUT, STDERR, EXIT, REFUSED = b"o", b"x", b"q", b"!"
 
 HEAD = 5
@@ -23,7 +23,7 @@ def pack(kind: bytes, data: bytes = b"") -> bytes:
 
 
 class Frames:
-    """Takes apart what was received."""
+    """Parses received frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

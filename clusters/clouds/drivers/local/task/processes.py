@@ -1,7 +1,7 @@
-"""Processes that outlive their parent: found again by the lock that they hold on their folder.
+"""Processes that outlive their parent, found again by the lock on their folder.
 
-The lock (flock) is taken before the process exists and passed to it open, so at every instant either the process lives
-and the folder is locked, or it is not; nothing can be started twice in a folder. The file `lock` holds its pid.
+The lock (flock) is taken before the process exists and inherited by it, so at every instant either the process lives and the
+folder is locked, or neither; nothing can be started twice in a folder. The file `lock` contains the pid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Detached:
-    """One such process. `on_start` is called in the event loop when it can be named, `on_exit` once when it has ended."""
+    """One such process. The event loop calls `on_start` once its pid is known, and `on_exit` once it has ended."""
 
     def __init__(self, folder: Path, on_exit: Callable[[], None], on_start: Callable[[], None] | None = None) -> None:
         self.folder, self.on_exit, self.on_start = folder, on_exit, on_start
@@ -32,11 +32,11 @@ class Detached:
     def launch(
         cls, script: str, folder: Path, on_exit: Callable[[], None], on_start: Callable[[], None] | None = None
     ) -> Detached:
-        """Starts `python -I -S script folder LOCK`. Raises OSError (BlockingIOError when one lives there already)."""
+        """Starts `python -I -S script folder LOCK`. Raises OSError (BlockingIOError if one lives there already)."""
         self = cls(folder, on_exit, on_start)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         errors = os.open(folder / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        # Signals that are sent before the new process has its handlers wait until it asks for them.
+        # Blocks signals that arrive before the new process has its handlers; it unblocks them itself.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,7 +69,7 @@ class Detached:
     def adopt(
         cls, folder: Path, on_exit: Callable[[], None], on_start: Callable[[], None] | None = None
     ) -> Detached | None:
-        """The process that lives in `folder`, or None."""
+        """Returns the process that lives in `folder`, or None."""
         if not is_locked(folder):
             return None
         self = cls(folder, on_exit, on_start)
@@ -77,13 +77,13 @@ class Detached:
         return self
 
     def _follow(self) -> None:
-        """Watches the pid in the lock file; a locked folder without one is on its way (its starter has not ended yet)."""
+        """Watches the pid in the lock file. A locked folder without a pid: its process is still being started."""
         loop = asyncio.get_running_loop()
         pid = int((self.folder / "lock").read_text().strip() or 0)
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 self.pidfd = os.pidfd_open(pid)
-        if not is_locked(self.folder):  # also a pid that by now belongs to somebody else
+        if not is_locked(self.folder):  # also if the pid has been reused
             self._close()
             loop.call_soon(self.on_exit)
         elif self.pidfd < 0:
@@ -97,7 +97,7 @@ class Detached:
                 self.on_start()
 
     def send(self, number: int) -> None:
-        """Sends a signal, as soon as the process can be named."""
+        """Sends a signal as soon as the pid is known."""
         if self.pidfd < 0:
             self._waiting.append(number)
             return
@@ -128,7 +128,7 @@ def start(script: str, folder: Path) -> None:
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # The next pid may have fewer digits than the last one.
+        # The next pid may have fewer digits.
         os.ftruncate(lock, 0)
         argv = [sys.executable, "-I", "-S", script, str(folder), str(lock)]
         subprocess.run(argv, pass_fds=(lock,), stdin=subprocess.DEVNULL, check=False, cwd="/")
@@ -137,13 +137,12 @@ def start(script: str, folder: Path) -> None:
 
 
 def end(folder: Path) -> None:
-    """Ends by force what lives in `folder`, if anything does."""
+    """Kills the process that lives in `folder`, if any."""
     if is_locked(folder):
         kill_and_wait(int((folder / "lock").read_text()))
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process lives in `folder`."""
     try:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -158,7 +157,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def kill_and_wait(pid: int) -> None:
-    """SIGKILL, and the return when the process is gone (a PID 1 takes its whole namespace along; that is quick)."""
+    """Sends SIGKILL and waits until the process is gone (with a PID 1 its whole namespace, which is quick)."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

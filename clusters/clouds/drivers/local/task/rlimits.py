@@ -1,11 +1,11 @@
-"""What bounds a task without any privilege: resource limits, its place behind the portal's programs, and that the kernel ends it
-first when memory runs out.
+"""Limits of a task that need no privileges: resource limits, a lower CPU priority than the portal's programs, and preference for
+the kernel's OOM killer.
 
-Processes are counted in two ways. RLIMIT_NPROC counts all of a user: as root those of an appcode, because each has a uid of
-its own; as an ordinary user those of one user namespace. A PID namespace bounds those of one task, from Linux 6.14 on;
-before, a task that makes processes without end leaves none for the other tasks that it is counted with.
+Processes are counted in two ways. RLIMIT_NPROC counts all of a user: as root those of an appcode, because each has its own uid;
+as an ordinary user those of one user namespace. A PID namespace limits those of one task, from Linux 6.14 on; on older kernels a
+fork bomb leaves no processes for the other tasks that it is counted with.
 
-Only the standard library's smallest modules are imported here, because every task pays for them.
+Imports only small modules of the standard library, because every task pays for them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
         file_bytes: int
 
 
-# A third of the processor time of a program that did not step back, as much as the portal's worker and controller ask for.
+# A third of the CPU time of a program with nice 0, the same as the portal's worker and controller.
 NICE = 5
-# The kernel keeps the first 300 for itself.
+# The kernel reserves the first 300.
 _LEAST_PID_MAX = 301
 
 
 def together() -> int:
-    """Half of the processes that this machine can have: what is left is for everybody else."""
+    """Returns half of this machine's maximum number of processes; the rest is for everything else."""
     return min(_read("/proc/sys/kernel/pid_max"), _read("/proc/sys/kernel/threads-max")) // 2
 
 
@@ -49,40 +49,39 @@ def bound(limits: Limits) -> None:
 
 
 def bound_namespace(processes: int) -> None:
-    """Limits the PID namespace of the caller, which may administrate it, where this kernel can."""
+    """Limits the PID namespace of the caller, which must have the right to, if this kernel can."""
     if not own_pid_max():
         return
     try:
         with open("/proc/sys/kernel/pid_max", "w") as file:
             file.write(str(max(processes, _LEAST_PID_MAX)))
-    except OSError:  # a container may not write there; the limit of all together holds
+    except OSError:  # in a container that may not write there the common limit still holds
         return
 
 
 def die_first() -> None:
-    """The caller and what it starts are what the kernel ends first when memory runs out.
+    """Makes the caller and what it starts the OOM killer's first choice.
 
-    A task can take that back where the portal lacks CAP_SYS_RESOURCE, as in many containers; cgroups.py and memory.py hold it
-    all the same."""
+    A task can undo this if the portal lacks CAP_SYS_RESOURCE, as in many containers; cgroups.py and memory.py still limit it."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
 def step_back() -> None:
-    """While everything is busy what answers people goes before the caller and what it starts (portal/up/services.py).
+    """Gives programs that serve people precedence over the caller and what it starts (portal/up/services.py).
 
-    Where the kernel shares time among sessions (autogroup) it looks at nice values only inside one, and asks each session for
-    its own; of an ordinary user it takes few at a time."""
+    With autogroup the kernel applies nice values only within a session, and each session has its own value; an ordinary user may
+    only change a few at a time."""
     os.nice(NICE)
     try:
         with open("/proc/self/autogroup", "w") as file:
             file.write(str(NICE))
-    except OSError:  # no autogroup, or not now: a courtesy, and no bound
+    except OSError:  # no autogroup, or not now: this is best effort
         return
 
 
 def own_pid_max() -> bool:
-    """Whether a PID namespace has a kernel.pid_max of its own; elsewhere it is that of the whole machine."""
+    """Returns whether each PID namespace has its own kernel.pid_max; on older kernels it is the whole machine's."""
     major, minor, *_ = os.uname().release.replace("-", ".").replace("+", ".").split(".")
     return (int(major), int(minor)) >= (6, 14)
 

@@ -1,13 +1,12 @@
-"""What one task can see of this machine: its programs, its data, and nothing of anybody else.
+"""What one task can see of this machine: its programs and its data, and nothing of other tenants.
 
-A task gets its own mount, PID, IPC, UTS and cgroup namespaces, and a network (netns.py). Its root is a fresh, read-only
-tmpfs in which only the system's programs (/usr and the like, read-only), the image's environment and the mounts of its
-plan are bound; /tmp, /dev/shm and /proc are its own. As root the task then becomes an unprivileged uid without
-capabilities; as an ordinary user a user namespace makes the same possible without any privilege. Tasks of a run reach
-each other by 127.0.0.1, but no other run and no server of this machine, unless its kernel makes no network namespaces
-(`Node.shares_network`).
+A task gets its own mount, PID, IPC, UTS and cgroup namespaces, and a network (netns.py). Its root is a fresh, read-only tmpfs
+with only the system's programs (/usr and the like, read-only), the image's environment and the mounts of its plan; /tmp,
+/dev/shm and /proc are its own. As root the task then becomes an unprivileged uid without capabilities; for an ordinary user a
+user namespace makes the same possible. Tasks of a run reach each other by 127.0.0.1, but no other run and no server of this
+machine, unless the kernel has no network namespaces (`Node.shares_network`).
 
-Only the standard library's smallest modules are imported here, because every task pays for them.
+Imports only small modules of the standard library, because every task pays for them.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     class Bind(TypedDict, total=False):
-        """`source` of this machine appears at `target`. With `root`, `source` must lie in it after resolving links.
+        """Mounts `source` of this machine at `target`. With `root`, `source` must be inside it after resolving links.
 
-        `link` makes the same symbolic link in place of what it leads to; `optional` may be absent; `data` must be usable
+        `link`: creates the same symbolic link instead of mounting its target. `optional`: may be absent. `data`: must be usable
         by the task's uid before it starts.
         """
 
@@ -47,7 +46,7 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
-# Those that `build` makes.
+# The namespaces that `build` makes.
 OWN = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
 
 _MS_RDONLY = 1
@@ -59,27 +58,28 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_MOUNT_SETATTR = 442
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 
-# As whom tasks run there.
+# The name of the tasks' user.
 USER = "elearn"
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-# What programs read of /etc (names, certificates, libraries, fonts), and how many processors there are. All else there is the
-# machine's own business. A GPU brings more of /sys along (gpus.py). Files are copied: a mount each would cost every task more.
+# Files of /etc that programs read (names, certificates, libraries, fonts), and the number of processors. Everything else there
+# is private to the machine. A GPU adds more of /sys (gpus.py). Files are copied, because a mount for each would cost every task
+# more.
 _SETTINGS = (
     "/etc/bash.bashrc", "/etc/gai.conf", "/etc/group", "/etc/host.conf", "/etc/hosts", "/etc/inputrc",
     "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/locale.alias", "/etc/locale.conf", "/etc/localtime", "/etc/mime.types",
     "/etc/mtab", "/etc/networks", "/etc/nsswitch.conf", "/etc/os-release", "/etc/passwd", "/etc/profile",
     "/etc/protocols", "/etc/resolv.conf", "/etc/rpc", "/etc/services", "/etc/ssl/openssl.cnf", "/etc/timezone",
 )  # fmt: skip
-# Those that get a line for the task.
+# Files that get a line for the task.
 _ADDED_TO = ("/etc/group", "/etc/hosts", "/etc/passwd")
 _SETTING_FOLDERS = (
     "/etc/alternatives", "/etc/crypto-policies", "/etc/fonts", "/etc/OpenCL", "/etc/pki/ca-trust/extracted",
     "/etc/pki/tls/certs", "/etc/ssl/certs", "/sys/devices/system/cpu", "/sys/devices/system/node",
     "/sys/kernel/mm/transparent_hugepage",
 )  # fmt: skip
-# What tells of the machine and of everybody on it, and of the task nothing: what Docker hides in a container, and some more.
-# `subset=pid` would hide cpuinfo, meminfo and stat, too, which TensorFlow, psutil and the JVM read.
+# Files of /proc that reveal the machine and its users and nothing about the task: those that Docker hides, and some more.
+# `subset=pid` would also hide cpuinfo, meminfo and stat, which TensorFlow, psutil and the JVM read.
 HIDDEN = (
     "acpi", "asound", "cmdline", "interrupts", "kallsyms", "kcore", "key-users", "keys", "latency_stats", "sched_debug", "scsi",
     "timer_list", "timer_stats",
@@ -97,7 +97,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SandboxError(Exception):
-    """The sandbox could not be made. The text says why, for people."""
+    """The sandbox could not be made. The text is a reason for people."""
 
 
 class _MountAttr(ctypes.Structure):
@@ -112,7 +112,7 @@ def _check(result: int, what: str) -> int:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    """mount(2)."""
+    """Calls mount(2)."""
     text = data.encode() if data else None
     name = kind.encode() if kind else None
     _check(
@@ -137,13 +137,13 @@ def seal(target: str, flags: int, *, recursive: bool = True) -> None:
 
 
 def die_with_parent() -> None:
-    """The kernel kills the calling process as soon as its parent has ended; nobody of the same uid may trace it."""
+    """Makes the kernel kill the caller when its parent ends, and keeps processes of the same uid from tracing it."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl")
     _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
 
 
 def hide_arguments() -> None:
-    """Wipes out the arguments of the calling process, which name folders of this machine."""
+    """Erases the arguments of the calling process, which name folders of this machine."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])
@@ -152,7 +152,7 @@ def hide_arguments() -> None:
 
 
 def be_seen() -> None:
-    """Processes of the same uid may look into the caller again, which changed its uid."""
+    """Lets processes of the same uid access the caller again after it changed its uid."""
     _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
 
 
@@ -162,9 +162,9 @@ def setns(pidfd: int, flags: int) -> None:
 
 
 def unshare(flags: int = 0) -> None:
-    """New namespaces `flags` for the caller (CLONE_NEWPID: for its children), in a new user namespace when it is not root.
+    """Makes new namespaces `flags` for the caller (CLONE_NEWPID: for its children), in a new user namespace unless it is root.
 
-    Raises SandboxError with a sentence that says what an administrator can change.
+    Raises SandboxError with a sentence on what an administrator can change.
     """
     uid, gid = os.geteuid(), os.getegid()
     try:
@@ -179,13 +179,13 @@ def unshare(flags: int = 0) -> None:
 
 
 def enter(flags: int) -> None:
-    """New namespaces `flags` for the caller, which has the right to make them."""
+    """Makes new namespaces `flags` for the caller, which must have the right to."""
     if flags:
         _check(_libc.unshare(flags), "unshare")
 
 
 def forbidden(error: OSError) -> str:
-    """Why this machine cannot run tasks, and what would change it."""
+    """Returns why this machine cannot run tasks, and what would change that."""
     if os.geteuid() == 0:
         advice = "in a container, start it with --privileged"
     else:
@@ -207,11 +207,10 @@ def build(
     uid: int | None = None,
     hostname: str = "sandbox",
 ) -> None:
-    """Makes the new root in the folder `root`, binds what is asked for, and moves the calling process into it.
+    """Makes the new root in the folder `root`, with the mounts `binds`, and moves the calling process into it.
 
-    `tmp` is the folder behind /tmp, `memory_mb` the size of /dev/shm, `uid` a user who is USER there. `hostname` is what the
-    machine is called there, at 127.0.0.1.
-    Raises SandboxError; the caller must be ready to die then.
+    `tmp`: the folder behind /tmp. `memory_mb`: the size of /dev/shm. `uid`: gets the name USER. `hostname`: resolves to
+    127.0.0.1 inside. Raises SandboxError, after which the caller must exit.
     """
     step = "namespaces"
     try:
@@ -236,7 +235,7 @@ def build(
             _copy(path, root + path)
         _add(root + "/etc/hosts", f"127.0.0.1 {hostname}\n")
         if uid is not None:
-            # Programs look their user up: `whoami`, `git`, Python's getpass.
+            # Programs look up their user: `whoami`, `git`, Python's getpass.
             _add(root + "/etc/passwd", f"{USER}:x:{uid}:{uid}::/tmp:/bin/bash\n")
             _add(root + "/etc/group", f"{USER}:x:{uid}:\n")
         step = "/etc/resolv.conf"
@@ -271,7 +270,7 @@ def _system(root: str, folder: str) -> None:
 
 
 def _copy(path: str, target: str) -> None:
-    """A link as it is, a file when everybody may read it, and nothing when it is not there. No line is added behind a link."""
+    """Copies a link as a link (unless a line is added), and a file if all users may read it. Skips missing ones."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.islink(path) and path not in _ADDED_TO:
         os.symlink(os.readlink(path), target)
@@ -287,7 +286,7 @@ def _add(path: str, line: str) -> None:
 
 
 def _hide(root: str) -> None:
-    """Puts nothing in the place of what is HIDDEN in /proc; the devices are there."""
+    """Hides the files in HIDDEN of /proc. Requires the devices."""
     for name in HIDDEN:
         path = f"{root}/proc/{name}"
         if os.path.isdir(path):
@@ -297,7 +296,7 @@ def _hide(root: str) -> None:
 
 
 def _resolver(root: str) -> None:
-    """systemd-resolved keeps resolv.conf below /run, which a task does not see."""
+    """Provides resolv.conf, which systemd-resolved keeps below /run, invisible to tasks."""
     real = os.path.realpath("/etc/resolv.conf")
     if os.path.isfile(real) and not real.startswith(("/etc/", "/usr/")):
         _bind(root, {"source": real, "target": real, "read_only": True})
@@ -312,7 +311,7 @@ def _devices(root: str, memory_mb: int) -> None:
     os.mkdir(root + "/dev/pts")
     mount("devpts", root + "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
     os.mkdir(root + "/dev/shm")  # noqa: S108  a fresh one
-    # A file costs memory, too, however small it is.
+    # Limits the number of files, because even empty ones cost memory.
     size = f"mode=1777,size={memory_mb}m,nr_inodes={memory_mb * 64}"
     mount("shm", root + "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, size)  # noqa: S108
 
@@ -345,10 +344,10 @@ def _bind(root: str, bind: Bind) -> None:
 
 
 def open_inside(root: str, path: str, *, create_for: int | None = None) -> int:
-    """A handle (O_PATH) of the folder `path` after resolving links; PermissionError when it does not lie in `root`.
+    """Returns a handle (O_PATH) of the folder `path` after resolving links; raises PermissionError if it is not inside `root`.
 
-    With `create_for` missing folders are made and given to this uid (-1: to the caller). Every step goes from a handle
-    that was found inside, so nobody can put a link in between.
+    With `create_for` creates missing folders for this uid (-1: for the caller). Every step starts from a handle verified as
+    inside, so no link can be slipped in.
     """
     top = os.path.realpath(root)
     try:
@@ -379,7 +378,7 @@ def _verified(handle: int, path: str, top: str) -> int:
 
 
 def inside(path: str, root: str) -> bool:
-    """Whether the resolved `path` is `root` or lies below it."""
+    """Returns whether the resolved `path` is `root` or below it."""
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
@@ -392,7 +391,7 @@ def _pivot(root: str) -> None:
 
 
 def drop_privileges(uid: int | None) -> None:
-    """No capability and no way to get one, and no call of the kernel that would help; with `uid` (as root) the caller becomes
+    """Drops all capabilities and ways to regain them, and blocks dangerous system calls. With `uid` (as root) the caller becomes
     this uid and gid for good."""
     for capability in range(64):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0 and ctypes.get_errno() == errno.EINVAL:
@@ -409,7 +408,7 @@ def drop_privileges(uid: int | None) -> None:
 
 
 def python_binds(environment: str) -> list[Bind]:
-    """What a virtual environment needs besides itself: the interpreter that it points to, by every name on the way."""
+    """Returns the mounts of a virtual environment: itself and its interpreter, under every name on the chain of links."""
     binds: list[Bind] = [{"source": environment, "target": environment, "read_only": True}]
     link = os.path.join(environment, "bin", "python")
     for _ in range(16):
@@ -421,7 +420,7 @@ def python_binds(environment: str) -> list[Bind]:
     prefixes = {os.path.dirname(os.path.dirname(link)), os.path.dirname(os.path.dirname(os.path.realpath(link)))}
     prefixes |= {os.path.dirname(_home(environment))} - {""}
     for prefix in sorted(prefixes):
-        # A prefix such as /home/me would show more than an interpreter, so only its usual folders are bound.
+        # A prefix such as /home/me contains more than an interpreter, so only its usual folders are mounted.
         for name in ("bin", "lib", "lib64", "libexec", "include", "share"):
             folder = os.path.join(prefix, name)
             if os.path.isdir(folder) and not folder.startswith(("/usr/", "/bin", "/lib")):

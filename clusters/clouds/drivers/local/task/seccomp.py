@@ -1,11 +1,11 @@
-"""What a task may not ask the kernel for: system calls that make no program slower or poorer, and have opened many a sandbox.
+"""The seccomp filter of tasks: blocks system calls that programs do not need and that have broken many sandboxes.
 
-The list is what Docker's and containerd's default profiles keep from a container without capabilities: new namespaces, mounts,
-modules, keys, BPF, io_uring, handles of files, clocks. A number that is newer than this list does not exist for tasks.
-clone3 hides its flags behind a pointer, so it does not exist either, and libraries then use clone. VM sockets are refused,
-because they lead to the host of a virtual machine past every network namespace. ptrace is allowed: a task sees only its own
-processes. The kernel's ciphers (AF_ALG) are refused: programs bring their own, and this is much of the kernel to reach. Netlink
-stays, because programs list their network interfaces by it (getifaddrs). The filter is inherited and cannot be taken off.
+The list matches what Docker's and containerd's default profiles deny to a container without capabilities: new namespaces,
+mounts, modules, keys, BPF, io_uring, file handles, clocks. Newer system calls than this list knows return ENOSYS. So does
+clone3, whose flags are behind a pointer; libraries then use clone. VM sockets are denied, because they reach the host of a
+virtual machine past every network namespace. ptrace is allowed, because a task sees only its own processes. The kernel's ciphers
+(AF_ALG) are denied: programs bring their own, and they expose much of the kernel. Netlink is allowed, because programs list
+their network interfaces by it (getifaddrs). The filter is inherited and cannot be removed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import errno
 import os
 import struct
 
-# Number on x86_64, number on aarch64; -1: that machine has none.
+# Number on x86_64, number on aarch64; -1: absent there.
 FORBIDDEN = {
     "acct": (163, 89),
     "add_key": (248, 217),
@@ -70,7 +70,7 @@ FORBIDDEN = {
     "userfaultfd": (323, 282),
     "vhangup": (153, 58),
 }
-# The newest that tasks may use (mseal, Linux 6.10): both machines number what is new alike.
+# The newest system call for tasks (mseal, Linux 6.10); both architectures number new ones alike.
 NEWEST = 462
 CLONE, CLONE3, SOCKET = (56, 220), 435, (41, 198)
 AF_ALG, AF_VSOCK = 38, 40
@@ -91,16 +91,16 @@ class _Program(ctypes.Structure):
 
 
 def program(machine: str) -> bytes:
-    """The filter in classic BPF; each instruction is its code, the steps to jump when true and when false, and a value."""
+    """Returns the filter in classic BPF; each instruction has a code, the jumps when true and when false, and a value."""
     column, architecture = MACHINES[machine]
     forbidden = sorted(numbers[column] for numbers in FORBIDDEN.values() if numbers[column] >= 0)
-    # Behind the tests stand the ends, in this order; a jump goes from the instruction after itself, a negative one past others.
+    # The results follow the tests in this order; jumps are relative to the next instruction, negative ones skip tests.
     ends = (_ERROR | errno.ENOSYS, _ERROR | errno.EPERM, _ALLOW)
     tests: list[tuple[int, int | None, int | None, int]] = [
         (_LOAD, None, None, _ARCHITECTURE),
-        (_EQUAL, None, 0, architecture),  # programs of another machine (32 bit) number calls otherwise
+        (_EQUAL, None, 0, architecture),  # programs of another architecture (32 bit) number system calls differently
         (_LOAD, None, None, _NUMBER),
-        (_GREATER, 0, None, NEWEST),  # the x32 calls of x86_64 too, from 1 << 30
+        (_GREATER, 0, None, NEWEST),  # also denies the x32 calls of x86_64, from 1 << 30
         (_EQUAL, 0, None, CLONE3),
         *((_EQUAL, 1, None, number) for number in forbidden),
         (_EQUAL, None, -3, SOCKET[column]),
@@ -120,7 +120,7 @@ def program(machine: str) -> bytes:
 
 
 def install() -> None:
-    """Puts the filter on the calling process, which must have no_new_privs, and all that it starts. Raises OSError."""
+    """Installs the filter in the calling process, which must have no_new_privs, and all that it starts. Raises OSError."""
     text = program(os.uname().machine)
     described = _Program(len(text) // 8, text)
     if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(described), 0, 0) < 0:

@@ -1,9 +1,9 @@
-"""The owner of one attempt of one task: starts it in its sandbox, keeps its log, and writes down what happened.
+"""The owner of one attempt of one task: starts it in its sandbox, keeps its log, and records what happened.
 
-Run as `python -I -S shim.py FOLDER LOCK` with the descriptor LOCK holding the lock of FOLDER (see processes.py). It leaves the
-session of its parent, so neither the node agent's end nor the portal's touches the task. In FOLDER it reads spec.json and writes
-`log`, `log.times` and status.json; SIGTERM asks it to stop the task. When it dies itself, the kernel takes the task along (see
-`sandbox.die_with_parent`), so a task without a shim does not exist.
+Run as `python -I -S shim.py FOLDER LOCK`, where the descriptor LOCK holds the lock of FOLDER (see processes.py). It leaves its
+parent's session, so the task survives the node agent and the portal. In FOLDER it reads spec.json and writes `log`, `log.times`
+and status.json; on SIGTERM it stops the task. If it dies, the kernel kills the task (see `sandbox.die_with_parent`), so no task
+exists without its shim.
 
     shim ── fork ──► init (PID 1 of the new PID namespace) ── fork, exec ──► the task
 """
@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 
-if not __package__:  # run as a script; the isolated interpreter has no other way to find its neighbours
+if not __package__:  # run as a script: the isolated interpreter cannot find its neighbours otherwise
     sys.path[0:0] = [os.path.abspath(__file__).rsplit("/clusters/", 1)[0]]
 
 from clusters.clouds.drivers import marks
@@ -35,7 +35,7 @@ EXIT_NOT_STARTED = 127
 
 
 class Log:
-    """The task's output on disk with its times beside it, up to `limit` bytes; of what comes after them only the last 64 KiB."""
+    """The task's output on disk with its times beside it, up to `limit` bytes; of further output only the last 64 KiB."""
 
     def __init__(self, path: str, limit: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -44,7 +44,7 @@ class Log:
         self.left = limit
         self.limit = limit
         self.dropped = 0
-        # With their times, and how many bytes they are together.
+        # Pieces of the end with their times; `kept`: their total bytes.
         self.tail: list[tuple[int, bytes]] = []
         self.kept = 0
 
@@ -90,7 +90,7 @@ class Log:
 
 
 def leave_parent(lock: int) -> None:
-    """The child goes on in a session of its own; its number stands in the lock."""
+    """Continues in a child with its own session; writes the child's pid into the lock."""
     child = os.fork()
     if child:
         os.pwrite(lock, b"%d\n" % child, 0)
@@ -114,7 +114,7 @@ def main(folder: str, lock: int) -> None:
 
 
 class Status:
-    """status.json: what happened so far, replaced as a whole; the agent hears of it by a datagram."""
+    """status.json: the events so far, replaced atomically; a datagram notifies the agent."""
 
     def __init__(self, folder: str, poke: str, name: str) -> None:
         self.path = os.path.join(folder, "status.json")
@@ -131,12 +131,12 @@ class Status:
         os.rename(self.path + ".new", self.path)
 
     def tell(self) -> bool:
-        """False when the agent is too busy to hear it now; an absent agent reads status.json when it comes."""
+        """Notifies the agent. Returns False if it is too busy now; an absent agent reads status.json when it starts."""
         return tell(self.poke, self.name)
 
 
 def tell(poke: str, name: str) -> bool:
-    """Sends `name` to the agent, whose socket is the path `poke` (reached through its folder: socket paths are short)."""
+    """Sends `name` to the agent's socket `poke`, via its folder, because socket paths must be short."""
     try:
         folder = os.open(os.path.dirname(poke), os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -156,7 +156,7 @@ def tell(poke: str, name: str) -> bool:
 
 def run(folder: str, lock: int, spec: dict[str, Any], status: Status) -> None:
     log = Log(os.path.join(folder, "log"), spec["log_limit"])
-    if spec.get("note"):  # a task of an older agent has none
+    if spec.get("note"):  # tasks of an older agent have none
         log.write(f"[{spec['note']}]\n".encode())
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -186,13 +186,13 @@ def run(folder: str, lock: int, spec: dict[str, Any], status: Status) -> None:
         try:
             status.write(durable=True, finished_at=finished, oom=oom)
             return
-        except OSError:  # a full disk: what was computed must not be lost for that
+        except OSError:  # a full disk: the result of the task must not be lost
             time.sleep(1)
 
 
 def _network(spec: dict[str, Any], lock: int) -> int:
-    """Moves the caller into the task's network and makes the PID namespace. Returns a handle that is readable once a network held
-    for this task alone is lost, -1 for the network of the run, which the agent watches. Raises Lost, SandboxError."""
+    """Moves the caller into the task's network and makes the PID namespace. Returns a descriptor that is readable once the
+    task's own network is lost, or -1 for the run's network, which the agent watches. Raises Lost and SandboxError."""
     if not spec["network"]:
         sandbox.unshare(sandbox.CLONE_NEWPID)
         return -1
@@ -212,15 +212,15 @@ def _network(spec: dict[str, Any], lock: int) -> int:
 
 
 def _may_be_oom(spec: dict[str, Any], status: dict[str, Any]) -> bool:
-    """Whether a process that the kernel killed for memory can be why the task failed: any one of its own cgroup, which may be a
-    child of its program, and on a machine without cgroups only its own."""
+    """Returns whether an OOM kill can explain the failure: any kill in the task's cgroup, which may be of a child process;
+    without cgroups only a SIGKILL of the program itself."""
     if status.get("stopping") or status.get("exit") == 0:
         return False
     return bool(spec["cgroups"]) or status.get("signal") == signal.SIGKILL or status.get("exit") == 128 + signal.SIGKILL
 
 
 class Watcher:
-    """Moves output to the log, writes down start and end, and stops the task when asked, until PID 1 has been reaped."""
+    """Copies output to the log, records start and end, and stops the task on request, until PID 1 has been reaped."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Watcher:
         self.output, self.result, self.wake, self.network_ended = output, result, wake, network_ended
         self.untold = False
         self.kill_at: float | None = None
-        # When it is looked at how much memory the task has; never where a cgroup holds it.
+        # The time of the next memory poll; None if a cgroup limits the memory.
         self.look_at = None if spec["cgroups"] else time.monotonic() + memory.EVERY
 
     def loop(self) -> None:
@@ -270,7 +270,7 @@ class Watcher:
             self.status.values["signal"] = signal.SIGKILL
 
     def _kill_when_due(self) -> None:
-        """Ends a task that did not stop in time, or has more than its memory."""
+        """Kills a task that did not stop in time or exceeds its memory."""
         now = time.monotonic()
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = None
@@ -297,7 +297,7 @@ class Watcher:
         if not self.status.values.get("stopping") and not {"exit", "signal", "error"} & self.status.values.keys():
             self.status.write(stopping=True)
             self.kill_at = time.monotonic() + self.spec["grace"]
-            os.kill(self.init, signal.SIGTERM)  # not reaped yet, so this pid is still its own
+            os.kill(self.init, signal.SIGTERM)  # not reaped yet, so the pid is still valid
 
 
 def _init(folder: str, spec: dict[str, Any], go: int, log: int, result: int) -> None:
@@ -375,13 +375,13 @@ def _start(spec: dict[str, Any], log: int, report: Any) -> int:
 
 
 def become_task(spec: dict[str, Any], output: int) -> None:
-    """Everything between fork and exec: session, descriptors, working folder, privileges, and whether the data is usable."""
+    """Prepares a process between fork and exec: session, descriptors, privileges, access to its data, working folder."""
     os.setsid()
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    # Python ignores some, and so does whatever was started with nohup: a task's terminal could not end its programs.
+    # Python ignores some signals, and so do programs started by nohup: a task's terminal could then not end its programs.
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     rlimits.step_back()
@@ -401,7 +401,7 @@ def become_task(spec: dict[str, Any], output: int) -> None:
 
 
 def execute(argv: list[str], env: dict[str, str]) -> None:
-    """execvpe(3) by the PATH in `env` (os.execvpe imports a module, and its file is not there in the sandbox)."""
+    """Calls execvpe(3) by the PATH in `env` (os.execvpe imports a module whose file is missing in the sandbox)."""
     missing = OSError(errno.ENOENT, "no such program")
     for folder in [""] if "/" in argv[0] else env.get("PATH", "").split(":"):
         try:
@@ -414,7 +414,7 @@ def execute(argv: list[str], env: dict[str, str]) -> None:
 
 
 def _reap(task: int, stopping: list[int], report: Any) -> None:
-    """Until the task has ended; when it was asked to stop, until everything that it left has ended too."""
+    """Reaps until the task has ended; if it was asked to stop, until all its descendants have ended, too."""
     ended = False
     while not ended or stopping:
         try:
@@ -428,7 +428,7 @@ def _reap(task: int, stopping: list[int], report: Any) -> None:
 
 
 def start_time(pid: int) -> int:
-    """Field 22 of /proc/PID/stat: with the pid it names a process as long as the machine is up. 0: it is not alive."""
+    """Returns field 22 of /proc/PID/stat, which with the pid identifies a process until the next boot. 0: it is not alive."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -1,0 +1,397 @@
+"""The four-step form of an application: another way to write its manifest.
+
+It is one form. Each step shows its own fields and carries the others as hidden inputs, so moving between steps loses
+nothing and needs no script. Each error is shown at its field's step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django import forms
+
+from clusters.applications.manifest import USUAL_SIZE, ApplicationManifest, cluster_manifest
+from clusters.cluster.pages.choices import Offer, flavor_label
+from clusters.cluster.pages.form_data import UNIT_CHOICES, duration, seconds
+from clusters.environments.models import Plugin
+from clusters.frame.env_text import read_env, write_env
+from clusters.frame.form import ManifestForm, area, aria, choice, line, number
+from clusters.frame.raw_text import Words
+from clusters.frameworks import APPLICATIONS
+from clusters.frameworks.base import Framework
+from clusters.manifest.input import read_where, write_text
+from datastores.models import Datastore
+from portal.errors import FieldError
+
+STEPS = ("Appcode", "Application", "Resources", "Review")
+FIELDS: tuple[tuple[str, ...], ...] = (
+    ("appcode",),
+    ("type", "name", "image", "environment", "plugins", "model", "runs", "requirements", "command", "endpoints", "env"),
+    (
+        "flavor",
+        "storage",
+        "size",
+        "input",
+        "output",
+        "output_path",
+        "idle_policy",
+        "idle_after",
+        "idle_after_unit",
+        "time_limit",
+        "time_limit_unit",
+        "access",
+        "people",
+    ),
+    (),
+)
+REVIEW = len(STEPS)
+NEW, STORE = "new", "store:"
+ENDPOINT = re.compile(r"(?P<name>[^\s=]+)\s*=\s*(?P<port>[0-9]{1,9})(?P<health>/\S*)?")
+FIELD_OF_PATH = {
+    "metadata.appcode": "appcode",
+    "metadata.name": "name",
+    **{
+        f"spec.{name}": name
+        for name in (
+            "type", "image", "environment", "requirements", "plugins", "model", "flavor", "storage", "input", "output", "command",
+            "env", "runs", "endpoints", "access",
+        )
+    },
+    "spec.storage.size": "size",
+    "spec.outputPath": "output_path",
+    "spec.timeLimit": "time_limit",
+    "spec.idle": "idle_policy",
+    "spec.idle.after": "idle_after",
+    "spec.access.people": "people",
+}  # fmt: skip
+# Defaults, which a manifest leaves out.
+USUAL: dict[str, Any] = {
+    **dict.fromkeys(("environment", "storage", "output", "command", "model"), ""),
+    "input": None,
+    "outputPath": "{name}/{run}",
+    "env": {},
+    "timeLimit": None,
+    "idle": None,
+    "endpoints": [],
+    "runs": [],
+    "plugins": [],
+    "requirements": [],
+    "access": {"to": "members"},
+}
+IDLE = {
+    "stop": "It is announced, then stopped with its files kept",
+    "announce": "It is announced, and goes on",
+    "never": "It goes on",
+}
+
+
+class Several(forms.CheckboxSelectMultiple):
+    """Checkboxes whose values share one field, separated by commas, so that other steps can carry them."""
+
+    def value_from_datadict(self, data: Any, files: Any, name: str) -> str:
+        return ", ".join(data.getlist(name) if hasattr(data, "getlist") else filter(None, [data.get(name)]))
+
+    def format_value(self, value: Any) -> list[str]:
+        return words(value)
+
+
+class ApplicationForm(ManifestForm[ApplicationManifest]):
+    manifest_class = ApplicationManifest
+    paths = FIELD_OF_PATH
+
+    appcode = choice("Appcode", "Who pays, and whose datastores it sees.")
+    type = choice("Application", initial=next(iter(APPLICATIONS)))
+    name = line("Name", "Lower-case letters, digits and “-”; it is part of the address.", maxlength=40)
+    image = choice("Image")
+    environment = choice("Environment", "Packages over the image that were saved in a notebook.", required=False)
+    plugins = Words(
+        label="Plugins",
+        required=False,
+        widget=Several(),
+        help_text="What its JupyterLab has besides. They are the administrators' choice.",
+    )
+    model = line(
+        "Model",
+        "Of a model server: what it answers, as MODEL@ALIAS or MODEL/VERSION: digits@champion, digits/3.",
+        required=False,
+        code=True,
+    )
+    runs = line(
+        "Runs",
+        "Of TensorBoard and Jupyter: whose output it shows, as CLUSTER/NUMBER, divided by commas: train/3, train/4.",
+        required=False,
+        code=True,
+    )
+    requirements = area(
+        "Requirements",
+        "What pip installs over the image before it starts, one a line: streamlit>=1.40. In Jupyter, install packages "
+        "in a cell: they stay.",
+        required=False,
+        rows=2,
+    )
+    command = area(
+        "Command",
+        "What a web program is started with; it listens where HOST and PORT say. Of Jupyter: what runs before it.",
+        required=False,
+        rows=3,
+    )
+    endpoints = line(
+        "Serves",
+        "By HTTP, as NAME=PORT, several divided by |, e.g. web=8080 | docs=8081/health. Jupyter serves its notebook.",
+        required=False,
+        code=True,
+    )
+    env = area("Environment variables", "One NAME=value per line, or separated by |.", required=False, rows=2)
+    flavor = choice("Flavor")
+    storage = choice("Files", "mounted at /elearn/home; they outlive the application", required=False, initial=NEW)
+    size = line("Size of the volume", f"of a volume of its own, like {USUAL_SIZE}", required=False, initial=USUAL_SIZE)
+    input = choice("Input", "mounted at /elearn/input", required=False)
+    output = choice("Output", "mounted at /elearn/output", required=False)
+    output_path = line(
+        "Output folder",
+        "Inside the output datastore; {name} and {run} are filled in.",
+        required=False,
+        initial="{name}/{run}",
+        code=True,
+    )
+    idle_policy = choice("When it does nothing", required=False, initial="stop")
+    idle_after = number(
+        "For",
+        "Cells, programs in terminals, CPU, GPU and network are work; an open page is none.",
+        required=False,
+        initial="2",
+    )
+    idle_after_unit = choice(
+        "Unit", choices=UNIT_CHOICES, required=False, initial="hours", **aria("Unit of the idle time")
+    )
+    time_limit = number(
+        "Time limit", "It is ended after this long, whatever it does. Empty: it has no end of its own.", required=False
+    )
+    time_limit_unit = choice("Unit", choices=UNIT_CHOICES, initial="hours", **aria("Unit of the time limit"))
+    access = choice("Who else may open it", "Developers and owners of the appcode always may.", initial="members")
+    people = line("People", "User names, divided by commas.", required=False)
+
+    def __init__(self, offer: Offer, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.offer = offer
+        choices = offer.choices()
+        homes = [store for store in offer.datastores if store.kind != Datastore.Kind.S3]
+        self.offer_kept("type", [(name, driver.title) for name, driver in APPLICATIONS.items()])
+        self._offer_plugins()
+        self.offer_kept("flavor", [(flavor.name, flavor_label(flavor)) for flavor in offer.flavors])
+        stores = [(STORE + store.name, f"{store.name} ({store.get_kind_display()})") for store in homes]
+        none = ("", "None: what it writes goes with its run")
+        self.offer_kept("storage", [(NEW, "A volume of its own"), *stores, none], prefix=STORE)
+        for name in ("appcode", "image", "environment", "input", "output"):
+            self.offer_kept(name, choices[name])
+        driver = APPLICATIONS.get(str(self["type"].value()))
+        self._offer_idle(driver)
+        shell = driver is not None and driver.is_shell
+        # Whoever opens a shell runs programs, so it is offered neither to viewers nor to everybody.
+        everybody = [] if shell else [("everybody", "Everybody who is signed in")]
+        members = ("members", "Nobody" if shell else "Viewers of the appcode")
+        self.offer_kept("access", [members, ("people", "People named below"), *everybody])
+
+    def _offer_plugins(self) -> None:
+        """Plugins of all images, because the image is chosen on the same page. Also chosen plugins that are no longer offered."""
+        rows = {row.name: row for row in reversed(self.offer.plugins)}
+        said = {name: [row.image.name for row in self.offer.plugins if row.name == name] for name in rows}
+        several = len({row.image_id for row in self.offer.plugins}) > 1
+        choices = [(name, plugin_label(rows[name], said[name] if several else ())) for name in sorted(rows)]
+        others = [name for name in words(self["plugins"].value()) if name not in rows]
+        choices += [(name, name if name.partition(":")[0] in rows else f"{name} (not available)") for name in others]
+        self.choose("plugins", choices)
+
+    @property
+    def has_plugins(self) -> bool:
+        driver = APPLICATIONS.get(str(self["type"].value()))
+        offers = driver is not None and driver.has_plugins and bool(self.offer.plugins)
+        return offers or bool(self["plugins"].value())
+
+    @property
+    def tells_idle(self) -> bool:
+        return _tells(str(self["type"].value()))
+
+    def _offer_idle(self, driver: Framework | None) -> None:
+        """Offers the idle policies that this kind of application supports."""
+        nobody = [("never", "It goes on, because nobody can tell whether it works")]
+        self.choose("idle_policy", list(IDLE.items()) if driver is None or driver.idle_signal else nobody)
+
+    def document(self, values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldError]]:
+        return document_of(values)
+
+    def read(self, document: Any) -> ApplicationManifest:
+        manifest = super().read(document)
+        cluster_manifest(manifest)
+        return manifest
+
+    def first_wrong(self, before: int) -> int:
+        """The first step before `before` that has an error; 0 if none has."""
+        wrong = (n for n, fields in enumerate(FIELDS[: before - 1], 1) if any(name in self.errors for name in fields))
+        return next(wrong, 0)
+
+    def fields_at(self, step: int) -> list[forms.BoundField]:
+        return [self[name] for name in FIELDS[step - 1]]
+
+    def carried(self, step: int) -> list[forms.BoundField]:
+        return [self[name] for name in self.fields if name not in FIELDS[step - 1]]
+
+    def summary(self, step: int) -> list[tuple[str, str]]:
+        """The choices of a step for display, without empty or irrelevant ones."""
+        said = self.said()
+        silent = {
+            "time_limit_unit",
+            "idle_after_unit",
+            *(["idle_after"] if said["idle_policy"] in ("", "never") or not _tells(said["type"]) else []),
+            *(["size"] if said["storage"] != NEW else []),
+            *(["output_path"] if not said["output"] else []),
+            *(["people"] if said["access"] != "people" else []),
+        }
+        found = []
+        for field in self.fields_at(step):
+            value, widget = said[field.name], field.field.widget
+            if not value or field.name in silent:
+                continue
+            if isinstance(widget, forms.Select):
+                value = str(dict(widget.choices).get(value, value))
+            if field.name == "time_limit":
+                value = f"{value} {said['time_limit_unit']}"
+            if field.name == "idle_after":
+                value = f"{value} {said['idle_after_unit']}"
+            if field.name == "idle_policy" and not _tells(said["type"]):
+                continue
+            found.append((str(field.label), value))
+        return found
+
+    @property
+    def has_environments(self) -> bool:
+        return bool(self.offer.environments) or bool(self["environment"].value())
+
+    @property
+    def opens_folded(self) -> bool:
+        """Whether to unfold the advanced fields: they are set, needed, or wrong."""
+        folded = ("model", "runs", "requirements", "command", "endpoints", "env")
+        return self["type"].value() != "jupyter" or any(self[name].value() or name in self.errors for name in folded)
+
+
+def document_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldError]]:
+    """The manifest document for these field values, and errors for values that cannot be expressed in one."""
+    complaints: list[FieldError] = []
+    env: dict[str, Any] = {}
+    served: list[dict[str, Any]] = []
+    try:
+        env = read_env(values["env"])
+    except ValueError as error:
+        complaints.append(FieldError(("spec", "env"), str(error)))
+    try:
+        served = read_endpoints(values["endpoints"])
+    except ValueError as error:
+        complaints.append(FieldError(("spec", "endpoints"), str(error)))
+    storage, people = values["storage"], re.split(r"[,\s]+", values["people"].strip())
+    spec = {
+        "type": values["type"],
+        "image": values["image"],
+        "environment": values["environment"],
+        "flavor": values["flavor"],
+        "storage": {"size": values["size"].strip()}
+        if storage == NEW
+        else storage and {"datastore": storage.removeprefix(STORE)},
+        "input": read_where(values["input"]),
+        "output": values["output"],
+        "outputPath": values["output_path"],
+        "runs": words(values["runs"]),
+        "model": values["model"].strip(),
+        "plugins": words(values["plugins"]),
+        "requirements": list(filter(None, map(str.strip, values["requirements"].split("\n")))),
+        "command": values["command"],
+        "env": env,
+        "timeLimit": seconds(values["time_limit"], values["time_limit_unit"]),
+        "endpoints": served,
+        "idle": _idle_of(values),
+        "access": {"to": values["access"], **({"people": people} if values["access"] == "people" else {})},
+    }
+    return {
+        "kind": "application",
+        "metadata": {"name": values["name"], "appcode": values["appcode"]},
+        "spec": {key: value for key, value in spec.items() if key not in USUAL or value != USUAL[key]},
+    }, complaints
+
+
+def fields_of(manifest: ApplicationManifest) -> dict[str, str]:
+    """The inverse of `document_of`: field values for `manifest`."""
+    spec = manifest.spec
+    limit, unit = duration(spec.time_limit)
+    idle, idle_unit = duration(spec.idle.after)
+    storage = spec.storage
+    return {
+        "appcode": manifest.metadata.appcode,
+        "name": manifest.metadata.name,
+        "type": spec.type,
+        "image": spec.image,
+        "environment": spec.environment or "",
+        "command": spec.command,
+        "endpoints": write_endpoints(manifest),
+        "runs": ", ".join(spec.runs),
+        "model": spec.model or "",
+        "plugins": ", ".join(spec.plugins),
+        "requirements": "\n".join(spec.requirements),
+        "env": write_env(spec.env),
+        "flavor": spec.flavor,
+        "storage": "" if storage is None else STORE + storage.datastore if storage.datastore else NEW,
+        "size": (storage.size if storage else "") or "",
+        "input": write_text(spec.input),
+        "output": spec.output or "",
+        "output_path": spec.output_path,
+        "time_limit": limit,
+        "time_limit_unit": unit,
+        "idle_policy": spec.idle.policy,
+        "idle_after": idle,
+        "idle_after_unit": idle_unit,
+        "access": spec.access.to,
+        "people": ", ".join(spec.access.people),
+    }
+
+
+def words(value: Any) -> list[str]:
+    return [name for name in re.split(r"[,\s]+", str(value or "")) if name]
+
+
+def plugin_label(plugin: Plugin, images: Sequence[str]) -> str:
+    """For example "Archive – downloads folders (over jupyter-4-6)"."""
+    said = f" – {plugin.description}" if plugin.description else ""
+    return f"{plugin.title}{said}" + (f" (over {', '.join(images)})" if images else "")
+
+
+def _tells(kind: str) -> bool:
+    """Whether this kind of application reports idleness."""
+    driver = APPLICATIONS.get(kind)
+    return driver is not None and bool(driver.idle_signal)
+
+
+def _idle_of(values: Mapping[str, str]) -> dict[str, Any] | None:
+    """The idle policy; None for a kind that reports no idleness."""
+    if not _tells(values["type"]):
+        return None
+    policy = values["idle_policy"] or "never"
+    after = {} if policy == "never" else {"after": seconds(values["idle_after"], values["idle_after_unit"])}
+    return {"policy": policy, **after}
+
+
+def read_endpoints(text: str) -> list[dict[str, Any]]:
+    """Parses `web=8080 | docs=8081/health`. Raises ValueError with the invalid part."""
+    found = []
+    for part in filter(None, (each.strip() for each in text.split("|"))):
+        match = ENDPOINT.fullmatch(part)
+        if match is None:
+            raise ValueError(f"“{part}” is nothing that is served; write NAME=PORT, for example web=8080.")
+        path = {"health": match["health"]} if match["health"] else {}
+        found.append({"name": match["name"], "port": int(match["port"]), **path})
+    return found
+
+
+def write_endpoints(manifest: ApplicationManifest) -> str:
+    """The inverse of `read_endpoints`."""
+    served = manifest.spec.endpoints
+    return " | ".join(f"{each.name}={each.port}{'' if each.health == '/' else each.health}" for each in served)

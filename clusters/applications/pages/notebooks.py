@@ -1,0 +1,63 @@
+"""Opens the output of a run in a notebook: at once if a running notebook shows it, else after choosing one."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods
+
+from clusters.access import cluster_for
+from clusters.applications.notebooks import address_in, choices, open_in_notebook
+from clusters.cluster.pages.cluster import page_of
+from clusters.gateway import origins
+from clusters.runs.models import Cluster
+from portal.access import OPERATE
+from portal.errors import Conflict, Invalid
+from portal.pages.appcodes import person
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def open_run(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Opens `?run=N`, by default the latest. POST may name several `runs` (train/3), and the notebook: `application`,
+    or `restart` for one that may be restarted for it. By default, one that shows the runs."""
+    user = person(request)
+    owner = cluster_for(user, appcode, name, OPERATE).appcode
+    shown = page_of(request, appcode, name)
+    if shown.run is None:
+        raise Http404(f"{name} has never been deployed.")
+    runs = (request.POST or request.GET).getlist("runs") or [f"{name}/{shown.run.number}"]
+    if request.method != "POST" and (opened := request.GET.get("opening", "")):
+        return _opening(request, cluster_for(user, appcode, opened, OPERATE), runs)
+    if request.method == "POST":
+        restarted, chosen = request.POST.get("restart", ""), request.POST.get("application", "")
+        try:
+            made = open_in_notebook(runs, restarted or chosen, restart=bool(restarted), appcode=owner, acting_user=user)
+        except (Invalid, Conflict) as error:
+            refused = error.errors if isinstance(error, Invalid) else []
+            none_yet = not (chosen or restarted) and all(each.path == ("application",) for each in refused)
+            if not none_yet:
+                messages.error(request, " ".join(each.message for each in refused) or str(error))
+            if any(each.path == ("runs",) for each in refused):
+                return redirect("cluster_runs", appcode, name)
+        else:
+            return redirect(f"{request.path}?{urlencode({'opening': made.name, 'runs': runs}, doseq=True)}")
+    return render(
+        request, "clusters/applications/open_run.html", {"page": shown, "runs": runs, "choices": choices(runs, owner)}
+    )
+
+
+def _opening(request: HttpRequest, notebook: Cluster, runs: list[str]) -> HttpResponse:
+    """Waits until the notebook shows these runs and the gateway routes to it. A notebook about to restart still serves
+    its page, but nothing after that."""
+    run = notebook.current_run
+    if run is None or (run.is_terminal and not notebook.next_by_id):
+        messages.error(request, f"{notebook.name} does not run. {run.message if run else ''}")
+        return redirect("application", notebook.appcode.code, notebook.name)
+    shows = not notebook.next_by_id and set(runs) <= set(run.spec["runs"])
+    ready = shows and any(each.ready for each in origins.openings(notebook, run) if each.name == "notebook")
+    address = address_in(notebook, runs) if ready else ""
+    # No redirect: after a form POST, form-action keeps the browser from following it to another origin.
+    return render(request, "clusters/gateway/opening.html", {"cluster": notebook, "address": address, "run": run})

@@ -1,0 +1,81 @@
+"""Why a run may start within the quota of its appcode, waits, or never can, in a sentence that users can act on. Pure.
+
+A run needs room within two limits. The portal enforces the quota, which is judged here before submit (preview) and in the
+queue. The cloud enforces the capacity of its machines, which `clouds/drivers/base/fit.py` judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clusters.clouds.drivers.base.fit import Judgement
+
+# Number of runs named among those that hold GPUs.
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A run by its name (`train/3`), and the GPUs that it holds."""
+
+    run: str
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """GPUs of all admitted runs of an appcode, the largest holders, and the number of other holders."""
+
+    gpus: int = 0
+    largest: tuple[Holder, ...] = ()
+    others: int = 0
+
+    def __add__(self, new: Holder) -> Held:
+        holders = sorted((*self.largest, new), key=lambda each: -each.gpus) if new.gpus else self.largest
+        largest = tuple(holders[:MOST_NAMED])
+        return Held(self.gpus + new.gpus, largest, self.others + len(holders) - len(largest))
+
+    @property
+    def words(self) -> str:
+        """ "train/3 (4 GPUs), eval/1 (2 GPUs) and 2 more runs"."""
+        named = ", ".join(f"{each.run} ({_gpus(each.gpus)})" for each in self.largest)
+        return f"{named} and {self.others} more run{'s' if self.others > 1 else ''}" if self.others else named
+
+
+@dataclass(frozen=True)
+class Quota:
+    """`queue` has the GPUs of each run that waits before this one, oldest first."""
+
+    appcode: str
+    limit: int
+    held: Held = Held()
+    queue: Sequence[int] = ()
+
+
+def judge_quota(gpus: int, quota: Quota) -> Judgement:
+    """First come, first served: a run waits behind older ones of its appcode even if it would fit by itself."""
+    if gpus == 0:
+        return Judgement("now", "", "")
+    if gpus > quota.limit:
+        return Judgement(
+            "never",
+            "QuotaExceeded",
+            f"It needs {_gpus(gpus)}, and the quota of {quota.appcode} is {quota.limit}. Ask for fewer, or let an "
+            "owner request a larger quota.",
+        )
+    free = quota.limit - quota.held.gpus
+    if quota.queue or gpus > free:
+        by = f"; held by {quota.held.words}" if quota.held.largest else ""
+        place = f" It is number {len(quota.queue) + 1} in the queue." if quota.queue else ""
+        return Judgement(
+            "waits",
+            "QuotaExceeded",
+            f"Waiting for quota: needs {_gpus(gpus)}, {max(free, 0)} of {quota.limit} of {quota.appcode} are free{by}."
+            + place,
+        )
+    return Judgement("now", "", "")
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"

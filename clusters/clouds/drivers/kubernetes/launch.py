@@ -1,0 +1,138 @@
+"""Applies a run: its owner first, then everything else in parallel.
+
+A run is rendered once, when its owner is created. Every later apply takes the objects from the owner (render/kept.py), so it
+repairs a living run without changing it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clusters.clouds.drivers.base import CloudError, CloudRefused, Plan, RunRef, VolumeSource
+from clusters.clouds.drivers.kubernetes.api.client import Client, Taken, path_of
+from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
+from clusters.clouds.drivers.kubernetes.render import cache, environments, kept, manifests, names, storage
+from clusters.clouds.drivers.kubernetes.repair import drift
+from clusters.clouds.drivers.kubernetes.repair.upkeep import remove_claims
+from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
+
+log = logging.getLogger(__name__)
+
+Manifest = dict[str, Any]
+
+
+def apply(client: Client, settings: Settings, namespaces: Namespaces, plan: Plan) -> None:
+    """Starts a run or repairs a living one. Raises Missing if the namespace is deleted meanwhile."""
+    before = owner_of(client, plan.run)
+    owner = before or _start(client, settings, namespaces, plan)
+    if _is_ending(owner["metadata"]):
+        return
+    if before:
+        namespaces.prepare(plan.run.namespace)
+    uid = owner["metadata"]["uid"]
+    volumes = {mount.source.volume.id: mount.source for mount in plan.mounts if isinstance(mount.source, VolumeSource)}
+    current = [storage.volume_manifest(source, settings) for source in volumes.values()]
+    current += manifests.secret_manifests(plan, uid, settings)
+    try:
+        objects = kept.objects(owner, plan.proof)
+    except CloudRefused:
+        client.apply_all(current)
+        raise
+    shared = [each for each in objects if _is_shared(each)]
+    _apply_shared(client, settings, shared, check_room=before is not None)
+    made = current + [each for each in objects if not _is_shared(each)]
+    # If the run is deleted meanwhile, the garbage collector finds these objects without an owner and deletes them.
+    client.apply_all([each for each in made if not manifests.is_queued(each)])
+    for queued in filter(manifests.is_queued, made):
+        _hand_to_kueue(client, queued)
+
+
+def owner_of(client: Client, run: RunRef) -> Mapping[str, Any] | None:
+    """Returns the owner of a run, None before its launch and after its end."""
+    by_name = {"fieldSelector": f"metadata.name={names.owner_name(run)}"}
+    found: Mapping[str, Any] | None = next(
+        iter(client.get(path_of("ConfigMap", run.namespace), **by_name)["items"]), None
+    )
+    return found
+
+
+def _start(client: Client, settings: Settings, namespaces: Namespaces, plan: Plan) -> Mapping[str, Any]:
+    """Renders a run and creates its owner, which keeps the result. Returns the owner, which another worker may have created
+    first."""
+    plan = cache.settled(plan, settings)
+    manifests.check(plan, settings)
+    claim = cache.claim_manifest(plan, settings, _now())
+    if claim and (why := _why_no_room(client, settings, claim)):
+        if not cache.may_be_copied(plan):
+            raise CloudError(why)
+        settings = cache.without(settings)
+        plan = cache.settled(plan, settings)
+    shared = (each.claim_manifest(plan, settings, _now()) for each in (environments, cache))
+    made = [each for each in manifests.run_manifests(plan, "", settings) if each["kind"] != "Secret"]
+    owner = manifests.owner_manifest(plan.run, settings, plan)
+    # With Kueue there are none, and the owner is deleted directly: Kueue would resume a Job that we suspend.
+    stops = [] if settings.kueue_queue else manifests.workloads(plan)
+    watched = [(each["kind"], each["metadata"]["name"]) for each in made if each["kind"] in drift.KINDS]
+    noted = {names.WORKLOADS: stops, names.OBJECTS: watched}
+    owner["metadata"]["annotations"] = {key: " ".join("/".join(each) for each in found) for key, found in noted.items()}
+    owner = kept.with_objects(owner, [*filter(None, shared), *made], plan.proof)
+    try:
+        return namespaces.put_inside(owner, client.create)
+    except Taken as error:
+        if found := owner_of(client, plan.run):
+            return found
+        raise CloudError("It was ended when it was to start.") from error
+
+
+def _apply_shared(client: Client, settings: Settings, claims: Sequence[Manifest], *, check_room: bool) -> None:
+    """Applies the claims of what the run shares with others."""
+    for claim in claims:
+        if check_room and names.CACHE in claim["metadata"]["labels"] and (why := _why_no_room(client, settings, claim)):
+            raise CloudError(why)
+        # A fresh timestamp on a reused claim makes a concurrent cleanup notice that it changed.
+        claim["metadata"]["annotations"][names.USED] = _now()
+    for applied in client.apply_all(claims):
+        # A pod that mounts it would wait for ever.
+        if "deletionTimestamp" in applied["metadata"]:
+            raise CloudError("What its tasks share with other runs is being removed, and then made again.")
+
+
+def _why_no_room(client: Client, settings: Settings, claim: Mapping[str, Any]) -> str:
+    """Makes room for a new cached input, whose volume nobody pays for. Returns why there is none while runs use all others.
+    Two concurrent calls may both find the last room."""
+    metadata = claim["metadata"]
+    by_name = {"fieldSelector": f"metadata.name={metadata['name']}"}
+    if client.get(path_of("PersistentVolumeClaim", metadata["namespace"]), **by_name)["items"]:
+        return ""
+    left = quantity(settings.cache_space) - float(metadata["annotations"][names.BYTES])
+    if remove_claims(client, settings.portal, names.CACHE, left) <= left:
+        return ""
+    return (
+        f"Cached inputs have {settings.cache_space} together, and those that other runs read leave no room for "
+        "this one. It starts when one of them is over; copied or streamed it starts at once."
+    )
+
+
+def _hand_to_kueue(client: Client, job: Mapping[str, Any]) -> None:
+    """Applies a Job without force, so that a Job Kueue already manages is not suspended again."""
+    try:
+        client.apply(job, force="false")
+    except Taken:
+        log.info("job %s is Kueue's by now", job["metadata"]["name"])
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+def _is_shared(manifest: Mapping[str, Any]) -> bool:
+    """Returns whether an object of a run is a claim that other runs use, too."""
+    return not manifest["metadata"].get("ownerReferences") and manifest["kind"] == "PersistentVolumeClaim"
+
+
+def _is_ending(owner: Mapping[str, Any]) -> bool:
+    """Returns whether the end of the run was requested, by its owner's metadata."""
+    return "deletionTimestamp" in owner or names.ENDING in (owner.get("annotations") or {})

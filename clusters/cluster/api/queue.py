@@ -1,0 +1,114 @@
+"""REST: the queue of each cloud."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Literal
+
+from pydantic import Field
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from clusters.runs.models import Run
+from clusters.runs.queue import Queue, Waits, queues
+from portal.access import roles_of
+from portal.api.documents import Answer, page_of
+from portal.api.operations import operation
+from portal.api.pagination import everything
+from portal.api.views import person
+
+
+class WaitingRun(Answer):
+    """A waiting run."""
+
+    appcode: str
+    cluster: str
+    run: int
+    created_by: str
+    gpus: int
+    since: dt.datetime
+    reason: str
+    message: str
+    place: int | None = Field(description="From 1; null where there is no order.")
+    place_in: Literal["quota", "cloud"] | None = Field(
+        description="The queue of the appcode's quota, or that of the cloud."
+    )
+
+
+class HoldingRun(Answer):
+    """A run that holds GPUs."""
+
+    appcode: str
+    cluster: str
+    run: int
+    created_by: str
+    gpus: int
+    phase: str
+    since: dt.datetime | None
+
+
+class OtherRuns(Answer):
+    """Runs of appcodes that you cannot see."""
+
+    waiting: int
+    waiting_gpus: int
+    holding: int
+    held_gpus: int
+
+
+class QueueDocument(Answer):
+    """Waiting and holding runs of one cloud. `more_…` count further runs of yours that are not listed."""
+
+    cloud: str
+    title: str
+    notice: str
+    gpus: int
+    gpus_free: int
+    waiting: list[WaitingRun]
+    holding: list[HoldingRun]
+    others: OtherRuns
+    more_waiting: int
+    more_holding: int
+
+
+QueuePage = page_of("QueuePage", QueueDocument)
+
+
+class QueueView(APIView):
+    @operation("queue_list", QueuePage)
+    def get(self, request: Request) -> Response:
+        """Who waits for what, and who holds what, on each cloud
+
+        In detail for your appcodes, as sums for all others. At most 200 runs of each kind are listed."""
+        roles = roles_of(person(request))
+        return everything([document(each) for each in queues(None if roles is None else list(roles))])
+
+
+def document(found: Queue) -> dict[str, object]:
+    return QueueDocument.of(
+        found,
+        waiting=[_waiting(each) for each in found.waiting],
+        holding=[HoldingRun.of(run, gpus=run.gpu_rate, since=run.started_at, **_names(run)) for run in found.holding],
+        others=OtherRuns.of(found.others),
+    ).json_value()
+
+
+def _waiting(each: Waits) -> WaitingRun:
+    return WaitingRun.of(
+        each.run,
+        since=each.run.created_at,
+        message=each.why,
+        place=each.place or None,
+        place_in=each.place_in or None,
+        **_names(each.run),
+    )
+
+
+def _names(run: Run) -> dict[str, object]:
+    return {
+        "appcode": run.cluster.appcode.code,
+        "cluster": run.cluster.name,
+        "run": run.number,
+        "created_by": run.created_by.username if run.created_by else "",
+    }

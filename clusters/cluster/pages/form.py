@@ -1,0 +1,303 @@
+"""The New Cluster form: another way to write a cluster manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django import forms
+
+from clusters.cluster.pages.choices import Offer
+from clusters.cluster.pages.form_data import (
+    FIELD_OF_PATH,
+    INPUT_INITIAL,
+    UNIT_CHOICES,
+    fits_datetime_local,
+    hook_field,
+    manifest_of,
+)
+from clusters.frame.form import ManifestForm, area, aria, choice, line, number
+from clusters.frame.raw_text import Ticks, Words
+from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
+from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Role
+from clusters.manifest.cluster import ClusterManifest
+from clusters.manifest.code import MAX_KIB
+from clusters.manifest.input import MAX_FOLDS
+from portal.errors import FieldError, Invalid
+
+FOLDED = (
+    "input_path", "input_version", "input_mode", "input_fold", "input_folds", "framework", "keras", "mode", "completion",
+    "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path", "home", "endpoints", "access", "notebook",
+    *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in ("flavor", "count")),
+)  # fmt: skip
+
+
+HOOKS = ("hooks_used", "hook_on", "hook_command", "hooks")
+
+
+def frameworks_with(role: str) -> Sequence[str]:
+    return [name for name, driver in COMPUTING.items() if role in {each.name for each in driver.roles}]
+
+
+def _role_fields() -> Iterator[tuple[str, forms.Field]]:
+    """A flavor field for every role of any framework, and a count field where the count is free."""
+    for name, role in COMPUTING_ROLES.items():
+        yield f"{name}_flavor", choice(role.title, role.hint, required=bool(role.least))
+        if not role.is_fixed:
+            yield (
+                f"{name}_count",
+                number("Count", initial="0", min=0, **aria(f"How many {role.title.lower()}s")),
+            )
+
+
+@dataclass(frozen=True)
+class RoleFields:
+    """`count` is None where it is fixed. `frameworks` are those that have the role."""
+
+    role: Role
+    flavor: forms.BoundField
+    count: forms.BoundField | None
+    frameworks: Sequence[str]
+
+
+class ClusterForm(ManifestForm[ClusterManifest]):
+    """Fields in the order in which people fill them in, then those of roles."""
+
+    manifest_class = ClusterManifest
+    paths = FIELD_OF_PATH
+
+    appcode = choice("Appcode", "Who pays.")
+    name = line("Name", "Lower-case letters, digits and “-”.", maxlength=63)
+    image = choice("Image")
+    environment = choice("Environment", "packages over the image that were saved in a notebook", required=False)
+    input = choice("Input", "mounted at /elearn/input", required=False)
+    input_path = line("Input folder", "Inside the input; empty for all of it.", required=False, code=True)
+    input_version = line(
+        "Input version",
+        "Of a datastore that has some: the run fails when something else lies there.",
+        required=False,
+        code=True,
+    )
+    input_mode = choice(
+        "How it is read",
+        "In parts, each master and worker has some files. For inputs in S3: copied once, on Kubernetes of a version; "
+        "or read by the program, which finds PORTAL_INPUT.",
+        required=False,
+        initial=INPUT_INITIAL["input_mode"],
+    )
+    input_fold = number(
+        "Fold held out",
+        "Then its files are in validation/ and all others in train/.",
+        required=False,
+        min=1,
+        max=MAX_FOLDS,
+    )
+    input_folds = number("of folds", required=False, min=2, max=MAX_FOLDS)
+    output = choice(
+        "Output",
+        "mounted at /elearn/output. On Kubernetes, tasks share files such as checkpoints on NFS and volumes only, not in S3.",
+        required=False,
+    )
+    command = area("Command", 'Run as bash -o pipefail -c "…": it fails when any program of a pipe fails.', rows=4)
+    code_git = line(
+        "Git repository",
+        "Fetched to /elearn/code, where the command starts; a private one by a Git token of the appcode.",
+        required=False,
+        code=True,
+        placeholder="https://git.example.com/team/project.git",
+        inputmode="url",
+    )
+    code_ref = line("Ref", "branch, tag or commit", required=False, code=True, placeholder="main")
+    code_path = line("Folder", "where it starts", required=False, code=True)
+    code_files = area(
+        "Files",
+        "Your program, where it is not in Git: at /elearn/code in every task, where the command starts.",
+        required=False,
+        rows=3,
+        **{"data-files": MAX_KIB},
+        placeholder='{"train.py": "print(1)"}',
+    )
+    requirements = area(
+        "Requirements",
+        "What pip installs over the image before the run starts, once for all runs that say the same: pandas>=2.2, one "
+        "a line, or -r requirements.txt for one of the files above.",
+        required=False,
+        rows=2,
+        autocomplete="off",
+    )
+    env = area(
+        "Environment variables",
+        "One NAME=value per line, or separated by |. $NAME in a value means another variable, as in "
+        "PATH=/opt/tool/bin:$PATH; $$ is a dollar.",
+        required=False,
+        rows=2,
+    )
+    framework = choice(
+        "Framework",
+        "Parallel: copies of one command, workers that know nothing of each other.",
+        initial=next(iter(COMPUTING)),
+    )
+    keras = choice(
+        "Keras",
+        "What tf.keras is. Many older programs, and fit with parameter servers, need Keras 2.",
+        [("", "As in the image"), ("2", "Keras 2 (tf_keras)"), ("3", "Keras 3")],
+        required=False,
+    )
+    mode = choice("Mode", "A batch run ends; a service is kept alive until it is disabled.", initial="batch")
+    completion = choice(
+        "Completion",
+        "Then the other tasks end and GPUs are free again.",
+        initial=next(iter(COMPUTING_COMPLETIONS)),
+    )
+    at_once = number(
+        "At once",
+        "So many run at the same time, and the next when one has ended. Empty: all of them.",
+        required=False,
+        min=1,
+        max=MAX_TASKS_PER_ROLE,
+        placeholder="all",
+    )
+    retries = number(
+        "Retries",
+        "How often one task may fail and be started again. Empty: once when it was killed or ran out of memory, never "
+        "when its program failed.",
+        required=False,
+        min=0,
+        max=10,
+    )
+    time_limit = number("Time limit", "The run is stopped after this long.", required=False)
+    time_limit_unit = choice("Unit", choices=UNIT_CHOICES, initial="hours", **aria("Unit of the time limit"))
+    schedule_after = Words(
+        label="Schedule after (UTC)",
+        required=False,
+        help_text="The first deployment waits until this time.",
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": 1}),
+    )
+    # The time zone of schedule_after, set by the browser.
+    schedule_zone = Words(
+        initial="UTC", required=False, widget=forms.HiddenInput(attrs={"data-zone-of": "id_schedule_after"})
+    )
+    output_path = line(
+        "Output folder",
+        "Inside the output datastore; {name} and {run} are filled in. Without {run}, all runs share the folder.",
+        required=False,
+        initial="{name}/{run}",
+        code=True,
+    )
+    home = choice("Home", "mounted at /elearn/home, with files of its own that outlive the run", required=False)
+    endpoints = line(
+        "Endpoints",
+        "What a service serves by HTTP, opened in a browser: ROLE NAME=PORT, e.g. master web=8080/health",
+        required=False,
+        code=True,
+    )
+    access = line(
+        "Who may open them",
+        "empty for members of the appcode, “everybody” who is signed in, or “people: alice, bob”",
+        required=False,
+    )
+    notebook = area(
+        "Notebook",
+        "Of the framework Notebook: its path, parameters and text as JSON, as “Run as cluster” of a notebook writes it",
+        required=False,
+        rows=3,
+    )
+    hooks_used = Words(label="Hooks of the appcode", required=False, widget=Ticks())
+    hook_on = choice("When it is run", initial="success")
+    hook_command = area(
+        "A command of your own",
+        "Run as bash -o pipefail -c “…” where the run starts; what it wrote is at $PORTAL_OUTPUT (before it, what "
+        "it is to read at $PORTAL_INPUT), its facts in PORTAL_FACTS.",
+        required=False,
+        rows=3,
+    )
+    hooks = area(
+        "More hooks",
+        "As JSON, as in a manifest, for what the fields above cannot say.",
+        required=False,
+        rows=2,
+        autocomplete="off",
+        placeholder='[{"name": "export", "command": "python export.py", "flavor": "middle", "retries": 1}]',
+    )
+
+    def __init__(self, offer: Offer, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.offer = offer
+        for name, choices in offer.choices().items():
+            self.offer_kept(name, choices)
+        completions = {name: [each.name for each in driver.completions] for name, driver in COMPUTING.items()}
+        self.fields["framework"].widget.attrs["data-completions"] = json.dumps(completions)
+        self._offer_hooks()
+        self.fields["image"].widget.attrs["data-frameworks"] = json.dumps(offer.frameworks())
+        schedule = self["schedule_after"].value()
+        if schedule and not fits_datetime_local(schedule):
+            self.fields["schedule_after"].widget = forms.TextInput()
+
+    def document(self, values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldError]]:
+        return manifest_of(values)
+
+    def field_at(self, path: tuple[str, ...]) -> str | None:
+        field = super().field_at(path)
+        return hook_field(path, self.said()) if field == "hooks" else field
+
+    def with_stand_ins(self, stand_ins: Mapping[str, str]) -> ClusterManifest | None:
+        """The manifest with other values in some fields; None if it is still invalid."""
+        try:
+            return self.parsed(self.cleaned() | dict(stand_ins))
+        except Invalid:
+            return None
+
+    @property
+    def roles(self) -> list[RoleFields]:
+        """The roles that take part in the training, then the others."""
+        return [
+            RoleFields(
+                role, self[f"{name}_flavor"], None if role.is_fixed else self[f"{name}_count"], frameworks_with(name)
+            )
+            for name, role in sorted(COMPUTING_ROLES.items(), key=lambda item: not item[1].takes_part)
+        ]
+
+    @property
+    def independent(self) -> Sequence[str]:
+        """The frameworks whose tasks may take turns."""
+        return [name for name, driver in COMPUTING.items() if driver.is_independent]
+
+    @property
+    def with_keras(self) -> Sequence[str]:
+        return [name for name, driver in COMPUTING.items() if driver.has_keras]
+
+    @property
+    def leads(self) -> Sequence[str]:
+        """The frameworks whose first role always has one task."""
+        return frameworks_with(next(name for name, role in COMPUTING_ROLES.items() if role.is_fixed))
+
+    @property
+    def has_environments(self) -> bool:
+        return bool(self.offer.environments) or bool(self["environment"].value())
+
+    @property
+    def opens_folded(self) -> bool:
+        """Whether a folded field was changed or has an error."""
+        return self._differ(name for name in FOLDED if name != "time_limit_unit")
+
+    @property
+    def opens_hooks(self) -> bool:
+        return self._differ(HOOKS)
+
+    def _differ(self, names: Iterable[str]) -> bool:
+        return any(
+            name in self.errors or str(self[name].value() or "") != str(ClusterForm.base_fields[name].initial or "")
+            for name in names
+        )
+
+    def _offer_hooks(self) -> None:
+        """Offers the appcode's hooks, and ticked ones that no longer exist."""
+        known = dict(self.offer.hooks)
+        gone = (name for name in str(self["hooks_used"].value() or "").split() if name not in known)
+        named = [(name, f"{name}: {words}" if words else name) for name, words in self.offer.hooks]
+        self.choose("hooks_used", [*named, *((name, f"{name} (not available)") for name in gone)])
+
+
+ClusterForm.base_fields |= dict(_role_fields())

@@ -1,0 +1,88 @@
+"""The Metrics tab: charts of the run's scalars (clusters/scalars)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import conditional_page, require_safe
+
+from clusters.clouds.drivers.base import CloudError
+from clusters.cluster.pages.cluster import page_of
+from clusters.scalars.events import Point, Scalars
+from clusters.scalars.reading import scalars_of
+from datastores.drivers.base import DriverError
+from datastores.drivers.patience import within
+from portal.api.problems import Unavailable
+from portal.charts import Chart, Line, draw, number
+from portal.limits import LOOKS
+from portal.pages.appcodes import person
+
+# Seconds that one page may wait for the datastore. What was read is cached, and the next page continues there.
+READ_SECONDS = 20
+MAX_CHARTS = 40
+TABLE_ROWS = 100
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A chart, and its numbers as a table: one row per step, one column per line."""
+
+    chart: Chart
+    columns: list[str]
+    rows: list[tuple[str, list[str]]]
+    thinned: bool
+
+
+@require_safe
+def metrics(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """The page. Its charts load afterwards, because reading a datastore may take seconds."""
+    return render(request, "clusters/cluster/metrics.html", {"page": page_of(request, appcode, name)})
+
+
+@require_safe
+@conditional_page
+def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    shown = page_of(request, appcode, name)
+    context: dict[str, object] = {"page": shown, "metrics": [], "error": ""}
+    if shown.run:
+        try:
+            with LOOKS.enter(person(request).pk), within(READ_SECONDS):
+                found = scalars_of(shown.run)
+        except (DriverError, CloudError, Unavailable) as error:
+            context["error"] = str(error)
+        else:
+            context |= {"metrics": [_metric(found, tag) for tag in found.tags[:MAX_CHARTS]], "found": found}
+            context["left_out"] = max(0, len(found.tags) - MAX_CHARTS)
+    return render(request, "clusters/cluster/_charts.html", context)
+
+
+def _metric(found: Scalars, tag: str) -> Metric:
+    curves = [curve for curve in found.curves if curve.tag == tag]
+    names = _labels([curve.folder for curve in curves])
+    lines = [Line(label, [(p.step, p.value) for p in curve.points]) for label, curve in zip(names, curves, strict=True)]
+    by_step: dict[int, dict[int, Point]] = {}
+    for column, curve in enumerate(curves):
+        for point in curve.points:
+            by_step.setdefault(point.step, {})[column] = point
+    steps = sorted(by_step)
+    stride = -(-len(steps) // TABLE_ROWS) or 1
+    chosen = sorted({*steps[::stride], *steps[-1:]}, reverse=True)
+    rows = [
+        (f"{step:,}", [number(by_step[step][n].value) if n in by_step[step] else "" for n in range(len(curves))])
+        for step in chosen
+    ]
+    return Metric(draw(tag, lines, x_label="step"), names, rows, stride > 1)
+
+
+def _labels(folders: list[str]) -> list[str]:
+    """Short labels of lines: their folders without the common prefix; a single line needs none."""
+    if len(folders) < 2:
+        return [""] * len(folders)
+    parts = [PurePosixPath(folder).parts for folder in folders]
+    common = 0
+    while all(len(each) > common and each[common] == parts[0][common] for each in parts):
+        common += 1
+    return ["/".join(each[common:]) or (each[-1] if each else "output") for each in parts]

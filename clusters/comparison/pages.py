@@ -1,0 +1,169 @@
+"""Runs side by side: their settings, metrics and cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import conditional_page, require_http_methods, require_safe
+
+from clusters.access import clusters_in
+from clusters.catalog.folders import output_folder
+from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS
+from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, what_differs
+from clusters.comparison.values import MOST, Summary, began, changed_files, placed, summaries
+from clusters.manifest.code import code_of
+from clusters.runs.models import Run
+from clusters.scalars.events import Scalars
+from datastores.drivers.patience import within
+from portal.access import appcode_for
+from portal.api.problems import Unavailable
+from portal.charts import Chart, Line, draw, number
+from portal.errors import Invalid
+from portal.limits import LOOKS
+from portal.models import Appcode
+from portal.pages.appcodes import person
+
+# How many latest runs are offered for the comparison.
+LATEST = 50
+AXES = {"step": "Steps", "time": "Time"}
+SMOOTH = {"0": "None", "0.6": "Some", "0.9": "Much"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A run, and where its output is."""
+
+    run: Run
+    name: str
+    cost: object
+    gpu_seconds: float
+    output: str
+    without: str
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A chart, and for each line: the run, and the last, smallest and largest value."""
+
+    chart: Chart
+    rows: list[tuple[str, str, str, str, str]]
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def compare(request: HttpRequest, code: str) -> HttpResponse:
+    """`?runs=train/3,train/4&x=time&smooth=0.6`. POST redirects there from ticked runs (`runs`), or from clusters whose
+    latest run is meant (`cluster=APPCODE/NAME`)."""
+    appcode = appcode_for(person(request), code)
+    if request.method == "POST":
+        return redirect(f"{reverse('compare', args=[code])}?{_query(_ticked(request, appcode))}")
+    try:
+        runs = runs_to_compare(_named(request), appcode)
+    except Invalid as invalid:
+        runs = []
+        messages.error(request, invalid.errors[0].message)
+    now = timezone.now()
+    names = [name_of(run) for run in runs]
+    columns = [
+        Column(
+            run, name, run.cost_at(now), run.gpu_seconds_at(now), _output(run), _query([each for each in names if each != name])
+        )
+        for run, name in zip(runs, names, strict=True)
+    ]  # fmt: skip
+    latest = Run.objects.filter(cluster__appcode=appcode, cluster__deleted_at=None).select_related("cluster")
+    offered = [name_of(run) for run in latest.only("number", "cluster__name").order_by("-id")[: LATEST + MOST]]
+    files = [(run_code.files if (run_code := code_of(run.spec)) else None) or {} for run in runs]
+    context = {
+        "appcode": appcode, "columns": columns, "differences": what_differs(runs) if len(runs) > 1 else [],
+        "files": list(changed_files(*files)) if len(runs) == 2 else [], "runs": ",".join(names),
+        "others": [name for name in offered if name not in names][:LATEST],
+        "is_full": len(runs) >= MOST, "is_live": any(not run.is_terminal for run in runs), "axes": AXES, "smooth": SMOOTH,
+        "chosen": _chosen(request),
+    }  # fmt: skip
+    return render(request, "clusters/comparison/compare.html", context)
+
+
+@require_safe
+@conditional_page
+def charts(request: HttpRequest, code: str) -> HttpResponse:
+    """The metric charts, loaded separately because reading them may take seconds."""
+    appcode = appcode_for(person(request), code)
+    axis, weight = _chosen(request)
+    context: dict[str, object] = {"metrics": []}
+    try:
+        runs = runs_to_compare(_named(request), appcode)
+        with LOOKS.enter(person(request).pk), within(READ_SECONDS):
+            found, refused = numbers_of(runs)
+    except Invalid as invalid:
+        context["notes"] = [invalid.errors[0].message]
+    except Unavailable as error:
+        context["notes"] = [str(error)]
+    else:
+        names = [name_of(run) for run in runs]
+        tags = list(dict.fromkeys(tag for each in found for tag in each.tags))
+        undated = [name for name, each in zip(names, found, strict=True) if each.curves and not began(each)]
+        if axis == "time" and undated:
+            refused.append(f"What {', '.join(undated)} printed has no times, so it is not drawn here; choose Steps.")
+        context |= {
+            "metrics": [_metric(tag, names, found, axis, float(weight)) for tag in tags[:MAX_CHARTS]],
+            "left_out": max(0, len(tags) - MAX_CHARTS), "notes": [*refused, *(note for each in found for note in each.notes)],
+        }  # fmt: skip
+    return render(request, "clusters/comparison/_charts.html", context)
+
+
+def _metric(tag: str, names: list[str], found: list[Scalars], axis: str, weight: float) -> Metric:
+    """One chart. The first line of each run has the run's colour in all charts."""
+    first, more, rows = [], [], []
+    for name, scalars in zip(names, found, strict=True):
+        since = began(scalars)
+        curves = [curve for curve in scalars.curves if curve.tag == tag and curve.points]
+        drawn = []
+        for curve, summary in zip(curves, summaries(scalars, tag), strict=True):
+            label = f"{name} {curve.folder}" if len(curves) > 1 else name
+            if axis == "step" or since:
+                drawn.append(Line(label, placed(curve.points, weight, since if axis == "time" else None)))
+            rows.append(_row(label, summary))
+        first.append(drawn[0] if drawn else Line(name, ()))
+        more += drawn[1:]
+    return Metric(draw(tag, [*first, *more], x_label="step" if axis == "step" else "seconds"), rows)
+
+
+def _row(label: str, summary: Summary) -> tuple[str, str, str, str, str]:
+    low, high = ("" if value is None else number(value) for value in (summary.smallest, summary.largest))
+    return label, f"{summary.step:,}", number(summary.last), low, high
+
+
+def _named(request: HttpRequest) -> list[str]:
+    """The names in all `runs` parameters, separated by commas."""
+    return [name for text in request.GET.getlist("runs") for name in text[:2000].split(",") if name]
+
+
+def _ticked(request: HttpRequest, appcode: Appcode) -> list[str]:
+    wanted = request.POST.getlist("runs")
+    names = [text.replace("\0", "").partition("/")[::2] for text in request.POST.getlist("cluster")[: MOST + 1]]
+    if strange := next((code for code, _ in names if code != appcode.code), None):
+        messages.warning(request, f"Only runs of one appcode are compared: those of {strange[:63]} are left out.")
+    clusters = clusters_in([appcode.pk]).filter(name__in=[name for code, name in names if code == appcode.code])
+    return wanted + [f"{each.name}/{each.run_count}" for each in clusters if each.run_count]
+
+
+def _chosen(request: HttpRequest) -> tuple[str, str]:
+    axis, smooth = request.GET.get("x", ""), request.GET.get("smooth", "")
+    return axis if axis in AXES else "step", smooth if smooth in SMOOTH else "0"
+
+
+def _query(names: list[str]) -> str:
+    return urlencode({"runs": ",".join(names)}, safe="/,", quote_via=quote)
+
+
+def _output(run: Run) -> str:
+    if not run.spec["output"]:
+        return ""
+    folder = output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
+    address = reverse("datastore", args=[run.cluster.appcode.code, run.spec["output"]])
+    return f"{address}?{urlencode({'folder': folder}, safe='/')}"

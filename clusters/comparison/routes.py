@@ -1,0 +1,15 @@
+"""Addresses of this room: pages, and REST below /api/v1/."""
+
+from django.urls import URLPattern, URLResolver, path
+
+from clusters.comparison import api as compare_api
+from clusters.comparison import pages as compare
+
+PAGES: list[URLPattern | URLResolver] = [
+    path("appcodes/<slug:code>/compare", compare.compare, name="compare"),
+    path("appcodes/<slug:code>/compare/charts", compare.charts, name="compare_charts"),
+]
+
+REST: list[URLPattern | URLResolver] = [
+    path("appcodes/<slug:code>/compare", compare_api.Comparison.as_view()),
+]

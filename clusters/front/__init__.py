@@ -1,1 +1,0 @@
-"""Takes the requests to services and leads each to a replica."""

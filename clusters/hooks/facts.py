@@ -1,0 +1,126 @@
+"""The facts of a run that its hooks get as environment variables.
+
+PORTAL_APPCODE, PORTAL_CLUSTER and PORTAL_RUN are as in the run's tasks. PORTAL_FACTS is JSON of everything, to store or send on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clusters.catalog.folders import output_folder
+from clusters.clouds.bulkhead import lane
+from clusters.manifest.hook_spec import SEEN_AT, HookSpec
+from clusters.runs.models import Run
+from clusters.scalars.events import Scalars
+from clusters.scalars.reading import printed, stored
+from datastores.actions import open_store
+from datastores.drivers.patience import within
+from datastores.models import Datastore
+
+# Maximum seconds to read a run's metrics, and how often reading is continued within them.
+SECONDS, LOOKS = 30.0, 20
+# Environments are limited (MAX_ENV_BYTES of a manifest), and all of this is in it twice, besides the hook's own variables. In
+# JSON, a byte of a message may take six.
+MAX_METRICS_BYTES, MAX_MESSAGE_BYTES = 12 * 1024, 2000
+
+
+@dataclass(frozen=True)
+class Found:
+    """Facts from outside the database: `metrics` as in `last_values`, and whether there is output. An empty folder of a bucket
+    is no output, because it cannot be mounted."""
+
+    metrics: Mapping[str, float | None]
+    has_output: bool
+
+
+def has_output(run: Run) -> bool:
+    """Whether its output can be mounted. Raises DriverError."""
+    if not run.spec["output"] or run.started_at is None:
+        return False
+    store = Datastore.objects.select_related("appcode")
+    found = store.filter(appcode=run.cluster.appcode_id, name=run.spec["output"]).first()
+    if found is None or found.kind != Datastore.Kind.S3:
+        return True
+    folder = output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
+    with within(SECONDS):
+        return next(iter(open_store(found).walk(folder)), None) is not None
+
+
+def metrics_of(run: Run) -> dict[str, float | None]:
+    """The last value of each metric, as in `last_values`: from its event files, or else from its printed output. Raises
+    DriverError and CloudError; not inside a transaction."""
+    with within(SECONDS):
+        found = _stored(run) if run.spec["output"] else Scalars((), 0)
+        if not found.curves:
+            with lane(run.cloud):
+                found = printed(run)
+    return last_values(found)
+
+
+def _stored(run: Run) -> Scalars:
+    """Reads event files outside the cloud's lane: they are on a server of the appcode, so no call to the cloud has to wait."""
+    for _ in range(LOOKS):
+        if (found := stored(run)).is_complete:
+            break
+    return found
+
+
+def last_values(scalars: Scalars) -> dict[str, float | None]:
+    """Last values by tag, or folder/tag if in several folders; None if not finite. As many as fit, losses and accuracies
+    first."""
+    found: dict[str, float | None] = {}
+    size = 0
+    for tag in scalars.tags:
+        curves = [each for each in scalars.curves if each.tag == tag and each.points]
+        for curve in curves:
+            name = f"{curve.folder}/{tag}" if len(curves) > 1 and curve.folder else tag
+            # PostgreSQL rejects NUL, which a protocol buffer may contain.
+            name = name.replace("\0", "\N{REPLACEMENT CHARACTER}")
+            value = curve.points[-1].value
+            size += len(json.dumps({name: value}))
+            if size > MAX_METRICS_BYTES:
+                return found
+            found[name] = value if math.isfinite(value) else None
+    return found
+
+
+def environment(run: Run, hook: HookSpec, found: Found) -> dict[str, str]:
+    """Environment variables for a hook of `run`, which has ended, or starts once a `before` hook has succeeded."""
+    message = run.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
+    facts: dict[str, Any] = {
+        "appcode": run.cluster.appcode.code,
+        "cluster": run.cluster.name,
+        "run": run.number,
+        "phase": run.phase,
+        "reason": run.reason,
+        "message": message,
+        "image": run.spec["image"],
+        "code": run.code,
+        "input": {key: run.read[key] for key in ("digest", "files", "bytes") if key in run.read},
+        "metrics": dict(found.metrics),
+        "started": _moment(run.started_at),
+        "finished": _moment(run.finished_at),
+        "gpuSeconds": run.gpu_seconds,
+    }
+    return {
+        "PORTAL_APPCODE": run.cluster.appcode.code,
+        "PORTAL_CLUSTER": run.cluster.name,
+        "PORTAL_RUN": str(run.number),
+        "PORTAL_HOOK": hook.name,
+        "PORTAL_PHASE": run.phase,
+        "PORTAL_REASON": run.reason,
+        "PORTAL_MESSAGE": message,
+        "PORTAL_METRICS": json.dumps(facts["metrics"]),
+        "PORTAL_INPUT": SEEN_AT if hook.is_before and run.spec["input"] else "",
+        "PORTAL_OUTPUT": SEEN_AT if found.has_output else "",
+        "PORTAL_FACTS": json.dumps(facts),
+    }
+
+
+def _moment(at: dt.datetime | None) -> str | None:
+    return f"{at.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}" if at else None

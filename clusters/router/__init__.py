@@ -1,0 +1,1 @@
+"""Request router for services: forwards each request to a replica."""

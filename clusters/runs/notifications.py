@@ -1,0 +1,113 @@
+"""Notifies the user who started a run when it reaches a phase that they chose (portal/profile/notifications.py): by mail and
+by their webhook, both written with the phase itself, and by their browsers, which poll for news.
+
+Former members of the appcode are not notified, and parts (a trial, a stage) notify nobody: their whole sends one mail at its end.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from django.conf import settings
+from django.db.models import Q
+from django.urls import reverse
+
+from clusters.access import clusters_for
+from clusters.frameworks import FRAMEWORKS
+from clusters.runs.models import Run
+from portal import extension_points
+from portal.models import Delivery, Event, Membership, User, Webhook
+from portal.profile.notifications import PHASES
+from portal.templatetags.portal import gpu_hours
+
+
+def url_of(run: Run) -> str:
+    page = "application" if FRAMEWORKS[run.spec["framework"]].is_application else "cluster"
+    return reverse(page, args=[run.cluster.appcode.code, run.cluster.name])
+
+
+def tell(moved: Sequence[tuple[Run, Event]]) -> None:
+    """Queues mails and webhook deliveries for runs whose phase has just changed, each with its event, in that transaction. At
+    most four queries, plus one for each mail."""
+    moved = [(run, event) for run, event in moved if not run.cluster.part_of]
+    told = {run.created_by_id for run, _ in moved if run.created_by_id and run.phase.lower() in PHASES}
+    chosen = Webhook.objects.filter(person__in=told, person__is_active=True, enabled=True, deleted_at=None)
+    webhooks = {webhook.person_id: webhook for webhook in chosen.defer("url", "secret", "old_secret")}
+    by_mail = Q(mail_phases__len__gt=0) & ~Q(email="")
+    people = User.objects.filter(by_mail | Q(pk__in=webhooks), pk__in=told, is_active=True).in_bulk()
+    if not people:
+        return
+    members = set(Membership.objects.filter(user__in=people).values_list("user_id", "appcode_id"))
+    deliveries = []
+    for run, event in moved:
+        user = people.get(run.created_by_id or 0)
+        if user is None or not (user.is_superuser or (user.pk, run.cluster.appcode_id) in members):
+            continue
+        if user.email and run.phase.lower() in user.mail_phases:
+            _mail(run, user)
+        if (webhook := webhooks.get(user.pk)) and event.verb in webhook.kinds:
+            deliveries.append(Delivery(webhook=webhook, event=event, kind=event.verb))
+    Delivery.objects.bulk_create(deliveries)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A sweep or pipeline run that ended in this transaction. `key` is unique to each such end, `name` is for display
+    ("ops-demo/nightly"), `url` a path. GPU-seconds and cost are of all its parts so far."""
+
+    key: str
+    appcode_id: int
+    name: str
+    url: str
+    phase: str
+    sentence: str
+    gpu_seconds: int
+    cost: Decimal
+
+
+def tell_whole(whole: Whole, user: User | None) -> None:
+    """Mails `user`, who started it, if they chose mails for that phase. At most one query, plus one for the mail."""
+    if user is None or not (user.is_active and user.email and whole.phase.lower() in user.mail_phases):
+        return
+    if user.is_superuser or Membership.objects.filter(user=user, appcode=whole.appcode_id).exists():
+        used = f"{gpu_hours(whole.gpu_seconds)} GPU-hours, {whole.cost:,.2f} {settings.CURRENCY} so far."
+        text = "\n".join(filter(None, (whole.sentence, used)))
+        _send(whole.key, whole.appcode_id, f"{whole.name}: {whole.phase}", text, whole.url, user)
+
+
+def _mail(run: Run, user: User) -> None:
+    title, text = _words(run)
+    _send(f"run {run.pk} {run.phase}", run.cluster.appcode_id, title, text, url_of(run), user)
+
+
+def _send(key: str, appcode_id: int, title: str, text: str, url: str, user: User) -> None:
+    body = f"{text}\n\n{settings.PORTAL_ORIGIN}{url}\n\n{_why()}\n"
+    for tell_by_mail in extension_points.mail:
+        tell_by_mail(key, appcode_id, title, body, [user.email])
+
+
+def news(user: User, phases: Collection[str], since: dt.datetime) -> list[extension_points.News]:
+    """News for `portal.extension_points`. One query, plus one if there is much."""
+    wanted = [phase.capitalize() for phase in phases]
+    runs = Run.objects.filter(
+        created_by=user, phase_since__gt=since, phase__in=wanted, cluster__in=clusters_for(user).filter(part_of="")
+    )
+    in_order = runs.select_related("cluster__appcode").order_by("phase_since", "pk")
+    found = list(in_order[: extension_points.NEWS_AT_ONCE])
+    if len(found) == extension_points.NEWS_AT_ONCE:
+        # Many runs can change at the same moment, and the next request asks only for later ones.
+        last = found[-1]
+        found += in_order.filter(phase_since=last.phase_since, pk__gt=last.pk)[: extension_points.NEWS_OF_A_MOMENT]
+    return [extension_points.News(f"{run.pk} {run.phase}", run.phase_since, *_words(run), url_of(run)) for run in found]
+
+
+def _words(run: Run) -> tuple[str, str]:
+    """A title and a sentence or two. The cost is only on the run's page: part of it may not be known yet."""
+    return f"{run.cluster}: {run.phase}", f"Run {run.number}. {run.message}".strip()
+
+
+def _why() -> str:
+    return f"You chose to be told: {settings.PORTAL_ORIGIN}{reverse('profile')}#notifications"

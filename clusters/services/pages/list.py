@@ -1,0 +1,82 @@
+"""The list of services. The browser polls its live part as a fragment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import Count
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import conditional_page, require_safe
+
+from clusters.services.access import services_for
+from clusters.services.models import Revision, Service
+from clusters.services.pages.charts import Recent, recent, this_month
+from clusters.services.summary import Brief, briefs
+from portal.access import OPERATE, may_somewhere
+from portal.pages.appcodes import person
+from portal.pages.layout import listed, page_of, words
+
+
+@dataclass(frozen=True)
+class Row:
+    """A service in the list. `revisions` are those that get requests, by weight."""
+
+    brief: Brief
+    revisions: Sequence[Revision]
+    recent: Recent | None
+    month: Decimal
+
+    @property
+    def service(self) -> Service:
+        return self.brief.row
+
+    @property
+    def replicas(self) -> int:
+        """Existing replicas, or desired ones if those are more."""
+        return max(self.brief.living, sum(each.wanted for each in self.revisions))
+
+
+@require_safe
+def services(request: HttpRequest) -> HttpResponse:
+    return render(request, "clusters/services/services.html", _listed(request))
+
+
+@require_safe
+@conditional_page
+def rows(request: HttpRequest) -> HttpResponse:
+    return render(request, "clusters/services/_rows.html", _listed(request))
+
+
+def _rows_of(found: Sequence[Service]) -> list[Row]:
+    """List rows, in a constant number of queries."""
+    pks, now = [each.pk for each in found], timezone.now()
+    counted, month = recent(pks, now), this_month(pks, now)
+    revisions: dict[int, list[Revision]] = {}
+    heavy = Revision.objects.filter(service__in=pks, weight__gt=0).defer("spec")
+    for each in heavy.order_by("-weight", "-number"):
+        revisions.setdefault(each.service_id, []).append(each)
+    return [
+        Row(brief, revisions.get(brief.row.pk, ()), counted.get(brief.row.pk), month.get(brief.row.pk, Decimal(0)))
+        for brief in briefs(found, now)
+    ]
+
+
+def _listed(request: HttpRequest) -> dict[str, Any]:
+    user, phase = person(request), words(request, "phase")
+    found = listed(request, services_for(user), "name", "label", "spec__model")
+    counts = dict(found.order_by().values_list("phase").annotate(Count("pk")))
+    chosen = found.filter(phase=phase) if phase in Service.Phase.values else found
+    page, following = page_of(request, chosen, "-id")
+    return {
+        "rows": _rows_of(page),
+        "phases": [(each, counts[each]) for each in Service.Phase.values if counts.get(each)],
+        "next_cursor": following,
+        "searched": bool(words(request) or phase or request.GET.get("cursor")),
+        "query": request.GET.urlencode(),
+        "may_create": may_somewhere(user, OPERATE),
+    }

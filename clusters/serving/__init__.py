@@ -1,1 +1,0 @@
-"""Services: versions of models that answer at one address while they change."""

@@ -1,0 +1,136 @@
+"""Where the apps above, which the portal may not import, register facts that it shows. Each registers once, in
+`AppConfig.ready`. Pages leave out what nobody registered for."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from typing import Generic, TypeVar
+
+from django.db import transaction
+from django.db.models import QuerySet
+from prometheus_client.core import Metric
+
+from portal.models import Appcode, User
+
+T = TypeVar("T")
+# Hours of a month in price lists.
+HOURS = 730
+NEWS_AT_ONCE, NEWS_OF_A_MOMENT = 10, 150
+
+
+class ExtensionPoint(Generic[T]):
+    """Registered values in order. Registering a value again changes nothing."""
+
+    def __init__(self, *found: T) -> None:
+        self._found = list(found)
+
+    def add(self, what: T) -> None:
+        if what not in self._found:
+            self._found.append(what)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._found)
+
+    @property
+    def only(self) -> T | None:
+        """The value of a point that at most one app registers for."""
+        return next(iter(self._found), None)
+
+
+@dataclass(frozen=True)
+class GpuPrices:
+    """The hourly price of the cheapest and of the most expensive GPU now, in settings.CURRENCY, unrounded."""
+
+    low: Decimal
+    high: Decimal
+
+    @property
+    def high_month(self) -> Decimal:
+        return self.high * HOURS
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """GPUs held now by runs of some appcodes; every page shows if they are `simulated`."""
+
+    in_use: int
+    simulated: bool = False
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One search result: its name, a line about it, its page."""
+
+    title: str
+    note: str
+    url: str
+
+
+@dataclass(frozen=True)
+class News:
+    """A run has reached a phase; shown once per `key`."""
+
+    key: str
+    at: dt.datetime
+    title: str
+    text: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of setting the portal up, whether it is done, and its page ("": it is done in the portal's environment)."""
+
+    title: str
+    done: bool
+    url: str
+
+
+# The set-up steps, in order.
+steps: ExtensionPoint[Callable[[], Iterable[Step]]] = ExtensionPoint()
+# Sentences about the machines that every user should know.
+notes: ExtensionPoint[Callable[[], Iterable[str]]] = ExtensionPoint()
+# A title ("Clusters"), and a function (user, words, limit) that returns at most `limit` hits that the user may see.
+searches: ExtensionPoint[tuple[str, Callable[[User, str, int], list[Hit]]]] = ExtensionPoint()
+# Changes of phase of a user's runs since a time, oldest first: at most NEWS_AT_ONCE, plus up to NEWS_OF_A_MOMENT with
+# the last one's time. Phases are lower case.
+news: ExtensionPoint[Callable[[User, Collection[str], dt.datetime], list[News]]] = ExtensionPoint()
+# GPUs held now by some appcodes; called at most once every few seconds per user.
+gpu_use: ExtensionPoint[Callable[[QuerySet[Appcode]], GpuUse]] = ExtensionPoint()
+# GPU prices for an appcode (None: one without special prices); returns None without any price.
+gpu_prices: ExtensionPoint[Callable[[Appcode | None], GpuPrices | None]] = ExtensionPoint()
+# Queues mail in the transaction it reports on: unique key, appcode id (or None), subject, text, and addresses (none:
+# the appcode's notification addresses).
+mail: ExtensionPoint[Callable[[str, int | None, str, str, Sequence[str]], None]] = ExtensionPoint()
+# Monthly budgets by appcode id; appcodes without one are left out.
+budgets: ExtensionPoint[Callable[[Collection[int]], Mapping[int, Decimal]]] = ExtensionPoint()
+# Sets the monthly budget that an administrator approved, in the transaction of the approval.
+grant_budget: ExtensionPoint[Callable[[Appcode, Decimal, User], None]] = ExtensionPoint()
+# Called after the commit, with the appcode's id, when an appcode gets more quota or is enabled again.
+given: ExtensionPoint[Callable[[int], None]] = ExtensionPoint()
+# GiB of volumes by appcode code; appcodes without volumes are left out.
+volumes_gib: ExtensionPoint[Callable[[Collection[str]], Mapping[str, int]]] = ExtensionPoint()
+# The number of all GPUs.
+gpu_pool: ExtensionPoint[Callable[[], int]] = ExtensionPoint()
+# Metric families, in a number of queries that does not depend on the number of rows.
+metrics: ExtensionPoint[Callable[[], Iterable[Metric]]] = ExtensionPoint()
+# Networks closed to user data, besides those of the settings.
+closed_networks: ExtensionPoint[Callable[[], Iterable[str]]] = ExtensionPoint()
+
+
+def gpu_prices_of(appcode: Appcode | None) -> GpuPrices | None:
+    return price(appcode) if (price := gpu_prices.only) else None
+
+
+def tell_given(appcode: int) -> None:
+    """Calls those registered for `given` at the commit of the current transaction."""
+    for tell in given:
+        transaction.on_commit(partial(tell, appcode))
+
+
+def budgets_of(appcodes: Collection[int]) -> Mapping[int, Decimal]:
+    return found(appcodes) if (found := budgets.only) else {}

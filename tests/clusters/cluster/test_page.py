@@ -1,0 +1,428 @@
+"""The cluster page and its tabs: access, content by phase, actions with confirmation, and logs by position."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+TABS = [
+    "",
+    "/logs",
+    "/metrics",
+    "/usage",
+    "/runs",
+    "/events",
+    "/manifest",
+    "/head",
+    "/progress",
+    "/metrics/charts",
+    "/export",
+]
+ACTS = ["deploy", "cancel", "disable", "delete"]
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_a_viewer_reads_and_an_outsider_finds_nothing(tab, make_cluster, people, as_person):
+    make_cluster("demo", phase="Running", ps=1, workers=2)
+    address = f"/clusters/ops-demo/demo{tab}"
+    assert as_person(people.victor).get(address).status_code == 200
+    absent = as_person(people.mallory).get(f"/clusters/ops-demo/no-such{tab}")
+    hidden = as_person(people.mallory).get(address)
+    assert (absent.status_code, hidden.status_code) == (404, 404)
+    mask = re.compile(rb"no-such|demo|[0-9a-f]{8}|nonce-[^']*|csrf[^>]*>|\"X-CSRFToken\": \"[^\"]*\"")
+    assert mask.sub(b"", absent.content) == mask.sub(b"", hidden.content)
+
+
+def test_nobody_reads_without_signing_in(make_cluster, client):
+    make_cluster("demo")
+    for tab in TABS:
+        answer = client.get(f"/clusters/ops-demo/demo{tab}")
+        assert answer.status_code == 302
+        assert "/accounts/login" in answer["Location"]
+
+
+@pytest.mark.parametrize("verb", ACTS)
+def test_a_viewer_may_not_act_and_an_outsider_finds_nothing(verb, make_cluster, people, as_person):
+    cluster = make_cluster("demo", phase="Running")
+    address = f"/clusters/ops-demo/demo/{verb}"
+    assert as_person(people.victor).post(address, {"confirmed": "yes"}).status_code == 403
+    assert as_person(people.mallory).post(address, {"confirmed": "yes"}).status_code == 404
+    cluster.refresh_from_db()
+    assert (cluster.deleted_at, cluster.run_count, cluster.current_run.desired) == (None, 1, "running")
+
+
+@pytest.mark.parametrize(
+    ("verb", "lost"),
+    [("disable", "only in memory is lost"), ("delete", "logs are lost"), ("cancel", "place in the queue")],
+)
+def test_what_loses_something_asks_first(verb, lost, make_cluster, people, as_person):
+    cluster = make_cluster("demo", phase="Queued" if verb == "cancel" else "Running")
+    client = as_person(people.bob)
+    for answer in (client.get(f"/clusters/ops-demo/demo/{verb}"), client.post(f"/clusters/ops-demo/demo/{verb}")):
+        assert answer.status_code == 200
+        assert lost in answer.content.decode()
+    cluster.refresh_from_db()
+    assert (cluster.deleted_at, cluster.current_run.desired) == (None, "running")
+    assert client.post(f"/clusters/ops-demo/demo/{verb}", {"confirmed": "yes"}).status_code == 302
+    cluster.refresh_from_db()
+    assert cluster.current_run.desired == "ended"
+
+
+def test_redeploy_makes_the_next_run_and_says_why_when_it_cannot(make_cluster, people, as_person):
+    cluster = make_cluster("demo", phase="Failed")
+    client = as_person(people.bob)
+    client.post("/clusters/ops-demo/demo/deploy")
+    cluster.refresh_from_db()
+    assert cluster.run_count == 2
+    page = client.post("/clusters/ops-demo/demo/deploy", follow=True).content.decode()
+    assert "has not ended yet" in page
+
+
+@pytest.fixture
+def tasks_of():
+    from clusters.runs.models import Task
+
+    def make(cluster, *rows):
+        for n, (role, index, attempt, phase, facts) in enumerate(rows):
+            Task.objects.create(
+                run=cluster.current_run,
+                role=role,
+                index=index,
+                attempt=attempt,
+                uid=f"{cluster.pk}-{n}",
+                phase=phase,
+                **facts,
+            )
+
+    return make
+
+
+def test_the_overview_shows_every_task_with_its_newest_attempt(make_cluster, people, as_person, tasks_of):
+    cluster = make_cluster("demo", phase="Failed", workers=2, run={"message": "worker-1 failed with exit code 3."})
+    tasks_of(
+        cluster,
+        ("master", 0, 0, "Failed", {"reason": "Stopped", "exit_code": 143, "node": "here", "gpus": ["0"]}),
+        ("worker", 1, 0, "Failed", {"reason": "Error", "exit_code": 1, "log_tail": "first attempt"}),
+        ("worker", 1, 1, "Failed", {"reason": "Error", "exit_code": 3, "log_tail": "ValueError: <b>bad</b>"}),
+    )
+    page = as_person(people.alice).get("/clusters/ops-demo/demo").content.decode()
+    assert "worker-1 ended with exit code 3" in page
+    assert "ValueError: &lt;b&gt;bad&lt;/b&gt;" in page
+    assert "first attempt" not in page
+    assert "Pending" in page.split("worker-0")[1].split("</tr>")[0]
+    master = page.split("master-0")[1].split("</tr>")[0]
+    assert "Stopped" in master
+    assert "Failed" not in master
+
+
+def test_a_hundred_workers_have_a_strip_of_cells(make_cluster, people, as_person):
+    make_cluster("demo", phase="Running", workers=100)
+    page = as_person(people.alice).get("/clusters/ops-demo/demo").content.decode()
+    assert page.count('class="cell cell-pending" href=') == 101
+
+
+def test_a_thousand_workers_do_not_fill_the_page(make_cluster, people, as_person, django_assert_max_num_queries):
+    make_cluster("demo", phase="Running", workers=1000)
+    client = as_person(people.alice)
+    with django_assert_max_num_queries(7):
+        page = client.get("/clusters/ops-demo/demo").content.decode()
+    assert "Show 881 more tasks" in page
+    assert page.count("<tr>") < 150
+
+
+def test_an_earlier_run_is_shown_as_it_was(make_cluster, people, as_person):
+    cluster = make_cluster("demo", phase="Failed", command="echo first")
+    client = as_person(people.alice)
+    client.post("/clusters/ops-demo/demo/deploy")
+    cluster.refresh_from_db()
+    cluster.current_run.spec["command"] = "echo second"
+    cluster.current_run.save()
+    page = client.get("/clusters/ops-demo/demo?run=1").content.decode()
+    assert "echo first" in page
+    assert "You are looking at run 1" in page
+    assert client.get("/clusters/ops-demo/demo?run=3").status_code == 404
+    assert client.get("/clusters/ops-demo/demo?run=x").status_code == 404
+    compared = client.get("/appcodes/ops-demo/compare?runs=demo/1,demo/2").content.decode()
+    assert "echo first" in compared
+    assert "echo second" in compared
+    assert "ops-demo has no run demo/9." in client.get("/appcodes/ops-demo/compare?runs=demo/9").content.decode()
+    assert "is no run" in client.get("/appcodes/ops-demo/compare?runs=demo/1,x").content.decode()
+
+    # Every other line of b.py is one of few kinds; comparing such files takes a minute or more.
+    few = [[f"same {n % 60}" if n % 2 else f"{run} {n}" for n in range(5000)] for run in (1, 2)]
+    for run, lines in zip(cluster.runs.order_by("number"), few, strict=True):
+        files = {"a.py": "\n".join([*("x" * 3000), run.spec["command"], *("y" * 3000)]), "b.py": "\n".join(lines)}
+        run.spec["code"] = {"files": files}
+        run.save()
+    compared = client.get("/appcodes/ops-demo/compare?runs=demo/1,demo/2").content.decode()
+    assert '<span class="plus">+ echo second</span>' in compared
+    assert compared.count('<span class="same">  y</span>') == 2
+    assert compared.count("It differs, and is too long to be compared here.") == 1
+
+
+def test_events_are_those_of_this_cluster_alone(make_cluster, people, as_person):
+    client = as_person(people.alice)
+    make_cluster("demo", by=people.bob)
+    client.post("/clusters/ops-demo/demo/delete", {"confirmed": "yes"})
+    make_cluster("demo")
+    page = client.get("/clusters/ops-demo/demo/events").content.decode()
+    assert page.count("cluster.created") == 1
+    assert "cluster.deleted" not in page
+
+
+def test_the_live_parts_answer_304_while_nothing_changes(make_cluster, people, as_person):
+    make_cluster("demo", phase="Succeeded")
+    client = as_person(people.alice)
+    for part in ("head", "progress"):
+        address = f"/clusters/ops-demo/demo/{part}"
+        first = client.get(address)
+        again = client.get(address, headers={"If-None-Match": first["ETag"]})
+        assert again.status_code == 304
+        # Without a stored response, a browser can't send a conditional request.
+        assert {first["Cache-Control"], again["Cache-Control"]} == {"private, no-cache"}
+
+
+def test_no_run_no_problem(make_cluster, people, as_person):
+    from clusters.runs.models import Cluster
+
+    cluster = make_cluster("demo")
+    Cluster.objects.filter(pk=cluster.pk).update(current_run=None)
+    cluster.runs.all().delete()
+    client = as_person(people.alice)
+    for tab in TABS:
+        assert client.get(f"/clusters/ops-demo/demo{tab}").status_code == 200
+    assert client.get("/").status_code == 200
+
+
+class TestLogs:
+    """Against the real node agent, which keeps logs as files."""
+
+    @pytest.fixture
+    def log(self, node_agent, make_cluster, people, as_person, tasks_of, monkeypatch):
+        """log(position, data) → the piece of worker-0's log after that position, as the page gets it."""
+        from clusters.clouds import registry
+        from clusters.clouds.drivers import marks
+        from clusters.clouds.drivers.lines import Lines, Wanted
+
+        cluster = make_cluster("demo", phase="Running", workers=1)
+        tasks_of(cluster, ("worker", 0, 0, "Running", {}))
+        content = {0: b"", 1: b""}
+
+        class Written:
+            def log(self, run, role, index, *, attempt, offset, limit, tail, line, since, **_):
+                data = content[attempt] if role == "worker" else b""
+                found = marks.Marker().add(data, 1_000_000)
+                lines = Lines(
+                    len(data), len(found) // marks.SIZE, lambda at, n: data[at : at + n],
+                    lambda at, n: found[at * marks.SIZE : (at + n) * marks.SIZE],
+                )  # fmt: skip
+                return lines.piece(Wanted(offset, limit, tail, since, line), complete=True)
+
+        monkeypatch.setattr(registry, "cloud_of", lambda run: Written())
+
+        def ask(position, data=None, attempt=0):
+            if data is not None:
+                content[attempt] = data
+            body = json.dumps({"worker-0": position})
+            answer = as_person(people.victor).post(
+                "/clusters/ops-demo/demo/logs/read", body, content_type="application/json"
+            )
+            assert answer.status_code == 200
+            pieces = answer.json()["pieces"]
+            return pieces[0] if pieces else None
+
+        ask.cluster, ask.tasks_of = cluster, tasks_of
+        return ask
+
+    def test_it_starts_with_whole_lines_of_the_end(self, log):
+        lines = "".join(f"line {n}\n" for n in range(60_000)).encode()
+        piece = log(None, lines)
+        assert piece["text"].startswith("line ")
+        assert piece["text"].endswith("line 59999\n")
+        assert piece["offset"] == len(lines)
+        assert piece["text"].startswith(f"line {piece['line']}\n")
+        assert piece["times"] == [[0, 1_000_000]]
+        # Earlier lines are requested by line number and come in pieces.
+        earlier = log({"attempt": 0, "low": 0, "high": piece["line"]})
+        assert lines.decode().endswith(earlier["text"] + piece["text"])
+        assert earlier["text"].startswith(f"line {earlier['line']}\n")
+        around = log({"attempt": 0, "low": 0, "high": earlier["line"], "at": 5000})
+        assert "\nline 5000\n" in around["text"]
+        assert around["text"].startswith(f"line {around['line']}\n")
+        between = log({"attempt": 0, "low": 5, "high": 9})
+        assert between["text"] == "line 5\nline 6\nline 7\nline 8\n"
+        assert log({"attempt": 0, "low": 9, "high": 9})["text"] == ""
+
+    def test_lines_further_up_may_be_one_long_line(self, log):
+        data = b"x" * 1_000_000 + b"\nend\n"
+        assert log(None, data)["text"] == "end\n"
+        earlier = log({"attempt": 0, "low": 0, "high": 1})
+        assert (earlier["text"], earlier["line"]) == ("x" * 262_143 + "\n", 0)
+
+    def test_a_search_looks_at_the_whole_log(self, log, as_person, people):
+        """The search covers lines that no browser has received. Hits have line numbers, and all hits are counted."""
+        lines = [f"line {n} of a log" + (" has FAILED" if n % 1000 == 7 else "") for n in range(500_000)]
+        lines[400_123] = "ValueError: no data"
+        log(None, "\n".join(lines).encode())
+
+        def found(query):
+            answer = as_person(people.victor).get(f"/clusters/ops-demo/demo/logs/search?task=worker-0&{query}").json()
+            assert answer["error"] == ""
+            [task] = answer["tasks"]
+            assert (task["lines"], task["complete"]) == (400_124 if "errors" in query else 500_000, True)
+            return task
+
+        failed = found("q=has failed")
+        assert failed["total"] == 500
+        assert [hit[0] for hit in failed["hits"]] == list(range(7, 500_000, 1000))
+        assert failed["hits"][3] == [3007, 1_000_000, "line 3007 of a log has FAILED"]
+        every = found("q=log")
+        assert (every["total"], len(every["hits"])) == (499_999, 2000)
+        assert found("q=line 499999 of a log")["hits"][0][0] == 499_999
+        assert found("q=nowhere")["hits"] == []
+        assert found("errors=1")["hits"] == [[400_123, 1_000_000, "ValueError: no data"]]
+
+    def test_what_comes_later_comes_once(self, log):
+        first = log(None, b"one\ntw")
+        assert log({"attempt": 0, "offset": first["offset"]}) is None
+        second = log({"attempt": 0, "offset": first["offset"]}, b"one\ntwo\n")
+        assert (second["text"], second["offset"]) == ("o\n", 8)
+
+    def test_a_character_that_is_cut_waits_for_its_other_half(self):
+        from clusters.clouds.drivers.base import LogChunk
+        from clusters.cluster.pages.logs import whole_characters
+
+        for text in ("aé", "a火", "a😀", "abc"):
+            data = text.encode()
+            for cut in range(1, len(data) + 1):
+                chunk = whole_characters(LogChunk(data[:cut], cut, False))
+                assert text.startswith(chunk.data.decode())
+                assert chunk.offset == len(chunk.data)
+
+    def test_one_megabyte_on_one_line_arrives_in_pieces(self, log):
+        data = b"x" * 1_000_000 + b"\nend\n"
+        piece, got = log({"attempt": 0, "offset": 0}, data), 0
+        while piece:
+            got += len(piece["text"])
+            assert len(piece["text"]) <= 262_144
+            piece = log({"attempt": 0, "offset": piece["offset"]})
+        assert got == len(data)
+
+    def test_bytes_that_are_no_text_are_shown_as_such(self, log):
+        assert log(None, b"\xff\xfe ok \x00\n")["text"] == "\ufffd\ufffd ok \x00\n"
+
+    def test_the_next_attempt_follows(self, log):
+        end = log(None, b"first\n")
+        log.tasks_of(log.cluster, *[("worker", 0, 1, "Running", {"reason": "x"})][:0])
+        from clusters.runs.models import Task
+
+        Task.objects.create(
+            run=log.cluster.current_run, role="worker", index=0, attempt=1, uid="second", phase="Running"
+        )
+        switch = log({"attempt": 0, "offset": end["offset"]}, b"second\n", attempt=1)
+        assert (switch["attempt"], switch["offset"], switch["text"]) == (1, 0, "")
+        assert log({"attempt": 1, "offset": 0})["text"] == "second\n"
+
+    @pytest.mark.parametrize(
+        "body",
+        [b"", b"[]", b"x", b'{"worker-0": {"attempt": -1, "offset": "x"}}', b'{"nobody-0": null}', b'{"worker-0": []}'],
+    )
+    def test_nonsense_does_no_harm(self, body, log, people, as_person):
+        answer = as_person(people.alice).post(
+            "/clusters/ops-demo/demo/logs/read", body, content_type="application/json"
+        )
+        assert answer.status_code == 200
+
+
+def test_logs_of_a_cloud_that_does_not_answer_say_so(make_cluster, people, as_person, settings):
+    settings.LOCAL_CLOUD_SOCKET = "/nonexistent/agent.sock"
+    make_cluster("demo", phase="Running")
+    client = as_person(people.alice)
+    answer = client.post("/clusters/ops-demo/demo/logs/read", '{"master-0": null}', content_type="application/json")
+    assert "does not answer" in answer.json()["error"]
+    assert client.get("/clusters/ops-demo/demo/logs/download?task=master-0").status_code == 503
+    assert client.get("/clusters/ops-demo/demo/logs?plain=1").status_code == 200
+
+
+class TestMetrics:
+    """Event files in a real S3 bucket."""
+
+    @pytest.fixture
+    def trained(self, make_cluster, people, s3, bucket):
+        from datastores.models import Datastore
+        from tests.clusters.scalars.test_scalars import event
+
+        spec = {"server": s3.url, "access_key": s3.access_key, "bucket": bucket, "prefix": "", "region": "us-east-1"}
+        Datastore.objects.create(appcode=people.ops, name="out", kind="s3", spec=spec, secret=s3.secret_key)
+        make_cluster("demo", phase="Running", output="out")
+
+        def store(path, steps):
+            body = b"".join(event(step, loss=1 / (step + 1), accuracy=0.5) for step in range(steps))
+            s3.client.put_object(Bucket=bucket, Key=f"demo/1/{path}", Body=body)
+
+        return store
+
+    def test_charts_follow_what_is_stored(self, trained, people, as_person):
+        client = as_person(people.victor)
+        address = "/clusters/ops-demo/demo/metrics/charts"
+        assert "No summaries yet" in client.get(address).content.decode()
+        trained("summaries/events.out.tfevents.1", 3)
+        trained("checkpoints/model.ckpt", 1)
+        first = client.get(address)
+        page = first.content.decode()
+        assert page.index("<h2>loss</h2>") < page.index("<h2>accuracy</h2>")
+        assert page.count("<svg viewBox") == 2
+        assert "0.3333" in page
+        assert client.get(address, headers={"If-None-Match": first["ETag"]}).status_code == 304
+        trained("summaries/events.out.tfevents.1", 4)
+        assert "0.25" in client.get(address, headers={"If-None-Match": first["ETag"]}).content.decode()
+
+    def test_folders_are_lines_of_one_chart(self, trained, people, as_person):
+        trained("logs/train/events.out.tfevents.1", 3)
+        trained("logs/validation/events.out.tfevents.1", 3)
+        page = as_person(people.victor).get("/clusters/ops-demo/demo/metrics/charts").content.decode()
+        assert page.count("<svg viewBox") == 2
+        assert "<i></i>train" in page
+        assert "<i></i>validation" in page
+
+    def test_runs_are_drawn_together_with_what_cannot_be_read_said(self, trained, make_cluster, people, as_person):
+        from tests.api.client import api_of
+
+        trained("events.out.tfevents.1", 3)
+        other = make_cluster("other", phase="Running", output="out", env={"LR": "0.1"}).current_run
+        other.spec["output"] = "gone"
+        other.save()
+        client, ticked = as_person(people.victor), {"runs": ["demo/1"], "cluster": ["ops-demo/other", "flight-demo/x"]}
+        chosen = client.post("/appcodes/ops-demo/compare", ticked)
+        assert chosen["Location"] == "/appcodes/ops-demo/compare?runs=demo/1,other/1"
+        assert client.post("/appcodes/ops-demo/compare", {"cluster": "ops-demo/a\0"}).status_code == 302
+        page = client.get(chosen["Location"]).content.decode()
+        assert "those of flight-demo are left out" in page
+        assert "<code>env.LR</code>" in page
+        charts = client.get("/appcodes/ops-demo/compare/charts?runs=demo/1,other/1&x=time&smooth=0.9").content.decode()
+        assert charts.count("<svg viewBox") == 2
+        assert "The numbers of other/1 cannot be read now: The datastore “gone” does not exist any more." in charts
+        status, said = api_of(people.victor).get("/appcodes/ops-demo/compare?runs=demo/1,other/1")
+        assert (status, len(said["notes"])) == (200, 1)
+        assert {"path": "env.LR", "values": [None, "0.1"]} in said["differences"]
+        loss = next(each for each in said["items"][0]["metrics"] if each["tag"] == "loss")
+        assert (loss["step"], round(loss["last"], 4), loss["largest"]) == (2, 0.3333, 1)
+        status, said = api_of(people.victor).get("/appcodes/ops-demo/compare?runs=demo/1,other/2")
+        assert (status, said["errors"][0]["path"]) == (422, "runs")
+
+    def test_a_datastore_that_does_not_answer_is_said_so(self, trained, people, as_person):
+        from datastores.models import Datastore
+
+        store = Datastore.objects.get(name="out")
+        store.spec["bucket"] = "no-such-bucket"
+        store.save()
+        answer = as_person(people.victor).get("/clusters/ops-demo/demo/metrics/charts")
+        assert answer.status_code == 200
+        assert "There is no such bucket" in answer.content.decode()
+        store.delete()
+        assert (
+            "does not exist any more"
+            in as_person(people.victor).get("/clusters/ops-demo/demo/metrics/charts").content.decode()
+        )
