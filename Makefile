@@ -11,9 +11,13 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 2 ? 4 : n + 
 PYTEST := $(BIN)/python -m pytest $(if $(RERUNS),--reruns $(RERUNS) -raR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
-# pip compiles one file after the other, which takes half of its time; this uses all cores. Some packages contain files that are
-# not valid Python, so the exit status means nothing.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
+# Ten times faster than pip. Like pip, it trusts the certificates of the machine and asks the package index that pip is configured with.
+# Its compiler uses all cores and passes over files of packages that are not valid Python.
+define INSTALL
+index=$$($(PIP) config get global.index-url 2>/dev/null || echo "$$PIP_INDEX_URL"); \
+  env $${index:+UV_DEFAULT_INDEX="$$index"} $(BIN)/uv pip install -q --system-certs --compile-bytecode --python $(BIN)/python -r $< || { \
+    echo "The requirements could not be installed; the reason is above." >&2; exit 1; }
+endef
 
 # Many CI images set it. Then every program of the portal compiles all its modules at each start, which takes a second.
 unexport PYTHONDONTWRITEBYTECODE
@@ -92,15 +96,13 @@ $(VENV)/.installed: requirements.txt | $(BIN)/python
 	@free=$$(df -Pm $(VENV) | awk 'NR == 2 { print $$4 }'); [ "$$free" -ge 4000 ] || { \
 	  echo "The disk has $$free MB left here and the requirements need 4000 MB." >&2; exit 1; }
 	@echo "Installing requirements.txt (once; about a minute, longer where the packages must be downloaded) …"
-	@$(PIP) install --upgrade pip && $(PIP) install --no-compile -r $< || { \
-	  echo "The requirements could not be installed; the reason is above." >&2; exit 1; }
-	@$(COMPILE)
+	@$(PIP) install "$$(grep -o '^uv==[^ ]*' $<)"
+	@$(INSTALL)
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	@echo "Installing requirements-dev.txt …"
-	@$(PIP) install --no-compile -r $< || { \
-	  echo "The requirements could not be installed; the reason is above." >&2; exit 1; }
+	@$(INSTALL)
 	@touch $@
 
 # xterm.js comes from npm's registry, because no Python package has it. The portal runs without it, and the next `make run` retries.

@@ -13,8 +13,9 @@ import importlib
 import os
 import secrets
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ LONGEST = (
     "portal", "kube-portal", "kube-cloud", "bench", "up", "examples",
     "kube/test_applications_node.py", "kube/test_many_runs_node.py", "kube/test_services_node.py", "kube/test_main_job.py",
 )  # fmt: skip
+
+_failed = pytest.StashKey[bool]()
 
 # No deadline: the duration of an example depends on the load of the machine. The printed blob reproduces a failure elsewhere.
 settings.register_profile(
@@ -70,6 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Pages are tested without `collectstatic`, and signing in skips 100 ms of key stretching.
     settings.STORAGES["staticfiles"]["BACKEND"] = "django.contrib.staticfiles.storage.StaticFilesStorage"
     settings.PASSWORD_HASHERS.insert(0, "django.contrib.auth.hashers.MD5PasswordHasher")
+    # jsonschema would build a grammar from it at import, for 7 s; nothing here validates IRIs.
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
     flush.allow()
     # If a worker of `pytest -n` inherited DJANGO_SETTINGS_MODULE, it would read the settings before this function runs, and
     # with them the main process's addresses of node agent and queue.
@@ -120,6 +125,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     session.items.sort(key=lambda item: (place.get(_group(item), len(place)), _group(item) not in first))
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_failed] = report.failed
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Stops what a failed test shared with others (portal, control plane, node), so that RERUNS tries it again on new ones: on the
+    old ones the names of its clusters are taken, and things may be as the failure left them."""
+    if item.config.getoption("reruns") and item.stash[_failed] and any(map(item.get_closest_marker, SLOW)):
+        item.session._setupstate.teardown_exact(None)
+    yield
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

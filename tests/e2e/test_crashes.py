@@ -50,8 +50,13 @@ class Seen:
                 found += answer.read().decode()
         return found
 
-    def kill(self, role: str, index: int) -> None:
-        """Kills the program of a task (SIGKILL)."""
+    @property
+    def lines(self) -> int:
+        """Lines with steps in the master's log; after every fourth one, the master writes a checkpoint."""
+        return self.log.count("global_step/sec")
+
+    def send(self, number: signal.Signals, role: str, index: int) -> None:
+        """Sends a signal to the program of a task."""
         mine = {"PORTAL_CLUSTER": self.name, "PORTAL_ROLE": role, "TASK_INDEX": str(index)}
         for process in psutil.process_iter():
             try:
@@ -61,7 +66,7 @@ class Seen:
             except psutil.Error:
                 continue
             if is_mine:
-                return process.send_signal(signal.SIGKILL)
+                return process.send_signal(number)
         raise AssertionError(f"{role}-{index} has no program")
 
     @property
@@ -81,14 +86,13 @@ class Seen:
 def trains(portal: Portal, name: str, **roles: Any) -> Seen:
     command = f"python digits_{name.partition('-')[2]}.py --sample --steps 3000"
     run = Seen(portal, name, command=command, output="demo-output", retries=1, roles=roles)
-    # Every fourth line a checkpoint is written.
-    assert eventually(lambda: run.log.count("global_step/sec") >= 6, 300), run.status
+    assert eventually(lambda: run.lines >= 6, 300), run.status
     return run
 
 
 def test_a_worker_that_was_killed_takes_part_again_and_no_step_is_lost(browser: Browser, portal_up: Portal) -> None:
     run = trains(portal_up, "lost-ps", master=GPU, ps={"flavor": "small", "count": 1}, worker={**GPU, "count": 2})
-    run.kill("worker", 1)
+    run.send(signal.SIGKILL, "worker", 1)
     crash = run.until_over()
     assert (crash["role"], crash["index"], crash["others"], crash["back"]) == ("worker", 1, 0, True)
     assert crash["stepsRepeated"] == 0

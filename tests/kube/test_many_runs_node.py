@@ -4,13 +4,15 @@ sweep. Init containers assemble folds, and an output is read where another pod s
 from __future__ import annotations
 
 import re
+import signal
+import time
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.browser import chromium, signed_in
 from tests.chain import Chain
-from tests.e2e.test_crashes import trains
+from tests.e2e.test_crashes import Seen, trains
 from tests.kube.node import Node
 from tests.kube.test_main_job import manage, portal  # noqa: F401  the fixture
 from tests.running import Portal, eventually
@@ -35,10 +37,25 @@ def placed(portal: Portal) -> Portal:  # noqa: F811
     return portal
 
 
+def is_held_between_checkpoints(run: Seen) -> bool:
+    """Stops worker 0. The master, which waits for it in every step, then prints at most the line that is due. Where that is the
+    line of a checkpoint, both go on."""
+    run.send(signal.SIGSTOP, "worker", 0)
+    before = -1
+    while before != (now := run.lines):
+        before = now
+        time.sleep(2)  # Longer than a line takes; nothing tells that no line follows.
+    if now % 4:
+        return True
+    run.send(signal.SIGCONT, "worker", 0)
+    return False
+
+
 def test_steps_that_are_trained_again_in_new_pods_are_counted(placed: Portal) -> None:
     gpu = {"flavor": "tiny-1-gpu"}
     run = trains(placed, "lost-allreduce", master=gpu, worker={**gpu, "count": 1})
-    run.kill("worker", 0)
+    assert eventually(lambda: is_held_between_checkpoints(run), 120), run.log
+    run.send(signal.SIGKILL, "worker", 0)
     crash = run.until_over()
     assert (crash["role"], crash["others"], crash["back"]) == ("worker", 1, True)
     told = re.search(r"Continues after step (\d+)", run.log)
