@@ -136,7 +136,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Stops what a failed test shared with others (portal, control plane, node), so that RERUNS tries it again on new ones: on the
+    """Stops what a failed test shared (portal, control plane, node), so that RERUNS tries it again on new ones: on the
     old ones the names of its clusters are taken, and things may be as the failure left them."""
     if item.config.getoption("reruns") and item.stash[_failed] and any(map(item.get_closest_marker, SLOW)):
         item.session._setupstate.teardown_exact(None)
