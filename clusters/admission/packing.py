@@ -1,0 +1,208 @@
+"""Places all tasks of a run on nodes, or none. Pure.
+
+Nodes with equal free resources form one group, so the cost depends on the number of different nodes and not on their number. A
+greedy best fit comes first. Where it fails, a bounded exact search follows. Nothing in the portal calls this package yet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Never = Literal["NoSuchGpu", "OverNode", "OverPool"]
+# Steps of the exact search before it gives up.
+MOST_STEPS = 2000
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """`count` equal tasks of one role. `gpu_model`: "" for any. `labels` and `tolerated` choose nodes."""
+
+    role: str
+    count: int
+    gpus: int = 0
+    gpu_model: str = ""
+    cpu_milli: int = 0
+    memory_mb: int = 0
+    resource: str = "nvidia.com/gpu"
+    labels: frozenset[tuple[str, str]] = frozenset()
+    tolerated: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """Free (or all) resources of a node. `resource` is the extended resource that `gpus` counts."""
+
+    gpus: int = 0
+    cpu_milli: int = 0
+    memory_mb: int = 0
+    gpu_model: str = ""
+    resource: str = "nvidia.com/gpu"
+    labels: frozenset[tuple[str, str]] = frozenset()
+    taints: frozenset[str] = frozenset()
+
+    def suits(self, tasks: Tasks) -> bool:
+        if not (tasks.labels <= self.labels and self.taints <= tasks.tolerated):
+            return False
+        return not tasks.gpus or (self.resource == tasks.resource and tasks.gpu_model in ("", self.gpu_model))
+
+    def holds(self, tasks: Tasks) -> int:
+        """Returns how many of the tasks fit on one such node, at most `tasks.count`."""
+        if not self.suits(tasks):
+            return 0
+        sizes = ((self.gpus, tasks.gpus), (self.cpu_milli, tasks.cpu_milli), (self.memory_mb, tasks.memory_mb))
+        return max(0, min([tasks.count, *(have // need for have, need in sizes if need)]))
+
+    def without(self, tasks: Tasks, count: int) -> Shape:
+        return replace(
+            self,
+            gpus=self.gpus - count * tasks.gpus,
+            cpu_milli=self.cpu_milli - count * tasks.cpu_milli,
+            memory_mb=self.memory_mb - count * tasks.memory_mb,
+        )
+
+
+# Equal nodes → their names, sorted.
+Field = Mapping[Shape, tuple[str, ...]]
+# Role and node → number of tasks.
+Layout = Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`layout` is None where no place was found. `proved`: there is none; otherwise the search ended at its bound."""
+
+    layout: Layout | None
+    left: Field
+    proved: bool = True
+
+
+def group(nodes: Iterable[tuple[str, Shape]]) -> Field:
+    names: dict[Shape, list[str]] = {}
+    for name, shape in nodes:
+        names.setdefault(shape, []).append(name)
+    return {shape: tuple(sorted(names[shape])) for shape in names}
+
+
+def place(tasks: Sequence[Tasks], field: Field) -> Layout | None:
+    """Returns nodes for all tasks, or None."""
+    return search(tasks, field).layout
+
+
+def search(tasks: Sequence[Tasks], field: Field, most_steps: int = MOST_STEPS) -> Placement:
+    ordered = [each for each in tasks if each.count]
+    ordered.sort(key=lambda each: (-each.gpus, not each.gpu_model, -each.cpu_milli, -each.memory_mb))
+    if any(sum(shape.holds(each) * len(names) for shape, names in field.items()) < each.count for each in ordered):
+        return Placement(None, field)
+    if _short(ordered, field):
+        return Placement(None, field)
+    greedy = _greedy(ordered, field)
+    if greedy or len(ordered) == 1:  # Equal tasks do not compete, so the greedy answer is exact.
+        return greedy or Placement(None, field)
+    return _Exact(most_steps).search(ordered, field)
+
+
+def why_never(tasks: Sequence[Tasks], empty: Field) -> Never | None:
+    """Returns why even the empty nodes cannot hold the tasks, or None if they can or if it is not proved."""
+    for each in tasks:
+        if each.count and not any(shape.suits(each) and shape.gpus >= min(each.gpus, 1) for shape in empty):
+            return "NoSuchGpu" if each.gpus else "OverNode"
+        if each.count and not any(shape.holds(each) for shape in empty):
+            return "OverNode"
+    found = search(tasks, empty)
+    return "OverPool" if found.layout is None and found.proved else None
+
+
+def _short(tasks: Sequence[Tasks], field: Field) -> bool:
+    """Returns whether the sums alone are too large. A node that shrank below what it holds counts as full."""
+    sizes: tuple[Callable[[Tasks | Shape], int], ...] = (
+        lambda of: of.gpus,
+        lambda of: of.cpu_milli,
+        lambda of: of.memory_mb,
+    )
+    return any(
+        sum(each.count * size(each) for each in tasks)
+        > sum(max(0, size(shape)) * len(names) for shape, names in field.items())
+        for size in sizes
+    )
+
+
+def _put(field: dict[Shape, tuple[str, ...]], shape: Shape, nodes: int, to: Shape) -> tuple[str, ...]:
+    """Moves the first `nodes` names of one group to another. Returns them."""
+    taken, rest = field[shape][:nodes], field[shape][nodes:]
+    del field[shape]
+    if rest:
+        field[shape] = rest
+    field[to] = tuple(sorted((*field.get(to, ()), *taken)))
+    return taken
+
+
+def _greedy(tasks: Sequence[Tasks], field: Field) -> Placement | None:
+    left, laid = dict(field), Counter[tuple[str, str]]()
+    named = {each.gpu_model for each in tasks if each.gpu_model}
+    for each in tasks:
+        short, wanted = each.count, named if not each.gpu_model else set[str]()
+        for shape in sorted(left, key=lambda shape: (shape.gpu_model in wanted, *_size(shape))):
+            here = shape.holds(each)
+            if not here or not short:
+                continue
+            for nodes, count in ((min(short // here, len(left[shape])), here), (1, short % here)):
+                if nodes and count and shape in left and short >= count:
+                    for name in _put(left, shape, nodes, shape.without(each, count)):
+                        laid[each.role, name] += count
+                    short -= nodes * count
+        if short:
+            return None
+    return Placement(laid, left)
+
+
+def _size(shape: Shape) -> tuple[int | str | list[str] | list[tuple[str, str]], ...]:
+    return (
+        shape.gpus, shape.cpu_milli, shape.memory_mb, shape.gpu_model, shape.resource, sorted(shape.labels), sorted(shape.taints),
+    )  # fmt: skip
+
+
+class _Exact:
+    """Depth-first search, one task at a time, over groups. States that failed are remembered by the sizes of their groups."""
+
+    def __init__(self, most_steps: int):
+        self.steps = most_steps
+        self.failed: set[tuple[int, frozenset[tuple[Shape, int]]]] = set()
+
+    def search(self, tasks: Sequence[Tasks], field: Field) -> Placement:
+        single = [replace(each, count=1) for each in tasks for _ in range(min(each.count, self.steps + 1))]
+        laid = Counter[tuple[str, str]]()
+        left = dict(field)
+        path: list[tuple[dict[Shape, tuple[str, ...]], list[Shape], tuple[str, str] | None]] = []
+        path.append((left, self._choices(single[0], left), None))
+        while path:
+            left, choices, _ = path[-1]
+            if not choices:
+                self.failed.add(self._state(len(path) - 1, left))
+                if (back := path.pop()[2]) is not None:
+                    laid[back] -= 1
+                continue
+            if not self.steps:
+                return Placement(None, field, proved=False)
+            self.steps -= 1
+            task, shape = single[len(path) - 1], choices.pop()
+            after = dict(left)
+            put = task.role, _put(after, shape, 1, shape.without(task, 1))[0]
+            if len(path) == len(single):
+                laid[put] += 1
+                return Placement(+laid, after)
+            if self._state(len(path), after) not in self.failed:
+                laid[put] += 1
+                path.append((after, self._choices(single[len(path)], after), put))
+        return Placement(None, field)
+
+    @staticmethod
+    def _choices(task: Tasks, field: Field) -> list[Shape]:
+        """Returns groups that hold the task, the best fit last."""
+        return sorted((shape for shape in field if shape.holds(task)), key=_size, reverse=True)
+
+    @staticmethod
+    def _state(depth: int, field: Field) -> tuple[int, frozenset[tuple[Shape, int]]]:
+        return depth, frozenset((shape, len(names)) for shape, names in field.items())

@@ -1,0 +1,104 @@
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusters.admission.decision import Ask, Code, Node, Share, Snapshot, decide
+from clusters.admission.packing import Shape, Tasks, group, place, search, why_never
+
+
+def cloud(gpus, count, free=None):
+    whole = Shape(gpus, 64000, 1 << 20, "H200")
+    left = Shape(gpus if free is None else free, 64000, 1 << 20, "H200")
+    return tuple(Node(f"n{i}", whole, left) for i in range(count))
+
+
+def codes(nodes, *asks, quota=1000):
+    tasks = [Ask(f"r{i}", "ops", (Tasks("worker", count, gpus),)) for i, (count, gpus) in enumerate(asks)]
+    return [verdict.code for verdict in decide(Snapshot(nodes, tuple(tasks), {"ops": Share(quota)})).values()]
+
+
+@pytest.mark.parametrize(("nodes", "run"), [(cloud(8, 15), (10, 8)), (cloud(1, 99), (65, 1))])
+def test_of_two_runs_that_fit_alone_exactly_one_starts(nodes, run):
+    assert codes(nodes, run, run) == [Code.FITS, Code.GPUS]
+
+
+def test_a_quota_of_7_never_holds_a_run_of_10():
+    assert codes(cloud(8, 4), (10, 1), quota=7) == [Code.OVER_LIMIT]
+
+
+def test_a_run_larger_than_nodes_or_pool_can_never_start_and_blocks_nobody():
+    assert codes(cloud(8, 2), (1, 16), (3, 8), (2, 8)) == [Code.OVER_NODE, Code.OVER_POOL, Code.FITS]
+
+
+def test_a_model_that_no_node_has_is_named():
+    assert why_never([Tasks("worker", 1, 1, "A100")], group([("n", Shape(8, 0, 0, "H200"))])) == "NoSuchGpu"
+
+
+def test_free_gpus_in_small_blocks_are_fragmented_and_kept_for_the_run():
+    assert codes(cloud(8, 2, free=4), (1, 8), (1, 1)) == [Code.FRAGMENTED, Code.BEHIND]
+
+
+def test_a_run_that_waits_for_quota_blocks_its_appcode_alone():
+    wanted = (("a", "x", 4), ("b", "x", 1), ("c", "y", 1))
+    asks = tuple(Ask(run, appcode, (Tasks("w", 1, gpus),)) for run, appcode, gpus in wanted)
+    verdicts = decide(Snapshot(cloud(8, 1), asks, {"x": Share(4, 2), "y": Share(4)}))
+    assert [(verdict.code, verdict.rank) for verdict in verdicts.values()] == [
+        (Code.QUOTA, 1),
+        (Code.QUOTA, 2),
+        (Code.FITS, 0),
+    ]
+
+
+def test_a_run_that_lacks_cpu_says_so_and_nodes_that_do_not_suit_it_stay_open():
+    whole = Shape(8, 8000, 0, "H200")
+    nodes = (Node("n", whole, Shape(8, 1000, 0, "H200")), Node("m", Shape(1, 8000, 0, "L4"), Shape(1, 8000, 0, "L4")))
+    several = (Tasks("w", 1, 8, "H200", 8000),), (Tasks("w", 1, 1, "H200"),), (Tasks("w", 1, 1, "L4"),)
+    asks = tuple(Ask(f"r{i}", "ops", tasks) for i, tasks in enumerate(several))
+    verdicts = decide(Snapshot(nodes, asks, {"ops": Share(20)}))
+    assert [verdict.code for verdict in verdicts.values()] == [Code.RESOURCES, Code.BEHIND, Code.FITS]
+    assert verdicts["r2"].nodes == {("w", "m"): 1}
+
+
+shapes = st.builds(Shape, st.integers(0, 4), st.integers(0, 4), st.just(0), st.sampled_from(["A", "B"]))
+kinds = st.builds(
+    Tasks, st.just(""), st.integers(1, 2), st.integers(0, 3), st.sampled_from(["", "A"]), st.integers(0, 3), st.just(0)
+)
+
+
+@given(st.lists(shapes, min_size=1, max_size=3), st.lists(kinds, min_size=1, max_size=2))
+def test_place_finds_nodes_exactly_where_every_combination_tried_does(nodes, several):
+    tasks = [Tasks(f"t{i}", each.count, each.gpus, each.gpu_model, each.cpu_milli) for i, each in enumerate(several)]
+    single = [each for each in tasks for _ in range(each.count)]
+    names = [(f"n{i}", shape) for i, shape in enumerate(nodes)]
+
+    def holds(chosen):
+        for i, shape in enumerate(nodes):
+            here = [each for each, at in zip(single, chosen, strict=True) if at == i]
+            if any(not shape.suits(each) for each in here) or sum(each.gpus for each in here) > shape.gpus:
+                return False
+            if sum(each.cpu_milli for each in here) > shape.cpu_milli:
+                return False
+        return True
+
+    expected = any(holds(chosen) for chosen in itertools.product(range(len(nodes)), repeat=len(single)))
+    found = search(tasks, group(names))
+    assert (found.layout is not None, found.proved) == (expected, True)
+    if (layout := place(tasks, group(names))) is not None:
+        left = [each for each in tasks for _ in range(each.count)]
+        assert sum(layout.values()) == len(left)
+        by_role = {each.role: sorted(layout.items()) for each in tasks}
+        chosen = []
+        for role, items in by_role.items():
+            chosen += [int(node[1:]) for (of, node), count in items if of == role for _ in range(count)]
+        assert holds(chosen)
+
+
+def test_10000_asks_on_1200_nodes_print_their_time():
+    asks = tuple(Ask(f"r{i}", f"a{i % 500}", (Tasks("w", 1 + i % 16, 1 << (i % 4)),)) for i in range(10_000))
+    before = time.process_time()
+    verdicts = decide(Snapshot(cloud(8, 1200), asks, {f"a{i}": Share(10_000) for i in range(500)}))
+    print(f"10,000 asks on 1,200 nodes: {time.process_time() - before:.2f} s of CPU")
+    assert len(verdicts) == len(asks)
