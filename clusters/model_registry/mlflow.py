@@ -213,7 +213,7 @@ def told(data: bytes) -> Told:
     if len(data) > MAX_BYTES:
         raise ValueError(f"MLmodel has more than {MAX_BYTES // 1024} KiB.")
     try:
-        said = yaml.load(data, Loader=_Plain)  # noqa: S506 # nosec B506  a SafeLoader
+        said = yaml.load(data, Loader=_Plain)  # noqa: S506  a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"MLmodel is no YAML: {readable(str(error).splitlines()[0], 200)}") from None
     flavors = said.get("flavors") if isinstance(said, dict) else None

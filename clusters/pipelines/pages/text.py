@@ -51,7 +51,7 @@ def _yaml(text: str) -> Any:
     try:
         _judge(text)
         # The way through JSON refuses keys that are numbers and the like, which REST bodies cannot have either.
-        return orjson.loads(orjson.dumps(yaml.load(text, Loader=_Plain)))  # noqa: S506 # nosec B506  a SafeLoader that reads even less
+        return orjson.loads(orjson.dumps(yaml.load(text, Loader=_Plain)))  # noqa: S506  a SafeLoader that reads even less
     except orjson.JSONEncodeError as error:
         raise Invalid.at("spec", message=f"This YAML says what JSON cannot: {error}.") from error
     except yaml.YAMLError as error:
