@@ -21,8 +21,7 @@ from clusters.catalog.lookup import usable_appcode
 from clusters.cluster import actions
 from clusters.model_registry.models import ModelAlias
 from clusters.runs.models import Cluster, Run
-from clusters.services import notify, observations, revisions
-from clusters.services import rollout as steps
+from clusters.services import notify, observations, revisions, steps
 from clusters.services.access import SERVICES
 from clusters.services.actions import move_alias_to
 from clusters.services.autoscaling import Scale, scaled

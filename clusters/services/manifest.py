@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from clusters.manifest.cluster import MAX_ENV_VARIABLES, MAX_NAME, MODEL_NAME, ClusterManifest, Text, check_env
+from clusters.manifest.cluster import MAX_NAME, MODEL_NAME, ClusterManifest, Text
+from clusters.manifest.env import MAX_ENV_VARIABLES, check_env
 from portal.kept import Kept
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict, field_error, parse
 from portal.specs import Line

@@ -15,7 +15,7 @@ from clusters.frameworks.serving import ENDPOINT
 from clusters.router import histograms
 from clusters.runs.models import Run, Task
 from clusters.runs.phase import TERMINAL
-from clusters.services import rollout as steps
+from clusters.services import steps
 from clusters.services.autoscaling import Demand, Range, Scale
 from clusters.services.canary import Pair, Sums
 from clusters.services.manifest import ServiceSpec

@@ -10,7 +10,7 @@ from clusters.catalog.admission import Quota, judge_quota
 from clusters.clouds.drivers.base.fit import Fits, Judgement, free_rooms, judge, worst
 from clusters.runs.preview import NOTHING, Cost, capacity_of, cost_of, placed
 from clusters.runs.quota import held, waiting
-from clusters.services.actions import resolved_as
+from clusters.services.checks import resolved_as
 from clusters.services.manifest import DeploySpec, ServiceSpec
 from clusters.services.models import Replica, Service
 from clusters.services.revisions import answering, replicas_of

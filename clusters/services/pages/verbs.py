@@ -17,7 +17,7 @@ from clusters.frame.raw_text import Words
 from clusters.frameworks.serving import FORMATS
 from clusters.model_registry.access import versions_of
 from clusters.model_registry.models import ModelVersion, RegisteredModel
-from clusters.services import actions, revisions
+from clusters.services import actions, checks, revisions
 from clusters.services.access import SERVICES, service_for
 from clusters.services.manifest import DeploySpec, ServiceSpec
 from clusters.services.models import Service
@@ -162,7 +162,7 @@ def preview_deploy(request: HttpRequest, appcode: str, name: str) -> HttpRespons
 def _change(form: DeployForm, deploy: DeploySpec) -> dict[str, Any]:
     service, spec = form.service, form.spec
     try:
-        version = actions.version_of(service, spec, deploy.version)
+        version = checks.version_of(service, spec, deploy.version)
         model = f"{version.model.name}/{version.number}"
         return {"change": change_of(service, spec, deploy, model), "spec": spec, "deploy": deploy}
     except Invalid as invalid:

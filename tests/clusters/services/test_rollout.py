@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.services.canary import Pair, Sums, why_worse
-from clusters.services.rollout import (
+from clusters.services.rollout import MOVING, decide, first_count
+from clusters.services.steps import (
     DRAINING,
-    MOVING,
     SERVING,
     STARTING,
     Advance,
@@ -31,8 +31,6 @@ from clusters.services.rollout import (
     Want,
     Way,
     Weigh,
-    decide,
-    first_count,
 )
 
 NOON = dt.datetime(2026, 5, 3, 12, 0, tzinfo=dt.UTC)
