@@ -22,10 +22,11 @@ from clusters.scalars.reading import printed_by
 from clusters.sweeps.access import sweep_for
 from clusters.sweeps.copies import ROLE
 from clusters.sweeps.importance import LEAST, importances
-from clusters.sweeps.manifest import Parameter, SweepSpec, in_order, written
+from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.models import Sweep
 from clusters.sweeps.objective import lines_of
 from clusters.sweeps.pages.labels import in_words
+from clusters.sweeps.parameters import Parameter, in_order, written
 from clusters.sweeps.points import BEST, NEWEST, Outcome, is_maximized, outcomes, valued
 from clusters.sweeps.shared import by_run
 from datastores.drivers.patience import within

@@ -14,7 +14,8 @@ from django.http import QueryDict
 
 from clusters.frame.form import ManifestForm, area, choice, line, number
 from clusters.frame.raw_text import Words
-from clusters.sweeps.manifest import MAX_FOLDS, MAX_NAME, SweepManifest, SweepSpec, in_order, written
+from clusters.sweeps.manifest import MAX_FOLDS, MAX_NAME, SweepManifest, SweepSpec
+from clusters.sweeps.parameters import in_order, written
 from portal.errors import FieldError, Invalid
 from portal.limits import refuse_nul
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clusters.sweeps.manifest import Parameter, written
+from clusters.sweeps.parameters import Parameter, written
 from portal.charts import number
 
 
