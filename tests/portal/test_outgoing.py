@@ -150,6 +150,8 @@ KINDS: Mapping[str, Callable[[Asked], str]] = {
 # The modules that connect for each kind, all through portal/outgoing.py.
 JUDGED = {
     "datastores/drivers/s3.py": "s3_datastore",
+    "datastores/drivers/s3_client.py": "s3_datastore",
+    "datastores/drivers/s3_errors.py": "s3_datastore",
     "datastores/drivers/nfs.py": "nfs_datastore",
     "clusters/clouds/drivers/local/data/nfs.py": "nfs_mount",
     "clusters/clouds/drivers/git.py": "git_ref",
@@ -396,7 +398,8 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "portal/backup/buckets.py", "portal/backup/database.py", "portal/backup/load.py", "portal/backup/save.py",
     ),
     "an administrator registers the Kubernetes cluster, its Prometheus and its gateway": (
-        "clusters/clouds/drivers/kubernetes/api/client.py", "clusters/clouds/drivers/kubernetes/exec.py",
+        "clusters/clouds/drivers/kubernetes/api/client.py", "clusters/clouds/drivers/kubernetes/api/errors.py",
+        "clusters/clouds/drivers/kubernetes/exec.py",
         "clusters/clouds/drivers/kubernetes/logs.py", "clusters/clouds/drivers/kubernetes/prometheus.py",
         "clusters/runs/routing.py", "clusters/runs/probes.py",
     ),
@@ -423,8 +426,8 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "clusters/model_registry/signature.py",
     ),
     "listens": (
-        "clusters/router/main.py", "clusters/router/http_server.py", "clusters/cluster/api/terminal.py",
-        "portal/web/websocket.py",
+        "clusters/router/main.py", "clusters/router/http_server.py", "clusters/router/proxy.py", "clusters/router/access_log.py",
+        "clusters/cluster/api/terminal.py", "portal/web/websocket.py",
     ),
     "the servers and programs of one portal, by ports that `up` has chosen": (
         "portal/up/data.py", "portal/up/servers.py", "portal/up/services.py", "portal/up/storage_address.py",

@@ -17,7 +17,6 @@ import json
 import os
 import select
 import signal
-import stat
 import sys
 import threading
 import time
@@ -28,11 +27,9 @@ if not __package__:  # run as a script: the isolated interpreter cannot find its
 
 from clusters.clouds.drivers import outputs
 from clusters.clouds.drivers.local.data import cache, code, nfs, rclone
+from clusters.clouds.drivers.local.data.division import divide
 from clusters.clouds.drivers.local.task import sandbox
 from clusters.clouds.drivers.local.task.shim import Status, leave_parent
-from clusters.clouds.drivers.parts import WHOLE, link, shown
-from datastores import trees
-from datastores.listing import TRASH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -415,31 +412,6 @@ class Storage:
             self.check()
 
 
-def share(folder: str, part: int) -> str:
-    """Returns the folder with a part of the divided input in `folder`; `part` -1 for tasks that get none."""
-    return f"{folder}-{part}" if part >= 0 else f"{folder}-none"
-
-
-def divide(mount: dict[str, Any], source: str) -> None:
-    """Makes a folder for each part, and one for tasks that get none. They contain hard links to files fetched into `source`, so
-    no file is stored twice, or symbolic links to the path of a mounted source in tasks. Idempotent, because no task reads them
-    yet."""
-    folder, parts, fold, folds = (mount[key] for key in ("folder", "parts", "fold", "folds"))
-    names = [name for name in scan(source) if not name.startswith(f"{TRASH}/")]
-    for part in (-1, *range(parts)):
-        found = shown(names, part, parts, fold, folds)
-        there = share(folder, part)
-        if os.path.isdir(there):
-            trees.remove(there)
-        os.mkdir(there, 0o755)
-        if mount["kind"] != "s3":
-            link(WHOLE, there, found)
-            continue
-        for name, appears in found:
-            os.makedirs(os.path.dirname(os.path.join(there, appears)), exist_ok=True)
-            os.link(os.path.join(source, name), os.path.join(there, appears), follow_symlinks=False)
-
-
 def in_work(mount: dict[str, Any], folder: str) -> dict[str, Any]:
     """Returns a mount that stores the tasks' working folders below the run's output."""
     prefix = f"{mount['prefix']}/{outputs.WORK_FOLDER}".strip("/")
@@ -451,20 +423,6 @@ def look(mount: dict[str, Any], since: int) -> outputs.Look:
     if mount["mount_path"] == outputs.WORK:
         return outputs.look_at_work(mount["folder"], since=since, **where)
     return outputs.look(mount["folder"], **where)
-
-
-def scan(folder: str) -> dict[str, list[int]]:
-    """Returns size and times of every regular file below `folder`, by relative path. Follows no links."""
-    files: dict[str, list[int]] = {}
-    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for found in trees.walk(top):
-            info = found.info
-            if stat.S_ISREG(info.st_mode):
-                files[found.path] = [info.st_size, info.st_mtime_ns, info.st_ctime_ns]
-    finally:
-        os.close(top)
-    return files
 
 
 def is_empty(folder: str) -> bool:
