@@ -16,8 +16,9 @@ from clusters.applications.manifest import Name, role_of
 from clusters.cluster import actions
 from clusters.frameworks.jupyter import HOME, Jupyter
 from clusters.frameworks.notebook import Notebook
-from clusters.manifest.cluster import ClusterManifest, ClusterMetadata, notebook_path
+from clusters.manifest.cluster import ClusterManifest, ClusterMetadata
 from clusters.manifest.input import InputSpec
+from clusters.manifest.notebook import notebook_path
 from clusters.runs.commands import answer_of
 from clusters.runs.models import Cluster, Run
 from datastores.models import Datastore

@@ -14,7 +14,7 @@ from django.http import Http404
 from pydantic import Field, StringConstraints, field_validator
 
 from clusters.hooks.models import Hook
-from clusters.manifest.cluster import check_hook_env
+from clusters.manifest.env import check_hook_env
 from clusters.manifest.hook_spec import HookName, HookWork
 from portal.access import OPERATE, VIEW, Capability, appcode_for, require
 from portal.errors import Invalid

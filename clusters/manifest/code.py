@@ -32,8 +32,6 @@ MAX_KIB = 512
 MAX_NAME = 200
 # Kubernetes volumes accept fewer paths than a file system does: no part may begin with "..".
 _NAME = re.compile(r"(?!\.\.|\.(/|\Z))[A-Za-z0-9._+=@-]+(/(?!\.\.|\.(/|\Z))[A-Za-z0-9._+=@-]+)*")
-
-
 _URL = re.compile(r"[\x21-\x7e]+")
 # Names that Git accepts for a branch or tag, without the exotic ones.
 _REF = re.compile(r"(?!.*(\.\.|//|/\.|@\{|\.lock(/|\Z)))[A-Za-z0-9_][A-Za-z0-9._/+@#-]*(?<![./])")

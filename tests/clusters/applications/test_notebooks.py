@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from clusters.manifest.cluster import plain_notebook
+from clusters.manifest.notebook import plain_notebook
 from tests.api.client import Api, manifest
 from tests.clusters.applications.test_tensorboard import errors
 from tests.clusters.frameworks.test_notebook import notebook

@@ -58,7 +58,7 @@ TIMES = st.datetimes(dt.datetime(1000, 1, 2), dt.datetime(9999, 12, 30), timezon
 @st.composite
 def manifests(draw):
     from clusters.frameworks import COMPUTING
-    from clusters.manifest.cluster import RESERVED_ENV
+    from clusters.manifest.env import RESERVED_ENV
 
     framework = draw(st.sampled_from(list(COMPUTING)))
     driver = COMPUTING[framework]
