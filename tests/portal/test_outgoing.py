@@ -394,7 +394,7 @@ OTHERS: Mapping[str, Sequence[str]] = {
     "an administrator names the server in the portal's environment": (
         "portal/account_routes.py", "portal/pages/accounts.py", "billing/mails.py", "datastores/storage/store.py",
         "clusters/management/commands/seed_demo.py",
-        "clusters/router/database_feed.py", "clusters/router/rows.py", "clusters/services/controller.py",
+        "clusters/router/database_feed.py", "clusters/router/rows.py", "clusters/services/controller/threads.py",
         "portal/backup/buckets.py", "portal/backup/database.py", "portal/backup/load.py", "portal/backup/save.py",
     ),
     "an administrator registers the Kubernetes cluster, its Prometheus and its gateway": (

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand
 from clusters.runs.follower import follow_all, tune
 from clusters.runs.probes import Asker
 from clusters.runs.routing import Lookout, Publisher
-from clusters.services.controller import Servicing
+from clusters.services.controller.threads import Servicing
 from clusters.services.drift import Drifting
 from portal import upgrades
 

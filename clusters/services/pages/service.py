@@ -18,7 +18,7 @@ from clusters.cluster.pages.new import curl
 from clusters.model_registry.drift import LARGE, MIN_ROWS, Column, again, word
 from clusters.services.access import service_for
 from clusters.services.actions import can_roll_back
-from clusters.services.canary import Pair, Sums, why_worse
+from clusters.services.controller.canary import Pair, Sums, why_worse
 from clusters.services.manifest import ServiceManifest, ServiceSpec
 from clusters.services.models import Replica, RevisionDrift, Rollout, Service
 from clusters.services.pages.charts import MINUTES_HEAD, charts_of, minute_of, recent, table_of, this_month

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.services.canary import Pair, Sums, why_worse
-from clusters.services.rollout import MOVING, decide, first_count
-from clusters.services.steps import (
+from clusters.services.controller.canary import Pair, Sums, why_worse
+from clusters.services.controller.rollout import MOVING, decide, first_count
+from clusters.services.controller.steps import (
     DRAINING,
     SERVING,
     STARTING,

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from clusters.services.canary import Pair, why_worse
-from clusters.services.steps import (
+from clusters.services.controller.canary import Pair, why_worse
+from clusters.services.controller.steps import (
     DRAINING,
     ROUTER_DEAD,
     SERVING,
