@@ -12,7 +12,7 @@ from django.db.models import Value as Constant
 from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.models import Sweep, Trial
 from clusters.sweeps.parameters import Value
-from clusters.sweeps.sampler import Point, chosen
+from clusters.sweeps.search.sampler import Point, chosen
 
 # Limits for drawing: the best and the newest points.
 BEST, NEWEST = 100, 400

@@ -24,8 +24,8 @@ from clusters.sweeps.notifications import tell_end
 from clusters.sweeps.objective import Reading, is_comparable
 from clusters.sweeps.parameters import Value
 from clusters.sweeps.points import best_of, known_points
-from clusters.sweeps.sampler import next_points
-from clusters.sweeps.stopping import Progress, follow
+from clusters.sweeps.search.sampler import next_points
+from clusters.sweeps.search.stopping import Progress, follow
 from portal.access import OPERATE, may
 from portal.db.bulk_update import update_rows
 from portal.errors import Invalid, sentence

@@ -21,13 +21,13 @@ from clusters.scalars.events import Scalars
 from clusters.scalars.reading import printed_by
 from clusters.sweeps.access import sweep_for
 from clusters.sweeps.copies import ROLE
-from clusters.sweeps.importance import LEAST, importances
 from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.models import Sweep
 from clusters.sweeps.objective import lines_of
 from clusters.sweeps.pages.labels import in_words
 from clusters.sweeps.parameters import Parameter, in_order, written
 from clusters.sweeps.points import BEST, NEWEST, Outcome, is_maximized, outcomes, valued
+from clusters.sweeps.search.importance import LEAST, importances
 from clusters.sweeps.shared import by_run
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
