@@ -23,8 +23,8 @@ from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry, NotThere
 from datastores.drivers.patience import within
 from datastores.files import contents, trash
+from datastores.files.retention import Decision, Held, Item, RuleSpec, candidates, decide, seen_from
 from datastores.models import Datastore, Removal, Rule
-from datastores.retention import Decision, Held, Item, RuleSpec, candidates, decide, seen_from
 from datastores.specs import relative_path
 from portal.access import OPERATE, require
 from portal.api.problems import Unavailable

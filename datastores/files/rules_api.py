@@ -15,8 +15,8 @@ from datastores.drivers.patience import within
 from datastores.files import rules
 from datastores.files.api import told
 from datastores.files.downloads import COUNT_SECONDS
+from datastores.files.retention import Decision, RuleSpec
 from datastores.models import Datastore, Rule
-from datastores.retention import Decision, RuleSpec
 from portal.access import OPERATE
 from portal.api.documents import Answer, Who, page_of
 from portal.api.operations import Document, created, operation

@@ -16,9 +16,9 @@ from datastores.drivers.patience import within
 from datastores.files import rules
 from datastores.files.downloads import COUNT_SECONDS
 from datastores.files.pages import ROWS
+from datastores.files.retention import RuleSpec
 from datastores.models import TRASH_KEPT, Datastore
 from datastores.pages.forms import RuleForm
-from datastores.retention import RuleSpec
 from portal.access import OPERATE
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
