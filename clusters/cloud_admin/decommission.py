@@ -21,9 +21,9 @@ from clusters.clouds.health import age
 from clusters.clouds.kinds import DRIVERS
 from clusters.clouds.models import Cloud, CloudState
 from clusters.events import run_event
-from clusters.runs import task_status
 from clusters.runs.models import Run, Task
-from clusters.runs.phase_update import refresh
+from clusters.runs.status import task_status
+from clusters.runs.status.phase_update import refresh
 from clusters.volumes import metering
 from clusters.volumes.lifecycle import ref
 from datastores.models import Volume

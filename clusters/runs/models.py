@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from clusters.clouds.models import LOCAL
 from clusters.frameworks import FRAMEWORKS
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 from portal.models import Appcode, User
 
 # Prefix of the `part_of` of a service's replicas.

@@ -16,7 +16,7 @@ from clusters.cluster import actions
 from clusters.manifest.cluster import ClusterManifest
 from clusters.runs import budgets
 from clusters.runs.models import Run
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 from clusters.sweeps.access import SWEEPS
 from clusters.sweeps.manifest import Goal, StopEarly, SweepSpec, trial_name, trial_spec
 from clusters.sweeps.models import Sweep, Trial

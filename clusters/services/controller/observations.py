@@ -14,7 +14,7 @@ from django.db.models import Count, F, Q
 from clusters.frameworks.serving import ENDPOINT
 from clusters.router import histograms
 from clusters.runs.models import Run, Task
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 from clusters.services.controller import steps
 from clusters.services.controller.autoscaling import Demand, Range, Scale
 from clusters.services.controller.canary import Pair, Sums

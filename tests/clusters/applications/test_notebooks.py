@@ -31,7 +31,7 @@ def over(name: str, phase: str = "Stopped") -> None:
     from django.db import transaction
 
     from clusters.runs.models import Run
-    from clusters.runs.phase_update import refresh
+    from clusters.runs.status.phase_update import refresh
 
     with transaction.atomic():
         run = Run.objects.select_related("cluster__appcode").filter(cluster__name=name).latest("number")

@@ -25,8 +25,8 @@ from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.due_hooks import note_due
 from clusters.runs.models import Run, Task
-from clusters.runs.notifications import tell
-from clusters.runs.phase import TROUBLES, RunState, TaskState, next_phase
+from clusters.runs.status.notifications import tell
+from clusters.runs.status.phase import TROUBLES, RunState, TaskState, next_phase
 from portal.db.bulk_update import update_rows
 from portal.events import record_all
 from portal.models import Event
