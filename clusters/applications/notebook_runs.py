@@ -26,7 +26,7 @@ from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid
 from portal.manifests import Manifest, Strict, mistakes
 from portal.models import User
-from portal.text import readable
+from portal.text.words import readable
 
 # Maximum size of the notebook file, including outputs.
 MAX_MIB = 8

@@ -32,7 +32,7 @@ from portal.db.bulk_update import update_rows
 from portal.errors import Conflict
 from portal.events import record, record_all
 from portal.models import User
-from portal.text import readable
+from portal.text.words import readable
 
 # A cloud heard within this time may be cut off only for a moment.
 HEARD = dt.timedelta(minutes=5)

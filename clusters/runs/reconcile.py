@@ -67,7 +67,7 @@ from datastores.storage.place import is_own
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Invalid, sentence
 from portal.events import record_all
-from portal.text import readable
+from portal.text.words import readable
 
 log = logging.getLogger(__name__)
 

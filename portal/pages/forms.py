@@ -28,7 +28,7 @@ from portal.specs import (
     Wanted,
 )
 from portal.terms import Terms
-from portal.zones import zones
+from portal.text.zones import zones
 
 
 def show_errors(form: forms.BaseForm, error: Invalid, fields: Mapping[str, str]) -> None:

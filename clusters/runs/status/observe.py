@@ -53,7 +53,7 @@ from clusters.runs.status.task_status import ENDED
 from portal.db.bulk_update import update_rows
 from portal.events import entry, record_all
 from portal.models import Event
-from portal.text import readable
+from portal.text.words import readable
 
 log = logging.getLogger(__name__)
 
