@@ -36,7 +36,7 @@ env.ENVIRON = _OneLine()
 
 DATA_DIR = Path(env.str("PORTAL_DATA", default=str(BASE_DIR / "var"))).resolve()
 SECRET_KEY = env.str("PORTAL_SECRET_KEY")
-# Older keys, which still open what they signed or encrypted (portal/rotation.py).
+# Older keys, which still open what they signed or encrypted (portal/installation/rotation.py).
 SECRET_KEY_FALLBACKS = [*filter(None, env.list("PORTAL_SECRET_KEY_FALLBACKS", default=[]))]
 # Stored secrets are encrypted with a key derived from the secret key and the first of these. Each of these together with each
 # secret key opens what is stored.
@@ -123,7 +123,7 @@ MIDDLEWARE = [
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
-    "portal.rotation.SessionsMiddleware",
+    "portal.installation.rotation.SessionsMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",

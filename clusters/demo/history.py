@@ -1,6 +1,7 @@
 """Creates the history of a demonstration through the path of real usage: pod states from the plan go through
 `metering.record` to segments, are posted to the ledger, and become invoices when their month closes. The rows are not
-marked as generated, because the whole installation is a demonstration and every page says so (portal/demonstration.py).
+marked as generated, because the whole installation is a demonstration and every page says so
+(portal/installation/demonstration.py).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from clusters.runs.routing import Lookout, Publisher
 from clusters.runs.status.follower import follow_all, tune
 from clusters.services.controller.threads import Servicing
 from clusters.services.drift import Drifting
-from portal import upgrades
+from portal.installation import upgrades
 
 
 class Command(BaseCommand):
