@@ -118,7 +118,7 @@ MIDDLEWARE = [
     "portal.web.headers.CompressionMiddleware",
     "clusters.gateway.middleware.ApplicationsMiddleware",
     "portal.web.gateway.GatewayMiddleware",
-    "portal.limits.RequestLimits",
+    "portal.web.limits.RequestLimits",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -300,8 +300,8 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["portal.limits.JsonBody"],
-    "DEFAULT_THROTTLE_CLASSES": ["portal.limits.PerPerson"],
+    "DEFAULT_PARSER_CLASSES": ["portal.web.limits.JsonBody"],
+    "DEFAULT_THROTTLE_CLASSES": ["portal.web.limits.PerPerson"],
     "EXCEPTION_HANDLER": "portal.api.problems.problem_details",
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
@@ -352,7 +352,7 @@ STORAGES = {
 # Large enough for manifests and forms; data goes to datastores.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 
-# Concurrent log, command and export streams per web process; each occupies a thread (portal/limits.py).
+# Concurrent log, command and export streams per web process; each occupies a thread (portal/web/limits.py).
 MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=10)
 
 # Maximum size of a file uploaded through the portal; larger ones need an S3 client.

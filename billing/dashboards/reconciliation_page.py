@@ -16,8 +16,8 @@ from billing.metering.segments import FLAGS
 from billing.money import display
 from billing.sums import access
 from portal.charts import draw_columns
-from portal.files import csv_file, csv_stream
 from portal.pages.appcodes import person
+from portal.web.downloads import csv_file, csv_stream
 
 
 @require_safe

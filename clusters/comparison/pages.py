@@ -25,9 +25,9 @@ from portal.access import appcode_for
 from portal.api.problems import Unavailable
 from portal.charts import Chart, Line, draw, number
 from portal.errors import Invalid
-from portal.limits import LOOKS
 from portal.models import Appcode
 from portal.pages.appcodes import person
+from portal.web.limits import LOOKS
 
 # How many latest runs are offered for the comparison.
 LATEST = 50

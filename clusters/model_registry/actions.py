@@ -40,9 +40,9 @@ from datastores.models import Datastore
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.kept import refuse_changes
-from portal.limits import refuse_nul
 from portal.manifests import parse
 from portal.models import Appcode, User
+from portal.web.limits import refuse_nul
 
 MAX_MODELS, MAX_VERSIONS, MAX_ALIASES = 200, 500, 50
 # Files of a version; each is in the row with its digest.

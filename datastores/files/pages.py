@@ -39,9 +39,9 @@ from portal.access import MANAGE, OPERATE, VIEW, may
 from portal.api.problems import Unavailable
 from portal.assets import has_parquet
 from portal.errors import Conflict, Invalid, sentence
-from portal.limits import LOOKS, TRANSFERS
 from portal.pages import layout
 from portal.pages.appcodes import get_or_post, person, safe_next
+from portal.web.limits import LOOKS, TRANSFERS
 
 ROWS = 200
 MAX_CURSOR = 2000

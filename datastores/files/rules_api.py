@@ -22,9 +22,9 @@ from portal.api.documents import Answer, Who, page_of
 from portal.api.operations import Document, created, operation
 from portal.api.pagination import PAGE_PARAMETERS, page
 from portal.api.views import person
-from portal.limits import LOOKS
 from portal.manifests import parse
 from portal.models import User
+from portal.web.limits import LOOKS
 
 # Items listed in a preview.
 MOST_NAMED = 1_000

@@ -22,10 +22,10 @@ from datastores.pages.forms import RuleForm
 from portal.access import OPERATE
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
-from portal.limits import LOOKS
 from portal.models import User
 from portal.pages.appcodes import get_or_post, person
 from portal.pages.forms import show_errors
+from portal.web.limits import LOOKS
 
 
 @get_or_post

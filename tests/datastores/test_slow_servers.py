@@ -18,7 +18,7 @@ import pytest
 
 from datastores.drivers import driver_for, patience, s3_client
 from datastores.drivers.base import Driver, DriverError
-from portal.limits import LOOKS, TRANSFERS
+from portal.web.limits import LOOKS, TRANSFERS
 from tests import ports
 from tests.kube.certificates import Authority
 

@@ -392,7 +392,7 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "clusters/clouds/drivers/follow.py", "clusters/clouds/drivers/store.py", "clusters/clouds/drivers/stream.py",
     ),
     "an administrator names the server in the portal's environment": (
-        "portal/account_routes.py", "portal/pages/accounts.py", "billing/mails.py", "datastores/storage/store.py",
+        "portal/web/account_routes.py", "portal/pages/accounts.py", "billing/mails.py", "datastores/storage/store.py",
         "clusters/management/commands/seed_demo.py",
         "clusters/router/database_feed.py", "clusters/router/rows.py", "clusters/services/controller/threads.py",
         "portal/backup/buckets.py", "portal/backup/database.py", "portal/backup/load.py", "portal/backup/save.py",

@@ -20,8 +20,8 @@ from clusters.runs.models import Cluster
 from portal.access import OPERATE
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
-from portal.limits import LOOKS
 from portal.pages.appcodes import person
+from portal.web.limits import LOOKS
 
 EXAMPLE = {"instances": [[0.0, 1.0]]}
 

@@ -54,7 +54,7 @@ from portal.api.pagination import LIST_PARAMETERS, MAX_SEARCH, PAGE_PARAMETERS, 
 from portal.api.verbs import Kind
 from portal.api.views import person
 from portal.errors import Invalid
-from portal.limits import LOOKS
+from portal.web.limits import LOOKS
 
 CLUSTER_PARAMETERS = [
     *LIST_PARAMETERS,

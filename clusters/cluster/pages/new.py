@@ -38,10 +38,10 @@ from datastores.pages.views import address
 from portal.access import MANAGE, OPERATE, appcode_for, appcodes_for
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, FieldError, Invalid
-from portal.limits import LOOKS
 from portal.models import User
 from portal.pages.appcodes import person
 from portal.pages.layout import selected_appcode, words
+from portal.web.limits import LOOKS
 
 Made = TypeVar("Made")
 # Characters shown of a changed value.

@@ -25,10 +25,10 @@ from clusters.services.pages.charts import MINUTES_HEAD, charts_of, minute_of, r
 from clusters.services.pages.form import short_document
 from clusters.services.summary import HOUR, LONGEST, RevisionShown, Shown, Stats, address, shown, stats_of
 from portal.access import OPERATE, may
-from portal.files import csv_file
 from portal.models import Event
 from portal.pages.appcodes import person
 from portal.pages.layout import page_of
+from portal.web.downloads import csv_file
 
 # Steps of a rollout, in the order of the strip.
 STEPS = {

@@ -18,11 +18,11 @@ from clusters.services.pages.service import head_of
 from clusters.services.tokens import create_token, delete_token
 from portal.access import OPERATE
 from portal.errors import Conflict, Invalid
-from portal.limits import refuse_nul
 from portal.manifests import parse
 from portal.pages.appcodes import person
 from portal.pages.forms import show_errors
 from portal.pages.layout import page_of
+from portal.web.limits import refuse_nul
 
 FIELDS = {"name": "name", "perSecond": "per_second", "atOnce": "at_once", "days": "days"}
 

@@ -28,8 +28,8 @@ from clusters.services.summary import address
 from portal.access import OPERATE
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
-from portal.limits import LOOKS
 from portal.pages.appcodes import person
+from portal.web.limits import LOOKS
 
 EXAMPLE = {"instances": [[0.0, 1.0]]}
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}

@@ -25,11 +25,11 @@ from clusters.services.pages.capacity import change_of
 from clusters.services.pages.form import KINDS, PROMOTE
 from portal.access import OPERATE
 from portal.errors import Conflict, Invalid
-from portal.limits import refuse_nul
 from portal.manifests import parse
 from portal.pages.appcodes import person
 from portal.pages.forms import show_errors
 from portal.pages.layout import words
+from portal.web.limits import refuse_nul
 
 FIELDS = {each: each for each in ("version", "kind", "weight", "minutes", "promote", "reason")}
 OFFERED = 100

@@ -32,8 +32,8 @@ from clusters.sweeps.shared import by_run
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
 from portal.charts import Chart, Dimension, Line, Strands, draw, draw_strands, number, without_outliers
-from portal.limits import LOOKS
 from portal.pages.appcodes import person
+from portal.web.limits import LOOKS
 
 # Trials whose curves share a chart.
 CURVES = 10
