@@ -15,8 +15,9 @@ import environ
 from django.core.exceptions import ImproperlyConfigured
 from django.http.request import split_domain_port
 
-from portal import assets, outgoing
+from portal import assets
 from portal.monitoring import logs
+from portal.network import outgoing
 from portal.terms import MAX_DAYS
 
 django_stubs_ext.monkeypatch()
@@ -436,8 +437,8 @@ LOGS_S3 = {
 }
 if LOGS_S3["server"] and not LOGS_S3["server"].startswith(("http://", "https://")):
     raise ImproperlyConfigured("PORTAL_LOGS_S3_URL starts with http:// or https://.")
-# Networks and servers, besides public addresses, that datastores, repositories and webhooks may use (portal/outgoing.py). The
-# servers that other settings name are allowed too.
+# Networks and servers, besides public addresses, that datastores, repositories and webhooks may use
+# (portal/network/outgoing.py). The servers that other settings name are allowed too.
 try:
     OUTGOING = outgoing.Rules.read(
         [*env.list("PORTAL_OPEN_NETWORKS", default=[]), *map(outgoing.server_of, (STORAGE["url"], LOGS_S3["server"]))]

@@ -24,7 +24,7 @@ from pydantic import (
 
 from datastores.specs import relative_path
 from portal.manifests import Strict, field_error
-from portal.outgoing import is_loopback
+from portal.network.outgoing import is_loopback
 
 MAX_FILES = 200
 # A run on Kubernetes keeps the files in one object of at most 1 MiB, with all else that its tasks share.

@@ -21,7 +21,7 @@ from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConn
 
 from datastores.drivers.base import CONNECT_SECONDS
 from datastores.drivers.patience import ANSWER_SECONDS, Allowance, SecureSocket, Socket
-from portal import outgoing
+from portal.network import outgoing
 
 # Bodies that fit into a connection's buffers are sent without `Expect: 100-continue`, which saves a round trip.
 UNASKED = 2**20
@@ -110,7 +110,7 @@ def client_for(server: str, access_key: str, secret: str, region: str) -> Any:
         read_timeout=ANSWER_SECONDS,
         retries={"total_max_attempts": 1},
         max_pool_connections=16,
-        # No proxy, whatever the environment says: it would connect without the checks of portal/outgoing.py.
+        # No proxy, whatever the environment says: it would connect without the checks of portal/network/outgoing.py.
         proxies={},
         s3={"addressing_style": "path"},
         # By default botocore presigns URLs with the older signature, which does not cover headers.

@@ -12,7 +12,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from datastores.drivers.base import DriverError, NotThere
 from datastores.drivers.patience import ANSWER_BYTES, TooLong
-from portal import outgoing
+from portal.network import outgoing
 
 Raised = TypeVar("Raised", bound=BaseException)
 

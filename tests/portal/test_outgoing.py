@@ -32,8 +32,8 @@ from clusters.runs import code as run_code
 from datastores.drivers import nfs
 from datastores.drivers.base import DriverError
 from datastores.drivers.s3 import S3
-from portal import outgoing
-from portal.outgoing import Rules, why_closed
+from portal.network import outgoing
+from portal.network.outgoing import Rules, why_closed
 from portal.up.data import Data
 from portal.up.services import free_port
 from portal.webhooks import posting, specs
@@ -147,7 +147,7 @@ KINDS: Mapping[str, Callable[[Asked], str]] = {
         s3_datastore, nfs_datastore, nfs_mount, git_ref, git_files, webhook, copied_input, streamed_input, package_file,
     )
 }  # fmt: skip
-# The modules that connect for each kind, all through portal/outgoing.py.
+# The modules that connect for each kind, all through portal/network/outgoing.py.
 JUDGED = {
     "datastores/drivers/s3.py": "s3_datastore",
     "datastores/drivers/s3_client.py": "s3_datastore",
@@ -386,7 +386,7 @@ def test_manage_py_up_opens_the_door_of_its_own_object_storage_and_nothing_else(
 # Modules outside JUDGED that import one of NETWORK, by who chooses the server: never a user.
 OTHERS: Mapping[str, Sequence[str]] = {
     "makes or judges the connections of JUDGED": (
-        "portal/outgoing.py", "datastores/drivers/patience.py",
+        "portal/network/outgoing.py", "datastores/drivers/patience.py",
     ),
     "runs in a pod, where a NetworkPolicy judges, or in a sandbox whose way out is JUDGED": (
         "clusters/clouds/drivers/follow.py", "clusters/clouds/drivers/store.py", "clusters/clouds/drivers/stream.py",

@@ -20,7 +20,7 @@ from clusters.clouds.drivers.kubernetes.log_lines import STAMP, NoLog, Place, Te
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.watch import pod_status
 from clusters.clouds.drivers.marks import SIZE
-from portal.breaker import Breaker, NotCalled
+from portal.network.breaker import Breaker, NotCalled
 
 CONTAINER = "task"
 # Estimated bytes per line, to read the end of a log.

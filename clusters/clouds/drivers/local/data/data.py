@@ -299,5 +299,5 @@ class Data:
 
 
 def _open() -> list[str]:
-    """Returns what the portal's setting opens besides public addresses (portal/outgoing.py)."""
+    """Returns what the portal's setting opens besides public addresses (portal/network/outgoing.py)."""
     return [each for each in map(str.strip, os.environ.get("PORTAL_OPEN_NETWORKS", "").split(",")) if each]
