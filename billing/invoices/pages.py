@@ -31,10 +31,10 @@ from billing.invoices.forms import CreditNoteForm
 from billing.invoices.models import Closing, Invoice
 from billing.metering.segments import floor
 from portal.access import MANAGE, appcode_for, appcodes_for, may, require_administrator
-from portal.charts import Columns, draw_columns
 from portal.errors import Invalid
 from portal.models import Appcode
 from portal.pages.appcodes import attempt, person
+from portal.pages.charts import Columns, draw_columns
 from portal.pages.forms import show_errors
 from portal.pages.layout import page_of, selected_appcode
 from portal.web.downloads import csv_file, csv_stream, download

@@ -31,8 +31,8 @@ from clusters.sweeps.search.importance import LEAST, importances
 from clusters.sweeps.shared import by_run
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
-from portal.charts import Chart, Dimension, Line, Strands, draw, draw_strands, number, without_outliers
 from portal.pages.appcodes import person
+from portal.pages.charts import Chart, Dimension, Line, Strands, draw, draw_strands, number, without_outliers
 from portal.web.limits import LOOKS
 
 # Trials whose curves share a chart.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusters.sweeps.parameters import Parameter, written
-from portal.charts import number
+from portal.pages.charts import number
 
 
 def described(parameter: Parameter) -> str:

@@ -38,7 +38,7 @@ from clusters.sweeps.pages.list import TRIAL_PHASES, Row
 from clusters.sweeps.parameters import in_order
 from clusters.sweeps.points import is_maximized, valued
 from clusters.sweeps.totals import PHASE, USAGE, Sums
-from portal.charts import number
+from portal.pages.charts import number
 from portal.pages.layout import sorted_page_of, words
 
 ROWS = 50

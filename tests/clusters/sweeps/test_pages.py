@@ -12,7 +12,7 @@ from django.utils import timezone
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from portal.charts import Dimension, draw_strands, without_outliers
+from portal.pages.charts import Dimension, draw_strands, without_outliers
 from tests.clusters.forms import sent, wrong_fields
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True)
