@@ -36,7 +36,7 @@ from datastores.specs import DatastoreManifest, Kind, S3Spec, size_bytes
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require
 from portal.errors import Conflict, Invalid
 from portal.events import record
-from portal.kept import refuse_changes
+from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
 from portal.network import outgoing
 

@@ -21,8 +21,8 @@ from billing.periods import DAY
 from clusters.demo.plan import CLOUD, LINES, MORE_AFTER, PER_HOUR, POOL, TEAMS, Job, Team, begins, ends, plan
 from portal.actions.appcodes import request_appcode
 from portal.actions.members import set_member
+from portal.manifests.appcode import AppcodeManifest
 from portal.models import Appcode, OrgNode, User
-from portal.specs import AppcodeManifest
 
 
 def fill(now: dt.datetime, *, owner: User, viewer: User) -> int:

@@ -21,8 +21,8 @@ from clusters.manifest.hook_spec import MAX_HOOKS, HookSpec
 from clusters.manifest.input import STREAM_ENV, InputSpec
 from clusters.manifest.notebook import NotebookSpec
 from clusters.manifest.requirements import MAX_REQUIREMENTS, required
-from portal.kept import Kept
 from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
+from portal.manifests.kept import Kept
 
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_ENDPOINTS = 5

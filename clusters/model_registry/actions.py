@@ -39,8 +39,8 @@ from datastores.files.downloads import COUNT_SECONDS
 from datastores.models import Datastore
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
-from portal.kept import refuse_changes
 from portal.manifests import parse
+from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
 from portal.web.limits import refuse_nul
 

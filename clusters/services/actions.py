@@ -25,8 +25,8 @@ from clusters.services.checks import judge, judge_size, resolved_as, version_of
 from clusters.services.manifest import DeploySpec, ReplicasSpec, ScaleSpec, ServiceManifest, ServiceSpec, model_of
 from clusters.services.models import Replica, Revision, Rollout, Service
 from portal.errors import Conflict, FieldError, Invalid, sentence
-from portal.kept import refuse_changes
 from portal.manifests import parse
+from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
 
 # Services of one appcode.

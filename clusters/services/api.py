@@ -42,7 +42,7 @@ from portal.api.verbs import Kind, Verb
 from portal.api.views import person
 from portal.errors import Invalid
 from portal.manifests import Strict, parse
-from portal.specs import Line
+from portal.manifests.appcode import Line
 
 EXAMPLE = OpenApiExample(
     "Two replicas of what an alias names",

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from clusters.manifest.cluster import MAX_NAME, MODEL_NAME, ClusterManifest, Text
 from clusters.manifest.env import MAX_ENV_VARIABLES, check_env
-from portal.kept import Kept
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict, field_error, parse
-from portal.specs import Line
+from portal.manifests.appcode import Line
+from portal.manifests.kept import Kept
 
 # With the number of a slot appended, it becomes a cluster's name.
 MAX_SERVICE_NAME = 30

@@ -22,8 +22,8 @@ from clusters.sweeps.models import Sweep, Trial
 from clusters.sweeps.notifications import tell_end
 from clusters.sweeps.parameters import Value, some_point
 from portal.errors import Conflict, Invalid
-from portal.kept import refuse_changes
 from portal.manifests import parse
+from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
 
 # Unfinished sweeps of an appcode. This bounds what they may have running, because the quota only bounds GPUs.

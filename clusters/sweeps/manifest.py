@@ -19,8 +19,8 @@ from clusters.manifest.cluster import ClusterSpec
 from clusters.manifest.env import check_env_name
 from clusters.manifest.input import STREAM_ENV
 from clusters.sweeps.parameters import MAX_PARAMETERS, MAX_TRIALS, Parameter, Value, grid_size, written
-from portal.kept import MAY_CHANGE, Kept
 from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
+from portal.manifests.kept import MAY_CHANGE, Kept
 
 # A trial's cluster is named <sweep>-<number>-<fold>, and cluster names have at most 40 characters.
 MAX_NAME = 30

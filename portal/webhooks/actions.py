@@ -17,7 +17,7 @@ from django.utils import timezone
 from portal import events
 from portal.access import MANAGE, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
-from portal.kept import refuse_changes
+from portal.manifests.kept import refuse_changes
 from portal.models import OWN_WEBHOOK, Appcode, Delivery, Event, User, Webhook
 from portal.network import outgoing
 from portal.webhooks import access, specs

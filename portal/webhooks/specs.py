@@ -17,8 +17,8 @@ import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from standardwebhooks import Webhook as Signer
 
-from portal.kept import Kept
 from portal.manifests import DnsLabel, Manifest, Strict
+from portal.manifests.kept import Kept
 
 MAX_URL = 500
 MAX_EVENTS = 50

@@ -46,8 +46,8 @@ from portal.actions.members import set_member
 from portal.actions.tokens import make_token
 from portal.errors import Conflict
 from portal.installation.demonstration import declare, is_demonstration
+from portal.manifests.appcode import AppcodeManifest
 from portal.models import Appcode, OrgNode, User
-from portal.specs import AppcodeManifest
 from portal.up.services import write_private
 
 TOKEN_DAYS = 365

@@ -21,7 +21,7 @@ from clusters.sweeps.pages.trials import table_of
 from clusters.sweeps.parameters import in_order
 from clusters.sweeps.totals import sums_of
 from portal.access import OPERATE, may
-from portal.kept import changeable
+from portal.manifests.kept import changeable
 from portal.pages.appcodes import person
 from portal.pages.charts import number
 

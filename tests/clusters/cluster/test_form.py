@@ -354,7 +354,7 @@ def test_whom_the_quota_keeps_reads_who_holds_it_and_asks_for_more(
     from clusters import wakeups
     from clusters.catalog.models import Flavor
     from portal.actions import requests
-    from portal.specs import Granted
+    from portal.manifests.appcode import Granted
     from tests.api.client import api_of
 
     now = dt.datetime.now(dt.UTC)

@@ -203,7 +203,7 @@ def test_put_and_the_page_change_the_same_fields_and_the_others_are_refused_by_t
     make_cluster, people, as_person
 ):
     from clusters.sweeps.manifest import SweepSpec
-    from portal.kept import changeable
+    from portal.manifests.kept import changeable
     from tests.api.client import api_of
 
     sweep = begun(make_cluster, people, 4)
