@@ -9,7 +9,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from portal.network import outgoing
+    from portal.network import outgoing as outgoing
 else:
     _root = os.path.abspath(__file__).rsplit("/clusters/", 1)[0]
     _found = importlib.util.spec_from_file_location(
