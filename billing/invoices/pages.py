@@ -36,7 +36,7 @@ from portal.models import Appcode
 from portal.pages.appcodes import attempt, person
 from portal.pages.charts import Columns, draw_columns
 from portal.pages.forms import show_errors
-from portal.pages.layout import page_of, selected_appcode
+from portal.pages.layout import page_of, selected_appcode, sends_mail
 from portal.web.downloads import csv_file, csv_stream, download
 
 ENTRIES = 200
@@ -171,7 +171,7 @@ def months(request: HttpRequest) -> HttpResponse:
     sums = {month: (count, total) for month, count, total in access.closed_months(Appcode.objects.all(), 240)}
     rows = [(row, *sums.get(row.month, (0, Decimal(0)))) for row in Closing.objects.order_by("-month")]
     context = {
-        "rows": rows, "now": now, "unsent": access.unsent(), "sends": mails.configured(),
+        "rows": rows, "now": now, "unsent": access.unsent(), "sends": sends_mail(),
         "grace": closing.grace(), "this": periods.month_of(now.date().replace(day=1)),
     }  # fmt: skip
     return render(request, "billing/months.html", context)

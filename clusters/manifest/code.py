@@ -25,6 +25,7 @@ from pydantic import (
 from datastores.specs import relative_path
 from portal.manifests import Strict, field_error
 from portal.network.outgoing import is_loopback
+from portal.text.words import is_unicode
 
 MAX_FILES = 200
 # A run on Kubernetes keeps the files in one object of at most 1 MiB, with all else that its tasks share.
@@ -76,7 +77,7 @@ def _files(value: dict[str, str]) -> dict[str, str]:
                 f"and at most {MAX_NAME} characters.",
                 name[:60],
             )
-        if "\0" in text or not _is_unicode(text):
+        if "\0" in text or not is_unicode(text):
             raise field_error(f"{name} is no text in UTF-8; put it into a datastore.", name)
     for name in value:
         parts = name.split("/")
@@ -130,14 +131,6 @@ class CodeSpec(Strict):
     def host(self) -> str:
         """The Git server of a repository, with its port unless it is the default."""
         return host_of(self.git or "")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def size_of(files: Mapping[str, str]) -> int:

@@ -6,8 +6,6 @@ such as a rollback to warm replicas, takes effect at once. Lock order: appcode â
 
 from __future__ import annotations
 
-import datetime as dt
-
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
@@ -28,6 +26,7 @@ from portal.errors import Conflict, FieldError, Invalid, sentence
 from portal.manifests import parse
 from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
+from portal.text.zones import utc_text
 
 # Services of one appcode.
 MOST = 100
@@ -252,7 +251,7 @@ def _resize(service: Service, spec: ServiceSpec, user: User, exactly: int | None
         why = f"{user.display_name} asked for {replicas.least} to {replicas.most}."
         service.scale = {
             "replicas": count,
-            "since": f"{timezone.now().astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}",
+            "since": utc_text(timezone.now()),
             "why": why,
         }
         service.save(update_fields=["scale"])

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from portal.manifests import Strict, field_error
+from portal.text.words import is_unicode
 
 # Clusters of one sweep, including all folds.
 MAX_TRIALS = 10_000
@@ -37,7 +38,7 @@ def _value(value: Any) -> Value:
     if isinstance(value, str):
         if len(value) > 200:
             raise ValueError("At most 200 characters.")
-        if "\0" in value or not _is_unicode(value):
+        if "\0" in value or not is_unicode(value):
             raise ValueError("A program can be given neither NUL characters nor halves of characters.")
         return value
     if isinstance(value, bool):
@@ -232,11 +233,3 @@ def _choices(parameters: Mapping[str, Parameter]) -> Iterator[dict[str, Value]]:
 def _free(ordered: Iterable[tuple[str, Parameter]], chosen: Mapping[str, Value]) -> list[tuple[str, Parameter]]:
     """Active parameters that are not chosen yet."""
     return [(name, each) for name, each in ordered if name not in chosen and is_active(each, chosen)]
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -32,9 +32,9 @@ class Takes:
     cost: Cost
 
 
-def takes(spec: ServiceSpec, model: str, appcode: Appcode, count: int, flavor: str = "") -> Takes:
+def takes(spec: ServiceSpec, model: str, appcode: Appcode, count: int) -> Takes:
     """Raises Invalid where no replica could be created."""
-    resolved = resolved_as(spec, model, appcode, flavor)
+    resolved = resolved_as(spec, model, appcode)
     capacity = capacity_of(resolved.place.cloud)
     tasks = [replace(each, count=count) for each in placed(resolved)]
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]

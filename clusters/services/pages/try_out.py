@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
-from clusters.applications.requests import ask_at
+from clusters.applications.requests import ask_at, tensor_shown
 from clusters.catalog.models import ServingRuntime
 from clusters.frameworks.runtimes import OPENAI, PROTOCOLS, V1, V2
 from clusters.frameworks.serving import path_of
@@ -61,7 +61,7 @@ def try_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "body": json.dumps(
             next((body for *_, body in ways if body == sample), ways[0][-1]), ensure_ascii=False, indent=2
         ),
-        "inputs": [_tensor(each) for each in (version.signature or {}).get("inputs") or ()] if version else [],
+        "inputs": [tensor_shown(each) for each in (version.signature or {}).get("inputs") or ()] if version else [],
         "commands": [_commands(protocol, title, service, path, body) for protocol, title, path, body in ways],
     }
     return render(request, "clusters/services/try.html", head_of(request, service, whole=False) | context)
@@ -172,12 +172,6 @@ def _shaped(data: Any, shape: Any) -> Any:
 def _is_v2(sample: Any) -> bool:
     inputs = sample.get("inputs") if isinstance(sample, dict) else None
     return isinstance(inputs, list) and all(isinstance(each, dict) and "datatype" in each for each in inputs)
-
-
-def _tensor(said: Any) -> tuple[str, str, str]:
-    shape = said["shape"]
-    sizes = ("any number" if size is None else str(size) for size in shape or ())
-    return said["name"], said["dtype"], "of any shape" if shape is None else " × ".join(sizes) or "one number"
 
 
 def _model_name(service: Service) -> str:

@@ -28,6 +28,7 @@ if not __package__:  # run as a script: the isolated interpreter cannot find its
 from clusters.clouds.drivers import outputs
 from clusters.clouds.drivers.local.data import cache, code, nfs, rclone
 from clusters.clouds.drivers.local.data.division import divide
+from clusters.clouds.drivers.local.data.files import read_json
 from clusters.clouds.drivers.local.task import sandbox
 from clusters.clouds.drivers.local.task.shim import Status, leave_parent
 
@@ -62,11 +63,11 @@ class Storage:
         self.folder, self.spec, self.wake = folder, spec, wake
         self.doing = ""
         self.status = Status(folder, spec["poke"], spec["name"])
-        self.status.values = _read(os.path.join(folder, "status.json")) or {}
+        self.status.values = read_json(os.path.join(folder, "status.json")) or {}
         self.mounts: list[dict[str, Any]] = spec["mounts"]
         self.outputs = [mount for mount in self.mounts if mount["kind"] == "s3" and not mount["read_only"]]
         self.outputs += [in_work(mount, spec["work"]) for mount in self.outputs[:1]]
-        self.stored: dict[str, dict[str, list[int]]] = _read(os.path.join(folder, "stored.json")) or {}
+        self.stored: dict[str, dict[str, list[int]]] = read_json(os.path.join(folder, "stored.json")) or {}
         self.kept: dict[str, outputs.Output] = {}
         self.following: Following | None = None
         if followed := [mount for mount in self.mounts if mount["kind"] == "s3" and mount["follow"]]:
@@ -397,7 +398,7 @@ class Storage:
         os.rename(path + ".new", path)
 
     def command(self) -> str:
-        return str((_read(os.path.join(self.folder, "command.json")) or {}).get("command", ""))
+        return str((read_json(os.path.join(self.folder, "command.json")) or {}).get("command", ""))
 
     def check(self) -> None:
         if self.command() != self.doing:
@@ -438,14 +439,6 @@ def megabytes(done: int, total: int) -> str:
     return f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
 
 
-def _read(path: str) -> Any:
-    try:
-        with open(path) as file:
-            return json.load(file)
-    except FileNotFoundError:
-        return None
-
-
 def main(folder: str, lock: int) -> None:
     leave_parent(lock)
     os.set_inheritable(lock, False)
@@ -453,7 +446,7 @@ def main(folder: str, lock: int) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGUSR1, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    Storage(folder, _read(os.path.join(folder, "spec.json")), wake_read).run()
+    Storage(folder, read_json(os.path.join(folder, "spec.json")), wake_read).run()
 
 
 if __name__ == "__main__":
