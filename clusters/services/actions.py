@@ -20,7 +20,7 @@ from clusters.runs.models import Cluster, Run
 from clusters.services import notify, revisions
 from clusters.services.access import SERVICES
 from clusters.services.checks import judge, judge_size, resolved_as, version_of
-from clusters.services.manifest import DeploySpec, ReplicasSpec, ScaleSpec, ServiceManifest, ServiceSpec, model_of
+from clusters.services.manifest import DeploySpec, ReplicasSpec, ScaleSpec, ServiceManifest, ServiceSpec, name_of_model
 from clusters.services.models import Replica, Revision, Rollout, Service
 from portal.errors import Conflict, FieldError, Invalid, sentence
 from portal.manifests import parse
@@ -135,7 +135,7 @@ def deploy(service: Service, spec: DeploySpec, *, acting_user: User) -> Rollout 
         service,
         "deployed",
         acting_user,
-        f"{model_of(said)}/{version.number} is to answer.{reason}",
+        f"{name_of_model(said.model)}/{version.number} is to answer.{reason}",
         version=version.number,
     )
     notify.reroute(service)

@@ -11,7 +11,7 @@ from clusters.manifest.cluster import ClusterSpec
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.models import Cluster
 from clusters.services import revisions
-from clusters.services.manifest import MAX_SLOTS, ReplicasSpec, ServiceSpec, model_of, replica_name
+from clusters.services.manifest import MAX_SLOTS, ReplicasSpec, ServiceSpec, name_of_model, replica_name
 from clusters.services.models import Service
 from portal.errors import FieldError, Invalid
 from portal.manifests import parse
@@ -21,7 +21,9 @@ from portal.models import Appcode
 def version_of(service: Service, spec: ServiceSpec, number: int | None) -> ModelVersion:
     """The version with this number, or the one that its alias names. Raises Invalid at "version"."""
     try:
-        found = resolved_as(spec, f"{model_of(spec)}/{number}" if number else spec.model, service.appcode).model
+        found = resolved_as(
+            spec, f"{name_of_model(spec.model)}/{number}" if number else spec.model, service.appcode
+        ).model
     except Invalid as invalid:
         errors = [
             FieldError(("version",), each.message, each.see) if number and each.path == ("spec", "model") else each

@@ -175,10 +175,6 @@ def replica_name(service: str, slot: int) -> str:
     return f"{service}-{slot}"
 
 
-def model_of(spec: ServiceSpec) -> str:
-    return name_of_model(spec.model)
-
-
 def cluster_spec(
     spec: ServiceSpec,
     version: int,
@@ -191,7 +187,7 @@ def cluster_spec(
     the replica runs in its runtime's container, and the runtime's name is used as the image."""
     return {
         "framework": "serving", "image": spec.image or spec.runtime, "environment": spec.environment,
-        "model": f"{model_of(spec)}/{version}", "command": spec.command, "env": {**env, **spec.env},
+        "model": f"{name_of_model(spec.model)}/{version}", "command": spec.command, "env": {**env, **spec.env},
         "roles": {ROLE: {"flavor": flavor or spec.flavor}}, **({"server": server} if server else {}),
     }  # fmt: skip
 

@@ -22,6 +22,7 @@ from clusters.frameworks.serving import path_of
 from clusters.model_registry.models import ModelVersion
 from clusters.services import revisions
 from clusters.services.access import service_for
+from clusters.services.manifest import name_of_model
 from clusters.services.models import Replica, Service
 from clusters.services.pages.service import head_of
 from clusters.services.summary import address
@@ -69,7 +70,7 @@ def try_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 def _ways(service: Service, version: ModelVersion | None, sample: Any) -> list[tuple[str, str, str, object]]:
     """The protocols of its runtime: protocol, title, path, and the sample request in it."""
-    model, given = _model_name(service), EXAMPLE if sample is None else sample
+    model, given = name_of_model(service.spec["model"]), EXAMPLE if sample is None else sample
     is_chat = isinstance(sample, dict) and bool({"messages", "prompt"} & sample.keys())
     chat = sample if is_chat else {"model": model, **CHAT}
     ways: dict[str, tuple[str, object]] = {
@@ -93,7 +94,7 @@ def send(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         body = json.loads(request.POST.get("body", ""))
         replica = _replica(service)
         with LOOKS.enter(user.pk):
-            path = path_of(_model_name(service), body)
+            path = path_of(name_of_model(service.spec["model"]), body)
             assert replica.cluster is not None
             context["answer"] = ask_at(replica.cluster, replica.address, path, json.dumps(body).encode())
         context["replica"] = replica
@@ -172,7 +173,3 @@ def _shaped(data: Any, shape: Any) -> Any:
 def _is_v2(sample: Any) -> bool:
     inputs = sample.get("inputs") if isinstance(sample, dict) else None
     return isinstance(inputs, list) and all(isinstance(each, dict) and "datatype" in each for each in inputs)
-
-
-def _model_name(service: Service) -> str:
-    return str(service.spec["model"]).partition("@")[0].partition("/")[0]

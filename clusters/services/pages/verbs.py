@@ -19,7 +19,7 @@ from clusters.model_registry.access import versions_of
 from clusters.model_registry.models import ModelVersion, RegisteredModel
 from clusters.services import actions, checks, revisions
 from clusters.services.access import SERVICES, service_for
-from clusters.services.manifest import DeploySpec, ServiceSpec
+from clusters.services.manifest import DeploySpec, ServiceSpec, name_of_model
 from clusters.services.models import Service
 from clusters.services.pages.capacity import change_of
 from clusters.services.pages.form import KINDS, PROMOTE
@@ -175,13 +175,9 @@ def _deploy_page(request: HttpRequest, form: DeployForm) -> HttpResponse:
     return render(request, "clusters/services/deploy.html", {"form": form, "service": form.service, "spec": form.spec})
 
 
-def _model_name(service: Service) -> str:
-    return str(service.spec["model"]).partition("@")[0].partition("/")[0]
-
-
 def _versions(service: Service) -> list[ModelVersion]:
     model = RegisteredModel.objects.filter(
-        appcode=service.appcode_id, name=_model_name(service), deleted_at=None
+        appcode=service.appcode_id, name=name_of_model(service.spec["model"]), deleted_at=None
     ).first()
     if model is None:
         return []
