@@ -213,14 +213,9 @@ def in_order(parameters: Mapping[str, Parameter]) -> list[tuple[str, Parameter]]
     return sorted(parameters.items(), key=lambda item: (bool(item[1].when), item[0]))
 
 
-def _leading(parameters: Mapping[str, Parameter]) -> list[str]:
-    """Parameters on which others depend."""
-    return sorted({other for each in parameters.values() for other in each.when})
-
-
 def _choices(parameters: Mapping[str, Parameter]) -> Iterator[dict[str, Value]]:
     """Every combination of values of the parameters on which others depend."""
-    names = _leading(parameters)
+    names = sorted({other for each in parameters.values() for other in each.when})
     sizes = [len(parameters[name].values) for name in names]
     for number in range(math.prod(sizes)):
         left, found = number, {}
