@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from billing.money import display
 from portal.api.documents import Answer
-from portal.specs import decimal_text
+from portal.manifests.appcode import decimal_text
 
 Amount = Annotated[Decimal, BeforeValidator(decimal_text), Field(max_digits=20, examples=["1.25"])]
 Code = Annotated[str, Field(max_length=63)]

@@ -288,7 +288,7 @@ def live_server(live_server: Any, settings: Any) -> Any:
 @pytest.fixture(autouse=True)
 def real_portal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Presets the answer that a server reads from the database once, for its first page: this is no demonstration."""
-    from portal import demonstration
+    from portal.installation import demonstration
 
     monkeypatch.setattr(demonstration, "_known", False)
 

@@ -22,7 +22,7 @@ from portal.api.operations import Document, operation
 from portal.api.pagination import text
 from portal.api.views import person
 from portal.errors import Invalid
-from portal.limits import LOOKS
+from portal.web.limits import LOOKS
 
 READ_SECONDS = 20
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from clusters.model_registry.detection import models_among
 from clusters.model_registry.manifest import Format, Signature
-from portal.text import readable
+from portal.text.words import readable
 
 FILE, DATA, REQUIREMENTS, EXAMPLE, SERVING = (
     "MLmodel", "data", "requirements.txt", "input_example.json", "serving_input_example.json"

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from clusters.clouds.drivers.kubernetes.render import names
-from clusters.router import database_feed, http_server
+from clusters.router import database_feed, http_server, proxy
 from clusters.router.admission import LONGEST_WAIT
 from clusters.services.manifest import ServiceSpec
 from tests.kube.binary import binary
@@ -123,7 +123,7 @@ def test_a_router_has_the_database_and_no_other_secret_and_longer_to_end_than_it
     pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert spec["terminationGracePeriodSeconds"] >= pause + http_server.GRACE + database_feed.LAST
     ingress = next(each for each in rendered(folder) if each["metadata"]["name"] == "services")["metadata"]
-    assert int(ingress["annotations"][f"{NGINX}/proxy-body-size"].rstrip("m")) * 2**20 >= http_server.MAX_BODY
+    assert int(ingress["annotations"][f"{NGINX}/proxy-body-size"].rstrip("m")) * 2**20 >= proxy.MAX_BODY
     longest = ServiceSpec.model_fields["request_seconds"].metadata
     most = next(each.le for each in longest if hasattr(each, "le"))
     assert int(ingress["annotations"][f"{NGINX}/proxy-read-timeout"]) >= most + LONGEST_WAIT

@@ -18,12 +18,13 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from portal import __version__, upgrades
+from portal import __version__
+from portal.installation import upgrades
+from portal.installation.upgrades import is_behind, noted, why_not_migrate, why_not_serve
 from portal.monitoring.health import HealthMiddleware
 from portal.up import backup
 from portal.up.servers import postgres_binaries
 from portal.up.services import REFUSED, ServiceError
-from portal.upgrades import is_behind, noted, why_not_migrate, why_not_serve
 from tests.running import ROOT, Portal, environment, up_once
 
 FUTURE = ("portal", "0099_future")
@@ -119,7 +120,7 @@ def test_a_program_that_starts_before_the_migrations_waits_for_them(db: None, mo
         say(__version__)
 
     say("0.9.0")
-    monkeypatch.setattr("portal.upgrades.time.sleep", migrated)
+    monkeypatch.setattr("portal.installation.upgrades.time.sleep", migrated)
     upgrades.admit()
     assert paused == [upgrades.PAUSE]
 

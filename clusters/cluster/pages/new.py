@@ -34,14 +34,14 @@ from datastores.access import datastores_for
 from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
 from datastores.files.downloads import LOOK_SECONDS
-from datastores.views import address
+from datastores.pages.views import address
 from portal.access import MANAGE, OPERATE, appcode_for, appcodes_for
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, FieldError, Invalid
-from portal.limits import LOOKS
 from portal.models import User
 from portal.pages.appcodes import person
 from portal.pages.layout import selected_appcode, words
+from portal.web.limits import LOOKS
 
 Made = TypeVar("Made")
 # Characters shown of a changed value.

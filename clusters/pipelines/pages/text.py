@@ -13,7 +13,7 @@ from clusters.cluster.pages.form_data import short_document
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.pipelines.manifest import PipelineSpec
 from portal.errors import Invalid
-from portal.limits import refuse_nul
+from portal.web.limits import refuse_nul
 
 # Larger texts must be JSON: YAML of this size takes up to half a second to parse.
 MAX_YAML = 128 * 1024

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from clusters.catalog.lookup import usable_appcode
 from clusters.cluster.pages.new import curl, numbered, offer_of
-from clusters.services import actions
+from clusters.services import actions, checks
 from clusters.services.access import service_for, services_for
 from clusters.services.manifest import MAX_SERVICE_NAME, ServiceManifest, ServiceSpec
 from clusters.services.models import Service
@@ -75,7 +75,7 @@ def preview_service(request: HttpRequest) -> HttpResponse:
 def _preview(request: HttpRequest, manifest: ServiceManifest, user: User, service: Service | None) -> dict[str, Any]:
     spec, code, name = manifest.spec, manifest.metadata.appcode, manifest.metadata.name
     appcode = usable_appcode(code, user)
-    version = actions.judge(name, spec, appcode)
+    version = checks.judge(name, spec, appcode)
     if service is None and services_for(user).filter(appcode=appcode, name=name).exists():
         raise Invalid.at("metadata", "name", message=f"{code} already has a service “{name}”; choose another name.")
     count = max(1, spec.replicas.least)

@@ -17,8 +17,8 @@ from clusters.sweeps.manifest import SweepManifest, SweepSpec, name_again
 from clusters.sweeps.pages.sweep import sweep_page
 from portal.access import OPERATE
 from portal.errors import Conflict, Invalid, sentence
-from portal.kept import changeable
 from portal.manifests import parse
+from portal.manifests.kept import changeable
 from portal.pages.appcodes import person
 
 ACTS = {

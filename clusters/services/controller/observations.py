@@ -14,10 +14,10 @@ from django.db.models import Count, F, Q
 from clusters.frameworks.serving import ENDPOINT
 from clusters.router import histograms
 from clusters.runs.models import Run, Task
-from clusters.runs.phase import TERMINAL
-from clusters.services import rollout as steps
-from clusters.services.autoscaling import Demand, Range, Scale
-from clusters.services.canary import Pair, Sums
+from clusters.runs.status.phase import TERMINAL
+from clusters.services.controller import steps
+from clusters.services.controller.autoscaling import Demand, Range, Scale
+from clusters.services.controller.canary import Pair, Sums
 from clusters.services.manifest import ServiceSpec
 from clusters.services.models import Replica, Revision, Rollout, Router, Service, ServiceMinute
 

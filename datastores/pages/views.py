@@ -14,8 +14,8 @@ from django_htmx.http import HttpResponseClientRedirect, trigger_client_event
 
 from datastores import actions, extension_points, sharing
 from datastores.access import datastore_for, datastores_for
-from datastores.forms import FORMS, DatastoreForm, SharingForm
 from datastores.models import Datastore
+from datastores.pages.forms import FORMS, DatastoreForm, SharingForm
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require_somewhere, roles_of
 from portal.errors import Conflict, FieldError, Invalid
 from portal.extension_points import Hit

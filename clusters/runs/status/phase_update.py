@@ -25,11 +25,12 @@ from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.due_hooks import note_due
 from clusters.runs.models import Run, Task
-from clusters.runs.notifications import tell
-from clusters.runs.phase import TROUBLES, RunState, TaskState, next_phase
+from clusters.runs.status.notifications import tell
+from clusters.runs.status.phase import TROUBLES, RunState, TaskState, next_phase
 from portal.db.bulk_update import update_rows
 from portal.events import record_all
 from portal.models import Event
+from portal.text.zones import utc_text
 
 FIELDS = [
     "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline",
@@ -171,17 +172,13 @@ def _measured(run: Run) -> dict[str, Any]:
     """
     if run.started_at is None and not run.is_terminal:
         return {}
-    found: dict[str, Any] = {"gpus": run.gpus, "started_at": _moment(run.started_at)}
+    found: dict[str, Any] = {"gpus": run.gpus, "started_at": utc_text(run.started_at) if run.started_at else None}
     if run.is_terminal:
         found |= {
-            "finished_at": _moment(run.finished_at), "gpu_seconds": run.gpu_seconds,
+            "finished_at": utc_text(run.finished_at) if run.finished_at else None, "gpu_seconds": run.gpu_seconds,
             "cost": f"{run.cost.quantize(SMALLEST).normalize():f}", "currency": settings.CURRENCY,
         }  # fmt: skip
     return found
-
-
-def _moment(at: dt.datetime | None) -> str | None:
-    return f"{at.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}" if at else None
 
 
 def state_of(run: Run) -> RunState:

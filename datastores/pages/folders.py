@@ -13,8 +13,8 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from datastores.forms import FolderForm
 from datastores.models import AllowedFolder, Datastore
+from datastores.pages.forms import FolderForm
 from datastores.specs import absolute_path
 from portal.access import require_administrator
 from portal.errors import FieldError, Invalid

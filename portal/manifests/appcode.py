@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
-from portal.manifests import Manifest, Strict
+from portal.manifests import Manifest, Strict, stripped
 from portal.terms import Terms
 
 MAX_OWNERS = 4
@@ -64,10 +64,6 @@ def no_formula(value: str) -> str:
     return value
 
 
-def _stripped(value: Any) -> Any:
-    return value.strip() if isinstance(value, str) else value
-
-
 def _at_most_100(value: str) -> str:
     if len(value) > MAX_REMARK:
         raise ValueError(f"At most {MAX_REMARK} characters; these are {len(value)}.")
@@ -103,14 +99,14 @@ def _money_a_month(value: Decimal) -> Decimal:
     return value
 
 
-Line = Annotated[str, BeforeValidator(_stripped), AfterValidator(one_line)]
-Code = Annotated[str, BeforeValidator(_stripped), AfterValidator(_code)]
+Line = Annotated[str, BeforeValidator(stripped), AfterValidator(one_line)]
+Code = Annotated[str, BeforeValidator(stripped), AfterValidator(_code)]
 OrgPath = Annotated[
-    str, BeforeValidator(_stripped), StringConstraints(min_length=1, max_length=200), AfterValidator(_org_path)
+    str, BeforeValidator(stripped), StringConstraints(min_length=1, max_length=200), AfterValidator(_org_path)
 ]
-Email = Annotated[str, BeforeValidator(_stripped), AfterValidator(_email)]
+Email = Annotated[str, BeforeValidator(stripped), AfterValidator(_email)]
 Username = Annotated[
-    str, BeforeValidator(_stripped), StringConstraints(min_length=1, max_length=150), AfterValidator(one_line)
+    str, BeforeValidator(stripped), StringConstraints(min_length=1, max_length=150), AfterValidator(one_line)
 ]
 
 

@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from portal import files
-from portal.files import csv_file, csv_stream, inert
+from portal.web import downloads
+from portal.web.downloads import csv_file, csv_stream, inert
 
 
 def read(response):
@@ -35,7 +35,7 @@ def test_everything_else_stays(cell):
 
 def test_a_file_has_all_rows_however_many(monkeypatch):
     """A file that exceeds the memory limit is spooled to disk and is complete too."""
-    monkeypatch.setattr(files, "IN_MEMORY", 100)
+    monkeypatch.setattr(downloads, "IN_MEMORY", 100)
     rows = [[number, "text"] for number in range(5000)]
     response = csv_stream("a", ["number", "words"], iter(rows))
     assert response.streaming

@@ -15,7 +15,7 @@ from typing import Literal
 
 from clusters.clouds.drivers.base import restart_policy
 from clusters.logs import failure
-from portal.text import often
+from portal.text.words import often
 
 Phase = Literal["Queued", "Starting", "Running", "Succeeded", "Failed", "Stopped"]
 Outcome = Literal["Succeeded", "Failed", "Stopped"]

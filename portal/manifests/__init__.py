@@ -53,6 +53,11 @@ def dns_label(value: str) -> str:
     return value
 
 
+def stripped(value: Any) -> Any:
+    """A BeforeValidator: removes spaces around text."""
+    return value.strip() if isinstance(value, str) else value
+
+
 AppcodeName = Annotated[str, StringConstraints(min_length=1, max_length=63)]
 DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63), AfterValidator(dns_label)]
 

@@ -1,7 +1,8 @@
-"""Time zones by IANA name: those that users may choose, and lookup by name. Everything is stored and computed in UTC."""
+"""Times as text, and time zones by IANA name. Everything is stored and computed in UTC."""
 
 from __future__ import annotations
 
+import datetime as dt
 from functools import cache
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -25,3 +26,8 @@ def _known() -> frozenset[str]:
 def zone_of(name: str) -> ZoneInfo:
     """The zone called `name` (browsers may send any alias); UTC if there is none."""
     return ZoneInfo(name if name in _known() else UTC)
+
+
+def utc_text(moment: dt.datetime) -> str:
+    """As in 2026-01-31T18:00:00Z."""
+    return f"{moment.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}"

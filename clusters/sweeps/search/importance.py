@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import optuna
 from optuna.trial import TrialState, create_trial
 
-from clusters.sweeps.manifest import SweepSpec, written
+from clusters.sweeps.manifest import SweepSpec
+from clusters.sweeps.parameters import written
 from clusters.sweeps.points import Outcome, is_maximized
-from clusters.sweeps.sampler import distributions
+from clusters.sweeps.search.sampler import distributions
 
 # Minimum number of points.
 LEAST = 10

@@ -8,8 +8,8 @@ from django import forms
 
 from datastores import exports
 from datastores.access import allowed_folders
+from datastores.files.retention import KINDS, RuleSpec
 from datastores.models import Datastore
-from datastores.retention import KINDS, RuleSpec
 from datastores.specs import DatastoreManifest, Kind
 from portal.errors import Invalid
 from portal.manifests import parse

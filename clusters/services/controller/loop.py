@@ -21,14 +21,14 @@ from clusters.catalog.lookup import usable_appcode
 from clusters.cluster import actions
 from clusters.model_registry.models import ModelAlias
 from clusters.runs.models import Cluster, Run
-from clusters.services import notify, observations, revisions
-from clusters.services import rollout as steps
+from clusters.services import notify, revisions
 from clusters.services.access import SERVICES
 from clusters.services.actions import move_alias_to
-from clusters.services.autoscaling import Scale, scaled
+from clusters.services.controller import observations, steps
+from clusters.services.controller.autoscaling import Scale, scaled
+from clusters.services.controller.rollout import decide
 from clusters.services.manifest import ServiceSpec, replica_manifest, replica_name
 from clusters.services.models import Replica, Revision, Rollout, Service
-from clusters.services.rollout import decide
 from portal.access import OPERATE, may
 from portal.errors import Conflict, Invalid, sentence
 from portal.models import User

@@ -13,7 +13,7 @@ from django.db.models import Prefetch, QuerySet
 from clusters.hooks.models import HookRun
 from clusters.manifest.hook_spec import HookSpec, On
 from clusters.runs.models import Run
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 
 _SKIPPED: dict[On, str] = {
     "before": "The run was ended before it.",

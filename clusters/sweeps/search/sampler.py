@@ -16,7 +16,8 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from clusters.sweeps.manifest import Parameter, SweepSpec, Value, grid_point, in_order, is_active, written
+from clusters.sweeps.manifest import SweepSpec
+from clusters.sweeps.parameters import Parameter, Value, grid_point, in_order, is_active, written
 
 # Points given to the estimator: the best ones, and all together.
 BEST, MOST = 100, 1000

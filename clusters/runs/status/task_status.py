@@ -15,7 +15,7 @@ from clusters.clouds.drivers.base import TaskSeen
 from clusters.frameworks import FRAMEWORKS
 from clusters.logs import collect
 from clusters.runs.models import Run, Task
-from clusters.runs.phase_update import consumer
+from clusters.runs.status.phase_update import consumer
 
 ENDED = ("Succeeded", "Failed")
 RANK = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}

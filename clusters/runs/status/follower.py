@@ -23,7 +23,7 @@ from clusters.clouds import registry
 from clusters.clouds.drivers.base import Capacity, Cloud, CloudError, WatchExpired
 from clusters.clouds.models import CloudState
 from clusters.logs.collect import Holding
-from clusters.runs.observe import apply_batch, apply_listing, save_capacity, save_trouble
+from clusters.runs.status.observe import apply_batch, apply_listing, save_capacity, save_trouble
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.monitoring.health import alive
 

@@ -44,15 +44,16 @@ from clusters.events import run_event
 from clusters.gateway.changes import routes_changed
 from clusters.logs import failure
 from clusters.manifest.input import input_of
-from clusters.runs import idle, task_status
+from clusters.runs import idle
 from clusters.runs.models import Run, Task
-from clusters.runs.phase import TERMINAL
-from clusters.runs.phase_update import refresh
-from clusters.runs.task_status import ENDED
+from clusters.runs.status import task_status
+from clusters.runs.status.phase import TERMINAL
+from clusters.runs.status.phase_update import refresh
+from clusters.runs.status.task_status import ENDED
 from portal.db.bulk_update import update_rows
 from portal.events import entry, record_all
 from portal.models import Event
-from portal.text import readable
+from portal.text.words import readable
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from django.db import DatabaseError, connection, connections
 from django.utils import timezone
 
 from clusters.runs.routing import Routing
-from clusters.services import loop, notify
+from clusters.services import notify
+from clusters.services.controller import loop
 from portal.db.advisory_lock import Lock, advisory_lock
 
 # Seconds between two ticks while a service is alive; while none is; and between two ticks that include services at rest.
