@@ -14,7 +14,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from clusters.frame.documents import Money, money
 from clusters.services import actions, tokens
 from clusters.services.access import SERVICES, service_for
 from clusters.services.manifest import DeploySpec, ScaleSpec, ServiceManifest, TokenSpec
@@ -35,6 +34,7 @@ from clusters.services.summary import (
 )
 from portal.access import OPERATE, appcode_for
 from portal.api.documents import Answer, Who, page_of
+from portal.api.money import Money, money
 from portal.api.objects import all_view, object_views
 from portal.api.operations import Document, operation
 from portal.api.pagination import PAGE_PARAMETERS, everything, moment, page, page_together, search
