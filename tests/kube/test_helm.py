@@ -159,6 +159,17 @@ def test_so_do_its_options(helm: Helm, tmp_path: Path) -> None:
     assert_same(chart, base)
 
 
+def test_settings_come_without_programs_for_a_restore(helm: Helm) -> None:
+    found = [
+        each
+        for each in templated(helm, filled_in_values())
+        if "app.kubernetes.io/name" not in each["metadata"]["labels"]
+    ]
+    kinds = {each["kind"] for each in found}
+    assert {"ConfigMap", "Secret"} <= kinds
+    assert not {"Deployment", "Job"} & kinds
+
+
 def test_its_version_is_that_of_the_portal() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)

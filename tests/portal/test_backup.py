@@ -131,9 +131,9 @@ def command(portal: Portal, *argv: str, **more: str) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
-def restoring(file: Path, data: Path, **more: str) -> subprocess.Popen[str]:
+def restoring(file: Path, data: Path, *options: str, **more: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "manage.py", "restore", str(file)], cwd=ROOT, env=environment(data, 1, **more),
+        [sys.executable, "manage.py", "restore", str(file), *options], cwd=ROOT, env=environment(data, 1, **more),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdin
@@ -142,8 +142,8 @@ def restoring(file: Path, data: Path, **more: str) -> subprocess.Popen[str]:
     return process
 
 
-def restored(file: Path, data: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    process = restoring(file, data, **more)
+def restored(file: Path, data: Path, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+    process = restoring(file, data, *options, **more)
     out, error = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, error)
 
@@ -351,6 +351,13 @@ def test_servers_of_ones_own_come_back_with_new_keys_and_the_same_versions(
         said = restored(file, tmp_path / "none", **target | {"PORTAL_SECRET_KEY": "another"})
         assert said.returncode == 1
         assert "PORTAL_SECRET_KEY is not the one" in said.stderr
+        said = restored(file, tmp_path / "none", "--without-storage", **target)
+        assert said.returncode == 0, said.stderr
+        with contextlib.closing(psycopg2.connect(empty_database)) as there, there.cursor() as cursor:
+            cursor.execute("SELECT spec ->> 'server' FROM datastores_datastore WHERE id = %s", [runs.pk])
+            assert cursor.fetchall() == [(two["url"],)], "a datastore of the portal follows its server"
+            cursor.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+            there.commit()
         said = restored(file, tmp_path / "none", **target)
         assert said.returncode == 0, said.stderr
         assert not (tmp_path / "none").exists(), "a data folder is of no use there"
