@@ -344,6 +344,16 @@ def test_helm_installs_upgrades_and_removes_it(helm: Helm, plane: Plane) -> None
     assert len(jobs(plane)) == 1
     assert jobs(plane) != [job]
 
+    # Back to the first values: every program restarts once more, the first Job migrates again, and what was switched on goes.
+    done = helm("rollback", "gpu-cloud", "1", *waits, plane=plane)
+    assert (done.returncode, done.stderr) == (0, "")
+    gone = kubectl(plane, "wait", "--for=delete", "namespace/gpu-cloud-packages", "--timeout=50s")
+    assert (gone.returncode, gone.stderr) == (0, "")
+    third = generations(plane)
+    assert {name: generation for name, (generation, _) in third.items()} == dict.fromkeys(first, 3)
+    assert third["web"][1] == first["web"][1]
+    assert jobs(plane) == [job]
+
     done = helm("uninstall", "gpu-cloud", "--wait", "--timeout=300s", plane=plane)
     assert (done.returncode, done.stderr) == (0, "")
     assert not generations(plane)
