@@ -81,18 +81,20 @@ def why_not_serve(made_by: str, own: str = __version__) -> str:
 
 
 def is_behind(made_by: str, own: str = __version__) -> bool:
-    """Whether `migrate` of version `own` is yet to run. Pure. A database of which no version is noted is taken as it is."""
+    """Whether `migrate` of version `own` is yet to run. Pure. Of a database without a noted version it does not say."""
     return bool(made_by) and parts(made_by) < parts(own)
 
 
 def admit() -> None:
     """Returns when a program of this version may work with the database: a new worker starts before `migrate` is done, and must
-    not look for columns that are not there yet. Returns, too, when the database does not answer, which every program can bear.
+    not look for tables or columns that are not there yet. Returns, too, when the database does not answer, which every program
+    can bear.
 
     Raises SystemExit with a sentence where the database is too new.
     """
     try:
-        while is_behind(made_by := noted(connection)):
+        # `migrate` notes its version at its end, so no version is also that of a new database that it is still filling.
+        while is_behind(made_by := noted(connection)) or (not made_by and state_of(connection).pending):
             log.info("waiting for the migrations to version %s", __version__)
             time.sleep(PAUSE)
     except OperationalError:
