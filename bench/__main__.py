@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def _measure(folder: Path, only: set[str]) -> list[results.Result]:
-    from portal.outgoing import SETTING
+    from portal.network.outgoing import SETTING
     from tests import ports
     from tests.running import Portal
 

@@ -106,7 +106,7 @@ def _ingest(codes: Sequence[int]) -> list[Result]:
 
     from billing.metering import record
     from billing.models import Observation
-    from clusters.runs.follower import tune
+    from clusters.runs.status.follower import tune
 
     tune()
     shares = [

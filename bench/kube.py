@@ -37,9 +37,9 @@ from clusters.clouds.drivers.kubernetes.api import client as kubernetes
 from clusters.clouds.drivers.kubernetes.api.client import path_of
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.models import CloudState
-from clusters.runs.follower import tune
 from clusters.runs.models import Run
 from clusters.runs.reconcile import plan_of
+from clusters.runs.status.follower import tune
 from portal.models import Appcode
 from tests.kube.following import PORTAL_USER, portal_kubeconfig
 from tests.kube.kubelet import played, stamped

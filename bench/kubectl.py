@@ -20,7 +20,8 @@ from functools import partial
 from typing import Any
 
 from clusters.clouds.drivers.base import Plan, RolePlan, RunRef
-from clusters.clouds.drivers.kubernetes.api.client import STRATEGIC, Client, Missing, path_of
+from clusters.clouds.drivers.kubernetes.api.client import STRATEGIC, Client, path_of
+from clusters.clouds.drivers.kubernetes.api.errors import Missing
 from clusters.clouds.drivers.kubernetes.render import manifests, names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.binary import binary

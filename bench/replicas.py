@@ -31,10 +31,10 @@ from bench.reading import bucket
 from bench.results import Result, quantile
 from bench.sizes import size
 from bench.web import Client, at_once, one_by_one
-from billing.documents import money
 from clusters.frameworks.serving import SERVE
 from clusters.runs.models import Run
 from clusters.services.models import Replica, Rollout
+from portal.api.money import money
 from portal.up.services import free_port, private_folder
 from tests.load import Load
 

@@ -23,7 +23,7 @@ from billing.models import Price, UsageSegment
 from clusters.catalog.models import Flavor, Image
 from clusters.manifest.cluster import ClusterSpec
 from clusters.runs.models import Cluster, Run
-from clusters.runs.phase_update import consumer
+from clusters.runs.status.phase_update import consumer
 from portal.actions.tokens import make_token
 from portal.models import Appcode, Membership, OrgNode, User
 

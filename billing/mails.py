@@ -25,6 +25,7 @@ from django.utils import timezone
 
 from billing import wakeups
 from portal.models import Appcode
+from portal.pages.layout import sends_mail
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +74,6 @@ class Letter:
     to: tuple[str, ...] = ()
 
 
-def configured() -> bool:
-    """True if there is a mail server. By default mail is only written to the log."""
-    return "console" not in settings.EMAIL_BACKEND
-
-
 def queue(letters: Sequence[Letter], now: dt.datetime) -> None:
     """Writes mail to the outbox. Call it in the transaction that makes the change."""
     Mail.objects.bulk_create(
@@ -107,7 +103,7 @@ def again(mail: Mail) -> None:
 
 def send_due(now: dt.datetime | None = None) -> int:
     """Sends due mail; returns how many. Without a mail server everything stays queued."""
-    if not configured():
+    if not sends_mail():
         return 0
     sent = 0
     while mail := _hold(now or timezone.now()):

@@ -16,7 +16,8 @@ class ClustersConfig(AppConfig):
         from clusters.cluster_templates import source as templates
         from clusters.gateway import middleware
         from clusters.model_registry import access as model_registry
-        from clusters.runs import folders, notifications
+        from clusters.runs import folders
+        from clusters.runs.status import notifications
         from clusters.sweeps import source as sweeps
         from clusters.volumes import lifecycle, metering
         from datastores import extension_points as datastore_points

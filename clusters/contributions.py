@@ -24,7 +24,7 @@ from clusters.cluster_templates.actions import templates_for
 from clusters.manifest.input import input_of
 from clusters.model_registry.access import models_for
 from clusters.runs.models import Cluster, Run
-from clusters.runs.phase_update import consumer
+from clusters.runs.status.phase_update import consumer
 from datastores import extension_points as datastore_points
 from datastores.models import Datastore, Share
 from portal import extension_points as portal_points

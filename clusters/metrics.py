@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 
 from clusters.clouds.models import Cloud, CloudState
 from clusters.runs.models import Run
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 from portal.monitoring.metrics import gauge
 
 

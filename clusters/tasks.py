@@ -19,8 +19,8 @@ from clusters.pipelines import loop as pipelines
 from clusters.runs import budgets, input_listing, quota, reconcile, resync
 from clusters.scalars import counted
 from clusters.schedules import loop as schedules
-from clusters.services import loop as serving
 from clusters.services import minutes
+from clusters.services.controller import loop as serving
 from clusters.sweeps import loop as sweeps
 from clusters.volumes import buckets, lifecycle
 from clusters.wakeups import waiting_key, wake, whole_key

@@ -33,12 +33,12 @@ from datastores.drivers.patience import within
 from datastores.extension_points import uses_of, wrongs
 from datastores.models import Datastore, Removal, Volume
 from datastores.specs import DatastoreManifest, Kind, S3Spec, size_bytes
-from portal import outgoing
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require
 from portal.errors import Conflict, Invalid
 from portal.events import record
-from portal.kept import refuse_changes
+from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
+from portal.network import outgoing
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ class DatastoresConfig(AppConfig):
         # Imported here because models do not exist before the apps are ready.
         from django.conf import settings
 
-        from datastores import actions, exports, views
+        from datastores import actions, exports
+        from datastores.pages import views
         from datastores.storage.actions import follow_server
         from portal import extension_points
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from datastores.files.retention import Held, Output
 from datastores.models import Datastore
-from datastores.retention import Held, Output
 from datastores.specs import DatastoreSpec, size_bytes
 from portal.errors import FieldError
 from portal.extension_points import HOURS, ExtensionPoint

@@ -10,9 +10,9 @@ from django.db.models import Q
 from django.utils import timezone
 from encrypted_fields.fields import EncryptedTextField
 
+from datastores.files.retention import KINDS, RuleSpec
+from datastores.files.retention import Kind as RuleKind
 from datastores.listing import TRASH
-from datastores.retention import KINDS, RuleSpec
-from datastores.retention import Kind as RuleKind
 from portal.models import Appcode, OrgNode, User
 
 # How long removed files can be restored.
@@ -285,7 +285,7 @@ class Removal(models.Model):
 
 
 class Rule(models.Model):
-    """An automatic removal into the trash (retention.py decides what, files/rules.py when). It is applied at `due_at`;
+    """An automatic removal into the trash (files/retention.py decides what, files/rules.py when). It is applied at `due_at`;
     `files` and `bytes` are what it moved at `applied_at`, and `trouble` is the last error."""
 
     datastore = models.ForeignKey(Datastore, on_delete=models.CASCADE, related_name="rules")

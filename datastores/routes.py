@@ -2,9 +2,9 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from datastores import folders, views
 from datastores.files import pages as files
 from datastores.files import rules_pages as rules
+from datastores.pages import folders, views
 from datastores.storage import pages as storage
 
 ONE = "datastores/<slug:appcode>/<slug:name>"

@@ -26,8 +26,8 @@ from pydantic import (
 )
 
 from datastores.listing import TRASH
-from portal.kept import Kept
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict
+from portal.manifests.kept import Kept
 
 MAX_PATH = 1000
 

@@ -124,7 +124,7 @@ def fetch(registry: str) -> None:
     for package in PACKAGES:
         url = f"{registry.rstrip('/')}/{package.path}"
         # The hash of the download is verified.
-        with urllib.request.urlopen(url, timeout=SECONDS, context=context) as answer:  # noqa: S310  # nosec B310
+        with urllib.request.urlopen(url, timeout=SECONDS, context=context) as answer:  # noqa: S310
             found |= unpack(package, answer.read())
     for place, data in found.items():
         path = FOLDER / place

@@ -11,7 +11,7 @@ from celery.beat import Service
 from celery.signals import after_task_publish, setup_logging, task_postrun, task_prerun, worker_init, worker_ready
 from django.db import close_old_connections
 
-from portal import upgrades
+from portal.installation import upgrades
 from portal.monitoring.health import alive
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")

@@ -9,7 +9,7 @@ from portal.monitoring import logs
 bind = os.environ.get("PORTAL_WEB_BIND") or f"127.0.0.1:{os.environ['PORTAL_WEB_PORT']}"
 workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
 worker_class = "gthread"
-# A live log or a terminal holds a thread while it is open. Three remain for pages when all places of portal/limits.py
+# A live log or a terminal holds a thread while it is open. Three remain for pages when all places of portal/web/limits.py
 # are taken.
 threads = 20
 # `make dev`: changes of code or templates restart the processes, which therefore have to load the code themselves.

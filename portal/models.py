@@ -23,7 +23,14 @@ from django.utils import timezone
 from encrypted_fields.fields import EncryptedTextField
 from knox.models import AbstractAuthToken
 
-from portal.specs import MAX_EMAILS, MAX_GPU_QUOTA, MAX_REASON, MAX_REMARK, MAX_STORAGE_QUOTA_GIB, MAX_TOKEN_DAYS
+from portal.manifests.appcode import (
+    MAX_EMAILS,
+    MAX_GPU_QUOTA,
+    MAX_REASON,
+    MAX_REMARK,
+    MAX_STORAGE_QUOTA_GIB,
+    MAX_TOKEN_DAYS,
+)
 from portal.terms import Terms, is_over, is_soon, when
 
 org_path = RegexValidator(

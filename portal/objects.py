@@ -25,11 +25,11 @@ class Objects(Generic[Row]):
     def __init__(self, kind: str, rows: QuerySet[Row]) -> None:
         self.kind, self.rows = kind, rows
 
-    def visible(self, user: User, capability: Capability = VIEW) -> QuerySet[Row]:
-        """Those of all appcodes in which the user has `capability`."""
+    def visible(self, user: User) -> QuerySet[Row]:
+        """Those of all appcodes that the user may see."""
         if user.is_administrator:
             return self.rows.all()
-        return self.rows.filter(appcode__in=appcodes_for(user, capability).order_by().values("pk"))
+        return self.rows.filter(appcode__in=appcodes_for(user).order_by().values("pk"))
 
     def within(self, user: User, appcode: str) -> QuerySet[Row]:
         """Those of one appcode. Raises Http404."""

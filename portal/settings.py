@@ -15,8 +15,9 @@ import environ
 from django.core.exceptions import ImproperlyConfigured
 from django.http.request import split_domain_port
 
-from portal import assets, outgoing
+from portal import assets
 from portal.monitoring import logs
+from portal.network import outgoing
 from portal.terms import MAX_DAYS
 
 django_stubs_ext.monkeypatch()
@@ -36,7 +37,7 @@ env.ENVIRON = _OneLine()
 
 DATA_DIR = Path(env.str("PORTAL_DATA", default=str(BASE_DIR / "var"))).resolve()
 SECRET_KEY = env.str("PORTAL_SECRET_KEY")
-# Older keys, which still open what they signed or encrypted (portal/rotation.py).
+# Older keys, which still open what they signed or encrypted (portal/installation/rotation.py).
 SECRET_KEY_FALLBACKS = [*filter(None, env.list("PORTAL_SECRET_KEY_FALLBACKS", default=[]))]
 # Stored secrets are encrypted with a key derived from the secret key and the first of these. Each of these together with each
 # secret key opens what is stored.
@@ -118,12 +119,12 @@ MIDDLEWARE = [
     "portal.web.headers.CompressionMiddleware",
     "clusters.gateway.middleware.ApplicationsMiddleware",
     "portal.web.gateway.GatewayMiddleware",
-    "portal.limits.RequestLimits",
+    "portal.web.limits.RequestLimits",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
-    "portal.rotation.SessionsMiddleware",
+    "portal.installation.rotation.SessionsMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -300,8 +301,8 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["portal.limits.JsonBody"],
-    "DEFAULT_THROTTLE_CLASSES": ["portal.limits.PerPerson"],
+    "DEFAULT_PARSER_CLASSES": ["portal.web.limits.JsonBody"],
+    "DEFAULT_THROTTLE_CLASSES": ["portal.web.limits.PerPerson"],
     "EXCEPTION_HANDLER": "portal.api.problems.problem_details",
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
@@ -352,7 +353,7 @@ STORAGES = {
 # Large enough for manifests and forms; data goes to datastores.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 
-# Concurrent log, command and export streams per web process; each occupies a thread (portal/limits.py).
+# Concurrent log, command and export streams per web process; each occupies a thread (portal/web/limits.py).
 MAX_LOG_STREAMS = env.int("PORTAL_MAX_LOG_STREAMS", default=10)
 
 # Maximum size of a file uploaded through the portal; larger ones need an S3 client.
@@ -436,8 +437,8 @@ LOGS_S3 = {
 }
 if LOGS_S3["server"] and not LOGS_S3["server"].startswith(("http://", "https://")):
     raise ImproperlyConfigured("PORTAL_LOGS_S3_URL starts with http:// or https://.")
-# Networks and servers, besides public addresses, that datastores, repositories and webhooks may use (portal/outgoing.py). The
-# servers that other settings name are allowed too.
+# Networks and servers, besides public addresses, that datastores, repositories and webhooks may use
+# (portal/network/outgoing.py). The servers that other settings name are allowed too.
 try:
     OUTGOING = outgoing.Rules.read(
         [*env.list("PORTAL_OPEN_NETWORKS", default=[]), *map(outgoing.server_of, (STORAGE["url"], LOGS_S3["server"]))]

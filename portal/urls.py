@@ -6,7 +6,7 @@ from portal.api.problems import unknown_address
 from portal.monitoring.metrics import Metrics
 
 urlpatterns = [
-    path("accounts/", include("portal.account_routes")),
+    path("accounts/", include("portal.web.account_routes")),
     path("", include("portal.routes")),
     path("", include("datastores.routes")),
     path("", include("billing.routes")),

@@ -13,7 +13,7 @@ from django.core.cache import cache
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from portal.breaker import Breaker, NotCalled
+from portal.network.breaker import Breaker, NotCalled
 
 log = logging.getLogger(__name__)
 

@@ -39,6 +39,7 @@ LONGEST = (
 )  # fmt: skip
 
 _failed = pytest.StashKey[bool]()
+_slow = pytest.StashKey[set[str]]()
 
 # No deadline: the duration of an example depends on the load of the machine. The printed blob reproduces a failure elsewhere.
 settings.register_profile(
@@ -120,9 +121,10 @@ def _group(item: pytest.Item) -> str:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Runs the longest groups first, then tests that start programs and wait for them, so that they don't delay the end of a
     parallel run. Exempts everything loaded by now from garbage collection."""
-    first = {_group(item) for item in session.items if any(map(item.get_closest_marker, SLOW))}
+    slow = {_group(item) for item in session.items if any(map(item.get_closest_marker, SLOW))}
+    session.config.stash[_slow] = slow
     place = {group: n for n, group in enumerate(LONGEST)}
-    session.items.sort(key=lambda item: (place.get(_group(item), len(place)), _group(item) not in first))
+    session.items.sort(key=lambda item: (place.get(_group(item), len(place)), _group(item) not in slow))
     gc.collect()
     gc.freeze()
 
@@ -135,10 +137,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Stops what a failed test shared (portal, control plane, node), so that RERUNS tries it again on new ones: on the
-    old ones the names of its clusters are taken, and things may be as the failure left them."""
-    if item.config.getoption("reruns") and item.stash[_failed] and any(map(item.get_closest_marker, SLOW)):
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """Stops what slow tests share (portal, control plane, node) in two cases:
+
+    - This process has none of them left: idle servers would cost each other test a tenth of a core.
+    - A test failed and RERUNS tries it again: on the old servers the names of its clusters are taken, and things may be as the
+      failure left them.
+    """
+    slow = item.config.stash[_slow]
+    ends = nextitem and _group(item) in slow and _group(nextitem) not in slow
+    if ends or (item.config.getoption("reruns") and item.stash[_failed] and _group(item) in slow):
         item.session._setupstate.teardown_exact(None)
     yield
 
@@ -280,7 +288,7 @@ def live_server(live_server: Any, settings: Any) -> Any:
 @pytest.fixture(autouse=True)
 def real_portal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Presets the answer that a server reads from the database once, for its first page: this is no demonstration."""
-    from portal import demonstration
+    from portal.installation import demonstration
 
     monkeypatch.setattr(demonstration, "_known", False)
 

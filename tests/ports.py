@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-from portal.outgoing import SETTING
+from portal.network.outgoing import SETTING
 from portal.up.services import free_port
 
 COUNT = 64

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from portal.outgoing import SETTING
+from portal.network.outgoing import SETTING
 from portal.up.services import dies_with_parent, free_port
 from tests.index import Index
 

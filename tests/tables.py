@@ -18,7 +18,7 @@ from tests.running import ROOT
 # the packages that have tables of their own; and the version, which `migrate` notes.
 SOURCES = (
     "requirements.txt", "*/migrations/*.py", "*/sql/*.sql", "*/models.py", "*/models/*.py", "*/*/models.py", "portal/settings.py",
-    "portal/__init__.py", "portal/upgrades.py", "portal/management/commands/migrate.py",
+    "portal/__init__.py", "portal/installation/upgrades.py", "portal/management/commands/migrate.py",
     "clusters/clouds/registry.py", "clusters/clouds/kinds.py", "clusters/frameworks/runtimes.py",
 )  # fmt: skip
 

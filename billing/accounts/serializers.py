@@ -8,8 +8,9 @@ from pydantic import AwareDatetime, Field
 
 from billing.accounts import actions
 from billing.accounts.models import Credit
-from billing.documents import Amount, money
+from billing.documents import Amount
 from portal.api.documents import Answer, page_of
+from portal.api.money import money
 from portal.manifests import Strict
 
 

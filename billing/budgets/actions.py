@@ -22,8 +22,8 @@ from billing.metering.segments import floor
 from portal.access import MANAGE, appcode_for, appcodes_for, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
 from portal.events import entry, record_all
+from portal.manifests.appcode import MAX_BUDGET
 from portal.models import Appcode, OrgNode, User
-from portal.specs import MAX_BUDGET
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from billing.budgets import steps as budgets_steps
 from billing.budgets.access import Shown
 from billing.budgets.actions import Asked
 from billing.budgets.models import BudgetStep
-from billing.documents import Amount, Code, Cost, Line, money
+from billing.documents import Amount, Code, Line
 from portal.api.documents import Answer, Who, page_of
+from portal.api.money import Money, money
 from portal.manifests import Strict
 
 
@@ -71,8 +72,8 @@ class BudgetDocument(Answer):
     set_at: dt.datetime
     state: budgets_steps.State
     month: str = Field(examples=["2026-11"])
-    spent: Cost
-    forecast: Cost = Field(description="For the whole month, by the mean of the last seven days.")
+    spent: Money
+    forecast: Money = Field(description="For the whole month, by the mean of the last seven days.")
     lifted: Stand | None
     paused: Stand | None
     steps: list[StepDocument] = Field(description="Of this month, in their order.")

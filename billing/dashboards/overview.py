@@ -32,8 +32,8 @@ from billing.money import Used
 from billing.periods import Range
 from billing.sums import breakdown, over_time
 from billing.sums.over_time import Dashboard
-from portal.charts import Columns, draw_columns
-from portal.files import csv_file
+from portal.pages.charts import Columns, draw_columns
+from portal.web.downloads import csv_file
 
 # Group titles for use within a sentence, and plurals.
 GROUP_WORDS: dict[Group, str] = {

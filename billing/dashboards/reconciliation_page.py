@@ -15,9 +15,9 @@ from billing.metering.models import UsageSegment
 from billing.metering.segments import FLAGS
 from billing.money import display
 from billing.sums import access
-from portal.charts import draw_columns
-from portal.files import csv_file, csv_stream
 from portal.pages.appcodes import person
+from portal.pages.charts import draw_columns
+from portal.web.downloads import csv_file, csv_stream
 
 
 @require_safe

@@ -14,8 +14,8 @@ from billing.metering.models import Observation, UsageSegment
 from billing.money import display, money
 from billing.sums import access
 from portal.access import appcode_for
-from portal.files import csv_file
 from portal.pages.appcodes import person
+from portal.web.downloads import csv_file
 
 SEEN_HEAD = (
     "seen_at", "cloud", "phase", "scheduled_at", "started_at", "finished_at", "estimated", "gpus", "gpu_model", "cpu_milli",

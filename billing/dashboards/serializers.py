@@ -10,8 +10,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from billing.dashboards import reconciliation
-from billing.documents import Cost
-from billing.documents import money as cost
 from billing.efficiency import measured, waste
 from billing.efficiency.capacity import Share
 from billing.efficiency.measured import Busy, Idle, IdleTask, Measured
@@ -24,6 +22,8 @@ from billing.sums.breakdown import Part
 from billing.sums.over_time import Dashboard
 from billing.sums.serializers import UsagePart, usage_parts
 from portal.api.documents import Answer, page_of
+from portal.api.money import Money
+from portal.api.money import money as cost
 
 
 class Days(Answer):
@@ -37,7 +37,7 @@ class Days(Answer):
 
 class Spent(Answer):
     gpu_seconds: int
-    cost: Cost
+    cost: Money
 
 
 class GroupTotal(Spent):
@@ -186,8 +186,8 @@ class CorrectionDocument(Answer):
     run: str
     posted_at: dt.datetime
     used_since: dt.datetime
-    taken_back: Cost
-    instead: Cost
+    taken_back: Money
+    instead: Money
 
 
 class QuarantinedDocument(Answer):
@@ -221,7 +221,7 @@ class ReconciliationDocument(Answer):
     open_segments: int
     flags: dict[str, int]
     corrections: int
-    taken_back: Cost
+    taken_back: Money
     quarantined: int | None = Field(description="Null for those who are no administrators.")
     without_end: list[SegmentSummary] = Field(description="Open although their run is over.")
     flagged: list[SegmentSummary]
@@ -257,7 +257,7 @@ class LedgerEntryDocument(Answer):
     per_hour: str
     discount_percent: str
     charge: str = Field(description="Exact: 1/460,800,000 of the currency.")
-    amount: Cost
+    amount: Money
     reverses: int | None
     posted_at: dt.datetime
 

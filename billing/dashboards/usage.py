@@ -25,12 +25,12 @@ from billing.periods import Period
 from billing.sums import access, breakdown
 from billing.sums.access import Amount, SegmentRow, Usage
 from portal.access import MANAGE, appcode_for, appcodes_for, may
-from portal.charts import draw_columns
 from portal.errors import Invalid
-from portal.files import csv_file, csv_stream
 from portal.models import Appcode
 from portal.pages.appcodes import person
+from portal.pages.charts import draw_columns
 from portal.pages.layout import selected_appcode
+from portal.web.downloads import csv_file, csv_stream
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from billing.efficiency.capacity import Share
 from billing.efficiency.measured import Busy
 from billing.money import SECONDS_PER_HOUR, display
 from billing.sums import over_time
-from portal.charts import draw_columns
-from portal.files import csv_file
+from portal.pages.charts import draw_columns
+from portal.web.downloads import csv_file
 
 BUSY_HEAD = ("measured_gpu_seconds", "busy_gpu_seconds", "idle_while_held_percent", "measured_percent_of_held")
 SHARE_HEAD = ("held_gpu_seconds", "available_gpu_seconds", "utilisation_percent")

@@ -28,8 +28,8 @@ from billing.efficiency import measured, waste
 from billing.efficiency.measured import IdleTask
 from billing.efficiency.models import Waste
 from billing.money import SECONDS_PER_HOUR, Used, display, money
-from portal.charts import draw_columns
-from portal.files import csv_file, csv_stream
+from portal.pages.charts import draw_columns
+from portal.web.downloads import csv_file, csv_stream
 
 # Cases shown on the page; the file has all of them.
 SHOWN = 20

@@ -27,7 +27,7 @@ from portal.api.problems import Unavailable
 from portal.api.streams import AnyAccept
 from portal.api.views import person
 from portal.errors import Invalid
-from portal.limits import STREAMS, Place, is_gone
+from portal.web.limits import STREAMS, Place, is_gone
 
 log = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from billing.invoices.models import CreditNote, Invoice, InvoiceCredit
 from billing.ledger.entries import Entry
 from billing.ledger.models import LedgerEntry
 from billing.money import WIDE
-from portal.files import inert
 from portal.models import Appcode, OrgNode
+from portal.web.downloads import inert
 
 Format = Literal["csv", "parquet"]
 FORMATS: tuple[Format, ...] = ("csv", "parquet")

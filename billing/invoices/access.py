@@ -11,7 +11,7 @@ from django.db.models import Count, Q, QuerySet, Sum
 from django.http import Http404
 from django.utils import timezone
 
-from billing import mails, periods
+from billing import periods
 from billing.invoices import closing, drafts
 from billing.invoices.document import Document
 from billing.invoices.models import Closing, Invoice, InvoiceLine
@@ -21,6 +21,7 @@ from billing.money import hours
 from billing.sums import access
 from billing.sums.access import Usage
 from portal.models import Appcode
+from portal.pages.layout import sends_mail
 
 # Rows per fetch when all rows are streamed.
 PORTION = 2000
@@ -161,7 +162,7 @@ def told(mail: Mail | None) -> Told:
         return Told("none", "No mail: the month was over for long when it was closed.")
     if mail.sent_at:
         return Told("sent", f"Sent to {', '.join(mail.sent_to)}", mail.sent_at)
-    if not mails.configured():
+    if not sends_mail():
         return Told("waiting", "Not sent: no mail server is configured (EMAIL_URL).")
     if mail.give_up_at <= timezone.now():
         return Told(

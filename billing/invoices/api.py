@@ -37,7 +37,7 @@ from portal.api.operations import Document, operation
 from portal.api.pagination import PAGE_PARAMETERS, page, text
 from portal.api.views import administrator, person
 from portal.errors import Invalid
-from portal.files import csv_file, download
+from portal.web.downloads import csv_file, download
 
 MONTH = OpenApiParameter("month", str, OpenApiParameter.PATH, pattern=MONTH_PATTERN)
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from billing.ledger.entries import Entry
 from billing.money import ORDER, UNITS, WIDE, cents, family, hours, money
+from portal.text.zones import utc_text
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ class Document:
             "businessLine": self.business_line,
             "month": f"{self.month:%Y-%m}",
             "currency": self.currency,
-            "closedAt": _time(self.closed_at),
+            "closedAt": utc_text(self.closed_at),
             "ledger": {"after": self.after, "upTo": self.mark},
             "lines": [line_facts(line) for line in self.lines],
             "credits": [
@@ -181,7 +182,7 @@ class Note:
             "currency": self.currency,
             "amount": _text(self.amount, 2),
             "reason": self.reason,
-            "issuedAt": _time(self.issued_at),
+            "issuedAt": utc_text(self.issued_at),
             "issuedBy": self.issued_by,
         }
 
@@ -309,7 +310,3 @@ def _place(key: Key, month: dt.date) -> tuple[object, ...]:
 
 def _text(value: Decimal, digits: int) -> str:
     return f"{WIDE.quantize(value, Decimal(1).scaleb(-digits)):f}"
-
-
-def _time(moment: dt.datetime) -> str:
-    return f"{moment.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}"

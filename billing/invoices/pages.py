@@ -31,13 +31,13 @@ from billing.invoices.forms import CreditNoteForm
 from billing.invoices.models import Closing, Invoice
 from billing.metering.segments import floor
 from portal.access import MANAGE, appcode_for, appcodes_for, may, require_administrator
-from portal.charts import Columns, draw_columns
 from portal.errors import Invalid
-from portal.files import csv_file, csv_stream, download
 from portal.models import Appcode
 from portal.pages.appcodes import attempt, person
+from portal.pages.charts import Columns, draw_columns
 from portal.pages.forms import show_errors
-from portal.pages.layout import page_of, selected_appcode
+from portal.pages.layout import page_of, selected_appcode, sends_mail
+from portal.web.downloads import csv_file, csv_stream, download
 
 ENTRIES = 200
 DEAREST = 8
@@ -171,7 +171,7 @@ def months(request: HttpRequest) -> HttpResponse:
     sums = {month: (count, total) for month, count, total in access.closed_months(Appcode.objects.all(), 240)}
     rows = [(row, *sums.get(row.month, (0, Decimal(0)))) for row in Closing.objects.order_by("-month")]
     context = {
-        "rows": rows, "now": now, "unsent": access.unsent(), "sends": mails.configured(),
+        "rows": rows, "now": now, "unsent": access.unsent(), "sends": sends_mail(),
         "grace": closing.grace(), "this": periods.month_of(now.date().replace(day=1)),
     }  # fmt: skip
     return render(request, "billing/months.html", context)

@@ -25,7 +25,7 @@ from reportlab.platypus import Paragraph, SimpleDocTemplate, Spacer, Table, Tabl
 from billing.invoices.access import Sheet
 from billing.invoices.document import Line
 from billing.money import price_text
-from portal import demonstration
+from portal.installation import demonstration
 
 INK, MUTED, RULE, TINT = (colors.HexColor(value) for value in ("#1a212c", "#566070", "#dde1e7", "#f3f5f8"))
 # Characters outside of the standard fonts' Latin letters and the few other marks that pages use.

@@ -36,7 +36,7 @@ from portal.api.operations import Document, operation
 from portal.api.pagination import PAGE_PARAMETERS, page
 from portal.api.problems import TooLarge
 from portal.api.views import administrator
-from portal.files import download
+from portal.web.downloads import download
 
 CSV, BYTES = "text/csv", "application/octet-stream"
 

@@ -16,6 +16,7 @@ from decimal import Decimal, InvalidOperation
 
 from billing.prices.rates import DatedPrice, Owner, Prices
 from portal.errors import FieldError
+from portal.text.zones import utc_text
 
 HEAD = ("sku", "appcode", "business_line", "per_hour", "valid_from")
 SKU = re.compile(r"gpu(:[^\s:][^:\x00-\x1f]{0,58}[^\s:])?|cpu|memory|storage")
@@ -41,7 +42,7 @@ class Row:
     @property
     def cells(self) -> tuple[str, ...]:
         per_hour = "" if self.per_hour is None else f"{self.per_hour.normalize():f}"
-        return self.sku, self.appcode, self.business_line, per_hour, _written(self.valid_from)
+        return self.sku, self.appcode, self.business_line, per_hour, utc_text(self.valid_from)
 
 
 def write(rows: Iterable[Row]) -> str:
@@ -141,10 +142,6 @@ def _moment(text: str) -> dt.datetime | str:
     if moment.microsecond:
         return "Prices begin at a whole second."
     return moment if moment < LATEST else "Give a time before the year 2100."
-
-
-def _written(moment: dt.datetime) -> str:
-    return f"{moment.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def as_if(prices: Prices, changes: Iterable[DatedPrice], since: dt.datetime, owners: Iterable[Owner] = ()) -> Prices:

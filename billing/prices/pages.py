@@ -22,10 +22,10 @@ from billing.prices.forms import DiscountForm, ImportForm, PriceForm
 from billing.prices.models import Discount, Price
 from portal.access import require_administrator
 from portal.errors import FieldError, Invalid
-from portal.files import download
 from portal.pages.appcodes import attempt, get_or_post, person
 from portal.pages.forms import show_errors
 from portal.pages.layout import page_of, words
+from portal.web.downloads import download
 
 # Appcodes listed in a preview; its sums cover all of them.
 MAX_EFFECT = 12

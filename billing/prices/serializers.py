@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
-from billing.documents import Amount, Code, Cost, Line, money
+from billing.documents import Amount, Code, Line
 from billing.prices.actions import Import
 from billing.prices.effects import Effect
 from billing.prices.file import Row
 from billing.prices.models import Discount, Price
 from portal.api.documents import Answer, page_of
+from portal.api.money import Money, money
 from portal.manifests import Strict
 
 Sku = Annotated[str, Field(max_length=70, examples=["gpu:A100"])]
@@ -44,8 +45,8 @@ PricePage = page_of("PricePage", PriceDocument)
 
 class EffectRow(Answer):
     appcode: str
-    before: Cost
-    after: Cost
+    before: Money
+    after: Money
 
 
 class EffectDocument(Answer):
@@ -53,10 +54,10 @@ class EffectDocument(Answer):
 
     kind: Literal["price-effect"] = "price-effect"
     month: str = Field(examples=["2026-10"])
-    before: Cost
-    after: Cost
-    per_hour_before: Cost = Field(description="What runs now costs an hour.")
-    per_hour_after: Cost
+    before: Money
+    after: Money
+    per_hour_before: Money = Field(description="What runs now costs an hour.")
+    per_hour_after: Money
     items: list[EffectRow]
 
 

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from billing.documents import Cost, money
 from billing.periods import Period
 from billing.prices.split import Sum
 from billing.sums.access import Amount
 from billing.sums.breakdown import Part
 from portal.api.documents import Answer
+from portal.api.money import Money, money
 from portal.models import Appcode
 
 
@@ -19,9 +19,9 @@ class UsageAmount(Answer):
     """Usage in the period so far, and what is held now."""
 
     gpu_seconds: int
-    cost: Cost
+    cost: Money
     running_gpus: int
-    cost_per_hour: Cost
+    cost_per_hour: Money
 
 
 class UsageRow(UsageAmount):
@@ -47,7 +47,7 @@ class UsagePart(Answer):
     unit_seconds: int = Field(description="Of GPUs, thousandths of a core, or MiB: exact.")
     per_hour: str = Field(description="The price of one GPU, core or GiB before the discount.")
     discount_percent: str
-    cost: Cost
+    cost: Money
 
 
 class UsageDocument(Answer):

@@ -16,8 +16,9 @@ from clusters.applications.manifest import Name, role_of
 from clusters.cluster import actions
 from clusters.frameworks.jupyter import HOME, Jupyter
 from clusters.frameworks.notebook import Notebook
-from clusters.manifest.cluster import ClusterManifest, ClusterMetadata, notebook_path
+from clusters.manifest.cluster import ClusterManifest, ClusterMetadata
 from clusters.manifest.input import InputSpec
+from clusters.manifest.notebook import notebook_path
 from clusters.runs.commands import answer_of
 from clusters.runs.models import Cluster, Run
 from datastores.models import Datastore
@@ -25,7 +26,7 @@ from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid
 from portal.manifests import Manifest, Strict, mistakes
 from portal.models import User
-from portal.text import readable
+from portal.text.words import readable
 
 # Maximum size of the notebook file, including outputs.
 MAX_MIB = 8

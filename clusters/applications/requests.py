@@ -134,3 +134,10 @@ class _Pool(urllib3.HTTPConnectionPool):
 
 class _SecurePool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _SecureConnection
+
+
+def tensor_shown(said: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Name, type and shape for display: "any number × 64"."""
+    shape = said["shape"]
+    sizes = ("any number" if size is None else str(size) for size in shape or ())
+    return said["name"], said["dtype"], "of any shape" if shape is None else " × ".join(sizes) or "one number"

@@ -18,8 +18,8 @@ from clusters.benchmarks.access import BENCHMARKS, benchmark_for
 from clusters.benchmarks.manifest import BenchmarkManifest, BenchmarkSpec
 from clusters.benchmarks.models import Benchmark
 from clusters.benchmarks.summary import Shown, Sums, measurements_of, sums_of
-from clusters.frame.documents import Money, money
 from portal.api.documents import Answer, Who, page_of
+from portal.api.money import Money, money
 from portal.api.objects import all_view, object_views
 from portal.api.pagination import page_together, search
 from portal.api.verbs import Kind, Verb

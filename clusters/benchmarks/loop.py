@@ -26,8 +26,8 @@ from clusters.clouds.drivers.base import CloudError
 from clusters.cluster import actions
 from clusters.logs.read import TAIL_BYTES, RunLogs
 from clusters.runs.models import Run
-from clusters.runs.notifications import Whole, tell_whole
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.notifications import Whole, tell_whole
+from clusters.runs.status.phase import TERMINAL
 from clusters.scalars.reading import leading
 from portal.access import OPERATE, may
 from portal.db.advisory_lock import Lock, advisory_lock

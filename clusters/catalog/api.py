@@ -27,8 +27,8 @@ from portal.api.operations import Document, created, operation
 from portal.api.pagination import everything
 from portal.api.views import administrator, person
 from portal.manifests import Strict, parse
+from portal.manifests.appcode import Line
 from portal.models import User
-from portal.specs import Line
 
 # Maximum of the database column.
 LARGEST = 2**31 - 1

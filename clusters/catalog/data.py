@@ -21,7 +21,7 @@ from datastores.sources import SourceError, source_for
 from datastores.storage.place import CLOSED_TO_PODS, is_own
 from portal.errors import FieldError
 from portal.models import Appcode
-from portal.outgoing import is_loopback
+from portal.network.outgoing import is_loopback
 
 # Final phases of a run whose output no other run reads.
 HOPELESS = (Run.Phase.FAILED, Run.Phase.STOPPED)

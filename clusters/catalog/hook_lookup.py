@@ -5,7 +5,8 @@ from __future__ import annotations
 from clusters.catalog.models import Flavor, Image
 from clusters.clouds.placement import Place
 from clusters.hooks.models import Hook
-from clusters.manifest.cluster import ClusterSpec, check_hook_env
+from clusters.manifest.cluster import ClusterSpec
+from clusters.manifest.env import check_hook_env
 from clusters.manifest.hook_spec import HookSpec, HookWork, part_name
 from clusters.manifest.hook_spec import part_of as hooks_of
 from clusters.runs.models import Cluster

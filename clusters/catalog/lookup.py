@@ -44,7 +44,7 @@ from datastores.models import Datastore
 from portal.access import OPERATE, appcodes_for, require
 from portal.errors import FieldError, Invalid
 from portal.models import Appcode, User
-from portal.outgoing import Closed, check_literal
+from portal.network.outgoing import Closed, check_literal
 
 
 @dataclass(frozen=True)

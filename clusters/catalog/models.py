@@ -9,7 +9,8 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from clusters.frameworks import runtimes
-from clusters.manifest.cluster import ServerSpec, check_env
+from clusters.manifest.cluster import ServerSpec
+from clusters.manifest.env import check_env
 from portal.errors import Invalid
 from portal.manifests import parse
 

@@ -18,7 +18,7 @@ from django.conf import settings
 from django.core.cache import cache
 from uv import find_uv_bin
 
-from portal.text import readable
+from portal.text.words import readable
 
 SECONDS = 60.0
 # Seconds that a submission waits. What the index has not answered by then, the run will report.

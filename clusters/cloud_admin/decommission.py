@@ -21,9 +21,9 @@ from clusters.clouds.health import age
 from clusters.clouds.kinds import DRIVERS
 from clusters.clouds.models import Cloud, CloudState
 from clusters.events import run_event
-from clusters.runs import task_status
 from clusters.runs.models import Run, Task
-from clusters.runs.phase_update import refresh
+from clusters.runs.status import task_status
+from clusters.runs.status.phase_update import refresh
 from clusters.volumes import metering
 from clusters.volumes.lifecycle import ref
 from datastores.models import Volume
@@ -32,7 +32,7 @@ from portal.db.bulk_update import update_rows
 from portal.errors import Conflict
 from portal.events import record, record_all
 from portal.models import User
-from portal.text import readable
+from portal.text.words import readable
 
 # A cloud heard within this time may be cut off only for a moment.
 HEARD = dt.timedelta(minutes=5)

@@ -24,7 +24,7 @@ from clusters.clouds.kinds import OWN
 from clusters.clouds.models import Cloud
 from portal.errors import Invalid
 from portal.manifests import Manifest, Strict, dns_label, field_error, parse
-from portal.specs import Line
+from portal.manifests.appcode import Line
 
 
 def _not_own(value: str) -> str:

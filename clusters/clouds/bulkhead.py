@@ -1,8 +1,8 @@
 """Limits how many threads of a process one cloud may hold, so that a silent cloud does not block the others.
 
-Each cloud has a circuit breaker (`portal.breaker`). If a cloud counts as away, by its watch or after slow unanswered calls, one
-thread of the process probes it; SILENT_AT_ONCE threads probe all such clouds together. Other callers get PutOff at once. The
-sweep retries them: a few while the cloud is away, all when it answers again.
+Each cloud has a circuit breaker (`portal.network.breaker`). If a cloud counts as away, by its watch or after slow unanswered
+calls, one thread of the process probes it; SILENT_AT_ONCE threads probe all such clouds together. Other callers get PutOff at
+once. The sweep retries them: a few while the cloud is away, all when it answers again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from clusters.clouds.drivers.base import CloudError, CloudRefused, Unanswered
 from clusters.clouds.models import CloudState
-from portal.breaker import Breaker, Busy, NotCalled
+from portal.network.breaker import Breaker, Busy, NotCalled
 
 # Half of a worker process's threads.
 MOST = 4

@@ -16,7 +16,7 @@ from billing.efficiency.measured import Use
 from clusters.clouds.drivers.base import CloudError, Measurements, MeasuresGpus
 from clusters.clouds.models import Cloud
 from clusters.clouds.registry import cloud, cloud_names
-from portal.text import readable
+from portal.text.words import readable
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from clusters.runs.preview import resources_of
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid, sentence
 from portal.events import record_all
-from portal.kept import refuse_changes
+from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, Event, User
 
 

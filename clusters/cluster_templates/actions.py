@@ -21,8 +21,8 @@ from portal.access import VIEW, Capability, appcode_for, appcodes_for
 from portal.errors import Invalid
 from portal.events import record
 from portal.manifests import AppcodeName, Manifest, Strict, field_error
+from portal.manifests.appcode import Line
 from portal.models import Appcode, User
-from portal.specs import Line
 
 # Maximum number of templates per user, and per appcode.
 MOST = 100

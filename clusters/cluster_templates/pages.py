@@ -35,12 +35,12 @@ from clusters.frameworks import ROLES
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from portal.access import OPERATE, VIEW, appcode_for, appcodes_for, may
 from portal.errors import Invalid
-from portal.limits import refuse_nul
 from portal.manifests import parse
 from portal.models import User
 from portal.pages.appcodes import person, safe_next
 from portal.pages.forms import show_errors
 from portal.pages.layout import matching, page_of, selected_appcode, words
+from portal.web.limits import refuse_nul
 
 FIELDS = {"metadata.name": "name", "metadata.description": "description", "metadata.appcode": "whose"}
 

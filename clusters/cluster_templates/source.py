@@ -8,7 +8,7 @@ from django.db.models import Q
 
 from clusters.cluster.pages.choices import Offer
 from clusters.cluster.pages.form_data import fields_of
-from clusters.cluster.pages.new import free_name
+from clusters.cluster.pages.new import free_cluster_name
 from clusters.cluster.pages.sources import Source
 from clusters.cluster.pages.starters import Card
 from clusters.cluster_templates.actions import cluster_of, in_short, in_words, template_for, templates_for
@@ -31,7 +31,7 @@ def _fields(user: User, value: str, offer: Offer) -> dict[str, str]:
     template = template_for(user, whose, name)
     # A user who may not run anything yet sees that sentence instead of the form.
     fields = fields_of(cluster_of(template, offer.appcode or "none"))
-    return fields | {"appcode": offer.appcode, "name": free_name(user, template.name)}
+    return fields | {"appcode": offer.appcode, "name": free_cluster_name(user, template.name)}
 
 
 def _appcode(value: str, selected: str) -> str:

@@ -13,16 +13,17 @@ from rest_framework.views import APIView
 
 from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, what_differs
 from clusters.comparison.values import MOST, by_tag
-from clusters.frame.documents import Money, Phase, money
+from clusters.frame.documents import Phase
 from clusters.scalars.events import Scalars
 from datastores.drivers.patience import within
 from portal.access import appcode_for
 from portal.api.documents import Answer
+from portal.api.money import Money, money
 from portal.api.operations import Document, operation
 from portal.api.pagination import text
 from portal.api.views import person
 from portal.errors import Invalid
-from portal.limits import LOOKS
+from portal.web.limits import LOOKS
 
 READ_SECONDS = 20
 

@@ -23,11 +23,11 @@ from clusters.scalars.events import Scalars
 from datastores.drivers.patience import within
 from portal.access import appcode_for
 from portal.api.problems import Unavailable
-from portal.charts import Chart, Line, draw, number
 from portal.errors import Invalid
-from portal.limits import LOOKS
 from portal.models import Appcode
 from portal.pages.appcodes import person
+from portal.pages.charts import Chart, Line, draw, number
+from portal.web.limits import LOOKS
 
 # How many latest runs are offered for the comparison.
 LATEST = 50

@@ -1,6 +1,7 @@
 """Creates the history of a demonstration through the path of real usage: pod states from the plan go through
 `metering.record` to segments, are posted to the ledger, and become invoices when their month closes. The rows are not
-marked as generated, because the whole installation is a demonstration and every page says so (portal/demonstration.py).
+marked as generated, because the whole installation is a demonstration and every page says so
+(portal/installation/demonstration.py).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from billing.periods import DAY
 from clusters.demo.plan import CLOUD, LINES, MORE_AFTER, PER_HOUR, POOL, TEAMS, Job, Team, begins, ends, plan
 from portal.actions.appcodes import request_appcode
 from portal.actions.members import set_member
+from portal.manifests.appcode import AppcodeManifest
 from portal.models import Appcode, OrgNode, User
-from portal.specs import AppcodeManifest
 
 
 def fill(now: dt.datetime, *, owner: User, viewer: User) -> int:

@@ -23,7 +23,7 @@ from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
 from portal.events import record
 from portal.models import Appcode, User
-from portal.text import readable
+from portal.text.words import readable
 
 FREEZE = text("freeze.py")
 SHOWN_USES = 3

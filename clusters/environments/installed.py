@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from clusters.catalog.locks import NAME, VERSION, pins, written
+from clusters.manifest.env import no_nul
 from portal.errors import Invalid
 from portal.manifests import AppcodeName, Manifest, Strict, dns_label
 
@@ -21,8 +22,7 @@ NAMED = 5
 
 
 def _script(value: str) -> str:
-    if "\0" in value:
-        raise ValueError("A NUL character cannot be passed to a program.")
+    no_nul(value)
     if len(value.encode()) > MAX_SCRIPT_BYTES:
         raise ValueError(f"A script has at most {MAX_SCRIPT_BYTES // 1024} KiB.")
     return value.replace("\r\n", "\n") if value.strip() else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from clusters.manifest.cluster import format_env, parse_env
+from clusters.manifest.env import format_env, parse_env
 
 
 def read_env(text: str) -> dict[str, Any]:

@@ -14,15 +14,15 @@ from django.http import Http404
 from pydantic import Field, StringConstraints, field_validator
 
 from clusters.hooks.models import Hook
-from clusters.manifest.cluster import check_hook_env
+from clusters.manifest.env import check_hook_env
 from clusters.manifest.hook_spec import HookName, HookWork
 from portal.access import OPERATE, VIEW, Capability, appcode_for, require
 from portal.errors import Invalid
-from portal.kept import Kept, refuse_changes
 from portal.manifests import AppcodeName, Manifest, Strict, field_error
+from portal.manifests.appcode import Line
+from portal.manifests.kept import Kept, refuse_changes
 from portal.models import Appcode, User
 from portal.objects import Objects
-from portal.specs import Line
 
 MOST = 50
 MAX_DESCRIPTION = 200

@@ -5,7 +5,6 @@ PORTAL_APPCODE, PORTAL_CLUSTER and PORTAL_RUN are as in the run's tasks. PORTAL_
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import math
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from clusters.scalars.reading import printed, stored
 from datastores.actions import open_store
 from datastores.drivers.patience import within
 from datastores.models import Datastore
+from portal.text.zones import utc_text
 
 # Maximum seconds to read a run's metrics, and how often reading is continued within them.
 SECONDS, LOOKS = 30.0, 20
@@ -103,8 +103,8 @@ def environment(run: Run, hook: HookSpec, found: Found) -> dict[str, str]:
         "code": run.code,
         "input": {key: run.read[key] for key in ("digest", "files", "bytes") if key in run.read},
         "metrics": dict(found.metrics),
-        "started": _moment(run.started_at),
-        "finished": _moment(run.finished_at),
+        "started": utc_text(run.started_at) if run.started_at else None,
+        "finished": utc_text(run.finished_at) if run.finished_at else None,
         "gpuSeconds": run.gpu_seconds,
     }
     return {
@@ -120,7 +120,3 @@ def environment(run: Run, hook: HookSpec, found: Found) -> dict[str, str]:
         "PORTAL_OUTPUT": SEEN_AT if found.has_output else "",
         "PORTAL_FACTS": json.dumps(facts),
     }
-
-
-def _moment(at: dt.datetime | None) -> str | None:
-    return f"{at.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}" if at else None

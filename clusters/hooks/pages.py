@@ -32,10 +32,10 @@ from clusters.runs.models import Cluster
 from datastores.models import Datastore
 from portal.access import OPERATE, VIEW, appcode_for, may
 from portal.errors import FieldError, Invalid
-from portal.limits import refuse_nul
 from portal.manifests import parse
 from portal.models import Appcode
 from portal.pages.appcodes import person
+from portal.web.limits import refuse_nul
 
 FIELD_OF_PATH = {
     "metadata.name": "name",

@@ -33,7 +33,7 @@ from clusters.logs.archive import archive, folder_of, is_there
 from clusters.logs.copy import Job, Outcome, copy
 from clusters.runs.models import Run, Task
 from portal.db.advisory_lock import Lock, advisory_lock
-from portal.text import readable
+from portal.text.words import readable
 
 log = logging.getLogger(__name__)
 

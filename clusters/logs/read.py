@@ -18,7 +18,7 @@ from clusters.clouds.drivers.lines import Wanted
 from clusters.logs.archive import archive, key_of
 from clusters.logs.collect import is_wanted
 from clusters.runs.models import Run, Task
-from portal.limits import Place
+from portal.web.limits import Place
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from clusters.frameworks import ROLES
 from clusters.logs.lines import Line, Shown, Style, lines_of, merged
 from clusters.logs.read import CHUNK, LogSource, RunLogs
 from clusters.runs.models import Run
-from portal.limits import TRANSFERS, Sending
 from portal.models import User
+from portal.web.limits import TRANSFERS, Sending
 
 # Bytes of each log that are held while merging, and bytes sent at once.
 PIECE, PORTION = 64 * 1024, 64 * 1024

@@ -8,40 +8,25 @@ nothing else. So all three accept and refuse the same input. Everything that the
 from __future__ import annotations
 
 import datetime as dt
-import json
-import keyword
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    JsonValue,
-    StringConstraints,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES, variables
+from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
 from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Endpoint, Framework
 from clusters.manifest.code import CodeSpec
+from clusters.manifest.env import MAX_ENV_VARIABLES, check_env, check_hook_env, no_nul
 from clusters.manifest.hook_spec import MAX_HOOKS, HookSpec
 from clusters.manifest.input import STREAM_ENV, InputSpec
+from clusters.manifest.notebook import NotebookSpec
 from clusters.manifest.requirements import MAX_REQUIREMENTS, required
-from portal.kept import Kept
 from portal.manifests import AppcodeName, Manifest, Strict, dns_label, field_error
+from portal.manifests.kept import Kept
 
 MAX_COMMAND_BYTES = 64 * 1024
-MAX_ENV_VARIABLES = 200
-MAX_ENV_BYTES = 64 * 1024
-# Limits for a hook: the facts of the run are added to its variables.
-MAX_HOOK_ENV_VARIABLES = 150
-MAX_HOOK_ENV_BYTES = 16 * 1024
 MAX_ENDPOINTS = 5
 MAX_RUNS_SHOWN = 20
-MAX_PARAMETERS = 100
 MAX_PLUGINS = 20
 # A run's objects are named <cluster>-<run>-<role>-<index>, and a DNS label has 63 characters. The name gets the rest.
 MAX_NAME = 40
@@ -57,37 +42,12 @@ else:
     CompletionName = Literal[tuple(COMPLETIONS)]
 Mode = Literal["batch", "service"]
 
-ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Variables that the portal sets in every task. Those of a framework are listed in its driver.
-RESERVED_ENV = frozenset(
-    {
-        "TASK_INDEX",
-        "TASK_RANK",
-        variables.SCRIPT,
-        "PORTAL_START",
-        "PORTAL_LAY",
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "NVIDIA_VISIBLE_DEVICES",
-        "PORTAL_MODEL",
-        "PORTAL_MODEL_NAME",
-        "PORTAL_MODEL_VERSION",
-        "PORTAL_MODEL_FORMAT",
-        "PORTAL_MODEL_SAMPLE",
-    }
-)
 RUN_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?/[1-9][0-9]{0,8}")
 # A name, optionally with a version.
 ENVIRONMENT_NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?(:[1-9][0-9]{0,5})?$"
 # A model with one of its aliases, or with a version number.
 MODEL_NAME = r"^[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?(@[a-z][a-z0-9_-]{0,39}|/[1-9][0-9]{0,8})$"
 OUTPUT_PATH = re.compile(r"[A-Za-z0-9._{}/-]*")
-
-
-def _no_nul(value: str) -> str:
-    if "\0" in value:
-        raise ValueError("A NUL character cannot be passed to a program.")
-    return value
 
 
 def _endpoint(value: str) -> str:
@@ -98,52 +58,9 @@ def _endpoint(value: str) -> str:
     return dns_label(value)
 
 
-def notebook_path(value: str) -> str:
-    """Validates and returns the path. Raises ValueError."""
-    if not value.endswith(".ipynb") or value.startswith("/") or {"", ".", ".."} & set(_no_nul(value).split("/")):
-        raise ValueError("Give a path below the home, without a leading '/' and without '..', that ends in .ipynb.")
-    return value
-
-
-def _parameter(value: str) -> str:
-    if not value.isidentifier() or keyword.iskeyword(value):
-        raise ValueError(f"“{value[:60]}” is no name of a variable of Python.")
-    return value
-
-
-def _storable(value: dict[str, Any]) -> dict[str, Any]:
-    try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
-        is_one = "\\u0000" not in text and bool(text.encode())
-    except ValueError:
-        is_one = False
-    if not is_one:
-        raise ValueError("Use finite numbers, and text without NUL characters.")
-    return value
-
-
-def plain_notebook(text: str) -> str:
-    """The notebook without outputs and attachments. Raises ValueError unless it is a Python notebook."""
-    try:
-        notebook = json.loads(text)
-        language = notebook["metadata"].get("kernelspec", {}).get("language") or "python"
-        cells = [{key: value for key, value in cell.items() if key != "attachments"} for cell in notebook["cells"]]
-        is_one = notebook["nbformat"] == 4 and all(isinstance(cell["cell_type"], str) for cell in cells)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        is_one = False
-    if not is_one:
-        raise ValueError("This is no notebook (nbformat 4); open and save it in JupyterLab.")
-    if language != "python":
-        raise ValueError("Only notebooks in Python are run.")
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            cell |= {"outputs": [], "execution_count": None}
-    return json.dumps({**notebook, "cells": cells}, separators=(",", ":"))
-
-
 EndpointName = Annotated[str, StringConstraints(min_length=1, max_length=15), AfterValidator(_endpoint)]
 ClusterName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME), AfterValidator(dns_label)]
-Text = Annotated[str, AfterValidator(_no_nul)]
+Text = Annotated[str, AfterValidator(no_nul)]
 PluginName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME)]
 RunName = Annotated[str, StringConstraints(max_length=MAX_NAME + 10)]
 # One line of a requirements.txt.
@@ -215,25 +132,6 @@ class RoleSpec(Strict):
     def together(self) -> int:
         """The number of its tasks that run at the same time."""
         return min(self.count, self.at_once or self.count)
-
-
-class NotebookSpec(Strict):
-    """A notebook that is run from its first cell to its last. Outputs in `source` are dropped."""
-
-    path: Annotated[str, StringConstraints(max_length=400), AfterValidator(notebook_path)] = Field(
-        examples=["work/train.ipynb"],
-        description="Below the home that it was read from; its outputs are kept under its name.",
-    )
-    source: Annotated[str, AfterValidator(plain_notebook)] = Field(description="The text of the file.")
-    parameters: Annotated[
-        dict[Annotated[str, AfterValidator(_parameter)], JsonValue],
-        Field(max_length=MAX_PARAMETERS),
-        AfterValidator(_storable),
-    ] = Field(
-        default_factory=dict,
-        examples=[{"epochs": 3}],
-        description="Set behind the cell that is tagged “parameters”, or first.",
-    )
 
 
 class ServerSpec(Strict):
@@ -518,59 +416,3 @@ class ClusterManifest(Manifest):
     kind: Literal["cluster"] = "cluster"
     metadata: ClusterMetadata
     spec: ClusterSpec
-
-
-def check_env_name(name: str) -> None:
-    """Raises ValueError when users may not set `name`."""
-    if not ENV_NAME.fullmatch(name):
-        raise ValueError(f"“{name}” is not a variable name; use letters, digits and '_', and no digit at the start.")
-    if name in RESERVED_ENV:
-        raise ValueError(f"{name} is set by the portal.")
-
-
-def check_env(env: Mapping[str, str], most: int = MAX_ENV_BYTES) -> None:
-    """Raises ValueError for names that users may not set, and for more than `most` bytes."""
-    for name, text in env.items():
-        check_env_name(name)
-        _no_nul(text)
-    if sum(len(name.encode()) + len(text.encode()) for name, text in env.items()) > most:
-        raise ValueError(f"All variables together may have {most // 1024} KiB.")
-    variables.check(env)
-
-
-def check_hook_env(env: Mapping[str, str], *path: str) -> None:
-    """`check_env` for a hook, which gets the facts of the run in addition. Raises `field_error` below `path`."""
-    try:
-        check_env(env, MAX_HOOK_ENV_BYTES)
-        if len(env) > MAX_HOOK_ENV_VARIABLES:
-            raise ValueError(f"At most {MAX_HOOK_ENV_VARIABLES} variables.")
-        reserved = FRAMEWORKS["parallel"].reserved_env
-        if taken := next((name for name in env if name.startswith("PORTAL_") or name in reserved), ""):
-            raise ValueError(f"{taken} is for the portal to set; choose another name.")
-    except ValueError as error:
-        raise field_error(str(error), *path, "env") from error
-
-
-def parse_env(text: str) -> dict[str, str]:
-    """Parses the New Cluster form's `PYTHONPATH=/demo | DATA_DIR=/elearn/output`, divided by `|` or by lines. Strips
-    spaces around parts and names. A value may contain `=`; a `|` inside a value is written `\\|`. Raises ValueError for
-    a part without `=` and for a name given twice."""
-    env: dict[str, str] = {}
-    for part in re.split(r"(?<!\\)\||[\r\n]+", text):
-        part = part.replace("\\|", "|").strip()
-        if not part:
-            continue
-        name, equals, value = part.partition("=")
-        name = name.strip()
-        if not equals:
-            raise ValueError(f"“{part}” has no '='; write NAME=value, one a line or divided by |.")
-        check_env_name(name)
-        if name in env:
-            raise ValueError(f"{name} is given twice.")
-        env[name] = value.strip()
-    return env
-
-
-def format_env(env: dict[str, str]) -> str:
-    """The inverse of `parse_env`, to refill a form (for one-line values without leading or trailing spaces)."""
-    return " | ".join(f"{name}={value}".replace("|", "\\|") for name, value in env.items())

@@ -24,7 +24,8 @@ from pydantic import (
 
 from datastores.specs import relative_path
 from portal.manifests import Strict, field_error
-from portal.outgoing import is_loopback
+from portal.network.outgoing import is_loopback
+from portal.text.words import is_unicode
 
 MAX_FILES = 200
 # A run on Kubernetes keeps the files in one object of at most 1 MiB, with all else that its tasks share.
@@ -32,8 +33,6 @@ MAX_KIB = 512
 MAX_NAME = 200
 # Kubernetes volumes accept fewer paths than a file system does: no part may begin with "..".
 _NAME = re.compile(r"(?!\.\.|\.(/|\Z))[A-Za-z0-9._+=@-]+(/(?!\.\.|\.(/|\Z))[A-Za-z0-9._+=@-]+)*")
-
-
 _URL = re.compile(r"[\x21-\x7e]+")
 # Names that Git accepts for a branch or tag, without the exotic ones.
 _REF = re.compile(r"(?!.*(\.\.|//|/\.|@\{|\.lock(/|\Z)))[A-Za-z0-9_][A-Za-z0-9._/+@#-]*(?<![./])")
@@ -78,7 +77,7 @@ def _files(value: dict[str, str]) -> dict[str, str]:
                 f"and at most {MAX_NAME} characters.",
                 name[:60],
             )
-        if "\0" in text or not _is_unicode(text):
+        if "\0" in text or not is_unicode(text):
             raise field_error(f"{name} is no text in UTF-8; put it into a datastore.", name)
     for name in value:
         parts = name.split("/")
@@ -132,14 +131,6 @@ class CodeSpec(Strict):
     def host(self) -> str:
         """The Git server of a repository, with its port unless it is the default."""
         return host_of(self.git or "")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def size_of(files: Mapping[str, str]) -> int:

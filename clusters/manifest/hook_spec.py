@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from clusters.manifest.env import no_nul
 from portal.manifests import Strict, dns_label, field_error
 
 MAX_HOOKS = 5
@@ -41,8 +42,7 @@ _PATH = re.compile(r"[A-Za-z0-9._/-]*")
 
 
 def _command(value: str) -> str:
-    if "\0" in value:
-        raise ValueError("A NUL character cannot be passed to a program.")
+    no_nul(value)
     if not value.strip():
         raise ValueError('Say what to run, as in bash -c "…".')
     if len(value.encode()) > MAX_COMMAND_BYTES:

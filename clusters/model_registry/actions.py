@@ -39,10 +39,11 @@ from datastores.files.downloads import COUNT_SECONDS
 from datastores.models import Datastore
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid
-from portal.kept import refuse_changes
-from portal.limits import refuse_nul
 from portal.manifests import parse
+from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
+from portal.text.zones import utc_text
+from portal.web.limits import refuse_nul
 
 MAX_MODELS, MAX_VERSIONS, MAX_ALIASES = 200, 500, 50
 # Files of a version; each is in the row with its digest.
@@ -277,7 +278,7 @@ def lineage_of(run: Run) -> dict[str, Any]:
         "code": run.code,
         "input": {key: run.read[key] for key in ("digest", "files", "bytes") if key in run.read},
         "startedBy": run.created_by.username if run.created_by else None,
-        "finished": f"{run.finished_at.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}" if run.finished_at else None,
+        "finished": utc_text(run.finished_at) if run.finished_at else None,
     }
 
 

@@ -38,9 +38,9 @@ from portal.access import OPERATE, may
 from portal.api.problems import Unavailable
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, Invalid
-from portal.limits import refuse_nul
 from portal.models import User
-from portal.text import readable
+from portal.text.words import readable
+from portal.web.limits import refuse_nul
 
 log = logging.getLogger(__name__)
 

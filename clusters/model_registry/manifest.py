@@ -14,9 +14,9 @@ import orjson
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from clusters.manifest.hook_spec import ModelName
-from portal.kept import Kept
 from portal.manifests import AppcodeName, Manifest, Strict, field_error
-from portal.specs import Line
+from portal.manifests.appcode import Line
+from portal.manifests.kept import Kept
 
 Format = Literal["saved-model", "keras", "onnx", "sklearn", "python", "other"]
 FORMATS: dict[Format, str] = {

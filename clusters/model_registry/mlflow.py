@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from clusters.model_registry.detection import models_among
 from clusters.model_registry.manifest import Format, Signature
-from portal.text import readable
+from portal.text.words import readable
 
 FILE, DATA, REQUIREMENTS, EXAMPLE, SERVING = (
     "MLmodel", "data", "requirements.txt", "input_example.json", "serving_input_example.json"
@@ -213,7 +213,7 @@ def told(data: bytes) -> Told:
     if len(data) > MAX_BYTES:
         raise ValueError(f"MLmodel has more than {MAX_BYTES // 1024} KiB.")
     try:
-        said = yaml.load(data, Loader=_Plain)  # noqa: S506 # nosec B506  a SafeLoader
+        said = yaml.load(data, Loader=_Plain)  # noqa: S506  a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"MLmodel is no YAML: {readable(str(error).splitlines()[0], 200)}") from None
     flavors = said.get("flavors") if isinstance(said, dict) else None

@@ -21,7 +21,7 @@ from clusters.model_registry.detection import models_among
 from clusters.model_registry.manifest import Signature
 from datastores.drivers.base import Driver
 from portal.errors import Invalid
-from portal.limits import refuse_nul
+from portal.web.limits import refuse_nul
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from clusters.model_registry.models import RegisteredModel
 from clusters.model_registry.retention import versions_in
 from clusters.pipelines.models import Pipeline, PipelineRun
 from clusters.runs.models import Cluster, Run
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 from clusters.services.models import Revision, Rollout
 from clusters.sweeps.models import Sweep
 

@@ -21,7 +21,7 @@ from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.models import Sweep
 from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid
-from portal.kept import refuse_changes
+from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
 
 # Pipelines of one appcode.

@@ -14,7 +14,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from clusters.frame.documents import Money, money
 from clusters.pipelines import actions
 from clusters.pipelines.access import PIPELINES, pipeline_for, pipeline_run_for, stages_of, used_by
 from clusters.pipelines.manifest import PipelineManifest, PipelineMetadata, PipelineSpec
@@ -22,6 +21,7 @@ from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
 from clusters.sweeps.totals import Sums, sums_of
 from portal.access import OPERATE
 from portal.api.documents import Answer, Who, page_of
+from portal.api.money import Money, money
 from portal.api.objects import all_view, object_views
 from portal.api.operations import Document, operation
 from portal.api.pagination import PAGE_PARAMETERS, page, search

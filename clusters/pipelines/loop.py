@@ -23,8 +23,8 @@ from clusters.pipelines.manifest import PipelineSpec, StageSpec, cluster_name, p
 from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
 from clusters.pipelines.reuse import unchanged
 from clusters.runs.models import Run
-from clusters.runs.notifications import Whole, tell_whole
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.notifications import Whole, tell_whole
+from clusters.runs.status.phase import TERMINAL
 from clusters.sweeps.actions import create_sweep
 from clusters.sweeps.manifest import SweepManifest, SweepSpec, trial_spec
 from clusters.sweeps.models import Sweep

@@ -16,8 +16,8 @@ from clusters.manifest.cluster import ClusterSpec
 from clusters.pipelines.graph import Node, When, cycle
 from clusters.sweeps.manifest import MAX_NAME as MAX_SWEEP_NAME
 from clusters.sweeps.manifest import SweepSpec
-from portal.kept import Kept
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict, field_error
+from portal.manifests.kept import Kept
 
 MAX_STAGES = 50
 # With a stage's name appended, it becomes a cluster's name.

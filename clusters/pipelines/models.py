@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 
 from clusters.runs.models import Run
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 from portal.models import Appcode, User
 
 

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode
 from django.conf import settings
 
 from clusters.router import http_server
+from clusters.router.proxy import Where
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     logging.config.dictConfig(settings.LOGGING)
     path = given.table or settings.DATA_DIR / "router" / f"{given.port}.json"
-    where = http_server.Where(settings.SERVE_DOMAIN, settings.SERVE_PORT, settings.SERVE_USUAL_PORT)
+    where = Where(settings.SERVE_DOMAIN, settings.SERVE_PORT, settings.SERVE_USUAL_PORT)
     # In a pod the host name is the pod's name.
     name = f"{socket.gethostname()[:63]}:{given.port}"
     database = address(settings.DATABASES["default"])

@@ -17,7 +17,7 @@ from clusters.clouds.drivers.base import CloudError, CloudRefused, CodeCommit, C
 from clusters.git_tokens.models import GitToken
 from clusters.manifest.code import CodeSpec
 from clusters.runs.models import Run
-from portal import outgoing
+from portal.network import outgoing
 
 # Threads of a process that may wait for Git servers.
 AT_ONCE = 2

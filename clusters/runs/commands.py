@@ -9,8 +9,8 @@ from clusters.clouds.drivers.base import NO_COMMANDS, RunsCommands
 from clusters.clouds.registry import cloud_of, run_ref
 from clusters.runs.models import Run
 from portal.errors import Conflict
-from portal.limits import STREAMS
 from portal.models import User
+from portal.web.limits import STREAMS
 
 # Limits of a command: seconds, and bytes of output.
 SECONDS = 100.0

@@ -11,7 +11,7 @@ from clusters import wakeups
 from clusters.hooks.models import HookRun
 from clusters.manifest.hook_spec import HookSpec, model_of, part_of
 from clusters.runs.models import Run
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 
 
 def note_due(ended: Iterable[Run]) -> None:

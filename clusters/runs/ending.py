@@ -8,8 +8,8 @@ from django.utils import timezone
 from clusters import wakeups
 from clusters.events import run_event
 from clusters.runs.models import Run
-from clusters.runs.phase import TERMINAL
-from clusters.runs.phase_update import refresh
+from clusters.runs.status.phase import TERMINAL
+from clusters.runs.status.phase_update import refresh
 from portal.events import record_all
 
 SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))

@@ -1,4 +1,4 @@
-"""The folders of a datastore that runs read and write, for its retention rules (datastores/retention.py)."""
+"""The folders of a datastore that runs read and write, for its retention rules (datastores/files/retention.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from clusters.catalog.data import runs_named
 from clusters.catalog.folders import output_folder
 from clusters.manifest.input import input_of
 from clusters.runs.models import Run
+from datastores.files.retention import Held, Output
 from datastores.models import Datastore
-from datastores.retention import Held, Output
 
 
 def outputs(store: Datastore) -> Iterator[Output]:

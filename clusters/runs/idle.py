@@ -26,10 +26,10 @@ from clusters.gateway.models import Origin
 from clusters.runs.ending import end_by_portal, span
 from clusters.runs.idle_policy import Life, Step, step
 from clusters.runs.models import Cluster, Run
-from clusters.runs.notifications import url_of
+from clusters.runs.status.notifications import url_of
 from portal import extension_points
 from portal.events import record_all
-from portal.text import readable
+from portal.text.words import readable
 
 REASON = "Idle"
 # Runs checked in one turn; the recheck interval while the cloud is silent, or where only visits count as use.

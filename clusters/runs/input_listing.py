@@ -1,8 +1,8 @@
 """Lists the files that a run wrote, or that the next one will read.
 
-Clouds note what they copy as input when they copy it (observe.py). A run's output is in its datastore once the run is gone, on
-every cloud, so the portal lists it then and drivers need not. Both digests are of the same kind (datastores/listing.py), and
-may be compared with each other and with the files there now.
+Clouds note what they copy as input when they copy it (status/observe.py). A run's output is in its datastore once the run is
+gone, on every cloud, so the portal lists it then and drivers need not. Both digests are of the same kind
+(datastores/listing.py), and may be compared with each other and with the files there now.
 
 Nothing lists more than MOST_LOOKED_AT files: of a larger output it only notes that there is more.
 """

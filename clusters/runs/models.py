@@ -2,7 +2,7 @@
 
 A Cluster is a definition. A deployment creates a Run, which keeps a copy of the spec. A Task is one pod of a run (a
 retry is another row). `Run.desired` is what users want; `phase` and everything on Task was observed.
-`runs/reconcile.py` moves the cloud towards the first, and `runs/observe.py` writes the second.
+`runs/reconcile.py` moves the cloud towards the first, and `runs/status/observe.py` writes the second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from clusters.clouds.models import LOCAL
 from clusters.frameworks import FRAMEWORKS
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 from portal.models import Appcode, User
 
 # Prefix of the `part_of` of a service's replicas.
@@ -100,7 +100,7 @@ class Run(models.Model):
 
     Who writes which fields. Users (actions.py): `desired`, `stop_*`. runs/reconcile.py and runs/quota.py: `wait_*`,
     `admitted_at`, `applied_at`, `release_asked_at`, `claim_*`, `refusal`. runs/idle.py: `kept_at`, `idle_announced_at`,
-    `end_announced_at`, `needed_asked_at`, `look_at`. runs/observe.py and runs/phase_update.py: everything else. `usage_*`,
+    `end_announced_at`, `needed_asked_at`, `look_at`. runs/status/observe.py and phase_update.py: everything else. `usage_*`,
     `gpu_*` and `cost_*` are sums over the run's segments at `usage_as_of` and their growth rates, so that a list shows
     live cost without a join.
     """

@@ -34,8 +34,8 @@ from clusters.gateway import portal_proof
 from clusters.gateway.origins import name_of
 from clusters.manifest.cluster import ClusterSpec
 from clusters.runs.models import Run, Task
-from clusters.runs.observe import apply_activity
 from clusters.runs.routing import Routing, way_to
+from clusters.runs.status.observe import apply_activity
 
 # Parts of the runs, each polled in its own turn; concurrent requests within a part.
 PARTS, AT_ONCE = 12, 32

@@ -21,8 +21,8 @@ from clusters.clouds.health import silences_of
 from clusters.clouds.models import CloudState
 from clusters.clouds.placement import titles
 from clusters.runs.models import Run, Task
-from clusters.runs.phase import WAITING
 from clusters.runs.preview import capacity_from
+from clusters.runs.status.phase import WAITING
 
 # Maximum length of each list: the first that wait, and those that hold most.
 MOST = 200

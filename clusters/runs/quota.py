@@ -20,8 +20,8 @@ from clusters.hooks.models import HookRun
 from clusters.manifest.input import input_of
 from clusters.runs import due_hooks
 from clusters.runs.models import Run
-from clusters.runs.phase import TERMINAL
-from clusters.runs.phase_update import refresh
+from clusters.runs.status.phase import TERMINAL
+from clusters.runs.status.phase_update import refresh
 from portal.models import Appcode
 
 # Number of an appcode's waiting runs that one pass checks and gives their places.

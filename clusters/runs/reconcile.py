@@ -57,8 +57,8 @@ from clusters.pull_secrets.actions import registries_of
 from clusters.runs import quota
 from clusters.runs.code import NotYet, commit_of, planned
 from clusters.runs.models import Cluster, Run
-from clusters.runs.phase_update import refresh
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, model_folder
+from clusters.runs.status.phase_update import refresh
 from clusters.volumes import lifecycle
 from clusters.wakeups import wake
 from datastores.models import Datastore
@@ -67,7 +67,7 @@ from datastores.storage.place import is_own
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Invalid, sentence
 from portal.events import record_all
-from portal.text import readable
+from portal.text.words import readable
 
 log = logging.getLogger(__name__)
 

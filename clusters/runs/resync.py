@@ -19,10 +19,10 @@ from clusters.logs import collect
 from clusters.runs import idle, input_listing
 from clusters.runs.ending import end_by_portal, span
 from clusters.runs.models import Cluster, Run, Task
-from clusters.runs.phase import TERMINAL
-from clusters.runs.phase_update import refresh
 from clusters.runs.quota import HELD, waits
 from clusters.runs.reconcile import unsettled
+from clusters.runs.status.phase import TERMINAL
+from clusters.runs.status.phase_update import refresh
 from clusters.volumes import lifecycle
 from portal.wakeups import waiting
 

@@ -34,7 +34,7 @@ from clusters.gateway.decision import ROUTED, SIGN_IN_AT
 from clusters.gateway.origins import name_of
 from clusters.gateway.traefik import Route, routers
 from clusters.runs.models import Run
-from clusters.runs.phase_update import refresh
+from clusters.runs.status.phase_update import refresh
 
 log = logging.getLogger(__name__)
 

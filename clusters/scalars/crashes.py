@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from statistics import median
 
 from clusters.scalars.events import Progress, Series
-from portal.text import often
+from portal.text.words import often
 
 # Limits for one run, as a task may crash and come back for weeks: crashes kept, and ends evaluated for them.
 MAX_CRASHES, MAX_ENDS = 50, 500

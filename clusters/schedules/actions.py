@@ -14,7 +14,7 @@ from clusters.schedules.manifest import ScheduleManifest, ScheduleSpec
 from clusters.schedules.models import Schedule
 from portal.access import OPERATE, require
 from portal.errors import Invalid
-from portal.kept import refuse_changes
+from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
 from portal.objects import Objects
 

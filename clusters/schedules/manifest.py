@@ -15,9 +15,9 @@ from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from clusters.manifest.cluster import ClusterName
-from portal.kept import Kept
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict, field_error
-from portal.zones import zones
+from portal.manifests.kept import Kept
+from portal.text.zones import zones
 
 # A start later than this after its time counts as missed. The portal checks every few seconds.
 LATE = dt.timedelta(minutes=2)

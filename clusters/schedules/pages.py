@@ -28,7 +28,7 @@ from portal.manifests import parse
 from portal.models import User
 from portal.pages.appcodes import person
 from portal.pages.layout import listed, page_of, selected_appcode, words
-from portal.zones import UTC, zones
+from portal.text.zones import UTC, zones
 
 FIELDS = {
     "metadata.name": "name", "metadata.appcode": "appcode", "spec.cron": "cron", "spec.timeZone": "time_zone",

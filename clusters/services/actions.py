@@ -6,18 +6,10 @@ such as a rollback to warm replicas, takes effect at once. Lock order: appcode �
 
 from __future__ import annotations
 
-import datetime as dt
-import hashlib
-import secrets
-from collections.abc import Sequence
-
 from django.db import IntegrityError, transaction
-from django.http import Http404
 from django.utils import timezone
 
-from clusters.catalog.admission import Quota, judge_quota
-from clusters.catalog.lookup import Resolved, require_active, resolve, usable_appcode
-from clusters.catalog.models import ServingRuntime
+from clusters.catalog.lookup import require_active, resolve, usable_appcode
 from clusters.cluster import actions
 from clusters.gateway import origins
 from clusters.manifest.cluster import ClusterSpec
@@ -27,26 +19,17 @@ from clusters.model_registry.models import ModelVersion
 from clusters.runs.models import Cluster, Run
 from clusters.services import notify, revisions
 from clusters.services.access import SERVICES
-from clusters.services.manifest import (
-    MAX_SLOTS,
-    DeploySpec,
-    ReplicasSpec,
-    ScaleSpec,
-    ServiceManifest,
-    ServiceSpec,
-    TokenSpec,
-    model_of,
-    replica_name,
-)
-from clusters.services.models import Replica, Revision, Rollout, Service, ServiceToken
+from clusters.services.checks import judge, judge_size, resolved_as, version_of
+from clusters.services.manifest import DeploySpec, ReplicasSpec, ScaleSpec, ServiceManifest, ServiceSpec, name_of_model
+from clusters.services.models import Replica, Revision, Rollout, Service
 from portal.errors import Conflict, FieldError, Invalid, sentence
-from portal.kept import refuse_changes
 from portal.manifests import parse
+from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
+from portal.text.zones import utc_text
 
-# Services of one appcode, and tokens of one service.
-MOST, MOST_TOKENS = 100, 100
-PREFIX = "gps_"
+# Services of one appcode.
+MOST = 100
 # Not allowed as names: /appcodes/CODE/services/preview is another endpoint.
 RESERVED = ("preview",)
 # Fields of a rollout that a deployment may override.
@@ -152,7 +135,7 @@ def deploy(service: Service, spec: DeploySpec, *, acting_user: User) -> Rollout 
         service,
         "deployed",
         acting_user,
-        f"{model_of(said)}/{version.number} is to answer.{reason}",
+        f"{name_of_model(said.model)}/{version.number} is to answer.{reason}",
         version=version.number,
     )
     notify.reroute(service)
@@ -268,7 +251,7 @@ def _resize(service: Service, spec: ServiceSpec, user: User, exactly: int | None
         why = f"{user.display_name} asked for {replicas.least} to {replicas.most}."
         service.scale = {
             "replicas": count,
-            "since": f"{timezone.now().astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}",
+            "since": utc_text(timezone.now()),
             "why": why,
         }
         service.save(update_fields=["scale"])
@@ -281,20 +264,6 @@ def _target(service: Service) -> Revision | None:
     if rollout and rollout.phase != Rollout.Phase.GATED:
         return rollout.to_revision
     return revisions.answering(service)
-
-
-def version_of(service: Service, spec: ServiceSpec, number: int | None) -> ModelVersion:
-    """The version with this number, or the one that its alias names. Raises Invalid at "version"."""
-    try:
-        found = resolved_as(spec, f"{model_of(spec)}/{number}" if number else spec.model, service.appcode).model
-    except Invalid as invalid:
-        errors = [
-            FieldError(("version",), each.message, each.see) if number and each.path == ("spec", "model") else each
-            for each in invalid.errors
-        ]
-        raise Invalid(errors) from None
-    assert found
-    return found
 
 
 def _begin_again(service: Service, revision: Revision, reason: str, user: User) -> Rollout:
@@ -394,114 +363,6 @@ def delete_service(service: Service, *, acting_user: User) -> None:
     service.save()
     SERVICES.record(service, "deleted", acting_user, "Deleted.")
     notify.reroute(service)
-
-
-@transaction.atomic
-def create_token(service: Service, spec: TokenSpec, *, acting_user: User) -> tuple[ServiceToken, str]:
-    """Returns the row, and the token, which is not stored. Raises Invalid."""
-    service = SERVICES.locked(service, acting_user)
-    rows = service.tokens.all()
-    if rows.filter(name=spec.name).exists():
-        raise Invalid.at("name", message=f"{service.name} already has a token “{spec.name}”; choose another name.")
-    if rows.count() >= MOST_TOKENS:
-        raise Invalid.at("name", message=f"{service.name} has {MOST_TOKENS} tokens already; delete one.")
-    token = PREFIX + secrets.token_urlsafe(32)
-    row = ServiceToken.objects.create(
-        service=service,
-        name=spec.name,
-        digest=hashlib.sha256(token.encode()).hexdigest(),
-        begins=token[: ServiceToken._meta.get_field("begins").max_length],
-        per_second=spec.per_second,
-        at_once=spec.at_once,
-        created_by=acting_user,
-        expires_at=timezone.now() + dt.timedelta(days=spec.days) if spec.days else None,
-    )
-    SERVICES.record(service, "token-created", acting_user, f"The token “{row.name}” may ask it.", token=row.name)
-    notify.reroute(service)
-    return row, token
-
-
-@transaction.atomic
-def delete_token(service: Service, name: str, *, acting_user: User) -> None:
-    """Deletes the token; routers reject it from now on. Raises Http404."""
-    service = SERVICES.locked(service, acting_user)
-    if not service.tokens.filter(name=name).delete()[0]:
-        raise Http404(f"{service.name} has no token “{name}”.")
-    SERVICES.record(service, "token-deleted", acting_user, f"The token “{name}” may ask it no more.", token=name)
-    notify.reroute(service)
-
-
-def judge(name: str, spec: ServiceSpec, appcode: Appcode) -> ModelVersion:
-    """The version that its model names now. Raises Invalid, at its fields, if no replica could be created."""
-    slots = [replica_name(name, slot) for slot in range(1, MAX_SLOTS + 1)]
-    clusters = Cluster.objects.filter(appcode=appcode, name__in=slots, deleted_at=None)
-    if taken := clusters.exclude(part_of=f"services/{name}").values_list("name", flat=True).first():
-        message = f"There is a cluster “{taken}”, as a replica of this would be called; choose another name."
-        raise Invalid.at("metadata", "name", message=message)
-    judge_runtime(spec)
-    resolved = resolved_as(spec, spec.model, appcode)
-    judge_size(spec.replicas, resolved, appcode)
-    if spec.rollout.cpu_flavor:
-        other = resolved_as(spec, spec.model, appcode, spec.rollout.cpu_flavor, ("spec", "rollout", "cpuFlavor"))
-        if other.gpus:
-            message = f"“{spec.rollout.cpu_flavor}” has a GPU; name a flavor without one."
-            raise Invalid.at("spec", "rollout", "cpuFlavor", message=message)
-    assert resolved.model
-    return resolved.model
-
-
-def judge_size(replicas: ReplicasSpec, resolved: Resolved, appcode: Appcode) -> None:
-    """Raises Invalid if the quota of the appcode can never hold this many replicas. The additional one during a rollout does
-    not count: it waits, or does what `whenFull` says."""
-    for field in ("least", "most"):
-        count = getattr(replicas, field)
-        quota = judge_quota(resolved.gpus * count, Quota(appcode.code, appcode.gpu_quota))
-        if quota.fits == "never":
-            more = f"/appcodes/{appcode.code}/request?gpus={resolved.gpus * count}"
-            raise Invalid.at("spec", "replicas", field, message=quota.message, see=more)
-
-
-def judge_runtime(spec: ServiceSpec) -> None:
-    """Raises Invalid if the catalogue does not offer the runtime, or if the spec has too many or too few fields for it. Whether
-    it can serve the model, and where, is checked with the version."""
-    runtime = ServingRuntime.objects.filter(name=spec.runtime, enabled=True).first()
-    if runtime is None:
-        raise Invalid.at("spec", "runtime", message=f"The catalogue offers no serving runtime “{spec.runtime}”.")
-    if not runtime.image:
-        if spec.image is None:
-            raise Invalid.at("spec", "image", message="Name the image that has what the model was made with.")
-        return
-    said = {"image": spec.image, "environment": spec.environment, "command": spec.command}
-    sentence = f"“{runtime.title}” is a container that has all it needs; leave this out."
-    if wrong := [FieldError(("spec", field), sentence) for field, value in said.items() if value]:
-        raise Invalid(wrong)
-
-
-def resolved_as(
-    spec: ServiceSpec,
-    model: str,
-    appcode: Appcode,
-    flavor: str = "",
-    flavor_at: Sequence[str] = ("spec", "flavor"),
-) -> Resolved:
-    """A replica of a service for `model` (by alias or version), with all names resolved and ready to run. Raises Invalid."""
-    body = {**revisions.replica_spec(spec, 1, flavor), "model": model}
-    try:
-        return resolve(parse(ClusterSpec, body), appcode, by_routers=True)
-    except Invalid as invalid:
-        raise Invalid([_as_said(each, tuple(flavor_at)) for each in invalid.errors]) from None
-
-
-def _as_said(error: FieldError, flavor_at: tuple[str, ...]) -> FieldError:
-    """An error of a replica's cluster, at the service's field that caused it."""
-    path = error.path if error.path[:1] == ("spec",) else ("spec", *error.path)
-    if path[:2] == ("spec", "framework"):
-        path = ("spec", "image")
-    elif path[:2] == ("spec", "server"):
-        path = ("spec", "runtime")
-    elif path[:2] == ("spec", "roles"):
-        path = flavor_at
-    return FieldError(path, error.message, error.see)
 
 
 def _begin(

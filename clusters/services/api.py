@@ -14,8 +14,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from clusters.frame.documents import Money, money
-from clusters.services import actions
+from clusters.services import actions, tokens
 from clusters.services.access import SERVICES, service_for
 from clusters.services.manifest import DeploySpec, ScaleSpec, ServiceManifest, TokenSpec
 from clusters.services.models import RevisionDrift, Rollout, Service, ServiceToken
@@ -35,6 +34,7 @@ from clusters.services.summary import (
 )
 from portal.access import OPERATE, appcode_for
 from portal.api.documents import Answer, Who, page_of
+from portal.api.money import Money, money
 from portal.api.objects import all_view, object_views
 from portal.api.operations import Document, operation
 from portal.api.pagination import PAGE_PARAMETERS, everything, moment, page, page_together, search
@@ -42,7 +42,7 @@ from portal.api.verbs import Kind, Verb
 from portal.api.views import person
 from portal.errors import Invalid
 from portal.manifests import Strict, parse
-from portal.specs import Line
+from portal.manifests.appcode import Line
 
 EXAMPLE = OpenApiExample(
     "Two replicas of what an alias names",
@@ -350,7 +350,7 @@ class ServiceTokens(APIView):
 
         It asks this service and nothing else, and is told once."""
         found = service_for(person(request), code, name, OPERATE)
-        row, token = actions.create_token(found, parse(TokenSpec, request.data), acting_user=person(request))
+        row, token = tokens.create_token(found, parse(TokenSpec, request.data), acting_user=person(request))
         return NewServiceToken.of(row, token=token, **_times(row)).json_value()
 
 
@@ -358,7 +358,7 @@ class OneServiceToken(APIView):
     @operation("service_tokens_delete", {204: None})
     def delete(self, request: Request, code: str, name: str, token: str) -> None:
         """Delete a token: it asks no more"""
-        actions.delete_token(service_for(person(request), code, name, OPERATE), token, acting_user=person(request))
+        tokens.delete_token(service_for(person(request), code, name, OPERATE), token, acting_user=person(request))
 
 
 def _page(request: Request, rows: QuerySet[Service]) -> Response:

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from clusters.manifest.cluster import MAX_ENV_VARIABLES, MAX_NAME, MODEL_NAME, ClusterManifest, Text, check_env
-from portal.kept import Kept
+from clusters.manifest.cluster import MAX_NAME, MODEL_NAME, ClusterManifest, Text
+from clusters.manifest.env import MAX_ENV_VARIABLES, check_env
 from portal.manifests import AppcodeName, DnsLabel, Manifest, Strict, field_error, parse
-from portal.specs import Line
+from portal.manifests.appcode import Line
+from portal.manifests.kept import Kept
 
 # With the number of a slot appended, it becomes a cluster's name.
 MAX_SERVICE_NAME = 30
@@ -174,10 +175,6 @@ def replica_name(service: str, slot: int) -> str:
     return f"{service}-{slot}"
 
 
-def model_of(spec: ServiceSpec) -> str:
-    return name_of_model(spec.model)
-
-
 def cluster_spec(
     spec: ServiceSpec,
     version: int,
@@ -190,7 +187,7 @@ def cluster_spec(
     the replica runs in its runtime's container, and the runtime's name is used as the image."""
     return {
         "framework": "serving", "image": spec.image or spec.runtime, "environment": spec.environment,
-        "model": f"{model_of(spec)}/{version}", "command": spec.command, "env": {**env, **spec.env},
+        "model": f"{name_of_model(spec.model)}/{version}", "command": spec.command, "env": {**env, **spec.env},
         "roles": {ROLE: {"flavor": flavor or spec.flavor}}, **({"server": server} if server else {}),
     }  # fmt: skip
 

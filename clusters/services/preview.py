@@ -19,7 +19,7 @@ from clusters.clouds.drivers.base.fit import Fits, free_rooms, judge, worst
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.preview import Cost, capacity_of, cost_of, placed
 from clusters.runs.quota import held, waiting
-from clusters.services import actions, revisions
+from clusters.services import checks, revisions
 from clusters.services.manifest import DeploySpec, ServiceManifest, ServiceSpec
 from clusters.services.models import Replica, Service
 from portal.access import OPERATE, require
@@ -59,7 +59,7 @@ def preview_service(manifest: ServiceManifest, *, acting_user: User) -> Preview:
     appcode = usable_appcode(manifest.metadata.appcode, acting_user)
     name, spec = manifest.metadata.name, manifest.spec
     found = Service.objects.filter(appcode=appcode, name=name, deleted_at=None).first()
-    version = actions.judge(name, spec, appcode)
+    version = checks.judge(name, spec, appcode)
     return _of(spec, version, appcode, found)
 
 
@@ -68,12 +68,12 @@ def preview_deploy(service: Service, asked: DeploySpec, *, acting_user: User) ->
     require(acting_user, service.appcode, OPERATE)
     require_active(service.appcode)
     spec = ServiceSpec.stored(service.spec)
-    version = actions.version_of(service, spec, asked.version)
+    version = checks.version_of(service, spec, asked.version)
     return _of(spec, version, service.appcode, service)
 
 
 def _of(spec: ServiceSpec, version: ModelVersion, appcode: Appcode, service: Service | None) -> Preview:
-    resolved = actions.resolved_as(spec, f"{version.model.name}/{version.number}", appcode)
+    resolved = checks.resolved_as(spec, f"{version.model.name}/{version.number}", appcode)
     serving = service.replicas.filter(state=Replica.State.SERVING).count() if service else 0
     old = revisions.answering(service) if service else None
     replicas = revisions.replicas_of(spec, old, "rolling", 100)

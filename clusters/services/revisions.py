@@ -16,7 +16,7 @@ from clusters.catalog.models import ServingRuntime
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.models import Cluster
 from clusters.runs.preview import preview
-from clusters.services.manifest import MAX_SLOTS, ServiceSpec, cluster_spec, model_of, replica_manifest
+from clusters.services.manifest import MAX_SLOTS, ServiceSpec, cluster_spec, name_of_model, replica_manifest
 from clusters.services.models import Replica, Revision, Rollout, Service
 from portal.errors import Invalid
 from portal.models import User
@@ -101,7 +101,7 @@ def replica_spec(spec: ServiceSpec, version: int, flavor: str = "") -> dict[str,
     runtime = ServingRuntime.objects.filter(name=spec.runtime).first()
     if runtime is None:
         return cluster_spec(spec, version, None, flavor)
-    return cluster_spec(spec, version, runtime.server(model_of(spec), version), flavor, runtime.env)
+    return cluster_spec(spec, version, runtime.server(name_of_model(spec.model), version), flavor, runtime.env)
 
 
 def _spec_now(service: Service, spec: ServiceSpec, version: int) -> dict[str, Any]:

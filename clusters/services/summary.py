@@ -18,9 +18,9 @@ from django.utils import timezone
 
 from clusters.router.histograms import quantile, total
 from clusters.runs.models import Run, Task
+from clusters.services.controller.steps import ROUTER_DEAD
 from clusters.services.manifest import ROLE, ServiceSpec, replica_name
 from clusters.services.models import Replica, Revision, Rollout, Router, Service, ServiceMinute, ServiceToken
-from clusters.services.rollout import ROUTER_DEAD
 
 # Newest rollouts and revisions that are shown.
 MOST_ROLLOUTS, MOST_REVISIONS = 20, 20

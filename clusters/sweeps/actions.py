@@ -17,12 +17,13 @@ from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.runs.models import Cluster
 from clusters.sweeps import copies
 from clusters.sweeps.access import SWEEPS
-from clusters.sweeps.manifest import SweepManifest, SweepSpec, Value, some_point, trial_spec
+from clusters.sweeps.manifest import SweepManifest, SweepSpec, trial_spec
 from clusters.sweeps.models import Sweep, Trial
 from clusters.sweeps.notifications import tell_end
+from clusters.sweeps.parameters import Value, some_point
 from portal.errors import Conflict, Invalid
-from portal.kept import refuse_changes
 from portal.manifests import parse
+from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
 
 # Unfinished sweeps of an appcode. This bounds what they may have running, because the quota only bounds GPUs.

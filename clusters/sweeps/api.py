@@ -19,7 +19,6 @@ from rest_framework.views import APIView
 
 from clusters.cluster import actions as clusters
 from clusters.cluster.api.documents import ClusterDocument, to_manifest
-from clusters.frame.documents import Money, money
 from clusters.manifest.cluster import ClusterManifest, ClusterName
 from clusters.runs.models import Cluster, Run
 from clusters.sweeps import actions, shared
@@ -30,6 +29,7 @@ from clusters.sweeps.models import Sweep, Trial
 from clusters.sweeps.totals import PHASE, Sums, sums_of
 from portal.access import OPERATE
 from portal.api.documents import Answer, page_of
+from portal.api.money import Money, money
 from portal.api.objects import all_view, object_views
 from portal.api.operations import Document, operation
 from portal.api.pagination import PAGE_PARAMETERS, page_together, search, text

@@ -15,7 +15,8 @@ from typing import Any
 from clusters.frameworks import variables
 from clusters.frameworks.base import MAX_TASKS_PER_ROLE, SHELL
 from clusters.manifest.cluster import MAX_COMMAND_BYTES
-from clusters.sweeps.manifest import SweepSpec, Value, in_braces, put_in, put_in_value, written
+from clusters.sweeps.manifest import SweepSpec, in_braces, put_in, put_in_value
+from clusters.sweeps.parameters import Value, written
 
 ROLE = "worker"
 # Maximum number of trials in one run.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import reverse
 
-from clusters.runs.notifications import Whole, tell_whole
+from clusters.runs.status.notifications import Whole, tell_whole
 from clusters.sweeps.models import Sweep
 from clusters.sweeps.totals import sums_of
 

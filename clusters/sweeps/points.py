@@ -9,9 +9,10 @@ from itertools import groupby
 from django.db.models import Avg, Count, F, FloatField, QuerySet, StdDev
 from django.db.models import Value as Constant
 
-from clusters.sweeps.manifest import SweepSpec, Value
+from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.models import Sweep, Trial
-from clusters.sweeps.sampler import Point, chosen
+from clusters.sweeps.parameters import Value
+from clusters.sweeps.search.sampler import Point, chosen
 
 # Limits for drawing: the best and the newest points.
 BEST, NEWEST = 100, 400

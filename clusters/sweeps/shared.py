@@ -16,8 +16,8 @@ from clusters.clouds.drivers.base import CloudError, restart_policy
 from clusters.logs.read import RunLogs
 from clusters.runs import budgets
 from clusters.runs.models import Run, Task
-from clusters.runs.phase import TaskState, failed_with
-from clusters.runs.phase_update import FACTS
+from clusters.runs.status.phase import TaskState, failed_with
+from clusters.runs.status.phase_update import FACTS
 from clusters.sweeps.copies import ROLE
 from clusters.sweeps.models import Trial
 from clusters.sweeps.objective import Reading, reading_of, value_in_log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusters.cluster.pages.choices import Offer
 from clusters.cluster.pages.form_data import fields_of
-from clusters.cluster.pages.new import free_name, run_number
+from clusters.cluster.pages.new import free_cluster_name, run_number
 from clusters.cluster.pages.sources import Source
 from clusters.sweeps.access import sweep_for, trial_for
 from clusters.sweeps.actions import cluster_of
@@ -15,7 +15,7 @@ from portal.models import User
 def _fields(user: User, value: str, offer: Offer) -> dict[str, str]:
     appcode, name, number = (*value.split("/"), "", "")[:3]
     trial = trial_for(sweep_for(user, appcode, name), run_number(number))
-    return fields_of(cluster_of(trial, free_name(user, name_again(name, trial.number))))
+    return fields_of(cluster_of(trial, free_cluster_name(user, name_again(name, trial.number))))
 
 
 def _appcode(value: str, selected: str) -> str:

@@ -16,15 +16,16 @@ from clusters.cluster import actions
 from clusters.manifest.cluster import ClusterManifest
 from clusters.runs import budgets
 from clusters.runs.models import Run
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 from clusters.sweeps.access import SWEEPS
-from clusters.sweeps.manifest import Goal, StopEarly, SweepSpec, Value, trial_name, trial_spec
+from clusters.sweeps.manifest import Goal, StopEarly, SweepSpec, trial_name, trial_spec
 from clusters.sweeps.models import Sweep, Trial
 from clusters.sweeps.notifications import tell_end
 from clusters.sweeps.objective import Reading, is_comparable
+from clusters.sweeps.parameters import Value
 from clusters.sweeps.points import best_of, known_points
-from clusters.sweeps.sampler import next_points
-from clusters.sweeps.stopping import Progress, follow
+from clusters.sweeps.search.sampler import next_points
+from clusters.sweeps.search.stopping import Progress, follow
 from portal.access import OPERATE, may
 from portal.db.bulk_update import update_rows
 from portal.errors import Invalid, sentence

@@ -12,7 +12,7 @@ from django.db.models import Case, CharField, Count, F, Q, Value, When
 from django.db.models.functions import Coalesce
 
 from clusters.runs.models import Run
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 from clusters.sweeps import shared
 from clusters.sweeps.models import Sweep, Trial
 

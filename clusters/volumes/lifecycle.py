@@ -35,7 +35,7 @@ from datastores.specs import DatastoreSpec
 from datastores.storage.place import is_own
 from portal.errors import FieldError, Invalid
 from portal.models import Appcode
-from portal.text import readable
+from portal.text.words import readable
 
 log = logging.getLogger(__name__)
 

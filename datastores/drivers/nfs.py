@@ -8,7 +8,7 @@ import socket
 from django.conf import settings
 
 from datastores.drivers.base import CONNECT_SECONDS, DriverError, Unseen
-from portal import outgoing
+from portal.network import outgoing
 
 PORT = 2049
 

@@ -39,8 +39,8 @@ from portal.api.problems import TooLarge, Unavailable, problem
 from portal.api.streams import AnyAccept
 from portal.api.views import person
 from portal.errors import Conflict, Invalid
-from portal.limits import LOOKS, TRANSFERS
 from portal.manifests import Strict, parse
+from portal.web.limits import LOOKS, TRANSFERS
 
 # A single range. A request for several gets the whole file, as HTTP allows.
 _RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")

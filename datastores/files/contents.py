@@ -29,7 +29,7 @@ from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, Invalid
 from portal.events import record
 from portal.models import User
-from portal.text import readable
+from portal.text.words import readable
 
 # Limit for operations on a folder's files in one request; larger folders need an S3 client.
 MOST_AT_ONCE = 10_000

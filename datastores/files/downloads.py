@@ -15,8 +15,8 @@ from datastores.drivers.base import Content, Entry, NotThere, Part
 from datastores.drivers.patience import within
 from datastores.files import contents
 from datastores.models import Datastore
-from portal.limits import TRANSFERS, Sending
 from portal.models import User
+from portal.web.limits import TRANSFERS, Sending
 
 # Seconds for a datastore's first response, and for listing all files of a folder.
 LOOK_SECONDS, COUNT_SECONDS = 20, 60

@@ -32,16 +32,16 @@ from datastores.drivers.base import DriverError, Listing, NotPossible, NotThere
 from datastores.drivers.patience import within
 from datastores.files import contents, previews, trash, uploads, versions
 from datastores.files.downloads import COUNT_SECONDS, LOOK_SECONDS, download, download_many
-from datastores.forms import RenameForm
 from datastores.models import TRASH_KEPT, Datastore, Removal
-from datastores.views import address, may_operate
+from datastores.pages.forms import RenameForm
+from datastores.pages.views import address, may_operate
 from portal.access import MANAGE, OPERATE, VIEW, may
 from portal.api.problems import Unavailable
 from portal.assets import has_parquet
 from portal.errors import Conflict, Invalid, sentence
-from portal.limits import LOOKS, TRANSFERS
 from portal.pages import layout
 from portal.pages.appcodes import get_or_post, person, safe_next
+from portal.web.limits import LOOKS, TRANSFERS
 
 ROWS = 200
 MAX_CURSOR = 2000

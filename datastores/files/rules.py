@@ -23,15 +23,15 @@ from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry, NotThere
 from datastores.drivers.patience import within
 from datastores.files import contents, trash
+from datastores.files.retention import Decision, Held, Item, RuleSpec, candidates, decide, seen_from
 from datastores.models import Datastore, Removal, Rule
-from datastores.retention import Decision, Held, Item, RuleSpec, candidates, decide, seen_from
 from datastores.specs import relative_path
 from portal.access import OPERATE, require
 from portal.api.problems import Unavailable
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, Invalid
 from portal.models import User
-from portal.text import readable
+from portal.text.words import readable
 
 log = logging.getLogger(__name__)
 

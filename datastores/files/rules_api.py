@@ -15,16 +15,16 @@ from datastores.drivers.patience import within
 from datastores.files import rules
 from datastores.files.api import told
 from datastores.files.downloads import COUNT_SECONDS
+from datastores.files.retention import Decision, RuleSpec
 from datastores.models import Datastore, Rule
-from datastores.retention import Decision, RuleSpec
 from portal.access import OPERATE
 from portal.api.documents import Answer, Who, page_of
 from portal.api.operations import Document, created, operation
 from portal.api.pagination import PAGE_PARAMETERS, page
 from portal.api.views import person
-from portal.limits import LOOKS
 from portal.manifests import parse
 from portal.models import User
+from portal.web.limits import LOOKS
 
 # Items listed in a preview.
 MOST_NAMED = 1_000

@@ -16,16 +16,16 @@ from datastores.drivers.patience import within
 from datastores.files import rules
 from datastores.files.downloads import COUNT_SECONDS
 from datastores.files.pages import ROWS
-from datastores.forms import RuleForm
+from datastores.files.retention import RuleSpec
 from datastores.models import TRASH_KEPT, Datastore
-from datastores.retention import RuleSpec
+from datastores.pages.forms import RuleForm
 from portal.access import OPERATE
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
-from portal.limits import LOOKS
 from portal.models import User
 from portal.pages.appcodes import get_or_post, person
 from portal.pages.forms import show_errors
+from portal.web.limits import LOOKS
 
 
 @get_or_post

@@ -31,7 +31,7 @@ from portal.access import OPERATE, require
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, Invalid
 from portal.models import User
-from portal.text import readable
+from portal.text.words import readable
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from portal.api.operations import Document, operation
 from portal.api.pagination import PAGE_PARAMETERS, page
 from portal.api.views import person
 from portal.errors import Conflict
-from portal.limits import LOOKS
+from portal.web.limits import LOOKS
 
 RemovalPage = page_of("RemovalPage", RemovalDocument)
 

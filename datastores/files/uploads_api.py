@@ -23,8 +23,8 @@ from portal.access import OPERATE
 from portal.api.documents import Answer
 from portal.api.operations import Document, operation
 from portal.api.views import person
-from portal.limits import LOOKS, TRANSFERS
 from portal.manifests import Strict, parse
+from portal.web.limits import LOOKS, TRANSFERS
 
 
 class NewUpload(Strict):

@@ -21,8 +21,8 @@ from portal.api.documents import Answer, Who, page_of
 from portal.api.operations import Document, created, operation
 from portal.api.pagination import PAGE_PARAMETERS, page
 from portal.api.views import person
-from portal.limits import LOOKS
 from portal.manifests import Strict, parse
+from portal.web.limits import LOOKS
 
 
 class NewVersion(Strict):

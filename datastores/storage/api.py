@@ -18,8 +18,8 @@ from portal.api.documents import Answer
 from portal.api.operations import Document, operation
 from portal.api.views import person
 from portal.errors import Conflict
-from portal.limits import LOOKS
 from portal.manifests import Strict, parse
+from portal.web.limits import LOOKS
 
 
 class StorageUsage(Answer):

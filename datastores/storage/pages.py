@@ -18,9 +18,9 @@ from datastores.storage.store import KeyPair
 from portal.access import OPERATE, appcode_for, may, require_administrator
 from portal.api.problems import Unavailable
 from portal.errors import Conflict
-from portal.limits import LOOKS
 from portal.models import Appcode
 from portal.pages.appcodes import attempt, person
+from portal.web.limits import LOOKS
 
 
 @require_GET

@@ -18,8 +18,8 @@ from portal import events, extension_points
 from portal.access import MANAGE, require, require_administrator
 from portal.actions.requests import give, give_alone, judge_expiry, locked, new_terms, note_of, send, terms_of
 from portal.errors import Conflict, FieldError, Invalid
+from portal.manifests.appcode import AppcodeManifest
 from portal.models import Appcode, Event, Membership, OrgNode, QuotaRequest, User
-from portal.specs import AppcodeManifest
 from portal.terms import Terms
 
 Role, State = Membership.Role, Appcode.State

@@ -10,8 +10,8 @@ from portal.access import MANAGE, require
 from portal.actions.appcodes import people_named, record
 from portal.actions.requests import locked
 from portal.errors import Conflict, FieldError, Invalid
+from portal.manifests.appcode import MAX_OWNERS
 from portal.models import Appcode, Membership, User
-from portal.specs import MAX_OWNERS
 
 Role, State = Membership.Role, Appcode.State
 

@@ -8,8 +8,8 @@ from django.db import models, transaction
 from portal import events
 from portal.access import require_administrator
 from portal.errors import Conflict, FieldError, Invalid
+from portal.manifests.appcode import no_formula, one_line
 from portal.models import Appcode, OrgNode, User
-from portal.specs import no_formula, one_line
 
 
 @transaction.atomic

@@ -13,7 +13,7 @@ from portal.access import require_administrator
 from portal.actions.tokens import end_tokens
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import ApiToken, Appcode, Membership, User
-from portal.zones import zones
+from portal.text.zones import zones
 
 PASSWORD_ALPHABET = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789"  # noqa: S105
 Role, State = Membership.Role, Appcode.State

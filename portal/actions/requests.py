@@ -17,8 +17,8 @@ from django.utils import timezone
 from portal import events, extension_points
 from portal.access import MANAGE, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
+from portal.manifests.appcode import MAX_REASON, Answered, Granted, Wanted
 from portal.models import Appcode, Event, Membership, QuotaRequest, User
-from portal.specs import MAX_REASON, Answered, Granted, Wanted
 from portal.terms import MARKS, MAX_DAYS, Terms, day, due, followed, is_over, mark, when
 
 State = QuotaRequest.State

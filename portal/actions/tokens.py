@@ -8,8 +8,8 @@ from django.db import transaction
 
 from portal import events
 from portal.errors import Conflict, FieldError, Invalid
+from portal.manifests.appcode import MAX_TOKEN_DAYS
 from portal.models import ApiToken, User
-from portal.specs import MAX_TOKEN_DAYS
 
 MAX_TOKENS = 50
 TOKEN_NAME = 60

@@ -12,8 +12,8 @@ from pydantic.alias_generators import to_camel
 
 from portal import extension_points
 from portal.manifests import parse
+from portal.manifests.appcode import AppcodeManifest
 from portal.models import Appcode, Membership, QuotaRequest, User
-from portal.specs import AppcodeManifest
 from portal.terms import Terms
 
 

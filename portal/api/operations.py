@@ -2,7 +2,7 @@
 
 The docstring is what users read in the API's description: its first paragraph is the summary, the rest the description.
 A description that needs values (an f-string) is passed as `description` instead. That of a `PUT` also says which fields keep
-their value (`portal/kept.py`).
+their value (`portal/manifests/kept.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from portal import kept
 from portal.errors import Invalid
-from portal.manifests import Manifest, public_path
+from portal.manifests import Manifest, kept, public_path
 
 P = ParamSpec("P")
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -40,8 +40,8 @@ from portal.api.parameters import KnownParameters
 from portal.api.problems import PasswordToChoose
 from portal.api.tokens import BearerAuthentication
 from portal.manifests import Value, parse
+from portal.manifests.appcode import Answered, AppcodeManifest, Granted, MeChange, Wanted
 from portal.models import Appcode, QuotaRequest, User
-from portal.specs import Answered, AppcodeManifest, Granted, MeChange, Wanted
 
 EXAMPLE = OpenApiExample(
     "An appcode of the business line OPS",

@@ -86,11 +86,13 @@ def load(
         into.finish()
         if target.folder:
             _finish(target.folder)
-    later = bool(wanted) and target.folder is not None
-    if wanted and not later:
-        progress.step("Keys and versions")
-        _adopt()
-    progress.done(f"Restored, as the portal was at {manifest['made_at']}." + _next(target, adopt=later))
+    if not target.folder:
+        progress.step("Migrations, keys and versions" if wanted else "Migrations")
+        # The backup may be older, and its storage server may have had another address.
+        _manage("migrate", "--no-input", "--verbosity=0")
+        if wanted:
+            _manage("adopt_storage")
+    progress.done(f"Restored, as the portal was at {manifest['made_at']}." + _next(target, adopt=bool(wanted)))
 
 
 def extract_settings(path: Path, to: Path, passphrase: Callable[[], str]) -> None:
@@ -301,14 +303,13 @@ def _buckets_of(manifest: Mapping[str, Any], target: Target) -> list[buckets.Buc
     return [buckets.Bucket(to, name) for name in names if (to := target.server_of(name))]
 
 
-def _adopt() -> None:
-    """What needs Django: the database is of the version that made the backup, and the S3 server knows nobody yet."""
-    for command in (["migrate", "--no-input", "--verbosity=0"], ["adopt_storage"]):
-        if subprocess.run([sys.executable, "manage.py", *command], cwd=BASE_DIR, check=False).returncode:
-            raise BackupError(
-                f"Database and objects are restored, but `manage.py {command[0]}` failed; run it again, then "
-                "`manage.py adopt_storage`."
-            )
+def _manage(*command: str) -> None:
+    """A command that needs Django. Raises BackupError."""
+    if subprocess.run([sys.executable, "manage.py", *command], cwd=BASE_DIR, check=False).returncode:
+        raise BackupError(
+            f"Database and objects are restored, but `manage.py {command[0]}` failed. Run `manage.py migrate`, then "
+            "`manage.py adopt_storage`."
+        )
 
 
 def _check_room(target: Target, manifest: Mapping[str, Any]) -> None:
@@ -342,4 +343,4 @@ def _next(target: Target, *, adopt: bool) -> str:
     if target.folder:
         then = ", and when it is ready: manage.py adopt_storage" if adopt else ""
         return f" Start it with: PORTAL_DATA={target.folder} make run{then}"
-    return " Now run `manage.py migrate`, then start the portal (docs/deployment.md)."
+    return " Now start the portal (docs/deployment.md)."

@@ -15,7 +15,7 @@ from pathlib import Path
 from django.db import Error, connection
 from django.http import HttpRequest, HttpResponse
 
-from portal import upgrades
+from portal.installation import upgrades
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from portal.actions import org as org_actions
 from portal.actions import people as people_actions
 from portal.actions import requests as requests_actions
 from portal.errors import Conflict, Invalid
-from portal.files import csv_stream
 from portal.models import Appcode, OrgNode, User
 from portal.pages import decisions, layout
 from portal.pages.appcodes import appcode_page, attempt, get_or_post, person
 from portal.pages.forms import DaysForm, DecisionForm, OrgNodeForm, PersonForm, show_errors
+from portal.web.downloads import csv_stream
 
 View = Callable[..., HttpResponseBase]
 # Rows per fetch for CSV.

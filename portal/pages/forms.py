@@ -15,8 +15,7 @@ from django.utils.html import format_html
 
 from portal.errors import FieldError, Invalid
 from portal.manifests import parse
-from portal.models import Appcode, Membership, OrgNode
-from portal.specs import (
+from portal.manifests.appcode import (
     MAX_EMAILS,
     MAX_OWNERS,
     MAX_REASON,
@@ -27,8 +26,9 @@ from portal.specs import (
     Granted,
     Wanted,
 )
+from portal.models import Appcode, Membership, OrgNode
 from portal.terms import Terms
-from portal.zones import zones
+from portal.text.zones import zones
 
 
 def show_errors(form: forms.BaseForm, error: Invalid, fields: Mapping[str, str]) -> None:

@@ -23,8 +23,9 @@ from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.http import escape_leading_slashes, url_has_allowed_host_and_scheme
 
-from portal import __version__, demonstration
+from portal import __version__
 from portal.db import keyset
+from portal.installation import demonstration
 from portal.terms import SOON, day
 
 PAGE = 50

@@ -1,8 +1,8 @@
 """What a person wants to be told of the runs that they started, and how: by mail, by a notification of their browsers, or by a
 webhook of their own.
 
-A phase that a run comes to is news for who started it (clusters/runs/notifications.py). What an appcode tells other programs
-of all its runs are its own webhooks (portal/webhooks).
+A phase that a run comes to is news for who started it (clusters/runs/status/notifications.py). What an appcode tells other
+programs of all its runs are its own webhooks (portal/webhooks).
 """
 
 from __future__ import annotations

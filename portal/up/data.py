@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from portal import outgoing
+from portal.network import outgoing
 from portal.up.running import folder_of
 from portal.up.servers import index_url
 from portal.up.services import ServiceError, free_port, loopback, private_folder, socket_folder, write_private

@@ -14,11 +14,12 @@ from django.db import IntegrityError, transaction
 from django.http import Http404
 from django.utils import timezone
 
-from portal import events, outgoing
+from portal import events
 from portal.access import MANAGE, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
-from portal.kept import refuse_changes
+from portal.manifests.kept import refuse_changes
 from portal.models import OWN_WEBHOOK, Appcode, Delivery, Event, User, Webhook
+from portal.network import outgoing
 from portal.webhooks import access, specs
 from portal.webhooks.sending import way
 from portal.webhooks.specs import WebhookManifest, WebhookMetadata, WebhookSpec

@@ -1,7 +1,7 @@
 """Sends one message to one receiver: resolved once, checked, and sent to exactly the checked address.
 
 The receiver is untrusted: its name may point into our network now or a moment later; it may never answer, or answer a
-byte a second or without end. So portal/outgoing.py makes the connection, redirects are not followed, little is read,
+byte a second or without end. So portal/network/outgoing.py makes the connection, redirects are not followed, little is read,
 and a watchdog ends slow requests. This module knows no rows.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 
-from portal import outgoing
+from portal.network import outgoing
 from portal.webhooks.specs import MAX_EXCERPT, Target
 
 # Seconds for the connection, and from then on until the response.

@@ -17,8 +17,8 @@ import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from standardwebhooks import Webhook as Signer
 
-from portal.kept import Kept
-from portal.manifests import DnsLabel, Manifest, Strict
+from portal.manifests import DnsLabel, Manifest, Strict, stripped
+from portal.manifests.kept import Kept
 
 MAX_URL = 500
 MAX_EVENTS = 50
@@ -118,14 +118,10 @@ def _once(value: list[str]) -> list[str]:
     return list(dict.fromkeys(value))
 
 
-def _stripped(value: Any) -> Any:
-    return value.strip() if isinstance(value, str) else value
-
-
 Url = Annotated[
-    str, BeforeValidator(_stripped), StringConstraints(min_length=1, max_length=MAX_URL), AfterValidator(_url)
+    str, BeforeValidator(stripped), StringConstraints(min_length=1, max_length=MAX_URL), AfterValidator(_url)
 ]
-Kind = Annotated[str, BeforeValidator(_stripped), AfterValidator(_kind)]
+Kind = Annotated[str, BeforeValidator(stripped), AfterValidator(_kind)]
 
 
 def _not_new(value: str) -> str:

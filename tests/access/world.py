@@ -42,9 +42,9 @@ from datastores.models import AllowedFolder, Datastore
 from portal import events
 from portal.actions import requests
 from portal.actions import tokens as tokens_actions
+from portal.manifests.appcode import Quota, Wanted
 from portal.models import Delivery, Webhook
 from portal.profile.notifications import Notifications, set_notifications
-from portal.specs import Quota, Wanted
 from tests.access.table import PEOPLE
 from tests.api.client import SPEC, appcode, manifest
 from tests.billing.dashboards.test_usage import MONTH, use

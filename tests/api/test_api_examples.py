@@ -49,7 +49,7 @@ def demonstration(
 
     from clusters.model_registry.models import ModelVersion
     from datastores.models import AllowedFolder
-    from portal import demonstration
+    from portal.installation import demonstration
     from portal.models import Appcode, User
 
     settings.DATA_DIR, settings.NFS_SERVERS = tmp_path, ["10.0.0.7:/data"]

@@ -14,9 +14,9 @@ from django.test import Client
 
 from clusters.clouds.drivers.base import LogChunk
 from clusters.logs.read import LogStream
-from portal import limits
 from portal.api.problems import Unavailable
-from portal.limits import Room
+from portal.web import limits
+from portal.web.limits import Room
 from tests.api.client import Api, appcode, manifest
 
 CLUSTERS = "/appcodes/ops-demo/clusters"
@@ -32,7 +32,7 @@ def no_cache(settings: Any) -> None:
 def test_a_loop_that_ran_away_is_told_when_to_come_back(
     as_alice: Api, as_bob: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("portal.limits.REQUESTS_PER_WINDOW", 3)
+    monkeypatch.setattr("portal.web.limits.REQUESTS_PER_WINDOW", 3)
     # If a minute ends while we count, up to twice as many requests pass.
     let_through = 0
     while (told := as_alice.get("/me"))[0] == 200:
@@ -46,7 +46,7 @@ def test_a_loop_that_ran_away_is_told_when_to_come_back(
 
 
 def test_a_page_that_sends_for_ever_is_told_when_to_come_back(people: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("portal.limits.REQUESTS_PER_WINDOW", 3)
+    monkeypatch.setattr("portal.web.limits.REQUESTS_PER_WINDOW", 3)
     browser = Client()
     browser.force_login(people.alice)
     let_through = 0

@@ -34,6 +34,12 @@ def test_its_defaults_and_examples_are_valid_too(schema: dict[str, Any]) -> None
     openapi_spec_validator.validate(json.loads(json.dumps(schema)))
 
 
+def test_amounts_of_money_are_one_component(schema: dict[str, Any]) -> None:
+    components = schema["components"]["schemas"]
+    fields = {name: {*said.get("properties", {})} for name, said in components.items()}
+    assert [name for name, has in fields.items() if has == {"amount", "currency"}] == ["Money"]
+
+
 def test_no_two_models_share_a_name(schema: dict[str, Any]) -> None:
     """Two models of one name would silently become one in the description, which would then be wrong for some answers."""
 

@@ -103,7 +103,7 @@ class Loop:
         from django.utils.timezone import now
 
         from clusters.clouds.registry import cloud
-        from clusters.runs.observe import apply_batch, apply_listing
+        from clusters.runs.status.observe import apply_batch, apply_listing
 
         if not self.position:
             asked_at = now()
@@ -174,7 +174,7 @@ def page_catalogue(db: None) -> None:
 
     from clusters.catalog.models import Flavor, Image
     from clusters.clouds.drivers.base import Capacity, Node
-    from clusters.runs.observe import save_capacity
+    from clusters.runs.status.observe import save_capacity
 
     cache.clear()
     Flavor.objects.create(name="small", title="Small", cpu_milli=500, memory_mb=512)

@@ -16,7 +16,7 @@ from clusters.runs.models import Run
 from clusters.wakeups import wake_logs
 from portal import wakeups
 from portal.actions.tokens import make_token
-from portal.breaker import Breaker
+from portal.network.breaker import Breaker
 from portal.up import servers, services
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clusters.logs import failure
-from clusters.runs.phase import TERMINAL, RunState, TaskState, next_phase
+from clusters.runs.status.phase import TERMINAL, RunState, TaskState, next_phase
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 COUNTS = {"master": 1, "ps": 1, "worker": 2}

@@ -26,7 +26,7 @@ from datastores.sources import SourceError, source_for
 from portal.errors import Conflict, Invalid
 from portal.extension_points import ExtensionPoint
 from portal.models import Appcode, Event
-from portal.outgoing import Rules
+from portal.network.outgoing import Rules
 from tests import ports
 
 

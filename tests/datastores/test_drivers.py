@@ -15,7 +15,7 @@ import pytest
 
 from datastores.drivers import driver_for
 from datastores.drivers.base import Driver, DriverError, NotPossible, NotThere
-from portal.outgoing import Rules
+from portal.network.outgoing import Rules
 from tests import ports
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastores.drivers.base import Entry
-from datastores.retention import Held, Item, Output, RuleSpec, candidates, decide, seen_from
+from datastores.files.retention import Held, Item, Output, RuleSpec, candidates, decide, seen_from
 from portal.errors import Invalid
 from portal.manifests import parse
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from datastores.drivers import driver_for, patience, s3
+from datastores.drivers import driver_for, patience, s3_client
 from datastores.drivers.base import Driver, DriverError
-from portal.limits import LOOKS, TRANSFERS
+from portal.web.limits import LOOKS, TRANSFERS
 from tests import ports
 from tests.kube.certificates import Authority
 
@@ -111,11 +111,11 @@ def test_by_tls_neither(trickling: Callable[..., Trickling], monkeypatch: pytest
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.path))
-    s3._client.cache_clear()
+    s3_client.client_for.cache_clear()
     monkeypatch.setattr(patience, "ANSWER_SECONDS", 0.5)
     with pytest.raises(DriverError, match="does not answer in time"):
         driver_of(trickling(OK, b"x", 0.05, tls).url).list("")
-    s3._client.cache_clear()
+    s3_client.client_for.cache_clear()
 
 
 @pytest.mark.parametrize("ask", ["list", "open"])

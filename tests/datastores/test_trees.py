@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters.clouds.drivers.local.data.storage import scan
+from clusters.clouds.drivers.local.data.division import scan
 from datastores import trees
 from datastores.drivers.local import Local
 

@@ -218,16 +218,6 @@ def test_a_master_that_was_killed_goes_on_with_the_same_servers(digits: Path, tm
     assert "Saved the model of step 600" in job.log()
 
 
-def test_a_worker_that_was_killed_takes_part_again(digits: Path, tmp_path: Path) -> None:
-    roles = {"chief": 1, "ps": 1, "worker": 2}
-    with running(Job("digits_ps.py", digits, tmp_path / "output", roles, "--steps", "600")) as job:
-        job.wait_for("global_step/sec", times=2)
-        job.kill("worker", 1)
-        job.start("worker", 1)
-        assert job.wait("chief", 0) == 0, job.log()
-    assert "Saved the model of step" in job.log()
-
-
 def test_a_lost_parameter_server_ends_the_master_and_its_next_start_goes_on(digits: Path, tmp_path: Path) -> None:
     roles = {"chief": 1, "ps": 1, "worker": 1}
     # More steps than the master can finish before the test sees progress; its next start uses the default number.

@@ -81,7 +81,7 @@ class Loops:
             self._worker.join()
 
     def start_controller(self) -> None:
-        from clusters.runs.follower import Follower
+        from clusters.runs.status.follower import Follower
 
         self._controller = Follower("kubernetes", 1)
         self._controller.start()

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusters.clouds.drivers.kubernetes.api.client import JSON, MERGE, Client, Refused, path_of
+from clusters.clouds.drivers.kubernetes.api.client import JSON, MERGE, Client, path_of
+from clusters.clouds.drivers.kubernetes.api.errors import Refused
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings

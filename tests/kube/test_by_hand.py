@@ -12,8 +12,9 @@ import pytest
 from clusters.clouds.drivers.base import NotOurs
 from clusters.clouds.drivers.kubernetes import namespaces
 from clusters.clouds.drivers.kubernetes.api import kubeconfig
-from clusters.clouds.drivers.kubernetes.api.client import Client, Missing
+from clusters.clouds.drivers.kubernetes.api.client import Client
 from clusters.clouds.drivers.kubernetes.api.client import path_of as path_in
+from clusters.clouds.drivers.kubernetes.api.errors import Missing
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings

@@ -129,7 +129,7 @@ def follow_until(happened: Callable[[], bool]) -> Callable[[], None]:
     """Returns a function that works like a controller until `happened`."""
 
     def work() -> None:
-        from clusters.runs.follower import Follower
+        from clusters.runs.status.follower import Follower
 
         controller = Follower("kubernetes", 1)
         controller.start()

@@ -5,8 +5,10 @@ On the test plane everything is really applied, and simulated nodes admit, sched
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 import yaml
 
 from clusters.clouds.drivers.kubernetes.render import names
-from clusters.router import database_feed, http_server
+from clusters.router import database_feed, http_server, proxy
 from clusters.router.admission import LONGEST_WAIT
 from clusters.services.manifest import ServiceSpec
 from tests.kube.binary import binary
@@ -26,6 +28,8 @@ FOLDER = ROOT / "docker" / "kubernetes"
 NAMESPACE = "gpu-cloud"
 HOST = "portal.example.org"
 NGINX = "nginx.ingress.kubernetes.io"
+# Selects what a restore needs first (docs/deployment.md).
+WITHOUT_PROGRAMS = "!app.kubernetes.io/name"
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +127,7 @@ def test_a_router_has_the_database_and_no_other_secret_and_longer_to_end_than_it
     pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert spec["terminationGracePeriodSeconds"] >= pause + http_server.GRACE + database_feed.LAST
     ingress = next(each for each in rendered(folder) if each["metadata"]["name"] == "services")["metadata"]
-    assert int(ingress["annotations"][f"{NGINX}/proxy-body-size"].rstrip("m")) * 2**20 >= http_server.MAX_BODY
+    assert int(ingress["annotations"][f"{NGINX}/proxy-body-size"].rstrip("m")) * 2**20 >= proxy.MAX_BODY
     longest = ServiceSpec.model_fields["request_seconds"].metadata
     most = next(each.le for each in longest if hasattr(each, "le"))
     assert int(ingress["annotations"][f"{NGINX}/proxy-read-timeout"]) >= most + LONGEST_WAIT
@@ -158,6 +162,28 @@ def test_everything_is_accepted_without_a_warning(plane: Plane, folder: Path) ->
         plane, "apply", "--server-side", "--dry-run=server", f"--namespace={NAMESPACE}", "-f", "-", given=loose
     )
     assert "would violate PodSecurity" in done.stderr
+
+
+@pytest.mark.kube
+def test_settings_come_without_programs_for_a_restore_and_the_backup_of_the_docs_is_accepted(
+    plane: Plane, folder: Path
+) -> None:
+    """Else the Job `migrate` would fill the database before the restore."""
+    assert kubectl(plane, "apply", "--server-side", "-f", str(folder / "namespace.yaml")).returncode == 0
+    apply = ("apply", "--server-side", "--dry-run=server")
+    done = kubectl(plane, *apply, "-k", str(folder), "--selector", WITHOUT_PROGRAMS)
+    assert (done.returncode, done.stderr) == (0, "")
+    kinds = {line.partition("/")[0].partition(".")[0] for line in done.stdout.splitlines()}
+    assert {"configmap", "secret", "serviceaccount"} <= kinds
+    assert not {"deployment", "job"} & kinds
+    docs = (ROOT / "docs" / "deployment.md").read_text()
+    assert docs.count(f"--selector '{WITHOUT_PROGRAMS}'") == 2
+    found = re.search(r"(?:    .*\n)+", docs[docs.index("    apiVersion: batch/v1\n    kind: CronJob") :])
+    assert found
+    cron_job = textwrap.dedent(found[0])
+    assert "manage.py backup " in cron_job, "what the restore of the docs replaces"
+    done = kubectl(plane, *apply, "-f", "-", given=cron_job)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.kube

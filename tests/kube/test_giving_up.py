@@ -23,7 +23,7 @@ SECONDS = 90.0
 @pytest.fixture
 def loops(plane: Plane, people: Any, settings: Any) -> Iterator[Loops]:
     """The loops with the real controller, which discovers clouds itself."""
-    from clusters.runs.follower import follow_all
+    from clusters.runs.status.follower import follow_all
 
     settings.LOCAL_CLOUD_SOCKET = ""
     loops = Loops(plane, f"lost-{secrets.token_hex(4)}", yaml.safe_load(portal_kubeconfig(plane).read_text()))

@@ -159,6 +159,17 @@ def test_so_do_its_options(helm: Helm, tmp_path: Path) -> None:
     assert_same(chart, base)
 
 
+def test_settings_come_without_programs_for_a_restore(helm: Helm) -> None:
+    found = [
+        each
+        for each in templated(helm, filled_in_values())
+        if "app.kubernetes.io/name" not in each["metadata"]["labels"]
+    ]
+    kinds = {each["kind"] for each in found}
+    assert {"ConfigMap", "Secret"} <= kinds
+    assert not {"Deployment", "Job"} & kinds
+
+
 def test_its_version_is_that_of_the_portal() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
@@ -332,6 +343,16 @@ def test_helm_installs_upgrades_and_removes_it(helm: Helm, plane: Plane) -> None
     assert second["web"][1] == 3
     assert len(jobs(plane)) == 1
     assert jobs(plane) != [job]
+
+    # Back to the first values: every program restarts once more, the first Job migrates again, and what was switched on goes.
+    done = helm("rollback", "gpu-cloud", "1", *waits, plane=plane)
+    assert (done.returncode, done.stderr) == (0, "")
+    gone = kubectl(plane, "wait", "--for=delete", "namespace/gpu-cloud-packages", "--timeout=50s")
+    assert (gone.returncode, gone.stderr) == (0, "")
+    third = generations(plane)
+    assert {name: generation for name, (generation, _) in third.items()} == dict.fromkeys(first, 3)
+    assert third["web"][1] == first["web"][1]
+    assert jobs(plane) == [job]
 
     done = helm("uninstall", "gpu-cloud", "--wait", "--timeout=300s", plane=plane)
     assert (done.returncode, done.stderr) == (0, "")

@@ -47,7 +47,7 @@ class Loop:
         from django.utils.timezone import now
 
         from clusters.clouds.models import CloudState
-        from clusters.runs.observe import apply_batch, apply_listing
+        from clusters.runs.status.observe import apply_batch, apply_listing
 
         try:
             batch = next(self.batches)

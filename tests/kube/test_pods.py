@@ -8,11 +8,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from clusters.clouds.drivers.kubernetes.render import pods
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.plans import plan, role
+from tests.running import eventually
 
 # Seconds; much longer than a program needs to end at once, even on a busy machine.
 GRACE = 5
@@ -37,7 +39,10 @@ class Container:
         """Stops it as the container runtime does. Returns the exit code and the seconds it took."""
         begun = time.monotonic()
         children = Path(f"/proc/{self.outside.pid}/task/{self.outside.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGTERM)
+        first = psutil.Process(int(children[0]))
+        # Until it waits for its program, `timeout` may not know yet that it has one, and would end at the signal.
+        assert eventually(lambda: first.status() == psutil.STATUS_SLEEPING)
+        first.send_signal(signal.SIGTERM)
         return self.outside.wait(30), time.monotonic() - begun
 
 

@@ -31,7 +31,7 @@ class Serving:
     def until(self, happened: Any) -> None:
         from django.utils import timezone
 
-        from clusters.services import loop as serving
+        from clusters.services.controller import loop as serving
 
         def done() -> bool:
             serving.tick(timezone.now())

@@ -42,7 +42,7 @@ class Portal:
 
     def start_controller(self) -> threading.Event:
         """Starts a controller. Returns the event that ends it."""
-        from clusters.runs.follower import follow_all
+        from clusters.runs.status.follower import follow_all
 
         self._stops.append(threading.Event())
         self._start(follow_all, self._stops[-1])

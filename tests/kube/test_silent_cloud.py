@@ -14,7 +14,9 @@ import pytest
 from clusters.clouds.drivers.base import CloudError, CloudRefused, RunRef
 from clusters.clouds.drivers.kubernetes import logs
 from clusters.clouds.drivers.kubernetes.api import client as kubernetes_client
-from clusters.clouds.drivers.kubernetes.api.client import STRANGER, Client, said
+from clusters.clouds.drivers.kubernetes.api import errors
+from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.api.errors import STRANGER, said
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
@@ -56,8 +58,8 @@ def test_while_one_tries_whether_a_server_is_back_others_are_told_at_once(silent
     cloud = KubernetesCloud(Client.connect(kubeconfig(silent.url)), Settings())
     breaker = cloud._pods._breaker
     breaker.rest = 0.0
-    with pytest.raises(kubernetes_client.Unavailable), breaker.call():
-        raise kubernetes_client.Unavailable("away")
+    with pytest.raises(errors.Unavailable), breaker.call():
+        raise errors.Unavailable("away")
     with breaker.call():
         with pytest.raises(CloudError, match="away"):
             cloud.log(RunRef(1, "ops", "ops-demo", "mnist", 1), "master", 0, attempt=0)

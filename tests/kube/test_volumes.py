@@ -28,7 +28,7 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import cache, names
 from clusters.clouds.drivers.kubernetes.repair import upkeep
-from portal.outgoing import Rules
+from portal.network.outgoing import Rules
 from tests.kube.following import Following, cloud_of, hand_over, registered
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import bucket, plan, role, run_ref

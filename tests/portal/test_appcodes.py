@@ -16,8 +16,8 @@ from portal import extension_points
 from portal.actions import appcodes, members, requests
 from portal.errors import Conflict, Invalid
 from portal.manifests import mistakes
+from portal.manifests.appcode import Answered, AppcodeManifest, Granted, Quota
 from portal.models import Appcode, Event, Membership, User
-from portal.specs import Answered, AppcodeManifest, Granted, Quota
 
 pytestmark = pytest.mark.django_db
 

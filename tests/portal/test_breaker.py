@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from portal.breaker import Breaker, Busy, NotCalled
+from portal.network.breaker import Breaker, Busy, NotCalled
 
 
 def answered(error: BaseException, seconds: float) -> bool | None:

@@ -8,7 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.charts import Line, draw, number, ticks
+from portal.pages.charts import Line, draw, number, ticks
 
 VALUES = st.floats(allow_nan=True, allow_infinity=True)
 POINTS = st.lists(st.tuples(st.integers(0, 10**12).map(float), VALUES), max_size=30)

@@ -8,8 +8,8 @@ import pytest
 from pydantic import Field
 
 from portal.errors import Invalid
-from portal.kept import MAY_CHANGE, Kept, changeable, described, refuse_changes
 from portal.manifests import Manifest, Strict, public_path
+from portal.manifests.kept import MAY_CHANGE, Kept, changeable, described, refuse_changes
 
 
 class Shape(Strict):

@@ -16,7 +16,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.models.fields import NOT_PROVIDED
 
 from portal import __version__
-from portal.upgrades import parts
+from portal.installation.upgrades import parts
 from tests.running import ROOT
 
 # As `sha256sum` writes it: the migrations and SQL files of all releases.

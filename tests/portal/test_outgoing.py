@@ -32,8 +32,8 @@ from clusters.runs import code as run_code
 from datastores.drivers import nfs
 from datastores.drivers.base import DriverError
 from datastores.drivers.s3 import S3
-from portal import outgoing
-from portal.outgoing import Rules, why_closed
+from portal.network import outgoing
+from portal.network.outgoing import Rules, why_closed
 from portal.up.data import Data
 from portal.up.services import free_port
 from portal.webhooks import posting, specs
@@ -147,9 +147,11 @@ KINDS: Mapping[str, Callable[[Asked], str]] = {
         s3_datastore, nfs_datastore, nfs_mount, git_ref, git_files, webhook, copied_input, streamed_input, package_file,
     )
 }  # fmt: skip
-# The modules that connect for each kind, all through portal/outgoing.py.
+# The modules that connect for each kind, all through portal/network/outgoing.py.
 JUDGED = {
     "datastores/drivers/s3.py": "s3_datastore",
+    "datastores/drivers/s3_client.py": "s3_datastore",
+    "datastores/drivers/s3_errors.py": "s3_datastore",
     "datastores/drivers/nfs.py": "nfs_datastore",
     "clusters/clouds/drivers/local/data/nfs.py": "nfs_mount",
     "clusters/clouds/drivers/git.py": "git_ref",
@@ -384,19 +386,20 @@ def test_manage_py_up_opens_the_door_of_its_own_object_storage_and_nothing_else(
 # Modules outside JUDGED that import one of NETWORK, by who chooses the server: never a user.
 OTHERS: Mapping[str, Sequence[str]] = {
     "makes or judges the connections of JUDGED": (
-        "portal/outgoing.py", "datastores/drivers/patience.py",
+        "portal/network/outgoing.py", "datastores/drivers/patience.py",
     ),
     "runs in a pod, where a NetworkPolicy judges, or in a sandbox whose way out is JUDGED": (
         "clusters/clouds/drivers/follow.py", "clusters/clouds/drivers/store.py", "clusters/clouds/drivers/stream.py",
     ),
     "an administrator names the server in the portal's environment": (
-        "portal/account_routes.py", "portal/pages/accounts.py", "billing/mails.py", "datastores/storage/store.py",
+        "portal/web/account_routes.py", "portal/pages/accounts.py", "billing/mails.py", "datastores/storage/store.py",
         "clusters/management/commands/seed_demo.py",
-        "clusters/router/database_feed.py", "clusters/router/rows.py", "clusters/services/controller.py",
+        "clusters/router/database_feed.py", "clusters/router/rows.py", "clusters/services/controller/threads.py",
         "portal/backup/buckets.py", "portal/backup/database.py", "portal/backup/load.py", "portal/backup/save.py",
     ),
     "an administrator registers the Kubernetes cluster, its Prometheus and its gateway": (
-        "clusters/clouds/drivers/kubernetes/api/client.py", "clusters/clouds/drivers/kubernetes/exec.py",
+        "clusters/clouds/drivers/kubernetes/api/client.py", "clusters/clouds/drivers/kubernetes/api/errors.py",
+        "clusters/clouds/drivers/kubernetes/exec.py",
         "clusters/clouds/drivers/kubernetes/logs.py", "clusters/clouds/drivers/kubernetes/prometheus.py",
         "clusters/runs/routing.py", "clusters/runs/probes.py",
     ),
@@ -423,8 +426,8 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "clusters/model_registry/signature.py",
     ),
     "listens": (
-        "clusters/router/main.py", "clusters/router/http_server.py", "clusters/cluster/api/terminal.py",
-        "portal/web/websocket.py",
+        "clusters/router/main.py", "clusters/router/http_server.py", "clusters/router/proxy.py", "clusters/router/access_log.py",
+        "clusters/cluster/api/terminal.py", "portal/web/websocket.py",
     ),
     "the servers and programs of one portal, by ports that `up` has chosen": (
         "portal/up/data.py", "portal/up/servers.py", "portal/up/services.py", "portal/up/storage_address.py",

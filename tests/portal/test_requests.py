@@ -25,8 +25,8 @@ from datastores.specs import DatastoreManifest
 from portal import events
 from portal.actions import appcodes, requests
 from portal.errors import Conflict, Invalid
+from portal.manifests.appcode import Answered, AppcodeManifest, Granted, Quota, Wanted
 from portal.models import Appcode, Event, QuotaRequest
-from portal.specs import Answered, AppcodeManifest, Granted, Quota, Wanted
 from portal.terms import Terms
 
 pytestmark = pytest.mark.django_db

@@ -17,7 +17,7 @@ from django.db import connection
 from django.test import Client
 from encrypted_fields.fields import EncryptedFieldMixin
 
-from portal.rotation import rotate
+from portal.installation.rotation import rotate
 
 pytestmark = pytest.mark.django_db
 FIRST, SECOND = "the first key " * 4, "the second key " * 4
@@ -135,7 +135,7 @@ def test_the_salts_rotate_too(secrets: dict[str, str], keys: Keys) -> None:
 def test_rows_are_gone_through_in_batches(people: Any, keys: Keys, monkeypatch: Any) -> None:
     from datastores.models import Datastore
 
-    monkeypatch.setattr("portal.rotation.BATCH", 2)
+    monkeypatch.setattr("portal.installation.rotation.BATCH", 2)
     keys(FIRST)
     for number in range(5):
         Datastore.objects.create(
@@ -172,7 +172,7 @@ def test_a_row_that_changes_meanwhile_keeps_its_change(secrets: dict[str, str], 
         Datastore.objects.update(secret="changed")
         return False
 
-    monkeypatch.setattr("portal.rotation._opens", changed_by_somebody)
+    monkeypatch.setattr("portal.installation.rotation._opens", changed_by_somebody)
     (found,) = [each for each in rotate() if each.label == "datastores.Datastore.secret"]
     assert (found.older, found.rotated) == (1, 0)
     assert value_of(Datastore, "secret") == "changed"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.specs import Quota, TermsSpec
+from portal.manifests.appcode import Quota, TermsSpec
 from portal.terms import MARKS, Terms, days_left, due, followed, is_over, is_soon, mark, when
 
 LAST = dt.date(2027, 3, 31)

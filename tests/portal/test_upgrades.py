@@ -18,12 +18,13 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from portal import __version__, upgrades
+from portal import __version__
+from portal.installation import upgrades
+from portal.installation.upgrades import is_behind, noted, why_not_migrate, why_not_serve
 from portal.monitoring.health import HealthMiddleware
 from portal.up import backup
 from portal.up.servers import postgres_binaries
 from portal.up.services import REFUSED, ServiceError
-from portal.upgrades import is_behind, noted, why_not_migrate, why_not_serve
 from tests.running import ROOT, Portal, environment, up_once
 
 FUTURE = ("portal", "0099_future")
@@ -119,9 +120,32 @@ def test_a_program_that_starts_before_the_migrations_waits_for_them(db: None, mo
         say(__version__)
 
     say("0.9.0")
-    monkeypatch.setattr("portal.upgrades.time.sleep", migrated)
+    monkeypatch.setattr("portal.installation.upgrades.time.sleep", migrated)
     upgrades.admit()
     assert paused == [upgrades.PAUSE]
+
+
+def test_a_program_that_starts_before_a_new_database_is_filled_waits_until_it_is(db: None, monkeypatch: Any) -> None:
+    """Else it would fail for want of its tables, and Kubernetes would start it again later and later."""
+    paused: list[float] = []
+
+    def migrated(seconds: float) -> None:
+        paused.append(seconds)
+        with connection.cursor() as cursor:
+            if len(paused) == 1:  # `migrate` has begun
+                cursor.execute("ALTER TABLE not_yet RENAME TO django_migrations")
+                cursor.execute("DELETE FROM django_migrations WHERE app = 'portal'")
+            else:
+                cursor.execute("INSERT INTO django_migrations SELECT * FROM kept WHERE app = 'portal'")
+                say(__version__)
+
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE kept AS TABLE django_migrations")
+        cursor.execute("COMMENT ON TABLE django_migrations IS NULL")
+        cursor.execute("ALTER TABLE django_migrations RENAME TO not_yet")
+    monkeypatch.setattr("portal.installation.upgrades.time.sleep", migrated)
+    upgrades.admit()
+    assert paused == [upgrades.PAUSE] * 2
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from portal import events
 from portal.models import Delivery, Event, Webhook
-from portal.outgoing import Rules
+from portal.network.outgoing import Rules
 from portal.webhooks import actions, sending, specs
 from portal.webhooks.specs import GROUPS, PLATFORM_GROUPS, WebhookManifest
 from tests.api.client import api_of

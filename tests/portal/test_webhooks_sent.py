@@ -28,9 +28,9 @@ from standardwebhooks import Webhook as Verifier
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from portal import events, wakeups
-from portal.breaker import Breaker
 from portal.models import Delivery, Event, Webhook
-from portal.outgoing import Closed, check_literal
+from portal.network.breaker import Breaker
+from portal.network.outgoing import Closed, check_literal
 from portal.up import services
 from portal.webhooks import actions, posting, sending, specs
 from portal.webhooks.posting import Way

@@ -25,7 +25,7 @@ from clusters.catalog.specs_in_lists import page_of_specs
 from clusters.cluster import actions
 from clusters.cluster.api.clusters import CLUSTER_PARAMETERS, search_of
 from clusters.cluster.api.documents import EndpointStatus
-from clusters.frame.documents import Money, Phase, money
+from clusters.frame.documents import Phase
 from clusters.frameworks import FRAMEWORKS
 from clusters.gateway import origins, visits
 from clusters.manifest.cluster import MAX_RUNS_SHOWN
@@ -33,6 +33,7 @@ from clusters.runs.idle import UNASKED, outlook
 from clusters.runs.models import Cluster, Run
 from portal.access import OPERATE, appcode_for
 from portal.api.documents import Answer, page_of
+from portal.api.money import Money, money
 from portal.api.operations import Document, created, operation
 from portal.api.verbs import Kind
 from portal.api.views import person

@@ -37,7 +37,7 @@ from clusters.cluster.actions import deploy
 from clusters.cluster.pages import list as listing
 from clusters.cluster.pages.choices import Offer, flavor_label
 from clusters.cluster.pages.cluster import Page, page_of, reading_of
-from clusters.cluster.pages.new import curl, free_name, may_ask, offer_of
+from clusters.cluster.pages.new import curl, free_cluster_name, may_ask, offer_of
 from clusters.environments.actions import can_be_saved
 from clusters.environments.models import Plugin
 from clusters.frameworks import APPLICATIONS
@@ -284,7 +284,7 @@ def _filled(request: HttpRequest, user: User) -> dict[str, str]:
         if not slash:
             raise Http404("Name what to clone as APPCODE/NAME.")
         cluster = application_for(user, appcode, name)
-        filled = fields_of(_manifest(cluster)) | {"name": free_name(user, name)}
+        filled = fields_of(_manifest(cluster)) | {"name": free_cluster_name(user, name)}
         # The source's own home is not shared; the clone gets a new one.
         own = STORE + f"{name}-home" == filled["storage"]
         return filled | ({"storage": NEW, "size": _size(cluster)} if own else {})

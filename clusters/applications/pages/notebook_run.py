@@ -18,7 +18,7 @@ from clusters.applications.manifest import role_of
 from clusters.applications.notebook_runs import NotebookRunManifest, may_share, notebooks_in, run_notebook
 from clusters.clouds.drivers.base import CloudError
 from clusters.cluster.pages.choices import Offer, flavor_label
-from clusters.cluster.pages.new import free_name, offer_of
+from clusters.cluster.pages.new import free_cluster_name, offer_of
 from clusters.frame.form import area, choice, line
 from clusters.manifest.cluster import MAX_NAME
 from clusters.manifest.input import input_of, read_where, write_text
@@ -101,7 +101,7 @@ def read_parameters(text: str) -> dict[str, Any]:
 def _tried(form: RunForm, cluster: Cluster, request: HttpRequest) -> Cluster | None:
     """The created cluster; None if refused, with the errors beside the fields."""
     said, user = form.cleaned_data, person(request)
-    name = said["name"] or free_name(user, _name_of(said["notebook"]))
+    name = said["name"] or free_cluster_name(user, _name_of(said["notebook"]))
     try:
         spec = {name: said[name] or None for name in NAMES if name != "parameters"}
         document = {

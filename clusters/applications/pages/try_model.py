@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
@@ -12,7 +11,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
 from clusters.access import application_for
-from clusters.applications.requests import ask
+from clusters.applications.requests import ask, tensor_shown
 from clusters.frameworks.serving import ENDPOINT, path_of
 from clusters.gateway.origins import url
 from clusters.model_registry.models import ModelVersion
@@ -20,8 +19,8 @@ from clusters.runs.models import Cluster
 from portal.access import OPERATE
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
-from portal.limits import LOOKS
 from portal.pages.appcodes import person
+from portal.web.limits import LOOKS
 
 EXAMPLE = {"instances": [[0.0, 1.0]]}
 
@@ -44,7 +43,7 @@ def ask_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "shell": shlex.quote(body),
         "python": repr(body),
         "address": address,
-        "inputs": [_tensor(each) for each in (version.signature or {}).get("inputs") or ()] if version else [],
+        "inputs": [tensor_shown(each) for each in (version.signature or {}).get("inputs") or ()] if version else [],
     }
     return render(request, "clusters/applications/_ask_model.html", context)
 
@@ -83,13 +82,6 @@ def _server(request: HttpRequest, appcode: str, name: str) -> Cluster:
     if cluster.spec["framework"] != "serving":
         raise Http404(f"{name} serves no model.")
     return cluster
-
-
-def _tensor(said: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Name, type and shape for display: "any number × 64"."""
-    shape = said["shape"]
-    sizes = ("any number" if size is None else str(size) for size in shape or ())
-    return said["name"], said["dtype"], "of any shape" if shape is None else " × ".join(sizes) or "one number"
 
 
 def _model_name(cluster: Cluster) -> str:

@@ -20,8 +20,8 @@ from clusters.benchmarks.results import NOISY
 from clusters.benchmarks.summary import Shown, Sums, measurements_of, sums_of
 from clusters.frame.acts import Act, act_view
 from portal.access import OPERATE, appcodes_for, may
-from portal.charts import Chart, Line, draw, draw_columns, number
 from portal.pages.appcodes import person
+from portal.pages.charts import Chart, Line, draw, draw_columns, number
 from portal.pages.layout import listed, page_of, words
 
 PARTS = ("compute", "communication", "input")

@@ -5,8 +5,8 @@ The portal resolves a ref when it plans a run. Whatever starts the run fetches t
 (local/data/code.py), on Kubernetes a container of docker/rclone, whose program this module is. dulwich speaks the protocol, so
 nothing of a repository is ever executed: no hook, filter, helper or submodule, and no other protocol.
 
-Naming a repository means naming a server. So portal/outgoing.py makes each connection, no answer can redirect to another server,
-and everything read has a size and a time limit. Name and token are sent to that server only.
+Naming a repository means naming a server. So portal/network/outgoing.py makes each connection, no answer can redirect to
+another server, and everything read has a size and a time limit. Name and token are sent to that server only.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Login:
 
 
 def judged(outgoing: Any, rules: Any) -> Connect:
-    """Returns a function that connects by the rules of `outgoing`, the module portal/outgoing.py, perhaps loaded by path."""
+    """Returns a function that connects by the rules of `outgoing`: portal/network/outgoing.py, perhaps loaded by path."""
 
     def connect(host: str, port: int) -> socket.socket:
         try:
@@ -292,8 +292,8 @@ def _connected(self: HTTPConnection, connect: Connect) -> socket.socket:
 
 
 def main(url: str, commit: str, folder: str, store: str, path: str) -> int:
-    """Program: GIT_NAME and GIT_TOKEN are the login. GIT_OUTGOING may name a copy of portal/outgoing.py, which then connects by
-    the rules in GIT_OPEN. Prints the reason of a failure last."""
+    """Program: GIT_NAME and GIT_TOKEN are the login. GIT_OUTGOING may name a copy of portal/network/outgoing.py, which then
+    connects by the rules in GIT_OPEN. Prints the reason of a failure last."""
     signal.alarm(FETCH)
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
@@ -322,7 +322,7 @@ def main(url: str, commit: str, folder: str, store: str, path: str) -> int:
 
 
 def loaded(module: str, entries: str) -> Connect:
-    """Returns a function that connects as `module`, a copy of portal/outgoing.py, does with the rules `entries`."""
+    """Returns a function that connects as `module`, a copy of portal/network/outgoing.py, does with the rules `entries`."""
     found = importlib.util.spec_from_file_location("outgoing", module)
     assert found is not None
     assert found.loader is not None

@@ -41,10 +41,10 @@ from clusters.cluster.api.summaries import looks_at
 from clusters.cluster.search import Search
 from clusters.manifest.cluster import ClusterManifest
 from clusters.runs import input_listing
-from clusters.runs.hook_status import with_hooks
 from clusters.runs.models import Cluster, Run
-from clusters.runs.phase_update import consumer
 from clusters.runs.preview import preview
+from clusters.runs.status.hook_status import with_hooks
+from clusters.runs.status.phase_update import consumer
 from datastores.drivers.patience import within
 from datastores.files.api import told
 from datastores.files.downloads import LOOK_SECONDS
@@ -54,7 +54,7 @@ from portal.api.pagination import LIST_PARAMETERS, MAX_SEARCH, PAGE_PARAMETERS, 
 from portal.api.verbs import Kind
 from portal.api.views import person
 from portal.errors import Invalid
-from portal.limits import LOOKS
+from portal.web.limits import LOOKS
 
 CLUSTER_PARAMETERS = [
     *LIST_PARAMETERS,

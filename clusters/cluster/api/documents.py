@@ -20,18 +20,19 @@ from billing.sums.breakdown import Part
 from billing.sums.serializers import UsagePart, usage_parts
 from clusters.clouds.health import silence_of
 from clusters.cluster.api.summaries import Looks
-from clusters.frame.documents import Money, Phase, money
+from clusters.frame.documents import Phase
 from clusters.frameworks import ROLES
 from clusters.gateway.origins import openings
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec, RoleName
-from clusters.runs.hook_status import ShownHook, hooks_of
 from clusters.runs.input_listing import Change
 from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.preview import Preview
+from clusters.runs.status.hook_status import ShownHook, hooks_of
 from clusters.scalars.counted import gpu_seconds, kept
 from clusters.scalars.crashes import Crash
 from clusters.scalars.pace import Straggler
 from portal.api.documents import Answer, Who, page_of
+from portal.api.money import Money, money
 from portal.manifests import parse
 
 

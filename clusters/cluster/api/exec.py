@@ -33,9 +33,9 @@ from portal.api.problems import Unavailable
 from portal.api.streams import AnyAccept
 from portal.api.views import person
 from portal.errors import Conflict
-from portal.limits import STREAMS, Place, is_gone
 from portal.manifests import Strict, parse
 from portal.models import User
+from portal.web.limits import STREAMS, Place, is_gone
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from portal.api.problems import Unavailable
 from portal.api.streams import AnyAccept
 from portal.api.views import person
 from portal.errors import Invalid
-from portal.limits import STREAMS, TRANSFERS, Sending, is_gone
+from portal.web.limits import STREAMS, TRANSFERS, Sending, is_gone
 
 MAX_NUMBER, MAX_OFFSET = 1_000_000, 2**53
 

@@ -15,8 +15,8 @@ from clusters.scalars.reading import crashes_of, lately, stragglers_of
 from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
-from portal.limits import TRANSFERS
 from portal.models import User
+from portal.web.limits import TRANSFERS
 
 T = TypeVar("T", Straggler, Crash)
 # Time limit in seconds; a user waits meanwhile.

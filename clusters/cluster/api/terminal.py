@@ -33,9 +33,9 @@ from portal.api.operations import operation
 from portal.api.problems import Unavailable
 from portal.api.views import person, person_still
 from portal.errors import Conflict
-from portal.limits import STALLED_SECONDS, STREAMS
 from portal.manifests import Strict
 from portal.web import websocket
+from portal.web.limits import STALLED_SECONDS, STREAMS
 from portal.web.websocket import WebSocket, WebSocketResponse
 
 log = logging.getLogger(__name__)

@@ -38,11 +38,11 @@ from clusters.manifest.code import code_of
 from clusters.manifest.hook_spec import part_of
 from clusters.manifest.input import InputSpec, input_of
 from clusters.model_registry.models import ModelVersion
-from clusters.runs.hook_status import ShownHook, hooks_of
 from clusters.runs.models import Cluster, Run, Task
-from clusters.runs.phase_update import consumer
 from clusters.runs.preview import cost_of
 from clusters.runs.quota import enough
+from clusters.runs.status.hook_status import ShownHook, hooks_of
+from clusters.runs.status.phase_update import consumer
 from portal.access import MANAGE, OPERATE, may
 from portal.errors import Invalid
 from portal.pages import layout

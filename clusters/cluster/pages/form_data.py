@@ -19,7 +19,7 @@ from clusters.manifest.cluster import AccessSpec, ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import HookSpec
 from clusters.manifest.input import InputSpec, read_where
 from portal.errors import FieldError
-from portal.zones import zone_of
+from portal.text.zones import zone_of
 
 # Largest first: a filled form shows the largest unit that leaves a whole number.
 TIME_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}

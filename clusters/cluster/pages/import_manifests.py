@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from clusters.frame.form import area
 from clusters.manifest.cluster import ClusterManifest
 from portal.errors import FieldError, Invalid
-from portal.limits import refuse_nul
 from portal.manifests import mistakes
+from portal.web.limits import refuse_nul
 
 MAX_IMPORT = 100
 MAX_IMPORT_BYTES = 1024 * 1024

@@ -19,8 +19,8 @@ from clusters.logs.read import RunLogs
 from clusters.runs.models import Run
 from clusters.scalars.counted import gpu_seconds, repeated
 from portal.api.problems import Unavailable
-from portal.limits import TRANSFERS
 from portal.pages.appcodes import person
+from portal.web.limits import TRANSFERS
 
 TAIL_BYTES = 4096
 AT_ONCE = 8

@@ -44,7 +44,7 @@ from clusters.gateway.visits import is_open_to
 from clusters.manifest.input import input_of
 from clusters.runs.idle import Outlook, outlook
 from clusters.runs.models import Cluster, Run
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 from portal.access import OPERATE, appcodes_for, roles_of
 from portal.models import Appcode, User
 from portal.pages.appcodes import person

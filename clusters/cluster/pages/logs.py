@@ -28,8 +28,8 @@ from clusters.logs.lines import Style
 from clusters.logs.read import CHUNK, LogSource, RunLogs, without_start
 from clusters.runs.models import Run, Task
 from portal.api.problems import Unavailable
-from portal.limits import TRANSFERS, Sending
 from portal.pages.appcodes import person
+from portal.web.limits import TRANSFERS, Sending
 
 # Bytes per answer, divided among the requested tasks; longer logs take several answers.
 ANSWER_BYTES = 1024 * 1024

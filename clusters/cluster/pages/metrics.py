@@ -16,9 +16,9 @@ from clusters.scalars.reading import scalars_of
 from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
-from portal.charts import Chart, Line, draw, number
-from portal.limits import LOOKS
 from portal.pages.appcodes import person
+from portal.pages.charts import Chart, Line, draw, number
+from portal.web.limits import LOOKS
 
 # Seconds that one page may wait for the datastore. What was read is cached, and the next page continues there.
 READ_SECONDS = 20

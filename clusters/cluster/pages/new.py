@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -26,6 +25,7 @@ from clusters.cluster.pages.form_data import fields_of, manifest_of, short_docum
 from clusters.cluster.pages.import_manifests import ImportForm, read_manifests
 from clusters.cluster.pages.sources import no_cards, sources
 from clusters.cluster.pages.starters import STARTERS
+from clusters.frame.names import free_name
 from clusters.manifest.cluster import MAX_NAME, ClusterManifest
 from clusters.runs import input_listing
 from clusters.runs.models import Cluster
@@ -34,14 +34,14 @@ from datastores.access import datastores_for
 from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
 from datastores.files.downloads import LOOK_SECONDS
-from datastores.views import address
+from datastores.pages.views import address
 from portal.access import MANAGE, OPERATE, appcode_for, appcodes_for
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, FieldError, Invalid
-from portal.limits import LOOKS
 from portal.models import User
 from portal.pages.appcodes import person
 from portal.pages.layout import selected_appcode, words
+from portal.web.limits import LOOKS
 
 Made = TypeVar("Made")
 # Characters shown of a changed value.
@@ -243,7 +243,7 @@ def _carded(user: User, said: QueryDict, offer: Offer) -> dict[str, str] | None:
     """What a card or another source fills in, in the chosen appcode and under a free name; None where `said` names none. Raises
     Http404."""
     if starter := STARTERS.get(said.get("start", "")):
-        return starters.fields(starter, offer) | {"name": free_name(user, starter.name)}
+        return starters.fields(starter, offer) | {"name": free_cluster_name(user, starter.name)}
     for source in sources:
         if which := said.get(source.parameter, "").replace("\0", ""):
             return source.fields(user, which, offer)
@@ -272,7 +272,7 @@ def _cloned(user: User, source: str, run: str) -> dict[str, str]:
     cluster = cluster_for(user, appcode, name)
     number = run_number(run)
     spec = run_for(user, appcode, name, number).spec if number else cluster.spec
-    return fields_of(_manifest(cluster, spec)) | {"name": free_name(user, name)}
+    return fields_of(_manifest(cluster, spec)) | {"name": free_cluster_name(user, name)}
 
 
 def run_number(said: str) -> int:
@@ -282,16 +282,10 @@ def run_number(said: str) -> int:
     return int(said or 0)
 
 
-def free_name(user: User, name: str) -> str:
+def free_cluster_name(user: User, name: str) -> str:
     """`name`, or the first of name-2, name-3, … that none of the user's visible clusters has."""
     taken = clusters_for(user).filter(name__startswith=name[: MAX_NAME - 4]).values_list("name", flat=True)
-    return numbered(name, set(taken), MAX_NAME)
-
-
-def numbered(name: str, taken: Container[str], longest: int) -> str:
-    """`name`, or the first of name-2, name-3, … that is not `taken`, cut to `longest` characters."""
-    endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-    return next(free for ending in endings if (free := name[: longest - len(ending)].rstrip("-") + ending) not in taken)
+    return free_name(name, set(taken), MAX_NAME)
 
 
 def _manifest(cluster: Cluster, spec: dict[str, Any]) -> ClusterManifest:

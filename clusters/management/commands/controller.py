@@ -1,4 +1,4 @@
-"""The controller: one process that follows every cloud (clusters/runs/follower.py)."""
+"""The controller: one process that follows every cloud (clusters/runs/status/follower.py)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from clusters.runs.follower import follow_all, tune
 from clusters.runs.probes import Asker
 from clusters.runs.routing import Lookout, Publisher
-from clusters.services.controller import Servicing
+from clusters.runs.status.follower import follow_all, tune
+from clusters.services.controller.threads import Servicing
 from clusters.services.drift import Drifting
-from portal import upgrades
+from portal.installation import upgrades
 
 
 class Command(BaseCommand):

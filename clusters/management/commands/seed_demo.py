@@ -4,7 +4,7 @@ Two business lines with an appcode each, five users, the catalogue, prices, two 
 handwritten digits (in the appcode's object storage, or on the S3 server in PORTAL_S3_URL), the example cluster `show1`
 that trains on them, a budget, and some weeks of generated usage (clusters/demo). Objects are stored first, because
 storing them again changes nothing; then one transaction creates all rows or none. An event records that it was done,
-and every page shows it (portal/demonstration.py). Later changes by users stay, and passwords are printed only that
+and every page shows it (portal/installation/demonstration.py). Later changes by users stay, and passwords are printed only that
 once.
 """
 
@@ -44,10 +44,10 @@ from datastores.storage.store import KeyPair
 from portal.actions.appcodes import request_appcode
 from portal.actions.members import set_member
 from portal.actions.tokens import make_token
-from portal.demonstration import declare, is_demonstration
 from portal.errors import Conflict
+from portal.installation.demonstration import declare, is_demonstration
+from portal.manifests.appcode import AppcodeManifest
 from portal.models import Appcode, OrgNode, User
-from portal.specs import AppcodeManifest
 from portal.up.services import write_private
 
 TOKEN_DAYS = 365

@@ -45,8 +45,8 @@ from portal.api.objects import object_views
 from portal.api.operations import Document, created, operation
 from portal.api.pagination import LIST_PARAMETERS, PAGE_PARAMETERS, everything, moment, page, search, text
 from portal.api.views import person
-from portal.limits import LOOKS
 from portal.manifests import parse
+from portal.web.limits import LOOKS
 
 MODEL_EXAMPLE = OpenApiExample(
     "A model",

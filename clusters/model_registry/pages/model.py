@@ -21,9 +21,9 @@ from datastores.drivers.base import DriverError
 from datastores.files.downloads import download_packed
 from portal.access import OPERATE, may
 from portal.api.problems import Unavailable
-from portal.charts import number
 from portal.errors import Conflict
 from portal.pages.appcodes import person
+from portal.pages.charts import number
 from portal.pages.layout import page_of
 
 # Metrics in the table of versions; a version's page shows all.

@@ -20,12 +20,12 @@ from datastores.models import Datastore
 from portal.access import OPERATE, appcode_for, appcodes_for, require_somewhere
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
-from portal.limits import LOOKS, refuse_nul
 from portal.manifests import parse
 from portal.models import User
 from portal.pages.appcodes import attempt, person
 from portal.pages.forms import show_errors
 from portal.pages.layout import selected_appcode
+from portal.web.limits import LOOKS, refuse_nul
 
 FIELDS = {
     "metadata.model": "model",

@@ -13,7 +13,7 @@ from clusters.cluster.pages.form_data import short_document
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.pipelines.manifest import PipelineSpec
 from portal.errors import Invalid
-from portal.limits import refuse_nul
+from portal.web.limits import refuse_nul
 
 # Larger texts must be JSON: YAML of this size takes up to half a second to parse.
 MAX_YAML = 128 * 1024
@@ -51,7 +51,7 @@ def _yaml(text: str) -> Any:
     try:
         _judge(text)
         # The way through JSON refuses keys that are numbers and the like, which REST bodies cannot have either.
-        return orjson.loads(orjson.dumps(yaml.load(text, Loader=_Plain)))  # noqa: S506 # nosec B506  a SafeLoader that reads even less
+        return orjson.loads(orjson.dumps(yaml.load(text, Loader=_Plain)))  # noqa: S506  a SafeLoader that reads even less
     except orjson.JSONEncodeError as error:
         raise Invalid.at("spec", message=f"This YAML says what JSON cannot: {error}.") from error
     except yaml.YAMLError as error:

@@ -10,7 +10,7 @@ from clusters.catalog.admission import Quota, judge_quota
 from clusters.clouds.drivers.base.fit import Fits, Judgement, free_rooms, judge, worst
 from clusters.runs.preview import NOTHING, Cost, capacity_of, cost_of, placed
 from clusters.runs.quota import held, waiting
-from clusters.services.actions import resolved_as
+from clusters.services.checks import resolved_as
 from clusters.services.manifest import DeploySpec, ServiceSpec
 from clusters.services.models import Replica, Service
 from clusters.services.revisions import answering, replicas_of
@@ -32,9 +32,9 @@ class Takes:
     cost: Cost
 
 
-def takes(spec: ServiceSpec, model: str, appcode: Appcode, count: int, flavor: str = "") -> Takes:
+def takes(spec: ServiceSpec, model: str, appcode: Appcode, count: int) -> Takes:
     """Raises Invalid where no replica could be created."""
-    resolved = resolved_as(spec, model, appcode, flavor)
+    resolved = resolved_as(spec, model, appcode)
     capacity = capacity_of(resolved.place.cloud)
     tasks = [replace(each, count=count) for each in placed(resolved)]
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]

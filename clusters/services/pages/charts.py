@@ -14,8 +14,8 @@ from billing.periods import Period, month
 from billing.sums.access import usage_in
 from clusters.services.models import Replica, ServiceMinute
 from clusters.services.summary import Counted, Minute, Stats
-from portal.charts import Chart, Line, Tick, draw
-from portal.charts import number as plain
+from portal.pages.charts import Chart, Line, Tick, draw
+from portal.pages.charts import number as plain
 
 # The period of "the last minutes" in lists and heads.
 RECENT = dt.timedelta(minutes=5)

@@ -13,7 +13,7 @@ from clusters.frame.form import Choices, ManifestForm, area, choice, line, numbe
 from clusters.model_registry.models import ModelAlias, ModelVersion
 from clusters.services.manifest import MAX_SERVICE_NAME, RolloutSpec, ServiceManifest, ServiceSpec
 from portal.errors import FieldError, Invalid
-from portal.limits import refuse_nul
+from portal.web.limits import refuse_nul
 
 KINDS = (
     ("rolling", "Rolling: the new one takes over as soon as it answers"),

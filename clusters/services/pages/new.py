@@ -13,8 +13,9 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
 from clusters.catalog.lookup import usable_appcode
-from clusters.cluster.pages.new import curl, numbered, offer_of
-from clusters.services import actions
+from clusters.cluster.pages.new import curl, offer_of
+from clusters.frame.names import free_name
+from clusters.services import actions, checks
 from clusters.services.access import service_for, services_for
 from clusters.services.manifest import MAX_SERVICE_NAME, ServiceManifest, ServiceSpec
 from clusters.services.models import Service
@@ -75,7 +76,7 @@ def preview_service(request: HttpRequest) -> HttpResponse:
 def _preview(request: HttpRequest, manifest: ServiceManifest, user: User, service: Service | None) -> dict[str, Any]:
     spec, code, name = manifest.spec, manifest.metadata.appcode, manifest.metadata.name
     appcode = usable_appcode(code, user)
-    version = actions.judge(name, spec, appcode)
+    version = checks.judge(name, spec, appcode)
     if service is None and services_for(user).filter(appcode=appcode, name=name).exists():
         raise Invalid.at("metadata", "name", message=f"{code} already has a service “{name}”; choose another name.")
     count = max(1, spec.replicas.least)
@@ -117,7 +118,7 @@ def _filled(request: HttpRequest, user: User) -> dict[str, Any]:
 def _free(user: User, name: str) -> str:
     """`name`, or the first of name-2, name-3, … that none of the user's visible services has."""
     taken = services_for(user).filter(name__startswith=name[: MAX_SERVICE_NAME - 4]).values_list("name", flat=True)
-    return numbered(name, set(taken), MAX_SERVICE_NAME)
+    return free_name(name, set(taken), MAX_SERVICE_NAME)
 
 
 def _page(request: HttpRequest, form: ServiceForm, service: Service | None = None) -> HttpResponse:

@@ -18,17 +18,17 @@ from clusters.cluster.pages.new import curl
 from clusters.model_registry.drift import LARGE, MIN_ROWS, Column, again, word
 from clusters.services.access import service_for
 from clusters.services.actions import can_roll_back
-from clusters.services.canary import Pair, Sums, why_worse
+from clusters.services.controller.canary import Pair, Sums, why_worse
 from clusters.services.manifest import ServiceManifest, ServiceSpec
 from clusters.services.models import Replica, RevisionDrift, Rollout, Service
 from clusters.services.pages.charts import MINUTES_HEAD, charts_of, minute_of, recent, table_of, this_month
 from clusters.services.pages.form import short_document
 from clusters.services.summary import HOUR, LONGEST, RevisionShown, Shown, Stats, address, shown, stats_of
 from portal.access import OPERATE, may
-from portal.files import csv_file
 from portal.models import Event
 from portal.pages.appcodes import person
 from portal.pages.layout import page_of
+from portal.web.downloads import csv_file
 
 # Steps of a rollout, in the order of the strip.
 STEPS = {

@@ -12,17 +12,17 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from clusters.frame.form import number
 from clusters.frame.raw_text import Words
-from clusters.services import actions
 from clusters.services.access import service_for
 from clusters.services.manifest import TokenSpec
 from clusters.services.pages.service import head_of
+from clusters.services.tokens import create_token, delete_token
 from portal.access import OPERATE
 from portal.errors import Conflict, Invalid
-from portal.limits import refuse_nul
 from portal.manifests import parse
 from portal.pages.appcodes import person
 from portal.pages.forms import show_errors
 from portal.pages.layout import page_of
+from portal.web.limits import refuse_nul
 
 FIELDS = {"name": "name", "perSecond": "per_second", "atOnce": "at_once", "days": "days"}
 
@@ -60,7 +60,7 @@ def tokens(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     context: dict[str, Any] = {}
     if request.method == "POST" and (spec := form.spec()):
         try:
-            row, token = actions.create_token(service, spec, acting_user=user)
+            row, token = create_token(service, spec, acting_user=user)
         except Invalid as invalid:
             show_errors(form, invalid, FIELDS)
         except Conflict as conflict:
@@ -79,6 +79,6 @@ def tokens(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 def remove(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     user = person(request)
     token = request.POST.get("token", "").replace("\0", "")[:40]
-    actions.delete_token(service_for(user, appcode, name, OPERATE), token, acting_user=user)
+    delete_token(service_for(user, appcode, name, OPERATE), token, acting_user=user)
     messages.success(request, f"“{token}” may ask it no more.")
     return redirect("service_tokens", appcode, name)

@@ -15,21 +15,22 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
-from clusters.applications.requests import ask_at
+from clusters.applications.requests import ask_at, tensor_shown
 from clusters.catalog.models import ServingRuntime
 from clusters.frameworks.runtimes import OPENAI, PROTOCOLS, V1, V2
 from clusters.frameworks.serving import path_of
 from clusters.model_registry.models import ModelVersion
 from clusters.services import revisions
 from clusters.services.access import service_for
+from clusters.services.manifest import name_of_model
 from clusters.services.models import Replica, Service
 from clusters.services.pages.service import head_of
 from clusters.services.summary import address
 from portal.access import OPERATE
 from portal.api.problems import Unavailable
 from portal.errors import Conflict, Invalid
-from portal.limits import LOOKS
 from portal.pages.appcodes import person
+from portal.web.limits import LOOKS
 
 EXAMPLE = {"instances": [[0.0, 1.0]]}
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -61,7 +62,7 @@ def try_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "body": json.dumps(
             next((body for *_, body in ways if body == sample), ways[0][-1]), ensure_ascii=False, indent=2
         ),
-        "inputs": [_tensor(each) for each in (version.signature or {}).get("inputs") or ()] if version else [],
+        "inputs": [tensor_shown(each) for each in (version.signature or {}).get("inputs") or ()] if version else [],
         "commands": [_commands(protocol, title, service, path, body) for protocol, title, path, body in ways],
     }
     return render(request, "clusters/services/try.html", head_of(request, service, whole=False) | context)
@@ -69,7 +70,7 @@ def try_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 def _ways(service: Service, version: ModelVersion | None, sample: Any) -> list[tuple[str, str, str, object]]:
     """The protocols of its runtime: protocol, title, path, and the sample request in it."""
-    model, given = _model_name(service), EXAMPLE if sample is None else sample
+    model, given = name_of_model(service.spec["model"]), EXAMPLE if sample is None else sample
     is_chat = isinstance(sample, dict) and bool({"messages", "prompt"} & sample.keys())
     chat = sample if is_chat else {"model": model, **CHAT}
     ways: dict[str, tuple[str, object]] = {
@@ -93,7 +94,7 @@ def send(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         body = json.loads(request.POST.get("body", ""))
         replica = _replica(service)
         with LOOKS.enter(user.pk):
-            path = path_of(_model_name(service), body)
+            path = path_of(name_of_model(service.spec["model"]), body)
             assert replica.cluster is not None
             context["answer"] = ask_at(replica.cluster, replica.address, path, json.dumps(body).encode())
         context["replica"] = replica
@@ -172,13 +173,3 @@ def _shaped(data: Any, shape: Any) -> Any:
 def _is_v2(sample: Any) -> bool:
     inputs = sample.get("inputs") if isinstance(sample, dict) else None
     return isinstance(inputs, list) and all(isinstance(each, dict) and "datatype" in each for each in inputs)
-
-
-def _tensor(said: Any) -> tuple[str, str, str]:
-    shape = said["shape"]
-    sizes = ("any number" if size is None else str(size) for size in shape or ())
-    return said["name"], said["dtype"], "of any shape" if shape is None else " × ".join(sizes) or "one number"
-
-
-def _model_name(service: Service) -> str:
-    return str(service.spec["model"]).partition("@")[0].partition("/")[0]

@@ -17,19 +17,19 @@ from clusters.frame.raw_text import Words
 from clusters.frameworks.serving import FORMATS
 from clusters.model_registry.access import versions_of
 from clusters.model_registry.models import ModelVersion, RegisteredModel
-from clusters.services import actions, revisions
+from clusters.services import actions, checks, revisions
 from clusters.services.access import SERVICES, service_for
-from clusters.services.manifest import DeploySpec, ServiceSpec
+from clusters.services.manifest import DeploySpec, ServiceSpec, name_of_model
 from clusters.services.models import Service
 from clusters.services.pages.capacity import change_of
 from clusters.services.pages.form import KINDS, PROMOTE
 from portal.access import OPERATE
 from portal.errors import Conflict, Invalid
-from portal.limits import refuse_nul
 from portal.manifests import parse
 from portal.pages.appcodes import person
 from portal.pages.forms import show_errors
 from portal.pages.layout import words
+from portal.web.limits import refuse_nul
 
 FIELDS = {each: each for each in ("version", "kind", "weight", "minutes", "promote", "reason")}
 OFFERED = 100
@@ -162,7 +162,7 @@ def preview_deploy(request: HttpRequest, appcode: str, name: str) -> HttpRespons
 def _change(form: DeployForm, deploy: DeploySpec) -> dict[str, Any]:
     service, spec = form.service, form.spec
     try:
-        version = actions.version_of(service, spec, deploy.version)
+        version = checks.version_of(service, spec, deploy.version)
         model = f"{version.model.name}/{version.number}"
         return {"change": change_of(service, spec, deploy, model), "spec": spec, "deploy": deploy}
     except Invalid as invalid:
@@ -175,13 +175,9 @@ def _deploy_page(request: HttpRequest, form: DeployForm) -> HttpResponse:
     return render(request, "clusters/services/deploy.html", {"form": form, "service": form.service, "spec": form.spec})
 
 
-def _model_name(service: Service) -> str:
-    return str(service.spec["model"]).partition("@")[0].partition("/")[0]
-
-
 def _versions(service: Service) -> list[ModelVersion]:
     model = RegisteredModel.objects.filter(
-        appcode=service.appcode_id, name=_model_name(service), deleted_at=None
+        appcode=service.appcode_id, name=name_of_model(service.spec["model"]), deleted_at=None
     ).first()
     if model is None:
         return []

@@ -21,18 +21,19 @@ from clusters.scalars.events import Scalars
 from clusters.scalars.reading import printed_by
 from clusters.sweeps.access import sweep_for
 from clusters.sweeps.copies import ROLE
-from clusters.sweeps.importance import LEAST, importances
-from clusters.sweeps.manifest import Parameter, SweepSpec, in_order, written
+from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.models import Sweep
 from clusters.sweeps.objective import lines_of
 from clusters.sweeps.pages.labels import in_words
+from clusters.sweeps.parameters import Parameter, in_order, written
 from clusters.sweeps.points import BEST, NEWEST, Outcome, is_maximized, outcomes, valued
+from clusters.sweeps.search.importance import LEAST, importances
 from clusters.sweeps.shared import by_run
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
-from portal.charts import Chart, Dimension, Line, Strands, draw, draw_strands, number, without_outliers
-from portal.limits import LOOKS
 from portal.pages.appcodes import person
+from portal.pages.charts import Chart, Dimension, Line, Strands, draw, draw_strands, number, without_outliers
+from portal.web.limits import LOOKS
 
 # Trials whose curves share a chart.
 CURVES = 10

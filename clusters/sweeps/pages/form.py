@@ -14,9 +14,10 @@ from django.http import QueryDict
 
 from clusters.frame.form import ManifestForm, area, choice, line, number
 from clusters.frame.raw_text import Words
-from clusters.sweeps.manifest import MAX_FOLDS, MAX_NAME, SweepManifest, SweepSpec, in_order, written
+from clusters.sweeps.manifest import MAX_FOLDS, MAX_NAME, SweepManifest, SweepSpec
+from clusters.sweeps.parameters import in_order, written
 from portal.errors import FieldError, Invalid
-from portal.limits import refuse_nul
+from portal.web.limits import refuse_nul
 
 # Minimum and maximum rows of parameters on the page; empty rows are ignored.
 LEAST_ROWS, MOST_ROWS = 3, 50

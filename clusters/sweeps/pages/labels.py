@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clusters.sweeps.manifest import Parameter, written
-from portal.charts import number
+from clusters.sweeps.parameters import Parameter, written
+from portal.pages.charts import number
 
 
 def described(parameter: Parameter) -> str:

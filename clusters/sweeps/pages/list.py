@@ -15,8 +15,8 @@ from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.models import Sweep
 from clusters.sweeps.totals import Sums, sums_of
 from portal.access import OPERATE, appcodes_for
-from portal.charts import number
 from portal.pages.appcodes import person
+from portal.pages.charts import number
 from portal.pages.layout import listed, page_of, words
 
 PHASES = ("Running", "Paused", "Succeeded", "Failed", "Stopped")

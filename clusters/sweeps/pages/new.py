@@ -13,7 +13,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 from pydantic import ValidationError
 
 from clusters.access import cluster_for, clusters_for, run_for
-from clusters.cluster.pages.new import STAND_INS, curl, form_page, numbered, run_number, sent_form
+from clusters.cluster.pages.new import STAND_INS, curl, form_page, run_number, sent_form
+from clusters.frame.names import free_name
 from clusters.frameworks import COMPUTING
 from clusters.manifest.cluster import ClusterSpec
 from clusters.runs.preview import NOTHING, cost_of
@@ -119,7 +120,7 @@ def _of_spec(user: User, called: str, appcode: str, spec: ClusterSpec) -> SweepF
 def _free(user: User, name: str) -> str:
     """`name`, or the first of name-2, name-3, … that none of the user's visible sweeps has."""
     taken = sweeps_for(user).filter(name__startswith=name[: MAX_NAME - 4]).values_list("name", flat=True)
-    return numbered(name, set(taken), MAX_NAME)
+    return free_name(name, set(taken), MAX_NAME)
 
 
 def _page(request: HttpRequest, form: SweepForm) -> HttpResponse:

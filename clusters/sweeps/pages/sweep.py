@@ -12,17 +12,18 @@ from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_safe
 
 from clusters.sweeps.access import sweep_for
-from clusters.sweeps.manifest import SweepSpec, in_order
+from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.models import Sweep
 from clusters.sweeps.pages.form import FIELD_OF, SweepForm
 from clusters.sweeps.pages.labels import described, short
 from clusters.sweeps.pages.list import Row
 from clusters.sweeps.pages.trials import table_of
+from clusters.sweeps.parameters import in_order
 from clusters.sweeps.totals import sums_of
 from portal.access import OPERATE, may
-from portal.charts import number
-from portal.kept import changeable
+from portal.manifests.kept import changeable
 from portal.pages.appcodes import person
+from portal.pages.charts import number
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 

@@ -31,13 +31,14 @@ from django.utils import timezone
 from clusters.runs.models import Run
 from clusters.sweeps import shared
 from clusters.sweeps.copies import ROLE
-from clusters.sweeps.manifest import SweepSpec, in_order
+from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.models import Sweep, Trial
 from clusters.sweeps.pages.labels import in_words, short
 from clusters.sweeps.pages.list import TRIAL_PHASES, Row
+from clusters.sweeps.parameters import in_order
 from clusters.sweeps.points import is_maximized, valued
 from clusters.sweeps.totals import PHASE, USAGE, Sums
-from portal.charts import number
+from portal.pages.charts import number
 from portal.pages.layout import sorted_page_of, words
 
 ROWS = 50

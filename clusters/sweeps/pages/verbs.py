@@ -9,7 +9,7 @@ from django.shortcuts import redirect
 from django.views.decorators.http import require_POST
 
 from clusters.cluster import actions as clusters
-from clusters.cluster.pages.new import free_name
+from clusters.cluster.pages.new import free_cluster_name
 from clusters.frame.acts import Act, act_view
 from clusters.sweeps import actions
 from clusters.sweeps.access import SWEEPS, sweep_for, trial_for
@@ -17,8 +17,8 @@ from clusters.sweeps.manifest import SweepManifest, SweepSpec, name_again
 from clusters.sweeps.pages.sweep import sweep_page
 from portal.access import OPERATE
 from portal.errors import Conflict, Invalid, sentence
-from portal.kept import changeable
 from portal.manifests import parse
+from portal.manifests.kept import changeable
 from portal.pages.appcodes import person
 
 ACTS = {
@@ -69,7 +69,7 @@ def train(request: HttpRequest, appcode: str, name: str, trial: int) -> HttpResp
     user = person(request)
     found = sweep_for(user, appcode, name, OPERATE)
     try:
-        manifest = actions.cluster_of(trial_for(found, trial), free_name(user, name_again(name, trial)))
+        manifest = actions.cluster_of(trial_for(found, trial), free_cluster_name(user, name_again(name, trial)))
         made = clusters.create_cluster(manifest, acting_user=user)
     except (Invalid, PermissionDenied) as error:
         messages.error(request, sentence(error))

@@ -13,7 +13,8 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
-from portal import __version__, upgrades
+from portal import __version__
+from portal.installation import upgrades
 from portal.up import backup
 from portal.up.services import REFUSED, ServiceError
 

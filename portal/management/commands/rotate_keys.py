@@ -10,8 +10,8 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from portal.installation.rotation import rotate
 from portal.management.described import DescribedCommand
-from portal.rotation import rotate
 
 
 class Command(DescribedCommand):

@@ -269,7 +269,7 @@ def test_what_was_there_is_not_known_before_it_was_noted():
 
 def test_a_cloud_that_tells_its_machines_leaves_a_trace(db):
     from clusters.clouds.drivers.base import Capacity, Node
-    from clusters.runs.observe import save_capacity
+    from clusters.runs.status.observe import save_capacity
 
     nodes = [Node(f"n{n}", "A100", 8, 8, 64000, 1000, simulated=n == 0) for n in range(3)]
     for free in (8, 3):

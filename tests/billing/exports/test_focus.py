@@ -22,9 +22,9 @@ from billing.exports import files, focus
 from billing.invoices import closing, credit_notes, drafts, spans
 from billing.ledger import posting
 from billing.models import Credit, CreditNote, Discount, Invoice, LedgerEntry, Price
-from portal import limits
-from portal.files import inert
 from portal.models import Appcode
+from portal.web import limits
+from portal.web.downloads import inert
 from tests.billing.invoices.test_closing import APRIL, DAY, HOUR, IN_APRIL, IN_MAY, MARCH, MAY, at, pod, record
 from tests.focus.validator import validate
 

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from clusters.manifest.cluster import plain_notebook
+from clusters.manifest.notebook import plain_notebook
 from tests.api.client import Api, manifest
 from tests.clusters.applications.test_tensorboard import errors
 from tests.clusters.frameworks.test_notebook import notebook
@@ -31,7 +31,7 @@ def over(name: str, phase: str = "Stopped") -> None:
     from django.db import transaction
 
     from clusters.runs.models import Run
-    from clusters.runs.phase_update import refresh
+    from clusters.runs.status.phase_update import refresh
 
     with transaction.atomic():
         run = Run.objects.select_related("cluster__appcode").filter(cluster__name=name).latest("number")

@@ -14,7 +14,7 @@ from clusters.benchmarks.manifest import BenchmarkManifest
 from clusters.benchmarks.models import Benchmark
 from clusters.catalog.models import Flavor
 from clusters.runs.models import Cluster, Run
-from clusters.runs.phase import TERMINAL
+from clusters.runs.status.phase import TERMINAL
 from portal.errors import Invalid
 from portal.manifests import parse
 from portal.profile.notifications import Notifications, set_notifications

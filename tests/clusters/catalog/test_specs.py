@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from clusters.manifest.cluster import ClusterManifest, format_env, parse_env
+from clusters.manifest.cluster import ClusterManifest
+from clusters.manifest.env import format_env, parse_env
 from portal.manifests import mistakes
 
 

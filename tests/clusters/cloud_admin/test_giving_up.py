@@ -21,8 +21,9 @@ from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.clouds.models import Cloud, CloudState
 from clusters.clouds.registry import run_ref
 from clusters.cluster import actions
-from clusters.runs import observe, quota, reconcile
+from clusters.runs import quota, reconcile
 from clusters.runs.models import Run, Task
+from clusters.runs.status import observe
 from clusters.volumes import metering
 from datastores.models import Datastore, Volume
 from portal.errors import Conflict, Invalid

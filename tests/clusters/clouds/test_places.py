@@ -197,7 +197,7 @@ def test_runs_of_other_clouds_are_nobodys_business(training, people, manifest):
     from django.utils.timezone import now
 
     from clusters.clouds.drivers.base import Batch, RunGone
-    from clusters.runs.observe import apply_batch, apply_listing
+    from clusters.runs.status.observe import apply_batch, apply_listing
 
     cluster = actions.create_cluster(manifest(), acting_user=people.bob)
     run = cluster.current_run

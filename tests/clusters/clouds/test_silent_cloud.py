@@ -20,8 +20,8 @@ from clusters.clouds.models import Cloud, CloudState, Placement
 from clusters.cluster import actions
 from clusters.runs import reconcile, resync
 from clusters.runs.models import Run
-from portal.breaker import Breaker
 from portal.celery import app
+from portal.network.breaker import Breaker
 from tests.clusters.conftest import PATIENCE
 from tests.silent import Silent, kubeconfig
 

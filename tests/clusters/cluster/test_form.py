@@ -58,7 +58,7 @@ TIMES = st.datetimes(dt.datetime(1000, 1, 2), dt.datetime(9999, 12, 30), timezon
 @st.composite
 def manifests(draw):
     from clusters.frameworks import COMPUTING
-    from clusters.manifest.cluster import RESERVED_ENV
+    from clusters.manifest.env import RESERVED_ENV
 
     framework = draw(st.sampled_from(list(COMPUTING)))
     driver = COMPUTING[framework]
@@ -354,7 +354,7 @@ def test_whom_the_quota_keeps_reads_who_holds_it_and_asks_for_more(
     from clusters import wakeups
     from clusters.catalog.models import Flavor
     from portal.actions import requests
-    from portal.specs import Granted
+    from portal.manifests.appcode import Granted
     from tests.api.client import api_of
 
     now = dt.datetime.now(dt.UTC)

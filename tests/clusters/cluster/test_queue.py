@@ -15,7 +15,7 @@ from clusters.runs.models import Cluster, Run
 def busy(make_cluster: Any, people: Any) -> None:
     """Two nodes with four free GPUs each. In ops-demo one run waits in the cloud, two wait for quota, and one holds three GPUs;
     in flight-demo one waits and one holds five GPUs."""
-    from clusters.runs.observe import save_capacity
+    from clusters.runs.status.observe import save_capacity
 
     nodes = tuple(Node(f"gpu-{n}", "A100", 8, 4, 64_000, 1 << 18) for n in (1, 2))
     save_capacity("local", Capacity(nodes))
@@ -54,7 +54,7 @@ def test_what_waits_says_why_and_where_it_stands(
 
 @pytest.mark.django_db
 def test_rest_says_the_same(busy: None, people: Any) -> None:
-    from clusters.runs.observe import save_capacity
+    from clusters.runs.status.observe import save_capacity
     from tests.api.client import api_of
 
     (queue,) = api_of(people.victor).get("/queue")[1]["items"]
@@ -79,7 +79,7 @@ def test_a_run_that_has_started_in_part_waits_with_all_that_it_lacks(make_cluste
     """`partly` has two of nine workers placed; for `refused` the cloud refuses to create the others. `whole` is not listed as
     waiting: all its tasks have nodes."""
     from clusters.runs.models import Task
-    from clusters.runs.observe import save_capacity
+    from clusters.runs.status.observe import save_capacity
     from tests.api.client import api_of
 
     save_capacity("local", Capacity(tuple(Node(f"gpu-{n}", "A100", 8, 0, 64_000, 1 << 18) for n in (1, 2))))

@@ -18,7 +18,7 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, transaction
 from django.test import override_settings
 
-from portal import demonstration
+from portal.installation import demonstration
 
 # One group, as the buckets have fixed names on the S3 server that all test processes share.
 pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("seed")]

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from clusters.frameworks.inside.notebook_run import with_parameters
 from clusters.frameworks.notebook import packed
-from clusters.manifest.cluster import ClusterSpec, NotebookSpec, plain_notebook
+from clusters.manifest.cluster import ClusterSpec
+from clusters.manifest.notebook import NotebookSpec, plain_notebook
 from portal.manifests import mistakes
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clusters.clouds.drivers.base import SHELL
 from clusters.frameworks import variables
-from clusters.manifest.cluster import check_env
+from clusters.manifest.env import check_env
 
 NAMES = ["A", "B", "C", "HOME_OF_IMAGE", "NOWHERE"]
 IMAGE = {"A": 'image\'s "A"', "HOME_OF_IMAGE": "/home $x `y`\n", "PATH": "/usr/local/bin:/usr/bin:/bin"}

@@ -107,7 +107,7 @@ def test_what_ends_by_itself_is_copied_once(loop, people, manifest, store):
     assert store() == {key(run): "ünï\ntwice\n".encode()}
     # The same listing again, as after a restart of the controller, changes nothing.
     listing = cloud("local").list()
-    from clusters.runs.observe import apply_listing
+    from clusters.runs.status.observe import apply_listing
 
     apply_listing("local", listing, now())
     collect.copy_due()
@@ -408,7 +408,7 @@ def test_a_pod_that_takes_the_place_of_another_has_a_log_of_its_own(loop, people
     run = loop.until_phase(cluster, "Succeeded")
     collect.copy_due()
     from clusters.clouds.drivers.base import Batch
-    from clusters.runs.observe import apply_batch
+    from clusters.runs.status.observe import apply_batch
 
     began = TaskSeen(run.pk, "master", 0, 0, "another", "Running", started_at=now())
     apply_batch("local", Batch("", (began,)))

@@ -19,8 +19,8 @@ from clusters.hooks.models import HookRun
 from clusters.model_registry import actions
 from clusters.model_registry import loop as registry
 from clusters.model_registry.models import ModelAlias, ModelVersion, RegisteredModel
-from clusters.runs.hook_status import hooks_of
 from clusters.runs.models import Cluster
+from clusters.runs.status.hook_status import hooks_of
 from datastores.drivers.base import DriverError
 from datastores.drivers.local import Local
 from datastores.models import AllowedFolder, Datastore

@@ -14,7 +14,7 @@ from clusters.pipelines.loop import advance, resync
 from clusters.pipelines.manifest import PipelineManifest
 from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
 from clusters.runs.models import Cluster, Run
-from clusters.runs.phase_update import refresh
+from clusters.runs.status.phase_update import refresh
 from datastores.actions import open_store
 from datastores.models import Datastore
 from portal.errors import Conflict, Invalid

@@ -8,9 +8,10 @@ from django.utils import timezone
 from billing.sums.totals import totals
 from clusters.clouds.drivers.base import Batch, TaskSeen
 from clusters.cluster import actions
-from clusters.runs import observe as runs_observe
-from clusters.runs import phase_update, resync
+from clusters.runs import resync
 from clusters.runs.models import Run
+from clusters.runs.status import observe as runs_observe
+from clusters.runs.status import phase_update
 
 AHEAD = dt.timedelta(seconds=90)
 

@@ -17,7 +17,7 @@ from clusters.runs import reconcile
 from clusters.runs.models import Run
 from portal.errors import Invalid
 from portal.models import Event
-from portal.outgoing import Rules
+from portal.network.outgoing import Rules
 from tests.gitserver import git_server
 
 pytestmark = pytest.mark.django_db(transaction=True)

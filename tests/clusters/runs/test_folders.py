@@ -9,8 +9,8 @@ from clusters.clouds.registry import cloud, run_ref
 from clusters.cluster import actions
 from clusters.runs.models import Run
 from datastores.files import rules, trash
+from datastores.files.retention import RuleSpec
 from datastores.models import Datastore, Removal
-from datastores.retention import RuleSpec
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

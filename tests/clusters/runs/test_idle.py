@@ -39,7 +39,7 @@ def notebook(catalogue: None, people: Any) -> Any:
 
 def tell(run: Any, state: str, since: dt.datetime, why: str = "") -> None:
     """Applies the activity as the watch of its cloud does."""
-    from clusters.runs.observe import apply_batch
+    from clusters.runs.status.observe import apply_batch
 
     apply_batch("local", Batch("x", (ActivitySeen(run.pk, state, since, why),)))  # type: ignore[arg-type]
 

@@ -75,7 +75,7 @@ def test_a_mail_and_a_notification_tell_who_started_it(stopped: Any, people: Any
 
 
 def test_who_has_left_the_appcode_is_told_nothing(stopped: Any, people: Any, client: Any) -> None:
-    from clusters.runs.notifications import tell
+    from clusters.runs.status.notifications import tell
     from portal.models import Event
 
     began = dt.datetime.now(dt.UTC).isoformat()
@@ -210,7 +210,7 @@ def test_what_waits_for_who_has_gone_is_not_sent(
 
 def test_many_runs_are_told_by_the_same_number_of_queries(stopped: Any, people: Any, receiver: Any) -> None:
     from clusters.runs.models import Run
-    from clusters.runs.notifications import tell
+    from clusters.runs.status.notifications import tell
     from portal import events
 
     choose(people.bob, webhook={"url": receiver.url, "phases": ["stopped"]})

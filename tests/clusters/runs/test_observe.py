@@ -11,9 +11,9 @@ from billing.models import Observation
 from clusters.clouds.drivers.base import Batch, EndpointSeen, RunFound, RunGone, TaskSeen
 from clusters.clouds.registry import run_ref
 from clusters.cluster import actions
-from clusters.runs import observe as runs_observe
-from clusters.runs import phase_update
 from clusters.runs.models import Run, Task
+from clusters.runs.status import observe as runs_observe
+from clusters.runs.status import phase_update
 from tests.clusters.test_lifecycle import tasks_seen, told_apart
 
 

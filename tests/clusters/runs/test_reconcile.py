@@ -27,8 +27,8 @@ from portal.actions import requests
 from portal.actions.appcodes import disable_appcode, enable_appcode
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.errors import Conflict, Invalid
+from portal.manifests.appcode import Granted, Wanted
 from portal.models import Appcode
-from portal.specs import Granted, Wanted
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,8 +16,9 @@ from clusters.clouds.drivers.base import Batch, RunGone, StorageSeen, TaskSeen, 
 from clusters.clouds.models import CloudState
 from clusters.clouds.registry import cloud
 from clusters.cluster import actions
-from clusters.runs import observe, resync
+from clusters.runs import resync
 from clusters.runs.models import Cluster, Run, Task
+from clusters.runs.status import observe
 from portal.models import Event
 
 pytestmark = pytest.mark.django_db(transaction=True)

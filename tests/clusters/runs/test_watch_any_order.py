@@ -21,9 +21,9 @@ from clusters.clouds.drivers.base import Batch, RunFound, TaskSeen
 from clusters.clouds.models import CloudState
 from clusters.clouds.registry import run_ref
 from clusters.cluster import actions
-from clusters.runs import observe
 from clusters.runs.models import Run, Task
-from clusters.runs.task_status import pod_state
+from clusters.runs.status import observe
+from clusters.runs.status.task_status import pod_state
 from portal.models import Event
 from tests import mortal
 

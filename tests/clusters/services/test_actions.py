@@ -13,7 +13,7 @@ from clusters.cluster import actions as clusters
 from clusters.manifest.cluster import ClusterSpec
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.models import Cluster
-from clusters.services import actions, revisions
+from clusters.services import actions, revisions, tokens
 from clusters.services.access import service_for, services_for
 from clusters.services.manifest import TokenSpec
 from clusters.services.models import Replica, Rollout, Service, ServiceToken
@@ -168,7 +168,7 @@ def test_who_may_not_creates_and_changes_nothing(people, service, service_manife
             with pytest.raises(PermissionDenied):
                 act(service, acting_user=user)
         with pytest.raises(PermissionDenied):
-            actions.create_token(service, TokenSpec(name="x"), acting_user=user)
+            tokens.create_token(service, TokenSpec(name="x"), acting_user=user)
     with pytest.raises(Http404):
         service_for(people.mallory, "ops-demo", "digits")
     assert service_for(people.victor, "ops-demo", "digits") == service_for(people.root, "ops-demo", "digits") == service
@@ -209,7 +209,7 @@ def test_a_deleted_service_takes_everything_along_but_its_address_and_its_number
     Replica.objects.create(
         service=service, revision=service.revisions.get(), slot=1, cluster=cluster, run=cluster.current_run
     )
-    actions.create_token(service, TokenSpec(name="checkout"), acting_user=people.bob)
+    tokens.create_token(service, TokenSpec(name="checkout"), acting_user=people.bob)
     heard()
     actions.delete_service(service, acting_user=people.bob)
     assert ("services", "") in heard()
@@ -239,17 +239,17 @@ def test_a_deleted_service_takes_everything_along_but_its_address_and_its_number
 def test_a_token_is_known_once_and_only_by_who_made_it(people, service, heard):
     heard()
     spec = TokenSpec(name="checkout", per_second=10, at_once=2, days=30)
-    row, token = actions.create_token(service, spec, acting_user=people.bob)
+    row, token = tokens.create_token(service, spec, acting_user=people.bob)
     assert token.startswith("gps_")
     assert row.digest == hashlib.sha256(token.encode()).hexdigest()
     assert (row.begins, row.per_second, row.at_once) == (token[:12], 10, 2)
     assert (row.expires_at - row.created_at).days in (29, 30)
     assert heard() == [("services", "")]
     with pytest.raises(Invalid, match="already has a token “checkout”"):
-        actions.create_token(service, spec, acting_user=people.bob)
-    actions.delete_token(service, "checkout", acting_user=people.alice)
+        tokens.create_token(service, spec, acting_user=people.bob)
+    tokens.delete_token(service, "checkout", acting_user=people.alice)
     with pytest.raises(Http404):
-        actions.delete_token(service, "checkout", acting_user=people.alice)
+        tokens.delete_token(service, "checkout", acting_user=people.alice)
     service.refresh_from_db()
     assert service.route == 4
     said = " ".join(f"{each.message} {each.data}" for each in Event.objects.filter(verb__startswith="service.token"))
@@ -258,10 +258,10 @@ def test_a_token_is_known_once_and_only_by_who_made_it(people, service, heard):
 
 
 def test_a_service_has_so_many_tokens_at_most(people, service, monkeypatch):
-    monkeypatch.setattr(actions, "MOST_TOKENS", 1)
-    actions.create_token(service, TokenSpec(name="one"), acting_user=people.bob)
+    monkeypatch.setattr(tokens, "MOST_TOKENS", 1)
+    tokens.create_token(service, TokenSpec(name="one"), acting_user=people.bob)
     with pytest.raises(Invalid, match="delete one"):
-        actions.create_token(service, TokenSpec(name="two"), acting_user=people.bob)
+        tokens.create_token(service, TokenSpec(name="two"), acting_user=people.bob)
 
 
 def test_of_two_versions_the_second_cancels_the_first(people, service, model):

@@ -7,7 +7,7 @@ import datetime as dt
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clusters.services.autoscaling import Demand, Range, Scale, scaled
+from clusters.services.controller.autoscaling import Demand, Range, Scale, scaled
 
 NOON = dt.datetime(2026, 5, 3, 12, 0, tzinfo=dt.UTC)
 SECOND = dt.timedelta(seconds=1)

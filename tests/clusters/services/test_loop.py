@@ -20,8 +20,9 @@ from clusters.model_registry import actions as registry
 from clusters.model_registry.models import ModelAlias, ModelVersion
 from clusters.router import histograms, rows
 from clusters.runs.models import Cluster, Run
-from clusters.services import actions, controller, notify
-from clusters.services import loop as serving
+from clusters.services import actions, notify
+from clusters.services.controller import loop as serving
+from clusters.services.controller.threads import Ear
 from clusters.services.manifest import DeploySpec
 from clusters.services.models import Replica, Revision, Rollout, Router, Service, ServiceMinute
 from portal.models import Event
@@ -92,7 +93,9 @@ class Serving:
             }
             Router.objects.update_or_create(name="one", defaults={"seen_at": self.now(), "services": said})
         serving.tick(self.now())
-        assert not [each for each in self.logged.records if each.name == "clusters.services.loop"], self.logged.text
+        assert not [each for each in self.logged.records if each.name == "clusters.services.controller.loop"], (
+            self.logged.text
+        )
 
     def until(self, condition: Any) -> None:
         def done() -> bool:
@@ -347,7 +350,7 @@ def test_the_end_of_its_last_replica_and_who_changes_it_wake_nobody_and_a_router
     serve.clock = dt.timedelta(seconds=31)
     serve.until(lambda: serve.service.phase == "Sleeping" and not Replica.objects.exclude(state="gone").exists())
     stopped = threading.Event()
-    ear = controller.Ear(threading.Event(), stopped)
+    ear = Ear(threading.Event(), stopped)
     ear.start()
     try:
         assert ear.heard.wait(10), "it listens"

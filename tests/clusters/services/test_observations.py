@@ -14,7 +14,8 @@ from clusters.model_registry.actions import delete_version, move_alias
 from clusters.model_registry.models import ModelVersion
 from clusters.router import histograms
 from clusters.runs.models import Run
-from clusters.services import actions, loop, observations
+from clusters.services import actions
+from clusters.services.controller import loop, observations
 from clusters.services.manifest import DeploySpec
 from clusters.services.models import Replica, Revision, Rollout, Router, Service, ServiceMinute
 from portal.errors import Conflict

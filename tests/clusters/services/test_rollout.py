@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.services.canary import Pair, Sums, why_worse
-from clusters.services.rollout import (
+from clusters.services.controller.canary import Pair, Sums, why_worse
+from clusters.services.controller.rollout import MOVING, decide, first_count
+from clusters.services.controller.steps import (
     DRAINING,
-    MOVING,
     SERVING,
     STARTING,
     Advance,
@@ -31,8 +31,6 @@ from clusters.services.rollout import (
     Want,
     Way,
     Weigh,
-    decide,
-    first_count,
 )
 
 NOON = dt.datetime(2026, 5, 3, 12, 0, tzinfo=dt.UTC)

@@ -8,19 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusters.sweeps.manifest import (
-    Goal,
-    StopEarly,
-    SweepManifest,
-    SweepSpec,
-    grid_point,
-    grid_size,
-    is_active,
-    trial_spec,
-    written,
-)
-from clusters.sweeps.sampler import BEST, MOST, Point, chosen, next_points
-from clusters.sweeps.stopping import Progress, follow
+from clusters.sweeps.manifest import Goal, StopEarly, SweepManifest, SweepSpec, trial_spec
+from clusters.sweeps.parameters import grid_point, grid_size, is_active, written
+from clusters.sweeps.search.sampler import BEST, MOST, Point, chosen, next_points
+from clusters.sweeps.search.stopping import Progress, follow
 from portal.errors import Invalid
 from portal.manifests import parse
 

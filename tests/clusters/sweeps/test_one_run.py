@@ -20,7 +20,7 @@ from clusters.sweeps import actions, copies
 from clusters.sweeps import loop as sweeps
 from clusters.sweeps.manifest import SweepSpec, trial_spec
 from clusters.sweeps.models import Sweep
-from clusters.sweeps.sampler import next_points
+from clusters.sweeps.search.sampler import next_points
 from clusters.sweeps.totals import sums_of
 from portal.errors import Invalid
 from tests.api.client import api_of

@@ -12,7 +12,7 @@ from django.utils import timezone
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from portal.charts import Dimension, draw_strands, without_outliers
+from portal.pages.charts import Dimension, draw_strands, without_outliers
 from tests.clusters.forms import sent, wrong_fields
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True)
@@ -203,7 +203,7 @@ def test_put_and_the_page_change_the_same_fields_and_the_others_are_refused_by_t
     make_cluster, people, as_person
 ):
     from clusters.sweeps.manifest import SweepSpec
-    from portal.kept import changeable
+    from portal.manifests.kept import changeable
     from tests.api.client import api_of
 
     sweep = begun(make_cluster, people, 4)

@@ -53,14 +53,8 @@ from clusters.clouds.drivers.base import (
 )
 from clusters.clouds.drivers.kubernetes import launch, logs, prometheus
 from clusters.clouds.drivers.kubernetes.api import lookup, preflight
-from clusters.clouds.drivers.kubernetes.api.client import (
-    METADATA_LIST,
-    Client,
-    Forbidden,
-    Missing,
-    Refused,
-    path_of,
-)
+from clusters.clouds.drivers.kubernetes.api.client import METADATA_LIST, Client, path_of
+from clusters.clouds.drivers.kubernetes.api.errors import Forbidden, Missing, Refused
 from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
 from clusters.clouds.drivers.kubernetes.render import (
     cache,

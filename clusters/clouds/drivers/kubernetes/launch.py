@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, CloudRefused, Plan, RunRef, VolumeSource
-from clusters.clouds.drivers.kubernetes.api.client import Client, Taken, path_of
+from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
+from clusters.clouds.drivers.kubernetes.api.errors import Taken
 from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
 from clusters.clouds.drivers.kubernetes.render import cache, environments, kept, manifests, names, storage
 from clusters.clouds.drivers.kubernetes.repair import drift

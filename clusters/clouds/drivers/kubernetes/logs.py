@@ -14,12 +14,13 @@ import urllib3
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from clusters.clouds.drivers.base import CloudError, LogChunk, RunRef
-from clusters.clouds.drivers.kubernetes.api.client import TIMEOUT, Client, Missing, Refused, Unavailable, path_of
+from clusters.clouds.drivers.kubernetes.api.client import TIMEOUT, Client, path_of
+from clusters.clouds.drivers.kubernetes.api.errors import Missing, Refused, Unavailable
 from clusters.clouds.drivers.kubernetes.log_lines import STAMP, NoLog, Place, Text
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.watch import pod_status
 from clusters.clouds.drivers.marks import SIZE
-from portal.breaker import Breaker, NotCalled
+from portal.network.breaker import Breaker, NotCalled
 
 CONTAINER = "task"
 # Estimated bytes per line, to read the end of a log.

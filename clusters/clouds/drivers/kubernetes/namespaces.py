@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, NotOurs
-from clusters.clouds.drivers.kubernetes.api.client import Client, Missing, Taken, Unavailable, path_of, patiently
+from clusters.clouds.drivers.kubernetes.api.client import Client, path_of, patiently
+from clusters.clouds.drivers.kubernetes.api.errors import Missing, Taken, Unavailable
 from clusters.clouds.drivers.kubernetes.render import manifests, names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 

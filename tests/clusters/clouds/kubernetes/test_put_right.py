@@ -8,8 +8,9 @@ from django.utils.timezone import now
 
 from clusters.clouds.drivers.base import Batch, RunChanged
 from clusters.cluster import actions
-from clusters.runs import observe, reconcile
+from clusters.runs import reconcile
 from clusters.runs.models import Run
+from clusters.runs.status import observe
 from portal.models import Event
 
 pytestmark = pytest.mark.django_db(transaction=True)

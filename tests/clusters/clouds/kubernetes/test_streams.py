@@ -11,7 +11,7 @@ from websocket import ABNF, WebSocket
 
 from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.drivers.kubernetes import exec as pod_exec
-from clusters.clouds.drivers.kubernetes.api import client
+from clusters.clouds.drivers.kubernetes.api import client, errors
 
 
 @pytest.fixture
@@ -70,6 +70,6 @@ def test_a_watch_that_ends_in_other_words_is_begun_again(line):
         address = f"http://127.0.0.1:{server.getsockname()[1]}/"
         events = client.events(urllib3.PoolManager().request("GET", address, preload_content=False))
         assert next(events) == {"type": "ADDED", "object": {}}
-        with pytest.raises(client.Unavailable, match="cut off by what is no event"):
+        with pytest.raises(errors.Unavailable, match="cut off by what is no event"):
             next(events)
         thread.join()

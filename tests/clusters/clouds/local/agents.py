@@ -35,7 +35,7 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.drivers.local.agent import disks
 from clusters.clouds.drivers.local.client import LocalCloud
 from clusters.clouds.drivers.local.task.processes import is_locked
-from portal.outgoing import SETTING
+from portal.network.outgoing import SETTING
 from portal.up.services import dies_with_parent
 from tests import ports
 

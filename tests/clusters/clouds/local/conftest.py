@@ -47,8 +47,8 @@ def user_home() -> Iterator[Home]:
         (folder / "code" / "datastores").mkdir()
         for module in ("__init__.py", "listing.py", "trees.py"):
             shutil.copy(ROOT / "datastores" / module, folder / "code" / "datastores")
-        (folder / "code" / "portal").mkdir()
-        shutil.copy(ROOT / "portal" / "outgoing.py", folder / "code" / "portal")
+        (folder / "code" / "portal" / "network").mkdir(parents=True)
+        shutil.copy(ROOT / "portal" / "network" / "outgoing.py", folder / "code" / "portal" / "network")
         compileall.compile_dir(folder / "code", quiet=1)  # this user can't write there
         environment = folder / "environment"
         (environment / "bin").mkdir(parents=True)

@@ -12,7 +12,7 @@ from clusters.clouds.models import Cloud
 from clusters.cluster import actions
 from clusters.runs import reconcile
 from clusters.runs.models import Cluster, Run
-from clusters.runs.observe import save_capacity
+from clusters.runs.status.observe import save_capacity
 from portal.errors import Conflict, Invalid
 from portal.models import Event
 from tests.api.client import api_of

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from clusters.clouds.drivers.kubernetes.api.client import KINDS, METADATA_LIST, Client, Forbidden, Missing, path_of
+from clusters.clouds.drivers.kubernetes.api.client import KINDS, METADATA_LIST, Client, path_of
+from clusters.clouds.drivers.kubernetes.api.errors import Forbidden, Missing
 from clusters.clouds.drivers.kubernetes.settings import Settings
 
 # Field of the settings → kind of the object. Storage classes are missing on purpose: one may be a mere name that binds claims to

@@ -15,15 +15,8 @@ from contextlib import suppress
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, RunGone, RunRef, Seen, TaskSeen
-from clusters.clouds.drivers.kubernetes.api.client import (
-    MERGE,
-    METADATA_LIST,
-    STRATEGIC,
-    Client,
-    Missing,
-    Refused,
-    path_of,
-)
+from clusters.clouds.drivers.kubernetes.api.client import MERGE, METADATA_LIST, STRATEGIC, Client, path_of
+from clusters.clouds.drivers.kubernetes.api.errors import Missing, Refused
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair.tampering import Damage
 from clusters.clouds.drivers.kubernetes.watch.absent import Key

@@ -18,7 +18,8 @@ from typing import Any
 
 from clusters.clouds.drivers.base import Batch, CloudError, Seen, Unreadable, WatchExpired
 from clusters.clouds.drivers.kubernetes.api import client
-from clusters.clouds.drivers.kubernetes.api.client import Client, Unavailable, path_of
+from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
+from clusters.clouds.drivers.kubernetes.api.errors import Unavailable
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.settings import IMAGE_SECONDS

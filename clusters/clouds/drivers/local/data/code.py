@@ -81,7 +81,7 @@ def _become(spec: dict[str, Any], folder: str, own: str, says: int) -> None:
     binds: list[sandbox.Bind] = [
         *sandbox.python_binds(code["python"]),
         {"source": f"{here}/clusters/clouds/drivers/git.py", "target": _PROGRAM, "read_only": True},
-        {"source": f"{here}/portal/outgoing.py", "target": _OUTGOING, "read_only": True},
+        {"source": f"{here}/portal/network/outgoing.py", "target": _OUTGOING, "read_only": True},
         {"source": code["into"], "target": _FILES},
     ]
     sandbox.build(os.path.join(folder, "root"), binds, tmp=own, proc=False)

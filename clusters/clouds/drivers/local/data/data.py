@@ -21,6 +21,7 @@ from clusters.clouds.drivers.base import (
 from clusters.clouds.drivers.local.agent import uids
 from clusters.clouds.drivers.local.agent.machine import PartOf
 from clusters.clouds.drivers.local.data import storage
+from clusters.clouds.drivers.local.data.division import share
 from clusters.clouds.drivers.local.data.files import read_json, write_json
 from clusters.clouds.drivers.local.network import outward
 from clusters.clouds.drivers.local.task import processes, sandbox
@@ -130,7 +131,7 @@ class Data:
 
     def share(self, number: int, part: int) -> Path:
         """Returns the folder with this part of divided mount `number`."""
-        return Path(storage.share(str(self.copy(number)), part))
+        return Path(share(str(self.copy(number)), part))
 
     @property
     def variables(self) -> dict[str, str]:
@@ -298,5 +299,5 @@ class Data:
 
 
 def _open() -> list[str]:
-    """Returns what the portal's setting opens besides public addresses (portal/outgoing.py)."""
+    """Returns what the portal's setting opens besides public addresses (portal/network/outgoing.py)."""
     return [each for each in map(str.strip, os.environ.get("PORTAL_OPEN_NETWORKS", "").split(",")) if each]

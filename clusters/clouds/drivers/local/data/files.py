@@ -23,7 +23,7 @@ def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
         sync_folder(path.parent)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path | str) -> Any:
     """Returns the value in `path`, or None if there is no such file."""
     try:
         with open(path) as file:

@@ -17,7 +17,6 @@ import json
 import os
 import select
 import signal
-import stat
 import sys
 import threading
 import time
@@ -28,11 +27,10 @@ if not __package__:  # run as a script: the isolated interpreter cannot find its
 
 from clusters.clouds.drivers import outputs
 from clusters.clouds.drivers.local.data import cache, code, nfs, rclone
+from clusters.clouds.drivers.local.data.division import divide
+from clusters.clouds.drivers.local.data.files import read_json
 from clusters.clouds.drivers.local.task import sandbox
 from clusters.clouds.drivers.local.task.shim import Status, leave_parent
-from clusters.clouds.drivers.parts import WHOLE, link, shown
-from datastores import trees
-from datastores.listing import TRASH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,11 +63,11 @@ class Storage:
         self.folder, self.spec, self.wake = folder, spec, wake
         self.doing = ""
         self.status = Status(folder, spec["poke"], spec["name"])
-        self.status.values = _read(os.path.join(folder, "status.json")) or {}
+        self.status.values = read_json(os.path.join(folder, "status.json")) or {}
         self.mounts: list[dict[str, Any]] = spec["mounts"]
         self.outputs = [mount for mount in self.mounts if mount["kind"] == "s3" and not mount["read_only"]]
         self.outputs += [in_work(mount, spec["work"]) for mount in self.outputs[:1]]
-        self.stored: dict[str, dict[str, list[int]]] = _read(os.path.join(folder, "stored.json")) or {}
+        self.stored: dict[str, dict[str, list[int]]] = read_json(os.path.join(folder, "stored.json")) or {}
         self.kept: dict[str, outputs.Output] = {}
         self.following: Following | None = None
         if followed := [mount for mount in self.mounts if mount["kind"] == "s3" and mount["follow"]]:
@@ -400,7 +398,7 @@ class Storage:
         os.rename(path + ".new", path)
 
     def command(self) -> str:
-        return str((_read(os.path.join(self.folder, "command.json")) or {}).get("command", ""))
+        return str((read_json(os.path.join(self.folder, "command.json")) or {}).get("command", ""))
 
     def check(self) -> None:
         if self.command() != self.doing:
@@ -413,31 +411,6 @@ class Storage:
         if self.wake in select.select(handles, [], [], seconds)[0]:
             os.read(self.wake, 64)
             self.check()
-
-
-def share(folder: str, part: int) -> str:
-    """Returns the folder with a part of the divided input in `folder`; `part` -1 for tasks that get none."""
-    return f"{folder}-{part}" if part >= 0 else f"{folder}-none"
-
-
-def divide(mount: dict[str, Any], source: str) -> None:
-    """Makes a folder for each part, and one for tasks that get none. They contain hard links to files fetched into `source`, so
-    no file is stored twice, or symbolic links to the path of a mounted source in tasks. Idempotent, because no task reads them
-    yet."""
-    folder, parts, fold, folds = (mount[key] for key in ("folder", "parts", "fold", "folds"))
-    names = [name for name in scan(source) if not name.startswith(f"{TRASH}/")]
-    for part in (-1, *range(parts)):
-        found = shown(names, part, parts, fold, folds)
-        there = share(folder, part)
-        if os.path.isdir(there):
-            trees.remove(there)
-        os.mkdir(there, 0o755)
-        if mount["kind"] != "s3":
-            link(WHOLE, there, found)
-            continue
-        for name, appears in found:
-            os.makedirs(os.path.dirname(os.path.join(there, appears)), exist_ok=True)
-            os.link(os.path.join(source, name), os.path.join(there, appears), follow_symlinks=False)
 
 
 def in_work(mount: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -453,20 +426,6 @@ def look(mount: dict[str, Any], since: int) -> outputs.Look:
     return outputs.look(mount["folder"], **where)
 
 
-def scan(folder: str) -> dict[str, list[int]]:
-    """Returns size and times of every regular file below `folder`, by relative path. Follows no links."""
-    files: dict[str, list[int]] = {}
-    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for found in trees.walk(top):
-            info = found.info
-            if stat.S_ISREG(info.st_mode):
-                files[found.path] = [info.st_size, info.st_mtime_ns, info.st_ctime_ns]
-    finally:
-        os.close(top)
-    return files
-
-
 def is_empty(folder: str) -> bool:
     """Returns whether a folder is empty; False if it is unreadable."""
     try:
@@ -480,14 +439,6 @@ def megabytes(done: int, total: int) -> str:
     return f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
 
 
-def _read(path: str) -> Any:
-    try:
-        with open(path) as file:
-            return json.load(file)
-    except FileNotFoundError:
-        return None
-
-
 def main(folder: str, lock: int) -> None:
     leave_parent(lock)
     os.set_inheritable(lock, False)
@@ -495,7 +446,7 @@ def main(folder: str, lock: int) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGUSR1, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    Storage(folder, _read(os.path.join(folder, "spec.json")), wake_read).run()
+    Storage(folder, read_json(os.path.join(folder, "spec.json")), wake_read).run()
 
 
 if __name__ == "__main__":

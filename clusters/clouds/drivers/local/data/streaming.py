@@ -1,6 +1,6 @@
 """Serves a run's streamed input (../../stream.py): a process with a socket to which the run's network forwards.
 
-It has the task's uid and no privileges, connects only by portal/outgoing.py, and ends with its parent process.
+It has the task's uid and no privileges, connects only by portal/network/outgoing.py, and ends with its parent process.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Links(HTMLParser):
 
 
 class _Pool(urllib3.PoolManager):
-    """Connects by the rules of portal/outgoing.py, also after redirects. Raises Closed."""
+    """Connects by the rules of portal/network/outgoing.py, also after redirects. Raises Closed."""
 
     def __init__(self, rules: outgoing.Rules) -> None:
         super().__init__(maxsize=16, retries=urllib3.Retry(3, redirect=5), timeout=TIMEOUT)

@@ -1,8 +1,8 @@
 """rclone's network access: a proxy (SOCKS 5, RFC 1928 and 1929) that connects only to permitted addresses.
 
 Users who name an S3 server can change its DNS record before a run begins, or answer with a redirect to an address that only this
-machine reaches; its content would become input. So rclone makes no connections: portal/outgoing.py resolves names here, checks
-each address and connects.
+machine reaches; its content would become input. So rclone makes no connections: portal/network/outgoing.py resolves names here,
+checks each address and connects.
 """
 
 from __future__ import annotations

@@ -1,0 +1,173 @@
+"""Task rows: what was seen of pods, written once and never backwards, and what billing may know of it.
+
+Called by `observe` in its transaction. An item's pod is identified by its uid; (run, role, index, attempt) is its place.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from billing.metering import record
+from billing.metering.segments import PodState
+from clusters.clouds.drivers.base import TaskSeen
+from clusters.frameworks import FRAMEWORKS
+from clusters.logs import collect
+from clusters.runs.models import Run, Task
+from clusters.runs.status.phase_update import consumer
+
+ENDED = ("Succeeded", "Failed")
+RANK = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
+TASK_FIELDS = [
+    "uid", "phase", "reason", "message", "node", "gpus", "gpu_model", "scheduled_at", "began_at", "started_at", "finished_at",
+    "exit_code", "disrupted", "log_tail", "observed_at",
+]  # fmt: skip
+# What billing gets of a task that has not ended, besides its place.
+METERED = ("phase", "gpu_model", "scheduled_at", "began_at", "started_at", "finished_at")
+# Columns in which a repeated sighting equals the row, besides its place.
+COMPARED = [name for name in TASK_FIELDS if name not in ("uid", "gpus", "observed_at")]
+
+
+@dataclass(frozen=True)
+class Written:
+    """`failed`: tasks whose failure is news. `metered`: billing keys of the runs whose usage or cost changed."""
+
+    failed: Sequence[TaskSeen]
+    metered: Set[str]
+
+
+def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.datetime) -> Written:
+    """Writes all items in one upsert, and records for billing what it has to know of them. The latest news of a pod wins unless
+    it would move the pod backwards. When a cloud starts counting anew, its pod replaces the earlier one at the same place."""
+    told = list(told)
+    stored = {row.uid: row for row in Task.objects.filter(uid__in={item.uid for item in told})}
+    told = _with_models(stored, told)
+    # A long listing repeats known items, which were recorded when they were written.
+    seen = [item for item in told if not _is_known(stored.get(item.uid), item)]
+    metered = record.record(
+        [pod_state(cloud, runs[item.run_id], item) for item in seen if not _is_metered(stored.get(item.uid), item)]
+    )
+    newest: dict[tuple[int, str, int, int], TaskSeen] = {}
+    for each in seen:
+        # A cloud that counts a service's pods itself may start anew; a pod keeps the number that it got first.
+        row = stored.get(each.uid)
+        item = replace(each, attempt=row.attempt) if row else each
+        key = (item.run_id, item.role, item.index, item.attempt)
+        before = newest.get(key)
+        if before is None or (
+            RANK[item.phase] >= RANK[before.phase] if before.uid == item.uid else _succeeds(item, before)
+        ):
+            newest[key] = item
+    phases = {uid: row.phase for uid, row in stored.items()}
+    fresh = [item for item in newest.values() if RANK[item.phase] >= RANK.get(phases.get(item.uid, "Pending"), 0)]
+    fresh = _without_predecessors(fresh, stored)
+    rows = [
+        Task(
+            run_id=item.run_id, role=item.role, index=item.index, attempt=item.attempt, uid=item.uid, phase=item.phase,
+            reason=item.reason, message=item.message, node=item.node, gpus=list(item.gpus), gpu_model=item.gpu_model,
+            scheduled_at=item.scheduled_at, began_at=item.began_at, started_at=item.started_at, finished_at=item.finished_at,
+            exit_code=item.exit_code, disrupted=item.disrupted, log_tail=item.log_tail, observed_at=at,
+        )
+        for item in fresh
+    ]  # fmt: skip
+    Task.objects.bulk_create(
+        rows, update_conflicts=True, unique_fields=["run", "role", "index", "attempt"], update_fields=TASK_FIELDS
+    )
+    collect.note(cloud, fresh, stored.keys())
+    failed = [i for i in fresh if i.phase == "Failed" and i.reason != "Stopped" and phases.get(i.uid) != "Failed"]
+    return Written(failed, metered)
+
+
+def _succeeds(item: TaskSeen, other: TaskSeen | Task) -> bool:
+    """Whether `item` replaces another pod at its place. The earlier pod may end, and be reported, after the later one starts."""
+    if item.scheduled_at and other.scheduled_at and item.scheduled_at != other.scheduled_at:
+        return item.scheduled_at > other.scheduled_at
+    if other.phase in ENDED:
+        return True
+    return item.phase not in ENDED and (item.scheduled_at is None or other.scheduled_at is not None)
+
+
+def _without_predecessors(items: list[TaskSeen], stored: Mapping[str, Task]) -> list[TaskSeen]:
+    """The items without pods that others have replaced by now. Billing has them already."""
+    new = [item for item in items if item.uid not in stored]
+    if not new:
+        return items
+    places = {name: {getattr(item, name) for item in new} for name in ("run_id", "role", "index", "attempt")}
+    rows = Task.objects.filter(**{f"{name}__in": values for name, values in places.items()})
+    holders = {(row.run_id, row.role, row.index, row.attempt): row for row in rows}
+
+    def stays(item: TaskSeen) -> bool:
+        holder = holders.get((item.run_id, item.role, item.index, item.attempt))
+        return holder is None or holder.uid == item.uid or _succeeds(item, holder)
+
+    return [item for item in items if stays(item)]
+
+
+def _with_models(stored: Mapping[str, Task], told: list[TaskSeen]) -> list[TaskSeen]:
+    """Fills in missing GPU models. The node reports the model; a pod whose node is gone keeps its model, and so its price."""
+    models = {uid: row.gpu_model for uid, row in stored.items() if row.gpu_model}
+    models |= {item.uid: item.gpu_model for item in told if item.gpu_model}
+    if not models:
+        return told
+    return [
+        item if item.gpu_model or item.uid not in models else replace(item, gpu_model=models[item.uid]) for item in told
+    ]
+
+
+def _is_known(row: Task | None, item: TaskSeen) -> bool:
+    return row is not None and (row.run_id, row.role, row.index, list(row.gpus)) == (
+        item.run_id, item.role, item.index, list(item.gpus)
+    ) and all(getattr(row, name) == getattr(item, name) for name in COMPARED)  # fmt: skip
+
+
+def _is_metered(row: Task | None, item: TaskSeen) -> bool:
+    """Whether billing got the same when the row was written, so that only texts have changed. An end always counts as new."""
+    return (
+        row is not None
+        and item.phase not in ENDED
+        and (row.run_id, row.role, row.index, row.attempt) == (item.run_id, item.role, item.index, item.attempt)
+        and all(getattr(row, name) == getattr(item, name) for name in METERED)
+    )
+
+
+def lost(task: Task, last_seen: dt.datetime) -> TaskSeen:
+    """The unseen end of a pod that was last known at `last_seen`. Unseen time is not billed."""
+    times = [each for each in (task.scheduled_at, task.began_at, task.started_at, last_seen) if each is not None]
+    return TaskSeen(
+        run_id=task.run_id, role=task.role, index=task.index, attempt=task.attempt, uid=task.uid, phase="Failed", reason="Lost",
+        message="It disappeared without a trace of its end.", node=task.node, gpus=tuple(task.gpus), gpu_model=task.gpu_model,
+        scheduled_at=task.scheduled_at, began_at=task.began_at, started_at=task.started_at, finished_at=max(times),
+        disrupted=True, estimated=True,
+    )  # fmt: skip
+
+
+def pod_state(cloud: str, run: Run, item: TaskSeen) -> PodState:
+    """What billing may know of a pod: amounts, times and copied names."""
+    held = run.resources[item.role]
+    return PodState(
+        uid=item.uid,
+        cloud=cloud,
+        appcode_id=run.cluster.appcode_id,
+        consumer=consumer(run),
+        labels={
+            "cluster": run.cluster.name,
+            "run": str(run.number),
+            "role": item.role,
+            "index": str(item.index),
+            "attempt": str(item.attempt),
+            "flavor": held["flavor"],
+            "framework": run.spec["framework"],
+            "user": run.created_by.username if run.created_by else "",
+            **({"serves": "yes"} if FRAMEWORKS[run.spec["framework"]].role(item.role).kept_alive else {}),
+        },
+        phase=item.phase,
+        gpus=held["gpus"],
+        gpu_model=item.gpu_model,
+        cpu_milli=held["cpu_milli"],
+        memory_mb=held["memory_mb"],
+        scheduled_at=item.scheduled_at,
+        started_at=item.began_at or item.started_at,
+        finished_at=item.finished_at,
+        estimated=item.estimated,
+    )

@@ -1,0 +1,1 @@
+"""Text and times as people read them."""
