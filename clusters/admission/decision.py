@@ -1,30 +1,21 @@
 """Decides which runs start now, wait, or can never start. Pure: equal snapshots give equal decisions.
 
 The quota of the appcode comes first. Then runs start in order, each with all of its tasks or none. A run that waits for nodes
-keeps every node that could hold one of its tasks when empty; a later run may only start on other nodes. Nothing in the portal
-calls this package yet.
+keeps every node that could hold one of its tasks when empty; a later run may only start on other nodes. The exception is a run
+that was admitted earlier: its cloud places its tasks one by one, so it takes what fits and keeps nothing more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
-from clusters.admission.packing import Field, Layout, Shape, Tasks, group, search, why_never
+from clusters.admission.codes import Code
+from clusters.admission.packing import Field, Layout, Shape, Tasks, fill, group, search, why_never
 
-
-class Code(StrEnum):
-    FITS = "Fits"
-    QUOTA = "Quota"
-    BEHIND = "Behind"
-    GPUS = "Gpus"
-    RESOURCES = "Resources"  # CPU or memory
-    FRAGMENTED = "Fragmented"
-    OVER_LIMIT = "OverLimit"
-    NO_SUCH_GPU = "NoSuchGpu"
-    OVER_NODE = "OverNode"
-    OVER_POOL = "OverPool"
+Values = Mapping[str, int | str]
+# What a task needs, in the order in which a shortage is named.
+RESOURCES = ("gpus", "cpu_milli", "memory_mb")
 
 
 @dataclass(frozen=True)
@@ -47,9 +38,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Ask:
+    """`tasks`: those that have no node yet. `admitted`: its cloud is already placing them, and `Share.held` counts it."""
+
     run: str
     appcode: str
     tasks: tuple[Tasks, ...]
+    admitted: bool = False
 
     @property
     def gpus(self) -> int:
@@ -58,7 +52,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`asks` are in order: the first is the head of the queue."""
+    """`asks` are in order: the first is the head of the queue. An appcode without a share has no quota."""
 
     nodes: tuple[Node, ...]
     asks: tuple[Ask, ...]
@@ -67,76 +61,200 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`rank`: place among the waiting runs from 1, or 0 for a run that starts now or never. `nodes`: only with Fits."""
+    """`rank`: place among the waiting runs from 1; 0 for a run that starts now or never, or that is being placed. `nodes`: where
+    its tasks go, with Fits and Placing. `values`: see `words.sentence`."""
 
     code: Code
-    values: Mapping[str, int | str]
+    values: Values
     rank: int = 0
     nodes: Layout | None = None
 
 
 def decide(snapshot: Snapshot) -> dict[str, Verdict]:
-    empty = group((node.name, node.whole) for node in snapshot.nodes)
-    free = group((node.name, node.free) for node in snapshot.nodes if node.ready)
-    whole = {node.name: node.whole for node in snapshot.nodes}
+    pool = _Pool(snapshot.nodes)
     held = {appcode: share.held for appcode, share in snapshot.shares.items()}
-    never: dict[tuple[Tasks, ...], Code | None] = {}
     blocked: set[str] = set()  # Appcodes of which a run waits for quota.
-    kept: dict[Shape, tuple[str, ...]] = {}  # Nodes that earlier waiting runs keep.
     verdicts: dict[str, Verdict] = {}
     rank = 0
     for ask in snapshot.asks:
-        share = snapshot.shares.get(ask.appcode, Share(0))
-        if ask.tasks not in never:
-            why = why_never(ask.tasks, empty)
-            never[ask.tasks] = Code(why) if why else None
-        values: dict[str, int | str] = {"gpus": ask.gpus}
-        if ask.gpus > share.quota:
+        gpus = ask.gpus
+        values: dict[str, int | str] = {"gpus": gpus}
+        if ask.admitted:
+            nodes = pool.fill(ask.tasks)
+            verdicts[ask.run] = Verdict(Code.PLACING, values, nodes=nodes)
+            continue
+        share, now = snapshot.shares.get(ask.appcode), held.get(ask.appcode, 0)
+        if share and gpus > share.quota:
             verdicts[ask.run] = Verdict(Code.OVER_LIMIT, values | {"quota": share.quota})
             continue
-        if (impossible := never[ask.tasks]) is not None:
-            verdicts[ask.run] = Verdict(impossible, values)
+        if (never := pool.never(ask.tasks)) is not None:
+            verdicts[ask.run] = Verdict(never[0], {**values, **never[1]})
             continue
-        now = held.get(ask.appcode, 0)
-        if ask.gpus and (now + ask.gpus > share.quota or ask.appcode in blocked):
+        if share and gpus and (now + gpus > share.quota or ask.appcode in blocked):
             rank += 1
             blocked.add(ask.appcode)
             verdicts[ask.run] = Verdict(Code.QUOTA, values | {"quota": share.quota, "held": now}, rank)
             continue
-        found = search(ask.tasks, free)
-        if found.layout is not None:
-            free = found.left
-            held[ask.appcode] = now + ask.gpus
-            verdicts[ask.run] = Verdict(Code.FITS, values, nodes=found.layout)
+        counts = pool.counts(ask.tasks)
+        if (layout := pool.take(ask.tasks)) is not None:
+            held[ask.appcode] = now + gpus
+            verdicts[ask.run] = Verdict(Code.FITS, {**values, **counts}, nodes=layout)
             continue
         rank += 1
-        every = _both(free, kept)
-        suiting = {
-            shape: names for shape, names in every.items() if any(shape.suits(each) for each in ask.tasks if each.gpus)
-        }
-        free_gpus = sum(max(0, shape.gpus) * len(names) for shape, names in suiting.items())
-        verdicts[ask.run] = Verdict(_why_waits(ask, every, free_gpus), values | {"free": free_gpus}, rank)
-        taken = group((name, shape) for shape, names in free.items() for name in names if _could_hold(whole[name], ask))
-        free = group(
-            (name, shape) for shape, names in free.items() for name in names if not _could_hold(whole[name], ask)
-        )
-        kept = _both(kept, taken)
+        code, why = pool.why_waits(ask.tasks)
+        verdicts[ask.run] = Verdict(code, {**values, **counts, **why}, rank)
+        pool.keep(ask.tasks)
     return verdicts
 
 
-def _why_waits(ask: Ask, every: Field, free_gpus: int) -> Code:
-    """`every`: free resources, including those that earlier runs keep."""
-    if free_gpus < ask.gpus:
-        return Code.GPUS
-    if search(ask.tasks, every).layout is not None:
-        return Code.BEHIND
-    alone = [replace(each, cpu_milli=0, memory_mb=0) for each in ask.tasks]
-    return Code.RESOURCES if search(alone, every).layout is not None else Code.FRAGMENTED
+class _Pool:
+    """What is left of the nodes while runs are decided in order. Answers are remembered by tasks until the nodes change, since
+    most of many waiting runs are alike."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._whole = {node.name: node.whole for node in nodes}
+        self._empty = group(self._whole.items())
+        self._first = self._free = group((node.name, node.free) for node in nodes if node.ready)
+        self._ahead = 0  # Earlier runs that take some of them.
+        self._kept: Field = {}  # Nodes that earlier waiting runs keep.
+        self._open = set(self._empty)  # Kinds of nodes of which none is kept.
+        self._never: dict[tuple[Tasks, ...], tuple[Code, Values] | None] = {}
+        self._failed: set[tuple[Tasks, ...]] = set()  # Free nodes only become fewer, so these stay without a place.
+        self._counts: dict[tuple[Tasks, ...], Values] = {}
+        self._why: dict[tuple[Tasks, ...], tuple[Code, Values]] = {}
+
+    def never(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values] | None:
+        if not self._empty:
+            return None
+        if tasks not in self._never:
+            why = why_never(tasks, self._empty)
+            self._never[tasks] = (Code(why), _why_never(Code(why), tasks, self._empty)) if why else None
+        return self._never[tasks]
+
+    def fill(self, tasks: tuple[Tasks, ...]) -> Layout:
+        found = fill(tasks, self._free)
+        if found.layout:
+            self._change(found.left)
+        return found.layout
+
+    def take(self, tasks: tuple[Tasks, ...]) -> Layout | None:
+        if not self._empty and not any(each.gpus for each in tasks):
+            return {}  # Nodes are not known yet; runs without GPUs do not wait for them.
+        if tasks in self._failed:
+            return None
+        found = search(tasks, self._free)
+        if found.layout is None:
+            self._failed.add(tasks)
+        else:
+            self._change(found.left)
+        return found.layout
+
+    def keep(self, tasks: tuple[Tasks, ...]) -> None:
+        kinds = {shape for shape in self._open if any(shape.holds(each) for each in tasks)}
+        if not kinds:
+            return
+        self._open -= kinds
+        taken: list[tuple[str, Shape]] = []
+        left: list[tuple[str, Shape]] = []
+        for shape, names in self._free.items():
+            for name in names:
+                (taken if self._whole[name] in kinds else left).append((name, shape))
+        self._free, self._kept = group(left), _both(self._kept, group(taken))
+
+    def counts(self, tasks: tuple[Tasks, ...]) -> Values:
+        """GPUs that suit the tasks: `total`, `free` (or kept for an earlier run), and `before`: those that `ahead` runs take."""
+        if tasks not in self._counts:
+            free = _gpus(self._every, tasks)
+            self._counts[tasks] = {
+                "total": _gpus(self._empty, tasks),
+                "free": free,
+                "before": _gpus(self._first, tasks) - free,
+                "ahead": self._ahead,
+            }
+        return self._counts[tasks]
+
+    def why_waits(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values]:
+        if tasks not in self._why:
+            self._why[tasks] = self._why_waits(tasks) if self._first else (Code.NO_NODES, {})
+        return self._why[tasks]
+
+    def _why_waits(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values]:
+        every = self._every
+        for model in {each.gpu_model: None for each in tasks if each.gpus}:
+            these = tuple(each for each in tasks if each.gpus and each.gpu_model == model)
+            needed, counts = sum(each.count * each.gpus for each in these), self.counts(these)
+            if needed > int(counts["free"]):
+                return Code.GPUS, {**counts, "needed": needed, "model": model}
+        if search(tasks, every).layout is not None:
+            return Code.BEHIND, {}
+        alone = [replace(each, cpu_milli=0, memory_mb=0) for each in tasks]
+        if search(alone, every).layout is not None:
+            return Code.RESOURCES, _lacks(tasks, every)
+        return Code.FRAGMENTED, _lacks(alone, every)
+
+    @property
+    def _every(self) -> Field:
+        """Free resources, including those that earlier runs keep."""
+        return _both(self._free, self._kept)
+
+    def _change(self, left: Field) -> None:
+        self._free, self._ahead = left, self._ahead + 1
+        self._counts.clear()
+        self._why.clear()
 
 
-def _could_hold(whole: Shape, ask: Ask) -> bool:
-    return any(whole.holds(each) for each in ask.tasks)
+def _lacks(tasks: Sequence[Tasks], every: Field) -> Values:
+    """Describes the role whose tasks find no place: `fitting` of `count` do, each needs `size` GPUs (…), and the largest block
+    that the others leave is `block` GPUs. `resource`: the first of which no node with these GPUs has enough for a task, or ""."""
+    filled = fill(tasks, every)
+    missing = filled.missing
+    if missing is None:  # Found by the exact search alone.
+        return {}
+    count = sum(each.count for each in tasks if replace(each, count=missing.count) == missing)
+    suiting = [shape for shape in filled.left if shape.suits(missing)]
+    able = [shape for shape in suiting if shape.gpus >= missing.gpus]
+    found = {**_describe(missing, able), **({} if able else {"resource": ""})}
+    return found | {
+        "count": count, "fitting": count - missing.count, "block": max([0, *(shape.gpus for shape in suiting)]),
+        "roles": sum(1 for each in tasks if each.count),
+    }  # fmt: skip
 
 
-def _both(one: Field, other: Field) -> dict[Shape, tuple[str, ...]]:
+def _why_never(code: Code, tasks: Sequence[Tasks], empty: Field) -> Values:
+    if code is Code.OVER_POOL:
+        for name in RESOURCES:
+            needed = sum(each.count * getattr(each, name) for each in tasks)
+            have = sum(getattr(shape, name) * len(names) for shape, names in empty.items())
+            if needed > have:
+                return {"resource": name, "needed": needed, "most": have}
+        return {"resource": "", **_lacks(tasks, empty)}
+    for each in tasks:
+        suiting = [shape for shape in empty if shape.suits(each)]
+        if each.count and not any(shape.holds(each) for shape in suiting):
+            return _describe(each, suiting)
+    return {}
+
+
+def _describe(tasks: Tasks, suiting: Iterable[Shape]) -> Values:
+    shapes = list(suiting)
+    found: dict[str, int | str] = {
+        "role": tasks.role, "size": tasks.gpus, "cpu_milli": tasks.cpu_milli, "memory_mb": tasks.memory_mb,
+        "model": tasks.gpu_model, "nodes": len(shapes), "resource": "",
+    }  # fmt: skip
+    for name in RESOURCES:
+        needed, most = getattr(tasks, name), max((max(0, getattr(shape, name)) for shape in shapes), default=0)
+        if needed > most:
+            return found | {"resource": name, "needed": needed, "most": most}
+    return found
+
+
+def _gpus(nodes: Field, tasks: Iterable[Tasks]) -> int:
+    """GPUs of the nodes that suit any of the tasks with GPUs."""
+    asked = {replace(each, count=1) for each in tasks if each.gpus}
+    return sum(
+        max(0, shape.gpus) * len(names) for shape, names in nodes.items() if any(shape.suits(each) for each in asked)
+    )
+
+
+def _both(one: Field, other: Field) -> Field:
     return {shape: one.get(shape, ()) + other.get(shape, ()) for shape in {**one, **other}}

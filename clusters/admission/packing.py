@@ -1,7 +1,7 @@
 """Places all tasks of a run on nodes, or none. Pure.
 
 Nodes with equal free resources form one group, so the cost depends on the number of different nodes and not on their number. A
-greedy best fit comes first. Where it fails, a bounded exact search follows. Nothing in the portal calls this package yet.
+greedy best fit comes first. Where it fails, a bounded exact search follows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Tasks:
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """Free (or all) resources of a node. `resource` is the extended resource that `gpus` counts."""
+    """Free (or all) resources of a node. `resource` is the extended resource that `gpus` counts. `any_model`: its GPUs are
+    simulated and take every model."""
 
     gpus: int = 0
     cpu_milli: int = 0
@@ -42,11 +43,13 @@ class Shape:
     resource: str = "nvidia.com/gpu"
     labels: frozenset[tuple[str, str]] = frozenset()
     taints: frozenset[str] = frozenset()
+    any_model: bool = False
 
     def suits(self, tasks: Tasks) -> bool:
         if not (tasks.labels <= self.labels and self.taints <= tasks.tolerated):
             return False
-        return not tasks.gpus or (self.resource == tasks.resource and tasks.gpu_model in ("", self.gpu_model))
+        model = self.any_model or tasks.gpu_model in ("", self.gpu_model)
+        return not tasks.gpus or (self.resource == tasks.resource and model)
 
     def holds(self, tasks: Tasks) -> int:
         """Returns how many of the tasks fit on one such node, at most `tasks.count`."""
@@ -92,16 +95,51 @@ def place(tasks: Sequence[Tasks], field: Field) -> Layout | None:
 
 
 def search(tasks: Sequence[Tasks], field: Field, most_steps: int = MOST_STEPS) -> Placement:
-    ordered = [each for each in tasks if each.count]
-    ordered.sort(key=lambda each: (-each.gpus, not each.gpu_model, -each.cpu_milli, -each.memory_mb))
+    ordered = _ordered(tasks)
     if any(sum(shape.holds(each) * len(names) for shape, names in field.items()) < each.count for each in ordered):
         return Placement(None, field)
     if _short(ordered, field):
         return Placement(None, field)
-    greedy = _greedy(ordered, field)
-    if greedy or len(ordered) == 1:  # Equal tasks do not compete, so the greedy answer is exact.
-        return greedy or Placement(None, field)
+    greedy = fill(ordered, field)
+    if greedy.missing is None:
+        return Placement(greedy.layout, greedy.left)
+    if len(ordered) == 1:  # Equal tasks do not compete, so the greedy answer is exact.
+        return Placement(None, field)
     return _Exact(most_steps).search(ordered, field)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """`missing`: the tasks of the first role that did not all find a place, or None."""
+
+    layout: Layout
+    left: Field
+    missing: Tasks | None = None
+
+
+def fill(tasks: Sequence[Tasks], field: Field) -> Filled:
+    """Places as many tasks as fit, the largest first, each on the fullest nodes that hold it."""
+    left, laid, missing = dict(field), Counter[tuple[str, str]](), None
+    named = {each.gpu_model for each in tasks if each.gpu_model}
+    for each in _ordered(tasks):
+        short, wanted = each.count, named if not each.gpu_model else set[str]()
+        for shape in sorted(left, key=lambda shape: (shape.gpu_model in wanted, *_size(shape))):
+            here = shape.holds(each)
+            if not here or not short:
+                continue
+            for nodes, count in ((min(short // here, len(left[shape])), here), (1, short % here)):
+                if nodes and count and shape in left and short >= count:
+                    for name in _put(left, shape, nodes, shape.without(each, count)):
+                        laid[each.role, name] += count
+                    short -= nodes * count
+        if short and missing is None:
+            missing = replace(each, count=short)
+    return Filled(laid, left, missing)
+
+
+def _ordered(tasks: Iterable[Tasks]) -> list[Tasks]:
+    found = [each for each in tasks if each.count]
+    return sorted(found, key=lambda each: (-each.gpus, not each.gpu_model, -each.cpu_milli, -each.memory_mb))
 
 
 def why_never(tasks: Sequence[Tasks], empty: Field) -> Never | None:
@@ -139,28 +177,10 @@ def _put(field: dict[Shape, tuple[str, ...]], shape: Shape, nodes: int, to: Shap
     return taken
 
 
-def _greedy(tasks: Sequence[Tasks], field: Field) -> Placement | None:
-    left, laid = dict(field), Counter[tuple[str, str]]()
-    named = {each.gpu_model for each in tasks if each.gpu_model}
-    for each in tasks:
-        short, wanted = each.count, named if not each.gpu_model else set[str]()
-        for shape in sorted(left, key=lambda shape: (shape.gpu_model in wanted, *_size(shape))):
-            here = shape.holds(each)
-            if not here or not short:
-                continue
-            for nodes, count in ((min(short // here, len(left[shape])), here), (1, short % here)):
-                if nodes and count and shape in left and short >= count:
-                    for name in _put(left, shape, nodes, shape.without(each, count)):
-                        laid[each.role, name] += count
-                    short -= nodes * count
-        if short:
-            return None
-    return Placement(laid, left)
-
-
 def _size(shape: Shape) -> tuple[int | str | list[str] | list[tuple[str, str]], ...]:
     return (
         shape.gpus, shape.cpu_milli, shape.memory_mb, shape.gpu_model, shape.resource, sorted(shape.labels), sorted(shape.taints),
+        shape.any_model,
     )  # fmt: skip
 
 

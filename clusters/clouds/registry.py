@@ -107,6 +107,12 @@ def leads_routers(name: str) -> bool:
     return bool(kind) and DRIVERS[kind].leads_routers(stored)
 
 
+def orders_runs(name: str) -> bool:
+    """Returns whether a cloud decides itself which run starts next. One query, none for this machine."""
+    kind, stored = _stored(name)
+    return not kind or DRIVERS[kind].orders_runs(stored)
+
+
 def why_no_environments(name: str) -> str:
     """Returns why tasks of a cloud cannot start from a saved environment, or "". One query, none for this machine."""
     kind, stored = _stored(name)

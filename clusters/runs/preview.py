@@ -17,6 +17,7 @@ from django.utils import timezone
 from billing.metering.segments import Resources
 from billing.prices.book import price_book
 from billing.prices.rates import Prices, hourly, planned
+from clusters.admission.codes import Code
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.hook_lookup import judge_hook_names
 from clusters.catalog.lookup import Resolved, name_taken, resolve, usable_appcode
@@ -26,17 +27,26 @@ from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, free_rooms,
 from clusters.clouds.health import silences
 from clusters.clouds.models import CloudState
 from clusters.clouds.placement import Place
-from clusters.clouds.registry import asked
+from clusters.clouds.registry import asked, orders_runs
 from clusters.frameworks import FRAMEWORKS
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import TIME_LIMIT
+from clusters.runs import room
 from clusters.runs.models import Cluster
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
-from clusters.runs.quota import UNHOOKED, held, waiting, why_unread
+from clusters.runs.quota import UNHOOKED, UNREAD, held, waiting, why_unread
 from datastores.models import Datastore
 from portal.models import Appcode, User
 
 NOTHING_TO_SAY = Judgement("now", "", "")
+# Reasons that runs store while the portal holds them back.
+_CODES = {
+    "": Code.FITS,
+    "CloudUnreachable": Code.UNREACHABLE,
+    "Scheduled": Code.NOT_BEFORE,
+    UNREAD: Code.INPUT,
+    UNHOOKED: Code.HOOK,
+}
 # More room than this is shown as this number of tasks.
 MOST_SHOWN = 999
 
@@ -66,14 +76,16 @@ NOTHING = Cost(Decimal(0), Decimal(0), Decimal(0))
 
 @dataclass(frozen=True)
 class Preview:
-    """`place` is where the run would run, `notice` a sentence while that cloud is unreachable. `larger_quota` is the GPU quota
-    with which it would not wait for other runs of its appcode; None if it does not wait for them."""
+    """`place` is where the run would run, `notice` a sentence while that cloud is unreachable. `code` says for programs why it
+    waits or can never start. `larger_quota` is the GPU quota with which it would not wait for other runs of its appcode; None if
+    it does not wait for them."""
 
     place: Place
     notice: str
     tasks: int
     gpus: int
     fits: Fits
+    code: Code
     sentence: str
     cost: Cost
     larger_quota: int | None = None
@@ -102,7 +114,7 @@ def preview(
     judgements = (
         Judgement("waits", *unread) if unread[0] else NOTHING_TO_SAY,
         by_quota,
-        _room(resolved, capacity),
+        _room(resolved, capacity, instead_of),
         Judgement("waits", "CloudUnreachable", notice) if notice else NOTHING_TO_SAY,
         Judgement("waits", UNHOOKED, f"It waits for its hook {before}.") if before else NOTHING_TO_SAY,
     )
@@ -117,6 +129,7 @@ def preview(
         tasks=sum(each.count for each in spec.active_roles.values()),
         gpus=resolved.gpus,
         fits=judgement.fits,
+        code=_code(judgement),
         sentence=" ".join(filter(None, said)),
         cost=_cost(spec, resolved, appcode, capacity),
         larger_quota=in_use.gpus + sum(queue) + resolved.gpus
@@ -142,8 +155,8 @@ def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int) -> list[Size]:
     for flavor in flavors:
         task = Tasks("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb)
         rates = _rates(prices, now, task, capacity, appcode_id)
-        room = sum(room.holds(task) for room in rooms)
-        found.append(Size(flavor, int(min(room, MOST_SHOWN)), Cost(min(rates), max(rates), None)))
+        count = sum(each.holds(task) for each in rooms)
+        found.append(Size(flavor, int(min(count, MOST_SHOWN)), Cost(min(rates), max(rates), None)))
     return found
 
 
@@ -181,9 +194,15 @@ def tasks_of(resolved: Resolved) -> list[Tasks]:
     ]
 
 
-def _room(resolved: Resolved, capacity: Capacity) -> Judgement:
-    tasks = placed(resolved)
-    found = judge(tasks, capacity)
+def _code(judgement: Judgement) -> Code:
+    if judgement.reason == "QuotaExceeded":
+        return Code.OVER_LIMIT if judgement.fits == "never" else Code.QUOTA
+    return _CODES.get(judgement.reason) or Code(judgement.reason)
+
+
+def _room(resolved: Resolved, capacity: Capacity, instead_of: Cluster | None) -> Judgement:
+    tasks, cloud = placed(resolved), resolved.place.cloud
+    found = judge(tasks, capacity) if orders_runs(cloud) else room.judge(tasks, capacity, cloud, but=instead_of)
     if found.fits == "now" or tasks == tasks_of(resolved):
         return found
     return replace(

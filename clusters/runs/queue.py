@@ -7,11 +7,11 @@ so that neither names nor the number of appcodes leak. What a run waits for is d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from django.db.models import Case, Count, Exists, F, OuterRef, Q, QuerySet, Sum, When, Window
+from django.db.models import Case, Count, Exists, F, Q, QuerySet, Sum, When, Window
 from django.db.models.functions import Greatest, RowNumber
 from django.utils import timezone
 
@@ -20,16 +20,14 @@ from clusters.clouds.drivers.base.fit import Tasks, judge
 from clusters.clouds.health import silences_of
 from clusters.clouds.models import CloudState
 from clusters.clouds.placement import titles
-from clusters.runs.models import Run, Task
+from clusters.runs.models import Run
 from clusters.runs.preview import capacity_from
-from clusters.runs.status.phase import WAITING
+from clusters.runs.room import UNPLACED, lacking
 
 # Maximum length of each list: the first that wait, and those that hold most.
 MOST = 200
 ALIVE = Q(gone=False, desired=Run.Desired.RUNNING, verdict="", cluster__deleted_at=None)
-# Tasks without a machine, or that the cloud cannot create; also of a run in which some roles have started.
-_UNPLACED = Task.objects.filter(run=OuterRef("pk"), phase="Pending", node="", reason__in=WAITING)
-WAITS = ALIVE & (Q(phase=Run.Phase.QUEUED) | ~Q(blocked_message="") | Q(Exists(_UNPLACED)))
+WAITS = ALIVE & (Q(phase=Run.Phase.QUEUED) | ~Q(blocked_message="") | Q(Exists(UNPLACED)))
 HOLDS = Q(gone=False, gpu_rate__gt=0)
 
 
@@ -79,7 +77,7 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
     mine = _sums(HOLDS & seen | WAITS & seen)
     others = _sums((HOLDS | WAITS) & ~seen) if appcodes is not None else {}
     capacities = {name: capacity_from(state.capacity) for name, state in states.items()}
-    pending = _pending([run for run, _ in waiting if run.admitted_at])
+    pending = lacking([run for run, _ in waiting if run.admitted_at])
     found = []
     for name in sorted({*states, *mine, *others}):
         capacity = capacities.get(name, Capacity(()))
@@ -126,24 +124,7 @@ def _sums(which: Q) -> dict[str, Sums]:
     return {cloud: Sums(*counts) for cloud, *counts in found}
 
 
-def _pending(runs: Iterable[Run]) -> Mapping[tuple[int, str], int]:
-    """Number of tasks by run and role that should have a machine now and have none. One query."""
-    runs = list(runs)
-    has = Q(phase__in=["Pending", "Running"]) & ~Q(node="")
-    rows = Task.objects.filter(run__in=[run.pk for run in runs]).values_list("run_id", "role")
-    sums = rows.annotate(held=Count("pk", filter=has), done=Count("pk", filter=Q(phase="Succeeded")))
-    seen = {(run_id, role): (held, done) for run_id, role, held, done in sums}
-    found: dict[tuple[int, str], int] = {}
-    for run in runs:
-        for role, facts in run.roles.items():
-            held, done = seen.get((run.pk, role), (0, 0))
-            left = facts["count"] - done
-            at_once = run.spec["roles"].get(role, {}).get("atOnce") or left
-            found[run.pk, role] = max(0, min(at_once, left) - held)
-    return found
-
-
-def _waits(run: Run, place: int, capacity: Capacity, pending: Mapping[tuple[int, str], int]) -> Waits:
+def _waits(run: Run, place: int, capacity: Capacity, pending: Mapping[int, Sequence[Tasks]]) -> Waits:
     if place:
         return Waits(run, run.message, place, "quota")
     if capacity.in_order:
@@ -151,17 +132,7 @@ def _waits(run: Run, place: int, capacity: Capacity, pending: Mapping[tuple[int,
         return Waits(run, run.message, order, "cloud" if order else "")
     if run.admitted_at is None or run.wait_reason:
         return Waits(run, run.message)
-    tasks = [
-        Tasks(
-            role,
-            pending.get((run.pk, role), 0),
-            held["gpus"],
-            held["gpu_model"],
-            held["cpu_milli"] + held.get("beside_cpu_milli", 0),
-            held["memory_mb"] + held.get("beside_memory_mb", 0),
-        )
-        for role, held in run.resources.items()
-    ]
+    tasks = pending[run.pk]
     verdict = judge(tasks, replace(capacity, queue=()))
     why = run.message if verdict.fits == "now" or run.blocked_message else verdict.message
     return Waits(run, f"{_lacks(tasks, run)}{why}")

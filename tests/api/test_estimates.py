@@ -98,7 +98,7 @@ def test_what_copies_data_beside_tasks_takes_room_and_costs_nothing(people: Any,
         return answer
 
     bare, stored = preview(), preview(output="results")
-    assert (bare["fits"], stored["fits"]) == ("now", "never")
+    assert [(each["fits"], each["code"]) for each in (bare, stored)] == [("now", "Fits"), ("never", "OverPool")]
     assert stored["message"] == (
         "It needs 2.2 CPUs at one time; all machines together have 2 CPUs for tasks. Choose fewer tasks or a smaller flavor. "
         "That counts what copies and stores data or lets people in beside each task."
@@ -109,10 +109,14 @@ def test_what_copies_data_beside_tasks_takes_room_and_costs_nothing(people: Any,
     Run.objects.update(admitted_at=timezone.now())
     (waits,) = next(each for each in api.get("/queue")[1]["items"] if each["cloud"] == "training")["waiting"]
     assert waits["message"].startswith("It needs 2.2 CPUs at one time; all machines together have 2 CPUs")
+    # Its tasks are about to be placed, so the next run does not fit beside them; once it ends, it does.
+    assert (preview()["fits"], preview()["code"]) == ("waits", "Resources")
+    Run.objects.update(desired="ended")
+    assert preview()["fits"] == "now"
     state.heard_at = timezone.now() - dt.timedelta(seconds=30)
     state.save()
     silent = preview()
-    assert silent["fits"] == "waits"
+    assert (silent["fits"], silent["code"]) == ("waits", "Unreachable")
     assert silent["message"].startswith("The controller has told nothing of Training for 30 s;")
 
 

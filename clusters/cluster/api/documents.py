@@ -18,6 +18,7 @@ from pydantic.alias_generators import to_camel
 from billing.sums.access import SegmentRow
 from billing.sums.breakdown import Part
 from billing.sums.serializers import UsagePart, usage_parts
+from clusters.admission.codes import Code
 from clusters.clouds.health import silence_of
 from clusters.cluster.api.summaries import Looks
 from clusters.frame.documents import Phase
@@ -240,7 +241,12 @@ class PreviewDocument(Answer):
     tasks: int
     gpus: int
     fits: Literal["now", "waits", "never"]
-    message: str
+    code: Code = Field(
+        description="Why, for programs; stable, while `message` may change. Now: Fits. Waits: Quota, Behind (nodes are kept for "
+        "earlier runs), Placing, Gpus, Resources (CPU or memory), Fragmented (enough GPUs are free, in blocks that are too "
+        "small), NoNodes, NotBefore, Input, Hook, Unreachable. Never: OverLimit (the quota), NoSuchGpu, OverNode, OverPool."
+    )
+    message: str = Field(description="A sentence for people: what happens, what is needed and free, what to do.")
     cost_per_hour: Money = Field(description="With the dearest GPU model that its tasks may get.")
     cost_per_hour_low: Money = Field(description="With the cheapest one.")
     cost_limit: Money | None = Field(

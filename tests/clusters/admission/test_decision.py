@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.admission.decision import Ask, Code, Node, Share, Snapshot, decide
+from clusters.admission.codes import Code
+from clusters.admission.decision import Ask, Node, Share, Snapshot, decide
 from clusters.admission.packing import Shape, Tasks, group, place, search, why_never
 
 

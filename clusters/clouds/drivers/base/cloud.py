@@ -116,6 +116,11 @@ class Cloud(Protocol):
         return cpu_milli, memory_mb
 
     @classmethod
+    def orders_runs(cls, stored: Mapping[str, Any]) -> bool:
+        """Returns whether the cloud, or a queue in it, decides which run starts next."""
+        return True
+
+    @classmethod
     def gateway(cls, stored: Mapping[str, Any]) -> Gateway | None:
         """Returns the gateway to the endpoints of a plan, or None. `EndpointSeen` reports each endpoint."""
         return None

@@ -11,11 +11,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from clusters.admission.codes import Code
+from clusters.admission.codes import Fits as Fits
 from clusters.clouds.drivers.base.observations import Capacity, Node
 
-Fits = Literal["now", "waits", "never"]
 # Role and machine → number of tasks.
 Laid = Mapping[tuple[str, str], int]
 
@@ -133,33 +133,39 @@ def _lay(tasks: Sequence[Tasks], rooms: Sequence[Room]) -> tuple[Laid, Tasks | N
 
 
 def judge(tasks: Sequence[Tasks], capacity: Capacity) -> Judgement:
-    """Returns whether a run of these tasks starts now. Reasons: Unschedulable, NoNodes, WaitingForGPUs, WaitingForResources."""
+    """Returns whether a run of these tasks starts now. The reason is a Code."""
     tasks = [each for each in tasks if each.count]
     gpus = sum(each.count * each.gpus for each in tasks)
     if capacity.nodes and not any(node.takes_tasks for node in capacity.nodes):
-        return Judgement("waits", "Unschedulable", f"No machine takes tasks now: {_notes(capacity.nodes)}")
+        return Judgement("waits", Code.NO_NODES, f"No machine takes tasks now: {notes(capacity.nodes)}")
     if not capacity.nodes:
         if gpus:
-            return Judgement("waits", "NoNodes", "No machine has reported in yet; it starts when one does.")
-        return Judgement("now", "", "It asks for no GPU.")
+            return Judgement("waits", Code.NO_NODES, "No machine has reported in yet; it starts when one does.")
+        return Judgement("now", Code.FITS, "It asks for no GPU.")
     whole = all_rooms(capacity)
     if (missing := lay(tasks, whole)[1]) is not None:
-        return Judgement("never", "Unschedulable", _why_never(tasks, missing, whole))
+        return Judgement("never", *_why_never(tasks, missing, whole))
     rooms = free_rooms(capacity)
     _, missing, left = lay(tasks, rooms)
     if missing is None:
         return Judgement(
-            "now", "", f"It needs {_gpus(gpus)}, and {_free(tasks, capacity)}." if gpus else "It asks for no GPU."
+            "now",
+            Code.FITS,
+            f"It needs {_gpus(gpus)}, and {_free(tasks, capacity)}." if gpus else "It asks for no GPU.",
         )
     lacks_gpus = missing.gpus and sum(each.holds(_gpus_alone(missing)) for each in left) < missing.count
     place = (
         f" It would be number {len(capacity.queue) + 1} in the queue." if capacity.queue and capacity.in_order else ""
     )
-    reason = "WaitingForGPUs" if lacks_gpus else "WaitingForResources"
+    reason = Code.RESOURCES
+    if lacks_gpus:
+        reason = (
+            Code.FRAGMENTED if gpus <= sum(room.gpus for room in rooms if any(map(room.suits, tasks))) else Code.GPUS
+        )
     sentence = (
         _why_no_gpus(tasks, missing, left, capacity) if lacks_gpus else _why_no_room(tasks, missing, left, capacity)
     )
-    return Judgement("waits", reason, f"{sentence}{place}{_closed(capacity)}")
+    return Judgement("waits", reason, f"{sentence}{place}{closed(capacity)}")
 
 
 def worst(*judgements: Judgement) -> Judgement:
@@ -168,23 +174,24 @@ def worst(*judgements: Judgement) -> Judgement:
     return min(judgements, key=lambda judgement: order[judgement.fits])
 
 
-def _why_never(tasks: Sequence[Tasks], missing: Tasks, rooms: Sequence[Room]) -> str:
+def _why_never(tasks: Sequence[Tasks], missing: Tasks, rooms: Sequence[Room]) -> tuple[Code, str]:
     smaller = "Choose a smaller flavor."
     suiting = [room for room in rooms if room.suits(missing)]
     most = max((room.gpus for room in suiting), default=0)
     if missing.gpus > most:
-        return f"No machine has {missing.gpus} {missing.gpu_model or 'GPU'}s for one {missing.role}. {smaller}"
+        code = Code.OVER_NODE if most else Code.NO_SUCH_GPU
+        return code, f"No machine has {missing.gpus} {missing.gpu_model or 'GPU'}s for one {missing.role}. {smaller}"
     for need, of, amount in _SIZES:
         if need(missing) > max((of(room) for room in suiting), default=0):
-            return f"No machine has {amount(need(missing))} for one {missing.role}. {smaller}"
+            return Code.OVER_NODE, f"No machine has {amount(need(missing))} for one {missing.role}. {smaller}"
     for need, of, amount in (_GPUS, *_SIZES):
         total, have = sum(each.count * need(each) for each in tasks), sum(of(room) for room in rooms)
         if total > have:
-            return (
+            return Code.OVER_POOL, (
                 f"It needs {amount(total)} at one time; all machines together have {amount(have)} for tasks. "
                 "Choose fewer tasks or a smaller flavor."
             )
-    return (
+    return Code.OVER_POOL, (
         f"{missing.count} of its tasks ({missing.role}, {_what(missing)} each) find no place beside the others, "
         "even when all machines are empty. Choose fewer tasks or a smaller flavor."
     )
@@ -265,11 +272,11 @@ def _free(tasks: Iterable[Tasks], capacity: Capacity) -> str:
     return f"{free} of {have}{kind} are free"
 
 
-def _closed(capacity: Capacity) -> str:
+def closed(capacity: Capacity) -> str:
     """Explains GPUs that are unused but not available."""
-    closed = [node for node in capacity.nodes if node.gpus and not node.takes_tasks]
-    return f" {len(closed)} of {len(capacity.nodes)} machines take no tasks: {_notes(closed)}" if closed else ""
+    shut = [node for node in capacity.nodes if node.gpus and not node.takes_tasks]
+    return f" {len(shut)} of {len(capacity.nodes)} machines take no tasks: {notes(shut)}" if shut else ""
 
 
-def _notes(nodes: Sequence[Node]) -> str:
+def notes(nodes: Sequence[Node]) -> str:
     return " ".join(sorted({node.note for node in nodes if node.note and not node.takes_tasks}))

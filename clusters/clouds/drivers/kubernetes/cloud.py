@@ -167,6 +167,11 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         return Gateway(settings.apps_domain, settings.gateway_address) if settings.serves else None
 
     @classmethod
+    def orders_runs(cls, stored: Mapping[str, Any]) -> bool:
+        """Only Kueue does: kube-scheduler places pods one by one."""
+        return bool(Settings.readable(stored).kueue_queue)
+
+    @classmethod
     def leads_routers(cls, stored: Mapping[str, Any]) -> bool:
         settings = Settings.readable(stored)
         return bool(settings.router_namespace or settings.gateway_namespace)

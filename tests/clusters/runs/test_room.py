@@ -1,0 +1,325 @@
+"""Whether a new run finds room on a Kubernetes cloud, and what people and programs are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusters.admission.codes import Code
+from clusters.admission.decision import Verdict, decide
+from clusters.admission.words import _WORDS, sentence
+from clusters.clouds.drivers.base import Capacity, Node, fit
+from clusters.clouds.drivers.base.fit import Tasks
+from clusters.runs.room import Taken, snapshot
+
+WHOLE = "It starts when enough whole nodes are free; tasks with fewer GPUs may start earlier."
+SMALL = "in blocks that are too small."
+SOON = "It starts as soon as enough are free."
+FEWER = "Choose fewer tasks or a smaller flavor."
+NOBODY: dict[str, Taken] = {}
+
+
+def node(name: str = "n1", free: int = 8, **more: Any) -> Node:
+    facts: dict[str, Any] = {"gpu_model": "H200", "gpus": 8, "cpu_milli": 64_000, "memory_mb": 1 << 18, **more}
+    return Node(name, gpus_free=free, **facts)
+
+
+def nodes(count: int, free: int = 8) -> tuple[Node, ...]:
+    return tuple(node(f"n{number}", free) for number in range(count))
+
+
+def judged(tasks: list[Tasks], seen: tuple[Node, ...], *before: list[Tasks], held: Any = NOBODY) -> Verdict:
+    return decide(snapshot(Capacity(seen), held, list(enumerate(before)), tasks))["new"]
+
+
+def told(*asked: Any, **more: Any) -> tuple[Code, str]:
+    verdict = judged(*asked, **more)
+    return verdict.code, sentence(verdict)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "seen", "code", "words"),
+    [
+        (Tasks("worker", 10, 8), nodes(13), Code.FITS, "It needs 80 GPUs, and 104 of 104 are free."),
+        (Tasks("master", 1, 0, "", 500), nodes(1), Code.FITS, "It asks for no GPU."),
+        (
+            Tasks("worker", 2, 8), nodes(13, 4), Code.FRAGMENTED,
+            f"It needs 8 GPUs on one node for each of 2 tasks; 52 of 104 are free, but at most 4 on one node. {WHOLE}",
+        ),
+        (
+            Tasks("worker", 3, 4), (node("a", 4), node("b", 6), node("c", 2)), Code.FRAGMENTED,
+            f"It needs 3 × 4 GPUs, each on one node; 2 of these find room now. 12 of 24 are free, {SMALL} {WHOLE}",
+        ),
+        (
+            Tasks("worker", 2, 1, "H200"), (node(free=1), node("n2", 8, gpu_model="A100")), Code.GPUS,
+            "It needs 2 GPUs; 1 of 8 H200 are free. It starts as soon as enough are free.",
+        ),
+        (
+            Tasks("worker", 1, 1, "", 8000), (node(cpu_milli_free=4000),), Code.RESOURCES,
+            f"It needs 8 CPUs on one node for one worker, and at most 4 CPUs are free where its GPUs are. {SOON}",
+        ),
+        (
+            Tasks("worker", 3, 0, "", 1000), (node(cpu_milli_free=2500),), Code.RESOURCES,
+            "It needs room for 3 × worker (1 CPU each), and there is room for 2 now. It starts as soon as enough are free.",
+        ),
+        (
+            Tasks("worker", 1, 16), nodes(2), Code.OVER_NODE,
+            "One worker needs 16 GPUs on one node; the largest has 8 GPUs. Choose a smaller flavor and more tasks.",
+        ),
+        (
+            Tasks("worker", 1, 1, "L4"), nodes(2), Code.NO_SUCH_GPU,
+            "No node has GPUs of the model L4, which one worker needs. Choose another flavor.",
+        ),
+        (
+            Tasks("worker", 3, 8), nodes(2), Code.OVER_POOL,
+            "It needs 24 GPUs at one time; all machines together have 16 GPUs for tasks. Choose fewer tasks or a smaller flavor.",
+        ),
+        (
+            Tasks("worker", 3, 5), nodes(2), Code.OVER_POOL,
+            f"1 of its tasks (worker, 5 GPUs each) find no place beside the others, even when all machines are empty. {FEWER}",
+        ),
+        (
+            Tasks("master", 1, 0, "", 500), (node(gpu_tasks_only=True),), Code.OVER_NODE,
+            "No node takes one master, which needs no GPU. Choose a flavor with GPUs.",
+        ),
+        (Tasks("worker", 1, 1), (), Code.NO_NODES, "No machine has reported in yet; it starts when one does."),
+        (Tasks("master", 1), (), Code.FITS, "It asks for no GPU."),
+    ],
+)  # fmt: skip
+def test_each_verdict_says_what_is_needed_what_is_free_and_what_to_do(
+    tasks: Tasks, seen: tuple[Node, ...], code: Code, words: str
+) -> None:
+    assert told([tasks], seen) == (code, words)
+
+
+def test_every_code_that_is_decided_has_words() -> None:
+    portal = {Code.NOT_BEFORE, Code.INPUT, Code.HOOK, Code.UNREACHABLE}
+    assert set(Code) - set(_WORDS) == portal
+    for code in _WORDS:
+        assert sentence(Verdict(code, {})).endswith(".")
+
+
+@pytest.mark.parametrize("admitted", [[Tasks("worker", 80, 1)], [Tasks("worker", 40, 1), Tasks("ps", 40, 1)]])
+def test_of_two_runs_of_80_on_120_the_second_waits_while_the_first_is_placed(admitted: list[Tasks]) -> None:
+    new = [Tasks("worker", 80, 1)]
+    words = "It needs 80 GPUs; 40 of 120 are free, as 1 run before it takes 80. It starts as soon as enough are free."
+    assert told(new, nodes(15), admitted) == (Code.GPUS, words)
+    # All of it is bound, and the observation does not count it yet.
+    bound = {f"n{number}": Taken(8) for number in range(10)}
+    assert told(new, nodes(15), held=bound) == (Code.GPUS, words.replace(", as 1 run before it takes 80", ""))
+    # A part of it is bound and counted, another part bound only, the rest nowhere.
+    seen = (*nodes(4, 0), *(node(f"m{number}") for number in range(11)))
+    part = {f"n{number}": Taken(8) for number in range(4)} | {f"m{number}": Taken(8) for number in range(3)}
+    code, words = told(new, seen, [Tasks("worker", 24, 1)], held=part)
+    assert (code, "40 of 120 are free" in words) == (Code.GPUS, True)
+
+
+def test_an_admitted_run_that_fits_in_part_takes_that_part_and_keeps_nothing_more() -> None:
+    large = [Tasks("worker", 3, 8)]
+    seen = (node("a"), node("b", 4), node("c", 0))
+    assert judged([Tasks("worker", 1, 8)], seen, large).code is Code.GPUS
+    assert judged([Tasks("worker", 4, 1)], seen, large).code is Code.FITS
+    assert judged([Tasks("worker", 5, 1)], seen, large).code is Code.GPUS
+
+
+def test_never_counts_all_nodes_and_now_only_those_that_take_tasks() -> None:
+    closed = node("n2", 0, takes_tasks=False)
+    assert judged([Tasks("worker", 2, 8)], (node(), closed)).code is Code.GPUS
+    assert judged([Tasks("worker", 1, 8)], (closed,)).code is Code.NO_NODES
+    assert judged([Tasks("worker", 3, 8)], (node(), closed)).code is Code.OVER_POOL
+
+
+@pytest.mark.parametrize("unreported", [{"cpu_milli": 0}, {"memory_mb": 0}, {"cpu_milli": 0, "cpu_milli_free": 0}])
+def test_what_a_node_does_not_report_keeps_no_run_away(unreported: dict[str, int]) -> None:
+    held = {"n1": Taken(1, 2000, 10_000)}
+    assert judged([Tasks("worker", 2, 1, "", 30_000, 100_000)], (node(**unreported),), held=held).code is Code.FITS
+
+
+def test_simulated_gpus_take_every_model_and_other_gpus_their_own() -> None:
+    assert judged([Tasks("worker", 1, 1, "L4")], (node(simulated=True),)).code is Code.FITS
+    assert judged([Tasks("worker", 1, 1, "L4")], (node(),)).code is Code.NO_SUCH_GPU
+
+
+amounts = st.integers(0, 4)
+seen_nodes = st.lists(
+    st.builds(
+        lambda model, gpus, free, cpu, cpu_free, simulated, only, ready: Node(
+            "", model, gpus, min(gpus, free), cpu * 1000, 0, simulated, "", ready,
+            None if cpu_free is None else min(cpu, cpu_free) * 1000, gpu_tasks_only=only,
+        ),
+        st.sampled_from(["A", "B"]), amounts, amounts, amounts, st.none() | amounts, st.booleans(), st.booleans(), st.booleans(),
+    ),
+    min_size=1, max_size=4,
+).map(lambda found: tuple(Node(**{**vars(each), "name": f"n{number}"}) for number, each in enumerate(found)))  # fmt: skip
+one_role = st.builds(Tasks, st.just("w"), st.integers(1, 3), amounts, st.sampled_from(["", "A"]), st.integers(0, 3000))
+
+
+@given(one_role, seen_nodes)
+def test_one_role_alone_is_judged_as_by_the_earlier_judgement(tasks: Tasks, seen: tuple[Node, ...]) -> None:
+    """Except that a run that no node could hold is told so even while no node takes tasks, and that CPU which a node does not
+    report is not free 0 either."""
+    known = tuple(
+        Node(**{**vars(each), "cpu_milli_free": each.cpu_milli_free if each.cpu_milli else None}) for each in seen
+    )
+    expected = fit.judge([tasks], Capacity(known))
+    found = judged([tasks], seen).code
+    if any(each.takes_tasks for each in seen):
+        assert found.fits == expected.fits
+    else:
+        assert found.fits == "never" or found is Code.NO_NODES
+
+
+@given(one_role, seen_nodes, st.dictionaries(st.sampled_from(["n0", "n1"]), st.builds(Taken, amounts)), one_role)
+def test_what_others_hold_never_helps_and_never_makes_it_impossible(
+    tasks: Tasks, seen: tuple[Node, ...], held: dict[str, Taken], before: Tasks
+) -> None:
+    alone = judged([tasks], seen).code
+    for found in (judged([tasks], seen, held=held).code, judged([tasks], seen, [before]).code):
+        assert found.fits in {"now": ("now", "waits"), "waits": ("waits",), "never": ("never",)}[alone.fits]
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.sampled_from([1, 2, 4, 8])), max_size=4), st.integers(0, 8))
+def test_what_is_promised_now_is_free_whatever_is_placed_before(several: list[tuple[int, int]], free: int) -> None:
+    """Each run that is told "now" is placed; all of them together hold no more than there is."""
+    left, placed = 3 * free, 0
+    before: list[list[Tasks]] = []
+    for count, gpus in several:
+        tasks = [Tasks("worker", count, gpus)]
+        if judged(tasks, nodes(3, free), *before).code is Code.FITS:
+            before.append(tasks)
+            placed += count * gpus
+    assert placed <= left
+
+
+PREVIEW = "/appcodes/ops-demo/preview"
+
+
+@pytest.fixture
+def training(page_catalogue: None, people: Any) -> Any:
+    """A Kubernetes cloud of 15 nodes with 8 GPUs for everybody, and a quota that does not matter."""
+    from clusters.clouds.models import Cloud, CloudState
+    from clusters.runs.status.observe import save_capacity
+    from portal.models import Appcode
+
+    Cloud.objects.create(name="training", kind="kubernetes", title="Training", is_default=True)
+    save_capacity("training", Capacity(nodes(15)))
+    CloudState.objects.filter(name="training").update(heard_at=timezone.now())
+    Appcode.objects.update(gpu_quota=1000)
+    return Cloud
+
+
+def gang(size: int, name: str = "gang", appcode: str = "ops-demo") -> dict[str, Any]:
+    flavor = {"flavor": "middle-1-gpu"}
+    roles = {"master": flavor, "worker": {**flavor, "count": size - 1}}
+    spec = {"image": "container-only", "command": "true", "roles": roles}
+    return {"kind": "cluster", "metadata": {"name": name, "appcode": appcode}, "spec": spec}
+
+
+def create_theirs(people: Any, size: int, name: str = "theirs") -> None:
+    """Creates a cluster of another appcode."""
+    from tests.api.client import api_of
+
+    assert api_of(people.root).post("/appcodes/flight-demo/clusters", gang(size, name, "flight-demo"))[0] == 201
+
+
+@pytest.mark.django_db
+def test_the_second_of_two_gangs_is_told_that_it_waits_from_the_first_moment_on(
+    training: Any, people: Any, as_person: Any
+) -> None:
+    from clusters.runs.models import Run, Task
+    from tests.api.client import api_of
+
+    api = api_of(people.bob)
+    answer = api.post(PREVIEW, gang(80))[1]
+    assert (answer["fits"], answer["code"], answer["message"]) == (
+        "now",
+        "Fits",
+        "It needs 80 GPUs, and 120 of 120 are free.",
+    )
+    create_theirs(people, 80)
+    waits = "It needs 80 GPUs; 40 of 120 are free, as 1 run before it takes 80. It starts as soon as enough are free."
+
+    def second() -> tuple[str, str]:
+        answer = api.post(PREVIEW, gang(80, "second"))[1]
+        assert answer["fits"] == "waits"
+        return answer["code"], answer["message"]
+
+    assert second() == ("Gpus", waits)
+    Run.objects.update(admitted_at=timezone.now(), phase="Starting")
+    assert second() == ("Gpus", waits)
+    run = Run.objects.get()
+    Task.objects.bulk_create(
+        Task(run=run, role=role, index=index, uid=f"{role}-{index}", phase="Pending", node=f"n{number // 8}")
+        for number, (role, index) in enumerate([("master", 0), *(("worker", index) for index in range(66))])
+    )
+    assert second() == ("Gpus", waits.replace("takes 80", "takes 13"))
+    Run.objects.update(desired="ended")
+    Task.objects.update(phase="Succeeded")
+    assert api.post(PREVIEW, gang(80, "second"))[1]["code"] == "Fits"
+    # The form has the same sentence.
+    Run.objects.update(desired="running")
+    Task.objects.all().delete()
+    form = {
+        "name": "second",
+        "appcode": "ops-demo",
+        "framework": "tensorflow",
+        "image": "container-only",
+        "command": "true",
+    }
+    form |= {"master_flavor": "middle-1-gpu", "worker_flavor": "middle-1-gpu", "worker_count": "79"}
+    assert waits in as_person(people.bob).post("/clusters/preview", form).content.decode()
+
+
+@pytest.mark.django_db
+def test_quota_comes_first_and_keeps_its_words(training: Any, people: Any) -> None:
+    from portal.models import Appcode
+    from tests.api.client import api_of
+
+    api = api_of(people.bob)
+    Appcode.objects.update(gpu_quota=10)
+    assert api.post(PREVIEW, gang(11))[0] == 422
+    assert api.post("/appcodes/ops-demo/clusters", gang(8, "first"))[0] == 201
+    answer = api.post(PREVIEW, gang(5))[1]
+    assert (answer["fits"], answer["code"]) == ("waits", "Quota")
+    assert answer["message"].startswith("Waiting for quota: needs 5 GPUs, 10 of 10 of ops-demo are free.")
+
+
+@pytest.mark.django_db
+def test_a_cloud_with_a_queue_of_its_own_is_judged_as_before(training: Any, people: Any) -> None:
+    from tests.api.client import api_of
+
+    api = api_of(people.bob)
+    create_theirs(people, 80)
+    assert api.post(PREVIEW, gang(80))[1]["code"] == "Gpus"
+    training.objects.filter(name="training").update(settings={"kueue_queue": "gpus"})
+    assert api.post(PREVIEW, gang(80))[1]["code"] == "Fits"
+
+
+@pytest.mark.django_db
+def test_a_changed_cluster_does_not_wait_for_its_own_last_run(training: Any, people: Any) -> None:
+    from clusters.manifest.cluster import ClusterManifest
+    from clusters.runs.models import Cluster, Run
+    from clusters.runs.preview import preview
+    from tests.api.client import api_of
+
+    assert api_of(people.bob).post("/appcodes/ops-demo/clusters", gang(80, "first"))[0] == 201
+    Run.objects.update(admitted_at=timezone.now())
+    manifest = ClusterManifest.model_validate(gang(80, "first"))
+    assert preview(manifest, acting_user=people.bob, instead_of=Cluster.objects.get()).code == "Fits"
+
+
+@pytest.mark.django_db
+def test_a_preview_costs_a_constant_number_of_queries(
+    training: Any, people: Any, django_assert_max_num_queries: Any
+) -> None:
+    from clusters.runs.room import judge
+
+    capacity = Capacity(nodes(15))
+    for name in ("one", "two", "three"):
+        create_theirs(people, 2, name)
+        with django_assert_max_num_queries(3):
+            judge([Tasks("worker", 1, 1)], capacity, "training")
