@@ -98,13 +98,14 @@ def _tasks(several: Iterable[fit.Tasks]) -> tuple[Tasks, ...]:
 
 def placing(cloud: str, but: Cluster | None = None) -> list[tuple[int, Sequence[fit.Tasks]]]:
     """Returns the runs that their cloud is about to place, oldest first, with their tasks that have no node. Two queries."""
-    judged = Q(admitted_at__isnull=False) | Q(wait_reason="", source=None)  # Others wait in the portal.
-    begun = Q(not_before=None) | Q(not_before__lte=timezone.now())
-    open_ = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
+    # Also new runs that are about to be admitted. Others wait in the portal.
+    admitted = Q(admitted_at__isnull=False) | Q(wait_reason="", source=None)
+    due = Q(not_before=None) | Q(not_before__lte=timezone.now())
+    unplaced = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
     runs = Run.objects.filter(
-        judged,
-        begun,
-        open_,
+        admitted,
+        due,
+        unplaced,
         cloud=cloud,
         gone=False,
         desired=Run.Desired.RUNNING,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 import pytest
@@ -272,6 +273,49 @@ def test_the_second_of_two_gangs_is_told_that_it_waits_from_the_first_moment_on(
     }
     form |= {"master_flavor": "middle-1-gpu", "worker_flavor": "middle-1-gpu", "worker_count": "79"}
     assert waits in as_person(people.bob).post("/clusters/preview", form).content.decode()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"not_before": timezone.now() + dt.timedelta(hours=1)},
+        {"blocked_message": "The quota of its namespace is used up."},
+        {"wait_reason": "QuotaExceeded"},
+        {"desired": "ended"},
+        {"cloud": "local"},
+    ],
+)
+def test_a_run_that_its_cloud_does_not_place_now_takes_nothing(
+    training: Any, people: Any, facts: dict[str, Any]
+) -> None:
+    from clusters.runs.models import Run
+    from clusters.runs.room import placing
+
+    create_theirs(people, 80)
+    ((_, tasks),) = placing("training")
+    assert {each.role: each.count for each in tasks} == {"master": 1, "worker": 79}
+    Run.objects.update(**facts)
+    assert placing("training") == []
+
+
+@pytest.mark.django_db
+def test_what_tasks_hold_is_summed_by_node_with_the_helpers_beside_them(training: Any, people: Any) -> None:
+    from clusters.runs.models import Run, Task
+    from clusters.runs.room import taken
+
+    create_theirs(people, 3)
+    run = Run.objects.get()
+    run.resources["worker"] |= {"beside_cpu_milli": 100, "beside_memory_mb": 20}
+    run.save()
+    places = [("master", 0, "n0", "Running"), ("worker", 0, "n0", "Pending"), ("worker", 1, "n1", "Failed")]
+    Task.objects.bulk_create(
+        Task(run=run, role=role, index=index, uid=f"{role}-{index}", phase=phase, node=name)
+        for role, index, name, phase in places
+    )
+    assert taken("training") == {"n0": Taken(2, 2100, 4116)}
+    Run.objects.update(gone=True)
+    assert taken("training") == {}
 
 
 @pytest.mark.django_db
