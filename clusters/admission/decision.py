@@ -117,10 +117,11 @@ class _Pool:
         self._first = self._free = group((node.name, node.free) for node in nodes if node.ready)
         self._ahead = 0  # Earlier runs that take some of them.
         self._kept: Field = {}  # Nodes that earlier waiting runs keep.
+        self._every: Field = self._free  # Free resources, including those that earlier runs keep.
         self._open = set(self._empty)  # Kinds of nodes of which none is kept.
         self._never: dict[tuple[Tasks, ...], tuple[Code, Values] | None] = {}
         self._failed: set[tuple[Tasks, ...]] = set()  # Free nodes only become fewer, so these stay without a place.
-        self._counts: dict[tuple[Tasks, ...], Values] = {}
+        self._counts: dict[frozenset[Tasks], Values] = {}
         self._why: dict[tuple[Tasks, ...], tuple[Code, Values]] = {}
 
     def never(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values] | None:
@@ -163,15 +164,16 @@ class _Pool:
 
     def counts(self, tasks: tuple[Tasks, ...]) -> Values:
         """GPUs that suit the tasks: `total`, `free` (or kept for an earlier run), and `before`: those that `ahead` runs take."""
-        if tasks not in self._counts:
-            free = _gpus(self._every, tasks)
-            self._counts[tasks] = {
-                "total": _gpus(self._empty, tasks),
+        kinds = frozenset(_one_gpu(each) for each in tasks if each.gpus)
+        if kinds not in self._counts:
+            free = _gpus(self._every, kinds)
+            self._counts[kinds] = {
+                "total": _gpus(self._empty, kinds),
                 "free": free,
-                "before": _gpus(self._first, tasks) - free,
+                "before": _gpus(self._first, kinds) - free,
                 "ahead": self._ahead,
             }
-        return self._counts[tasks]
+        return self._counts[kinds]
 
     def why_waits(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values]:
         if tasks not in self._why:
@@ -192,13 +194,9 @@ class _Pool:
             return Code.RESOURCES, _lacks(tasks, every)
         return Code.FRAGMENTED, _lacks(alone, every)
 
-    @property
-    def _every(self) -> Field:
-        """Free resources, including those that earlier runs keep."""
-        return _both(self._free, self._kept)
-
     def _change(self, left: Field) -> None:
         self._free, self._ahead = left, self._ahead + 1
+        self._every = _both(self._free, self._kept)
         self._counts.clear()
         self._why.clear()
 
@@ -248,12 +246,14 @@ def _describe(tasks: Tasks, suiting: Iterable[Shape]) -> Values:
     return found
 
 
-def _gpus(nodes: Field, tasks: Iterable[Tasks]) -> int:
-    """GPUs of the nodes that suit any of the tasks with GPUs."""
-    asked = {replace(each, count=1) for each in tasks if each.gpus}
-    return sum(
-        max(0, shape.gpus) * len(names) for shape, names in nodes.items() if any(shape.suits(each) for each in asked)
-    )
+def _one_gpu(tasks: Tasks) -> Tasks:
+    """Equal for all tasks that the same nodes suit."""
+    return Tasks("", 1, 1, tasks.gpu_model, 0, 0, tasks.resource, tasks.labels, tasks.tolerated)
+
+
+def _gpus(nodes: Field, kinds: Iterable[Tasks]) -> int:
+    """GPUs of the nodes that suit any of these."""
+    return sum(max(0, shape.gpus) * len(names) for shape, names in nodes.items() if any(map(shape.suits, kinds)))
 
 
 def _both(one: Field, other: Field) -> Field:

@@ -1,5 +1,6 @@
 import itertools
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -95,6 +96,48 @@ def test_place_finds_nodes_exactly_where_every_combination_tried_does(nodes, sev
         for role, items in by_role.items():
             chosen += [int(node[1:]) for (of, node), count in items if of == role for _ in range(count)]
         assert holds(chosen)
+
+
+asked = st.lists(st.tuples(kinds, st.sampled_from("xy"), st.booleans()), max_size=6)
+pool = st.lists(st.tuples(shapes, st.integers(0, 4), st.booleans()), max_size=4).map(
+    lambda found: tuple(
+        Node(f"n{i}", shape, replace(shape, gpus=min(free, shape.gpus)), ready)
+        for i, (shape, free, ready) in enumerate(found)
+    )
+)
+
+
+@given(pool, asked, st.integers(0, 8))
+def test_no_node_and_no_quota_is_exceeded_and_what_is_remembered_changes_no_verdict(nodes, several, quota):
+    def verdicts(role):
+        asks = [
+            Ask(f"r{i}", appcode, (replace(tasks, role=role(i)),), admitted)
+            for i, (tasks, appcode, admitted) in enumerate(several)
+        ]
+        return asks, decide(Snapshot(nodes, tuple(asks), {"x": Share(quota)}))
+
+    asks, found = verdicts(lambda i: "w")
+    others = verdicts(lambda i: f"w{i}")[1]
+    assert [each.code for each in found.values()] == [each.code for each in others.values()]
+    assert [each.rank for each in found.values()] == [each.rank for each in others.values()]
+    gpus, held = dict.fromkeys((node.name for node in nodes if node.ready), 0), 0
+    for ask in asks:
+        verdict = found[ask.run]
+        for (_, name), count in (verdict.nodes or {}).items():
+            gpus[name] += count * ask.tasks[0].gpus
+        if nodes and verdict.code is Code.FITS:
+            assert sum(verdict.nodes.values()) == ask.tasks[0].count, "whole or not at all"
+            held += ask.gpus * (ask.appcode == "x")
+    assert all(gpus[node.name] <= node.free.gpus for node in nodes if node.ready)
+    assert held <= quota
+
+
+def test_a_run_that_is_being_placed_takes_what_fits_and_keeps_nothing_more():
+    tasks = (Tasks("w", 3, 8),)
+    asks = (Ask("admitted", "x", tasks, admitted=True), Ask("new", "x", (Tasks("w", 4, 1),)))
+    verdicts = decide(Snapshot((*cloud(8, 2, free=8), Node("small", Shape(8), Shape(4))), asks))
+    assert (verdicts["admitted"].code, sum(verdicts["admitted"].nodes.values())) == (Code.PLACING, 2)
+    assert (verdicts["new"].code, verdicts["new"].nodes) == (Code.FITS, {("w", "small"): 4})
 
 
 def test_10000_asks_on_1200_nodes_print_their_time():
