@@ -18,6 +18,7 @@ _FLAGS = struct.Struct("16sh14x")
 # 1 GiB: a bucket consists of files of up to this size.
 VOLUME_MB = 1024
 METRICS_PORT = 9327
+MASTER_PORT = 9333  # its default
 # It holds several copies of each incoming chunk, ten chunks per client at once, so small chunks keep its memory small.
 CHUNK_MB = 1
 # Go reports 250 MB of heap from the start, mostly buffers that are never touched. With a lower limit its collector
@@ -33,6 +34,8 @@ OPTIONS = (
     "-filer.disableDirListing",
     f"-master.volumeSizeLimitMB={VOLUME_MB}",
     "-master.telemetry=false",
+    # A master without others need not wait 10 s for them, during which nothing can be read.
+    "-master.electionTimeout=1s",
     "-volume.max=0",
     "-volume.preStopSeconds=0",
     "-volume.index=leveldb",

@@ -32,7 +32,7 @@ import psycopg2
 from aiohttp import web
 
 from datastores.storage.door import AWAY, HEARD, Grant, Refusal, judge
-from datastores.storage.inside import MEMORY, METRICS_PORT
+from datastores.storage.inside import MASTER_PORT, MEMORY, METRICS_PORT
 from datastores.storage.operations import Confusing, read
 from portal.up.servers import STORAGE_PROOF
 from portal.up.services import dies_with_parent, private_folder
@@ -44,14 +44,28 @@ KEYS_REMEMBERED = 10_000
 AT_ONCE = 256 * 1024
 MAX_HEAD = 64 * 1024
 AGAIN = 1.0
-# It stops its parts one by one. Acknowledged writes are on disk before, so a kill loses nothing.
-STOP_SECONDS = 40.0
+# Seconds for requests that are under way. Its filer would wait longer, for a stream of its own S3 port that never ends.
+# Acknowledged writes are on disk before, so the kill that follows loses nothing.
+STOP_SECONDS = 3.0
+# Seconds until it must have found its volumes. Later, a volume that it cannot load would keep all others away.
+LOAD_SECONDS = 30.0
 
 # The store counts once a minute.
 MEASURE_SECONDS = 60.0
 _SIZE = re.compile(r'^SeaweedFS_s3_bucket_size_bytes\{bucket="([^"]+)"\} (\S+)$', re.MULTILINE)
 _METRICS_AT = f"http://127.0.0.1:{METRICS_PORT}/metrics"
 _METRICS = f"import urllib.request; print(urllib.request.urlopen('{_METRICS_AT}', timeout=20).read().decode())"
+# Prints the ids of volumes in a folder whose place the master does not know yet. Until it knows, reads fail with status 500.
+_VOLUMES = """
+import json, pathlib, sys, urllib.request
+stored = {int(file.stem.rpartition("_")[2]) for file in pathlib.Path(sys.argv[2]).glob("*.dat")}
+with urllib.request.urlopen(sys.argv[1], timeout=5) as answer:
+    centers = json.load(answer)["Volumes"]["DataCenters"]
+servers = [server for racks in centers.values() for servers in racks.values() for server in servers.values()]
+assert servers
+print(*sorted(stored - {volume["Id"] for server in servers for volume in server}))
+"""
+_MASTER_AT = f"http://127.0.0.1:{MASTER_PORT}/vol/status"
 MEASURED = """
     UPDATE datastores_storage SET used_bytes = told.bytes, measured_at = now()
     FROM unnest(%(buckets)s::text[], %(sizes)s::bigint[]) AS told (bucket, bytes) WHERE datastores_storage.bucket = told.bucket
@@ -221,23 +235,42 @@ def sizes(text: str) -> dict[str, int]:
     return {bucket: int(float(size)) for bucket, size in _SIZE.findall(text)}
 
 
+async def ask(store: int, *program: str) -> str:
+    """Runs a Python program inside the store's network and returns its output. Raises OSError, also if it fails."""
+    owner = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+    argv = ["nsenter", "--target", str(store), "--net", *owner, "--", sys.executable, "-I", "-c", *program]
+    asked = await asyncio.create_subprocess_exec(
+        *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
+    )
+    said, errors = await asked.communicate()
+    if asked.returncode:
+        raise OSError(errors.decode(errors="replace").strip().rpartition("\n")[2])
+    return said.decode()
+
+
+async def load(store: int, folder: Path) -> None:
+    """Waits until the store can read every volume in its folder, at most LOAD_SECONDS; then it says which it cannot."""
+    missing = "all"
+    try:
+        async with asyncio.timeout(LOAD_SECONDS):
+            while missing:
+                with contextlib.suppress(OSError):
+                    missing = (await ask(store, _VOLUMES, _MASTER_AT, str(folder))).strip()
+                await asyncio.sleep(0.1 if missing else 0)
+    except TimeoutError:
+        print(
+            f"Objects cannot be read, because the store did not load these volumes: {missing}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 async def measure(store: int, keys: Keys) -> None:
-    """Reads the store's metrics from inside its network, for ever. After an error it tries again a minute later."""
-    joined = [
-        "nsenter",
-        "--target",
-        str(store),
-        "--net",
-        *([] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]),
-    ]
+    """Reads the store's metrics, for ever. After an error it tries again a minute later."""
     while True:
         await asyncio.sleep(MEASURE_SECONDS)
         try:
-            asked = await asyncio.create_subprocess_exec(
-                *joined, "--", sys.executable, "-I", "-c", _METRICS, stdout=asyncio.subprocess.PIPE
-            )
-            said, _ = await asked.communicate()
-            await keys.note(sizes(said.decode()))
+            await keys.note(sizes(await ask(store, _METRICS)))
         except (OSError, psycopg2.Error) as error:
             print(f"What is in buckets cannot be told: {type(error).__name__}", file=sys.stderr, flush=True)
 
@@ -269,6 +302,9 @@ async def run(folder: Path, door_port: int, store_port: int) -> int:
     store = await asyncio.create_subprocess_exec(*command(folder, sockets), env=env, stdin=asyncio.subprocess.DEVNULL)
     ended = asyncio.create_task(store.wait())
     stop = asyncio.create_task(told.wait())
+    loaded = asyncio.create_task(load(store.pid, folder))
+    await asyncio.wait({ended, stop, loaded}, return_when=asyncio.FIRST_COMPLETED)
+    loaded.cancel()
     # A handle on the folder: a Unix socket's address has at most 107 bytes, and the data folder's path may be longer.
     handle = os.open(sockets, os.O_PATH | os.O_DIRECTORY)
     door = web.ServerRunner(web.Server(Door(keys).answer, access_log=None))

@@ -155,7 +155,7 @@ STORAGE_PROOF = "X-Portal-Storage"
 def storage(folder: Path, door_port: int, store_port: int, env: Mapping[str, str]) -> Service:
     """Returns the portal's own object storage with its data in `folder`: SeaweedFS and the door in front of it.
 
-    SIGTERM takes up to 25 s. A kill loses nothing that was acknowledged, but the next start takes longer.
+    Its ports open when it can read what is in the folder. A kill loses nothing that was acknowledged.
     """
     wanted = {name: value for name, value in env.items() if name.startswith("PORTAL_STORAGE_")}
     wanted |= {"DATABASE_URL": env["DATABASE_URL"], "MALLOC_ARENA_MAX": "2"}
@@ -165,7 +165,7 @@ def storage(folder: Path, door_port: int, store_port: int, env: Mapping[str, str
     def ready() -> bool:
         return ask(store_port, question).startswith(b"HTTP/")
 
-    return Service("storage", argv, ready, env=wanted, stop_seconds=45, stop_order=2)
+    return Service("storage", argv, ready, env=wanted, stop_order=2)
 
 
 # Environment variables that configure the agent, and its options for them.

@@ -332,11 +332,11 @@ def test_a_store_of_the_house_keeps_buckets_apart_by_its_own_policies(
 def test_a_machine_that_starts_no_program_just_now_does_not_end_the_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     tries, start, noted = [], asyncio.create_subprocess_exec, {}
 
-    async def starts(*_: str, stdout: int) -> Any:
+    async def starts(*_: str, **streams: int) -> Any:
         tries.append(1)
         if len(tries) == 1:
             raise BlockingIOError
-        return await start("echo", 'SeaweedFS_s3_bucket_size_bytes{bucket="own"} 5', stdout=stdout)
+        return await start("echo", 'SeaweedFS_s3_bucket_size_bytes{bucket="own"} 5', **streams)
 
     class Told:
         async def note(self, sizes: dict[str, int]) -> None:
