@@ -45,7 +45,10 @@ class Taken:
 
 
 def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> fit.Judgement:
-    """Judges a new run of `tasks`. The run of `but` that lives now will be over then. Three queries."""
+    """Judges a new run of `tasks`. The run of `but` that lives now will be over then. Three queries.
+
+    `capacity` must have been read before. A task that is placed meanwhile may count twice, as held and as about to be placed,
+    but is never missed: "now" is not promised for nodes that another run gets."""
     before = placing(cloud, but)
     verdict = decide(snapshot(capacity, taken(cloud), before, tasks))[_NEW]
     notes = fit.notes(capacity.nodes) if verdict.code is Code.NO_NODES else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -70,7 +71,10 @@ def test_what_a_gang_waits_for_is_told_before_it_is_submitted(
     while not seen or loops.run(first).phase != "Running":
         seen.append(preview(65))
         assert (seen[-1]["fits"], seen[-1]["code"]) == ("waits", "Gpus"), seen[-1]
-        assert seen[-1]["message"].startswith("It needs 65 GPUs; 39 of 104 are free"), seen[-1]
+        # A task that is placed while the preview is made may count twice, but never not at all.
+        told = re.fullmatch(r"It needs 65 GPUs; (\d+) of 104 are free.* It starts as soon as .*", seen[-1]["message"])
+        assert told, seen[-1]
+        assert int(told[1]) <= 39, seen[-1]
         assert len(seen) < 1000
     assert "as 1 run before it takes" in seen[0]["message"]
     loops.until_running(first)
