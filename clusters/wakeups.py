@@ -13,6 +13,10 @@ def whole_key(appcode_id: int, part_of: str) -> str:
     return f"woken:whole:{appcode_id}:{part_of}"
 
 
+def places_key(cloud: str) -> str:
+    return f"woken:places:{cloud}"
+
+
 def wake(run_id: int) -> None:
     """Requests a reconcile of the run. Call it after the commit. Without a broker the sweep does the work later."""
     send("clusters.tasks.reconcile_run", run_id)
@@ -21,6 +25,11 @@ def wake(run_id: int) -> None:
 def wake_waiting(appcode_id: int) -> None:
     """Requests another check of the appcode's runs that wait for quota. Many requests at once are merged into one."""
     send("clusters.tasks.admit_waiting", appcode_id, once=waiting_key(appcode_id))
+
+
+def wake_places(cloud: str) -> None:
+    """Requests places for the runs of a cloud that wait for them (runs/places.py). Merges concurrent requests."""
+    send("clusters.tasks.place_runs", cloud, once=places_key(cloud))
 
 
 def wake_next(cluster_id: int) -> None:

@@ -149,6 +149,20 @@ class Run(models.Model):
     wait_reason = models.CharField(max_length=40, blank=True)
     wait_message = models.TextField(blank=True)
     admitted_at = models.DateTimeField(null=True)
+    placed_at = models.DateTimeField(
+        null=True, help_text="Since when it has places on the nodes in `layout`; where the portal places its tasks."
+    )
+    layout = models.JSONField(
+        default=dict,
+        db_default={},
+        help_text='The most tasks by role and node: {"worker": {"node-1": 4}}. Kept for it until it is given back or gone.',
+    )
+    whole_at = models.DateTimeField(
+        null=True, help_text="When all tasks that need each other first had a node; a placed run is billed from then on."
+    )
+    lacks_since = models.DateTimeField(null=True, help_text="Since when tasks of a placed run have had no node.")
+    given_back_at = models.DateTimeField(null=True, help_text="It loses its places, and waits for new ones once it is gone.")
+    times_given_back = models.PositiveIntegerField(default=0, db_default=0)
     applied_at = models.DateTimeField(null=True)
     release_asked_at = models.DateTimeField(null=True)
     logs_asked_at = models.DateTimeField(null=True, help_text="Since when it waits to be ended for logs to be opened.")
