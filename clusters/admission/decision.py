@@ -1,31 +1,38 @@
 """Decides which runs start now, wait, or can never start. Pure: equal snapshots give equal decisions.
 
-The quota of the appcode comes first. Then runs start in order, each with all of its tasks or none. A run that waits for nodes
-keeps every node that could hold one of its tasks when empty; a later run may only start on other nodes. The exception is a run
-that was admitted earlier: its cloud places its tasks one by one, so it takes what fits and keeps nothing more.
+The quota of the appcode comes first. Then runs start in order, each with all of its tasks or none. The first runs that wait
+for nodes of a kind keep as many as they need; later runs only start on other nodes, so small runs do not hold up a large one for
+ever, and a large one does not leave a whole cloud idle. The exception is a run that its cloud is already placing, task by task:
+it takes what fits and keeps nothing more.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from clusters.admission.codes import Code
-from clusters.admission.packing import Field, Layout, Shape, Tasks, fill, group, search, why_never
+from clusters.admission.packing import Field, Layout, Shape, Tasks, assign, fill, group, joined, search, why_never
 
 Values = Mapping[str, int | str]
+# Waiting runs that keep nodes, for each kind of nodes; more would leave too many idle.
+MOST_KEEPING = 3
 # What a task needs, in the order in which a shortage is named.
 RESOURCES = ("gpus", "cpu_milli", "memory_mb")
 
 
 @dataclass(frozen=True)
 class Node:
-    """`free` leaves out what running pods hold, those of others too. `ready`: takes tasks now."""
+    """`free` leaves out what running pods hold, those of others too. `drained`: what is free once all runs have ended; None if that
+    is `whole`. `ready`: takes tasks now. `promised`: runs have places there that they have not taken yet."""
 
     name: str
     whole: Shape
     free: Shape
     ready: bool = True
+    drained: Shape | None = None
+    promised: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Snapshot:
 @dataclass(frozen=True)
 class Verdict:
     """`rank`: place among the waiting runs from 1; 0 for a run that starts now or never, or that is being placed. `nodes`: where
-    its tasks go, with Fits and Placing. `values`: see `words.sentence`."""
+    its tasks go, with Fits (as in `packing.assign`) and Placing. `values`: see `words.sentence`."""
 
     code: Code
     values: Values
@@ -71,6 +78,15 @@ class Verdict:
 
 
 def decide(snapshot: Snapshot) -> dict[str, Verdict]:
+    return _decide(snapshot)[0]
+
+
+def room(snapshot: Snapshot) -> Field:
+    """Returns what the runs of `snapshot` leave for a later one."""
+    return _decide(snapshot)[1].free
+
+
+def _decide(snapshot: Snapshot) -> tuple[dict[str, Verdict], _Pool]:
     pool = _Pool(snapshot.nodes)
     held = {appcode: share.held for appcode, share in snapshot.shares.items()}
     blocked: set[str] = set()  # Appcodes of which a run waits for quota.
@@ -104,7 +120,7 @@ def decide(snapshot: Snapshot) -> dict[str, Verdict]:
         code, why = pool.why_waits(ask.tasks)
         verdicts[ask.run] = Verdict(code, {**values, **counts, **why}, rank)
         pool.keep(ask.tasks)
-    return verdicts
+    return verdicts, pool
 
 
 class _Pool:
@@ -112,13 +128,14 @@ class _Pool:
     most of many waiting runs are alike."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self._whole = {node.name: node.whole for node in nodes}
-        self._empty = group(self._whole.items())
-        self._first = self._free = group((node.name, node.free) for node in nodes if node.ready)
+        self._empty = group((node.name, node.whole) for node in nodes)
+        self._drained = {node.name: node.drained or node.whole for node in nodes if node.ready}
+        self._first = self.free = group((node.name, node.free) for node in nodes if node.ready)
+        self._promised = {node.name for node in nodes if node.promised}
         self._ahead = 0  # Earlier runs that take some of them.
         self._kept: Field = {}  # Nodes that earlier waiting runs keep.
-        self._every: Field = self._free  # Free resources, including those that earlier runs keep.
-        self._open = set(self._empty)  # Kinds of nodes of which none is kept.
+        self._keeping = Counter[frozenset[Tasks]]()
+        self._every: Field = self.free  # Free resources, including those that earlier runs keep.
         self._never: dict[tuple[Tasks, ...], tuple[Code, Values] | None] = {}
         self._failed: set[tuple[Tasks, ...]] = set()  # Free nodes only become fewer, so these stay without a place.
         self._counts: dict[frozenset[Tasks], Values] = {}
@@ -133,7 +150,7 @@ class _Pool:
         return self._never[tasks]
 
     def fill(self, tasks: tuple[Tasks, ...]) -> Layout:
-        found = fill(tasks, self._free)
+        found = fill(tasks, self.free)
         if found.layout:
             self._change(found.left)
         return found.layout
@@ -143,24 +160,36 @@ class _Pool:
             return {}  # Nodes are not known yet; runs without GPUs do not wait for them.
         if tasks in self._failed:
             return None
-        found = search(tasks, self._free)
+        found = assign(tasks, self.free, self._promised)
         if found.layout is None:
             self._failed.add(tasks)
         else:
+            self._promised |= {name for _, name in found.layout}
             self._change(found.left)
         return found.layout
 
     def keep(self, tasks: tuple[Tasks, ...]) -> None:
-        kinds = {shape for shape in self._open if any(shape.holds(each) for each in tasks)}
-        if not kinds:
+        """Keeps nodes that hold all of the tasks once the runs there have ended, those with the most free resources first."""
+        kinds = frozenset(_one_gpu(each) for each in tasks if each.gpus)
+        if self._keeping[kinds] == MOST_KEEPING:
             return
-        self._open -= kinds
-        taken: list[tuple[str, Shape]] = []
-        left: list[tuple[str, Shape]] = []
-        for shape, names in self._free.items():
-            for name in names:
-                (taken if self._whole[name] in kinds else left).append((name, shape))
-        self._free, self._kept = group(left), _both(self._kept, group(taken))
+        named = [(name, shape) for shape, names in self.free.items() for name in names]
+        named.sort(key=lambda node: (-node[1].gpus, -node[1].cpu_milli, -node[1].memory_mb, node[0]))
+        left = {name: self._drained[name] for name, _ in named}
+        mine: set[str] = set()
+        for each in sorted(tasks, key=lambda each: (-each.gpus, -each.cpu_milli, -each.memory_mb)):
+            short = each.count
+            for name in left:
+                if not short:
+                    break
+                if here := left[name].holds(replace(each, count=short)):
+                    left[name], short = left[name].without(each, here), short - here
+                    mine.add(name)
+            if short:
+                return
+        self._keeping[kinds] += 1
+        kept = group(node for node in named if node[0] in mine)
+        self.free, self._kept = group(node for node in named if node[0] not in mine), joined(self._kept, kept)
 
     def counts(self, tasks: tuple[Tasks, ...]) -> Values:
         """GPUs that suit the tasks: `total`, `free` (or kept for an earlier run), and `before`: those that `ahead` runs take."""
@@ -195,8 +224,8 @@ class _Pool:
         return Code.FRAGMENTED, _lacks(alone, every)
 
     def _change(self, left: Field) -> None:
-        self._free, self._ahead = left, self._ahead + 1
-        self._every = _both(self._free, self._kept)
+        self.free, self._ahead = left, self._ahead + 1
+        self._every = joined(self.free, self._kept)
         self._counts.clear()
         self._why.clear()
 
@@ -254,7 +283,3 @@ def _one_gpu(tasks: Tasks) -> Tasks:
 def _gpus(nodes: Field, kinds: Iterable[Tasks]) -> int:
     """GPUs of the nodes that suit any of these."""
     return sum(max(0, shape.gpus) * len(names) for shape, names in nodes.items() if any(map(shape.suits, kinds)))
-
-
-def _both(one: Field, other: Field) -> Field:
-    return {shape: one.get(shape, ()) + other.get(shape, ()) for shape in {**one, **other}}

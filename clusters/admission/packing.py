@@ -7,7 +7,7 @@ greedy best fit comes first. Where it fails, a bounded exact search follows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -106,6 +106,88 @@ def search(tasks: Sequence[Tasks], field: Field, most_steps: int = MOST_STEPS) -
     if len(ordered) == 1:  # Equal tasks do not compete, so the greedy answer is exact.
         return Placement(None, field)
     return _Exact(most_steps).search(ordered, field)
+
+
+def assign(tasks: Sequence[Tasks], field: Field, promised: Collection[str] = ()) -> Placement:
+    """Places all tasks, or none, so that a scheduler may bind the pods of several runs in any order.
+
+    A scheduler knows on which nodes a role may run, and not how many of its tasks belong on each. Roles that ask for the same
+    count as one. If they fit on one node, they take exactly what they ask there. Otherwise they stay off nodes of which others
+    were `promised` a part that they have not taken yet, and take the room of all tasks that could go there: that is `layout`,
+    under the first of these roles. `left` lacks this room, until it is known where the tasks went.
+
+    Roles of one run share nodes if there is no other way; then the order matters among them, and `proved` is False."""
+    groups = _groups(tasks)
+    left, laid, used = dict(field), dict[tuple[str, str], int](), set(promised)
+    for each in groups:
+        best = min((shape for shape in left if shape.holds(each) == each.count), key=_size, default=None)
+        if best is not None:
+            [name] = _put(left, best, 1, best.without(each, each.count))
+            laid[each.role, name] = each.count
+            used.add(name)
+            continue
+        apart, others = _split(left, used)
+        found = search([each], apart)
+        if found.layout is None:
+            return _together(groups, field, promised)
+        found = _widened([each], found)
+        assert found.layout is not None
+        laid |= found.layout
+        used |= {name for _, name in found.layout}
+        left = joined(found.left, others)
+    return Placement(laid, left)
+
+
+def _together(groups: Sequence[Tasks], field: Field, promised: Collection[str]) -> Placement:
+    apart, others = _split(field, promised)
+    found = search(groups, apart)
+    if found.layout is None:
+        return Placement(None, field, proved=not promised and found.proved)
+    wide = _widened(groups, found)
+    return Placement(wide.layout, joined(wide.left, others), proved=False)
+
+
+def _groups(tasks: Sequence[Tasks]) -> list[Tasks]:
+    groups: dict[Tasks, Tasks] = {}
+    for each in _ordered(tasks):
+        key = replace(each, role="", count=0)
+        groups[key] = replace(groups[key], count=groups[key].count + each.count) if key in groups else each
+    return list(groups.values())
+
+
+def _widened(groups: Sequence[Tasks], found: Placement) -> Placement:
+    """The placement with the room of as many tasks as could go to each node, for groups on several."""
+    assert found.layout is not None
+    most, left = dict(found.layout), dict(found.left)
+    for each in groups:
+        mine = {node for (role, node), count in most.items() if role == each.role and count}
+        if len(mine) == 1:
+            continue
+        for shape, names in list(left.items()):
+            for name in names:
+                if name in mine and (more := shape.holds(replace(each, count=each.count - most[each.role, name]))):
+                    most[each.role, name] += more
+                    _move(left, shape, name, shape.without(each, more))
+    return Placement(most, left)
+
+
+def _split(field: Field, names: Collection[str]) -> tuple[Field, Field]:
+    """The field without the named nodes, and these."""
+    if not names:
+        return field, {}
+    every = [(shape, tuple(n for n in of if n not in names), tuple(n for n in of if n in names)) for shape, of in field.items()]
+    return {shape: rest for shape, rest, _ in every if rest}, {shape: named for shape, _, named in every if named}
+
+
+def joined(one: Field, other: Field) -> dict[Shape, tuple[str, ...]]:
+    return {shape: tuple(sorted(one.get(shape, ()) + other.get(shape, ()))) for shape in {**one, **other}}
+
+
+def _move(field: dict[Shape, tuple[str, ...]], shape: Shape, name: str, to: Shape) -> None:
+    field[shape] = tuple(other for other in field[shape] if other != name)
+    if not field[shape]:
+        del field[shape]
+    field[to] = tuple(sorted((*field.get(to, ()), name)))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clusters.admission.codes import Code
 from clusters.admission.decision import Ask, Node, Share, Snapshot, decide
-from clusters.admission.packing import Shape, Tasks, group, place, search, why_never
+from clusters.admission.packing import Shape, Tasks, assign, group, place, search, why_never
 
 
 def cloud(gpus, count, free=None):
@@ -39,8 +39,20 @@ def test_a_model_that_no_node_has_is_named():
     assert why_never([Tasks("worker", 1, 1, "A100")], group([("n", Shape(8, 0, 0, "H200"))])) == "NoSuchGpu"
 
 
-def test_free_gpus_in_small_blocks_are_fragmented_and_kept_for_the_run():
-    assert codes(cloud(8, 2, free=4), (1, 8), (1, 1)) == [Code.FRAGMENTED, Code.BEHIND]
+def test_a_run_that_waits_keeps_as_many_nodes_as_it_needs_and_leaves_the_others():
+    assert codes(cloud(8, 1, free=4), (1, 8), (1, 1)) == [Code.GPUS, Code.BEHIND]
+    assert codes(cloud(8, 2, free=4), (1, 8), (4, 1), (1, 1)) == [Code.FRAGMENTED, Code.FITS, Code.BEHIND]
+
+
+def test_the_fourth_run_that_waits_keeps_nothing():
+    assert codes(cloud(8, 4, free=4), *[(1, 8)] * 4, (1, 1)) == [Code.FRAGMENTED] * 4 + [Code.FITS]
+
+
+def test_a_run_that_other_software_keeps_out_for_ever_keeps_no_node():
+    whole, free = Shape(8, 0, 0), Shape(7, 0, 0)
+    asks = tuple(Ask(f"r{i}", "", (Tasks("w", 1, gpus),)) for i, gpus in enumerate((8, 1)))
+    verdicts = decide(Snapshot((Node("n", whole, free, drained=free),), asks))
+    assert [each.code for each in verdicts.values()] == [Code.GPUS, Code.FITS]
 
 
 def test_a_run_that_waits_for_quota_blocks_its_appcode_alone():
@@ -62,6 +74,14 @@ def test_a_run_that_lacks_cpu_says_so_and_nodes_that_do_not_suit_it_stay_open():
     verdicts = decide(Snapshot(nodes, asks, {"ops": Share(20)}))
     assert [verdict.code for verdict in verdicts.values()] == [Code.RESOURCES, Code.BEHIND, Code.FITS]
     assert verdicts["r2"].nodes == {("w", "m"): 1}
+
+
+def test_tasks_on_several_nodes_stay_off_a_node_of_which_another_run_has_yet_to_take_its_part():
+    field = group([("n1", Shape(4, 9, 0)), ("n2", Shape(2, 9, 0))])
+    first = assign([Tasks("a", 1, 3)], field)
+    assert first.layout == {("a", "n1"): 1}
+    assert assign([Tasks("b", 3, 1)], first.left, {"n1"}).layout is None
+    assert assign([Tasks("b", 3, 1)], first.left).layout == {("b", "n1"): 1, ("b", "n2"): 2}
 
 
 shapes = st.builds(Shape, st.integers(0, 4), st.integers(0, 4), st.just(0), st.sampled_from(["A", "B"]))
@@ -98,6 +118,45 @@ def test_place_finds_nodes_exactly_where_every_combination_tried_does(nodes, sev
         assert holds(chosen)
 
 
+runs = st.lists(st.lists(kinds, min_size=1, max_size=2), min_size=1, max_size=4)
+
+
+@given(st.lists(shapes, min_size=1, max_size=4), runs, st.randoms())
+def test_pods_of_several_runs_find_their_room_in_whatever_order_and_wherever_a_scheduler_binds_them(nodes, several, any_):
+    field, pods, promised = group((f"n{i}", shape) for i, shape in enumerate(nodes)), [], set()
+    for run in several:
+        tasks = [replace(each, role=f"t{i}") for i, each in enumerate(run)]
+        found = assign(tasks, field, promised)
+        if found.layout is None or not found.proved:
+            continue
+        promised |= {node for _, node in found.layout}
+        alike = {each: [other.role for other in tasks if replace(each, role="", count=0) == replace(other, role="", count=0)]
+                 for each in tasks}  # fmt: skip
+        for each in tasks:
+            allowed = {node for (role, node), count in found.layout.items() if role in alike[each] and count}
+            pods += [(replace(each, count=1), allowed)] * each.count
+        field = found.left
+    left = {f"n{i}": shape for i, shape in enumerate(nodes)}
+    any_.shuffle(pods)
+    for pod, allowed in pods:
+        able = [name for name in sorted(allowed) if left[name].holds(pod)]
+        assert able, "a task that was promised room has none"
+        name = any_.choice(able)
+        left[name] = left[name].without(pod, 1)
+
+
+@given(st.lists(shapes, min_size=1, max_size=4), st.lists(kinds, min_size=1, max_size=2))
+def test_what_is_assigned_is_what_fits_and_leaves_no_node_below_zero(nodes, run):
+    field = group((f"n{i}", shape) for i, shape in enumerate(nodes))
+    tasks = [replace(each, role=f"t{i}") for i, each in enumerate(run)]
+    found = assign(tasks, field)
+    assert (found.layout is None) == (search(tasks, field).layout is None)
+    if found.layout is not None:
+        assert sorted(name for names in found.left.values() for name in names) == sorted(f"n{i}" for i in range(len(nodes)))
+        assert all(min(shape.gpus, shape.cpu_milli) >= 0 for shape in found.left)
+        assert sum(found.layout.values()) >= sum(each.count for each in tasks)
+
+
 asked = st.lists(st.tuples(kinds, st.sampled_from("xy"), st.booleans()), max_size=6)
 pool = st.lists(st.tuples(shapes, st.integers(0, 4), st.booleans()), max_size=4).map(
     lambda found: tuple(
@@ -126,7 +185,7 @@ def test_no_node_and_no_quota_is_exceeded_and_what_is_remembered_changes_no_verd
         for (_, name), count in (verdict.nodes or {}).items():
             gpus[name] += count * ask.tasks[0].gpus
         if nodes and verdict.code is Code.FITS:
-            assert sum(verdict.nodes.values()) == ask.tasks[0].count, "whole or not at all"
+            assert sum(verdict.nodes.values()) >= ask.tasks[0].count, "whole or not at all"
             held += ask.gpus * (ask.appcode == "x")
     assert all(gpus[node.name] <= node.free.gpus for node in nodes if node.ready)
     assert held <= quota
