@@ -16,14 +16,14 @@ from clusters.logs import collect
 from clusters.model_registry import loop as model_registry
 from clusters.model_registry import rules as model_rules
 from clusters.pipelines import loop as pipelines
-from clusters.runs import budgets, input_listing, quota, reconcile, resync
+from clusters.runs import budgets, input_listing, places, quota, reconcile, resync
 from clusters.scalars import counted
 from clusters.schedules import loop as schedules
 from clusters.services import minutes
 from clusters.services.controller import loop as serving
 from clusters.sweeps import loop as sweeps
 from clusters.volumes import buckets, lifecycle
-from clusters.wakeups import waiting_key, wake, whole_key
+from clusters.wakeups import places_key, waiting_key, wake, whole_key
 from portal.wakeups import heard
 
 
@@ -55,6 +55,12 @@ def admit_waiting(appcode_id: int) -> None:
     heard(waiting_key(appcode_id))
     for run_id in quota.admit_waiting(appcode_id):
         wake(run_id)
+
+
+@shared_task(name="clusters.tasks.place_runs")
+def place_runs(cloud: str) -> None:
+    heard(places_key(cloud))
+    places.place(cloud)
 
 
 @shared_task(name="clusters.tasks.deploy_next")

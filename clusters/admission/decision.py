@@ -24,8 +24,8 @@ RESOURCES = ("gpus", "cpu_milli", "memory_mb")
 
 @dataclass(frozen=True)
 class Node:
-    """`free` leaves out what running pods hold, those of others too. `drained`: what is free once all runs have ended; None if that
-    is `whole`. `ready`: takes tasks now. `promised`: runs have places there that they have not taken yet."""
+    """`free` leaves out what running pods hold, those of others too. `drained`: what is free once all runs have ended; None for
+    `whole`. `ready`: takes tasks now. `promised`: runs have places there that they have not taken yet."""
 
     name: str
     whole: Shape

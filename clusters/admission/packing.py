@@ -175,7 +175,10 @@ def _split(field: Field, names: Collection[str]) -> tuple[Field, Field]:
     """The field without the named nodes, and these."""
     if not names:
         return field, {}
-    every = [(shape, tuple(n for n in of if n not in names), tuple(n for n in of if n in names)) for shape, of in field.items()]
+    every = [
+        (shape, tuple(n for n in of if n not in names), tuple(n for n in of if n in names))
+        for shape, of in field.items()
+    ]
     return {shape: rest for shape, rest, _ in every if rest}, {shape: named for shape, _, named in every if named}
 
 

@@ -15,7 +15,8 @@ from clusters.catalog.lookup import resolve, usable_appcode
 from clusters.clouds.drivers.base.fit import judge
 from clusters.cluster import actions
 from clusters.runs.models import Cluster
-from clusters.runs.preview import capacity_of, placed
+from clusters.runs.preview import placed
+from clusters.runs.room import capacity_of
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, User
 

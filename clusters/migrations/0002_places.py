@@ -11,7 +11,8 @@ class Migration(migrations.Migration):
             model_name="run",
             name="placed_at",
             field=models.DateTimeField(
-                help_text="Since when it has places on the nodes in `layout`; where the portal places its tasks.", null=True
+                help_text="Since when it has places on the nodes in `layout`; where the portal places its tasks.",
+                null=True,
             ),
         ),
         migrations.AddField(

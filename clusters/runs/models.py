@@ -158,10 +158,13 @@ class Run(models.Model):
         help_text='The most tasks by role and node: {"worker": {"node-1": 4}}. Kept for it until it is given back or gone.',
     )
     whole_at = models.DateTimeField(
-        null=True, help_text="When all tasks that need each other first had a node; a placed run is billed from then on."
+        null=True,
+        help_text="When all tasks that need each other first had a node; a placed run is billed from then on.",
     )
     lacks_since = models.DateTimeField(null=True, help_text="Since when tasks of a placed run have had no node.")
-    given_back_at = models.DateTimeField(null=True, help_text="It loses its places, and waits for new ones once it is gone.")
+    given_back_at = models.DateTimeField(
+        null=True, help_text="It loses its places, and waits for new ones once it is gone."
+    )
     times_given_back = models.PositiveIntegerField(default=0, db_default=0)
     applied_at = models.DateTimeField(null=True)
     release_asked_at = models.DateTimeField(null=True)

@@ -7,10 +7,9 @@ in the same words. What a run waits for in its cloud is only known from the clou
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
-from typing import Any
 
 from django.utils import timezone
 
@@ -22,12 +21,11 @@ from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.hook_lookup import judge_hook_names
 from clusters.catalog.lookup import Resolved, name_taken, resolve, usable_appcode
 from clusters.catalog.models import Flavor
-from clusters.clouds.drivers.base import Capacity, Mount, Node, S3Source, Waiting
-from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, free_rooms, judge, worst
+from clusters.clouds.drivers.base import Capacity, Mount, S3Source
+from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, judge, worst
 from clusters.clouds.health import silences
-from clusters.clouds.models import CloudState
 from clusters.clouds.placement import Place
-from clusters.clouds.registry import asked, orders_runs
+from clusters.clouds.registry import asked, places_runs
 from clusters.frameworks import FRAMEWORKS
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import TIME_LIMIT
@@ -35,6 +33,7 @@ from clusters.runs import room
 from clusters.runs.models import Cluster
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
 from clusters.runs.quota import UNHOOKED, UNREAD, held, waiting, why_unread
+from clusters.runs.room import capacity_of
 from datastores.models import Datastore
 from portal.models import Appcode, User
 
@@ -149,14 +148,13 @@ class Size:
 
 
 def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int) -> list[Size]:
-    """One Size for each flavor. One query, and the price book."""
+    """One Size for each flavor. Eight queries, and the price book."""
     capacity, prices, now = capacity_of(cloud), price_book(), timezone.now()
-    rooms, found = free_rooms(capacity), []
+    rooms, found = room.rooms(cloud, capacity), []
     for flavor in flavors:
         task = Tasks("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb)
         rates = _rates(prices, now, task, capacity, appcode_id)
-        count = sum(each.holds(task) for each in rooms)
-        found.append(Size(flavor, int(min(count, MOST_SHOWN)), Cost(min(rates), max(rates), None)))
+        found.append(Size(flavor, int(min(rooms(task), MOST_SHOWN)), Cost(min(rates), max(rates), None)))
     return found
 
 
@@ -202,7 +200,7 @@ def _code(judgement: Judgement) -> Code:
 
 def _room(resolved: Resolved, capacity: Capacity, instead_of: Cluster | None) -> Judgement:
     tasks, cloud = placed(resolved), resolved.place.cloud
-    found = judge(tasks, capacity) if orders_runs(cloud) else room.judge(tasks, capacity, cloud, but=instead_of)
+    found = room.judge(tasks, capacity, cloud, but=instead_of) if places_runs(cloud) else judge(tasks, capacity)
     if found.fits == "now" or tasks == tasks_of(resolved):
         return found
     return replace(
@@ -284,17 +282,3 @@ def _cost_of_hooks(resolved: Resolved, appcode: Appcode, capacity: Capacity) -> 
             seconds = hook.time_limit or TIME_LIMIT
             found += max(planned(prices, now, seconds, [each], appcode.pk) for each in _held(prices, task, capacity))
     return found
-
-
-def capacity_of(cloud: str) -> Capacity:
-    """Capacity of a cloud when the controller last saw it; empty before that."""
-    return capacity_from(CloudState.objects.filter(name=cloud).values_list("capacity", flat=True).first() or {})
-
-
-def capacity_from(seen: Mapping[str, Any]) -> Capacity:
-    """From the JSON of `CloudState.capacity`."""
-    return Capacity(
-        nodes=tuple(Node(**node) for node in seen.get("nodes", [])),
-        queue=tuple(Waiting(**each) for each in seen.get("queue", [])),
-        in_order=seen.get("in_order", False),
-    )

@@ -21,8 +21,7 @@ from clusters.clouds.health import silences_of
 from clusters.clouds.models import CloudState
 from clusters.clouds.placement import titles
 from clusters.runs.models import Run
-from clusters.runs.preview import capacity_from
-from clusters.runs.room import UNPLACED, lacking
+from clusters.runs.room import UNPLACED, capacity_from, lacking
 
 # Maximum length of each list: the first that wait, and those that hold most.
 MOST = 200

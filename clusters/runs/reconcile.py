@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Q
@@ -54,13 +55,13 @@ from clusters.manifest.cluster import ClusterSpec
 from clusters.manifest.code import code_of
 from clusters.model_registry.models import ModelVersion
 from clusters.pull_secrets.actions import registries_of
-from clusters.runs import quota
+from clusters.runs import places, quota
 from clusters.runs.code import NotYet, commit_of, planned
 from clusters.runs.models import Cluster, Run
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, model_folder
 from clusters.runs.status.phase_update import refresh
 from clusters.volumes import lifecycle
-from clusters.wakeups import wake
+from clusters.wakeups import wake, wake_places
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
 from datastores.storage.place import is_own
@@ -119,8 +120,9 @@ def unsettled(at: dt.datetime) -> Q:
         Q(desired="running", verdict="", applied_at=None, refusal="")
         & (Q(not_before=None) | Q(not_before__lte=at))
         & (Q(admitted_at__isnull=False) | ~Q(wait_reason__in=quota.HELD))
+        & (Q(admitted_at=None) | Q(placed_at__isnull=False) | ~Q(wait_reason__in=places.HELD))
     )
-    to_end = (Q(desired="ended") | ~Q(verdict="") | ~Q(refusal="")) & (
+    to_end = (Q(desired="ended") | ~Q(verdict="") | ~Q(refusal="") | Q(given_back_at__isnull=False)) & (
         Q(release_asked_at=None) | Q(release_asked_at__lt=at - ASK_AGAIN)
     )
     return Q(gone=False) & (to_start | to_end)
@@ -199,7 +201,14 @@ def _step(run: Run, token: uuid.UUID) -> bool:
             _never_there(run_id, token)
         else:
             return _told(run_id, token, "release_asked_at")
+    elif run.given_back_at is not None:
+        with lane(run.cloud):
+            cloud_of(run).delete(run_ref(run))
+        return _told(run_id, token, "release_asked_at")
     elif run.admitted_at is not None or quota.admit(run_id):
+        if places.needs_place(run):
+            _waits_for_place(run_id, token)
+            return False
         try:
             if not _commit_kept(run, token):
                 return False
@@ -241,6 +250,18 @@ def _waits_for_logs(run_id: int, token: uuid.UUID) -> bool:
     run.claim_token, run.claimed_until = None, timezone.now() + collect.PREPARE
     run.save(update_fields=["claim_token", "claimed_until"])
     return True
+
+
+@transaction.atomic
+def _waits_for_place(run_id: int, token: uuid.UUID) -> None:
+    """Gives the claim back until the run has its places."""
+    run = _ours(run_id, token)
+    if run is None:
+        return
+    run.claim_token = run.claimed_until = None
+    run.save(update_fields=["claim_token", "claimed_until"])
+    _wait(run, *places.wait(run))
+    transaction.on_commit(partial(wake_places, run.cloud))
 
 
 @transaction.atomic
@@ -379,6 +400,9 @@ def plan_of(run: Run) -> Plan:
         model=_about(found.model, model_folder(spec)) if found.model else {},
         proof=run.cluster.proof,
     )
+    if run.placed_at is not None:
+        roles = tuple(replace(role, nodes=places.nodes_of(run, role.role)) for role in plan.roles)
+        plan = replace(plan, roles=roles, again=run.times_given_back > 0)
     return replace(plan, registries=registries_of(run.namespace)) if cloud.software == "container" else plan
 
 

@@ -16,7 +16,7 @@ from billing.prices.book import price_book
 from clusters import wakeups
 from clusters.clouds.models import CloudState
 from clusters.logs import collect
-from clusters.runs import idle, input_listing
+from clusters.runs import idle, input_listing, places
 from clusters.runs.ending import end_by_portal, span
 from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.quota import HELD, waits
@@ -41,6 +41,10 @@ PRICE_SEEN = dt.timedelta(seconds=10)
 # How long after news of a run its task times that were ahead of our clock are checked. Billing rejects times further ahead than
 # MAX_SKEW, and a sweep may be late.
 AHEAD = 2 * MAX_SKEW
+
+
+# Placed runs that may have to give their places back.
+WATCHED = Q(placed_at__isnull=False) & (Q(lacks_since__isnull=False) | Q(whole_at=None))
 
 
 def sweep() -> None:
@@ -91,6 +95,11 @@ def _sweep_runs(at: dt.datetime) -> None:
         probes = lost.filter(cloud__in=away).annotate(place=place).filter(place__lte=PROBES)
         for run_id in probes.values_list("pk", flat=True)[:SWEEP_LIMIT]:
             wakeups.wake(run_id)
+    rows = Run.objects.filter(gone=False, desired="running").filter(
+        Q(placed_at=None, wait_reason__in=places.HELD) | WATCHED
+    )
+    for name in rows.order_by().values_list("cloud", flat=True).distinct():
+        wakeups.wake_places(name)
     queues = Run.objects.filter(waits(at), wait_reason__in=HELD).order_by("cluster__appcode")
     for appcode_id in queues.values_list("cluster__appcode", flat=True).distinct():
         wakeups.wake_waiting(appcode_id)

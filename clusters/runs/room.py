@@ -1,14 +1,17 @@
-"""Judges whether a new run finds room on the nodes of its cloud, by `clusters.admission`: rows and observations in, a code and a
-sentence out. Calls no cloud.
+"""Rows and observations → what `clusters.admission` decides by: the nodes of a cloud, what runs hold or are promised there, and
+the runs that wait for places, in order. Calls no cloud.
 
-Runs that were admitted earlier come first: the cloud is about to place their tasks, so what these need is taken off before the
-new run is judged as a whole. The portal itself does not hold nodes back for them: a run that fits beside them starts.
+What a run holds on a node is known from its task rows, what other software holds from the cloud's capacity. A placed run is
+promised the room of its tasks without a node, wherever in its layout they may go. So nothing counts twice, and nothing is missed
+between the decision and the news that a pod was bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from django.db.models import Count, Exists, F, Func, IntegerField, JSONField, OuterRef, Q, Sum
 from django.db.models.fields.json import KeyTextTransform
@@ -16,111 +19,265 @@ from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, decide
-from clusters.admission.packing import Shape, Tasks
+from clusters.admission.decision import Ask, Node, Snapshot, Verdict, decide
+from clusters.admission.decision import room as left_by
+from clusters.admission.packing import Field, Shape, Tasks
 from clusters.admission.words import sentence
 from clusters.clouds.drivers.base import Capacity, fit
 from clusters.clouds.drivers.base import Node as Seen
+from clusters.clouds.drivers.base import Waiting as Queued
+from clusters.clouds.models import CloudState
+from clusters.clouds.registry import places_runs
+from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.status.phase import WAITING
 
-# More runs than this are not taken off: where so many lack nodes, the first leave no room.
-MOST_PLACING = 1000
+# More waiting runs than this are not looked at: where so many lack nodes, the first leave no room.
+MOST_WAITING = 1000
 # Stands for an amount that the cloud does not report. Larger than any sum of what tasks ask.
 UNREPORTED = 1 << 60
 # Keeps tasks without GPUs away from nodes that refuse them.
 _GPU_ONLY = frozenset({"gpu-tasks-only"})
 # Tasks without a machine, or that the cloud cannot create; also of a run in which some roles have started.
 UNPLACED = Task.objects.filter(run=OuterRef("pk"), phase="Pending", node="", reason__in=WAITING)
-_NEW = "new"
+_NEW = 0
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What tasks of the portal hold on one node."""
+    """Resources of one node."""
 
     gpus: int = 0
     cpu_milli: int = 0
     memory_mb: int = 0
 
+    def __add__(self, other: Taken) -> Taken:
+        return Taken(self.gpus + other.gpus, self.cpu_milli + other.cpu_milli, self.memory_mb + other.memory_mb)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Equal tasks of a placed run. `held` of them have a node and `lacks` have none; `open` has the most of them that may still
+    go to each of its nodes."""
+
+    run: int
+    tasks: Tasks
+    held: int
+    lacks: int
+    open: Mapping[str, int]
+
+    def on(self, node: str) -> int:
+        return min(self.lacks, self.open.get(node, 0))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A run without places. `started`: its cloud has it already, and places its tasks by itself. `is_independent`: its tasks do
+    not need each other."""
+
+    run: int
+    tasks: Sequence[fit.Tasks]
+    started: bool = False
+    is_independent: bool = False
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of one cloud. `taken`: by node, by tasks of runs. `waiting` is in order."""
+
+    capacity: Capacity
+    taken: Mapping[str, Taken] = field(default_factory=dict)
+    promises: Sequence[Promise] = ()
+    waiting: Sequence[Waiting] = ()
+
+
+def capacity_of(cloud: str) -> Capacity:
+    """Capacity of a cloud when the controller last saw it; empty before that."""
+    return capacity_from(CloudState.objects.filter(name=cloud).values_list("capacity", flat=True).first() or {})
+
+
+def capacity_from(seen: Mapping[str, Any]) -> Capacity:
+    """From the JSON of `CloudState.capacity`."""
+    return Capacity(
+        nodes=tuple(Seen(**node) for node in seen.get("nodes", [])),
+        queue=tuple(Queued(**each) for each in seen.get("queue", [])),
+        in_order=seen.get("in_order", False),
+    )
+
+
+def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: bool = True) -> Known:
+    """Reads what runs hold and wait for; the run of `but` that lives now will be over. `new`: also runs that are about to be
+    admitted. `capacity` must have been read before. Five queries."""
+    return Known(capacity, taken(cloud), promises(cloud, but), waiting(cloud, but, new=new))
+
 
 def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> fit.Judgement:
-    """Judges a new run of `tasks`. The run of `but` that lives now will be over then. Three queries.
+    """Judges a new run of `tasks`, after all that wait."""
+    known = read(cloud, capacity, but)
+    found = snapshot(replace(known, waiting=[*known.waiting, Waiting(_NEW, tasks)]))
+    verdict = decide(found)[str(_NEW)]
+    return fit.Judgement(verdict.code.fits, verdict.code, said(verdict, capacity))
 
-    `capacity` must have been read before. A task that is placed meanwhile may count twice, as held and as about to be placed,
-    but is never missed: "now" is not promised for nodes that another run gets."""
-    before = placing(cloud, but)
-    verdict = decide(snapshot(capacity, taken(cloud), before, tasks))[_NEW]
+
+def said(verdict: Verdict, capacity: Capacity) -> str:
+    """The sentence for a verdict."""
     notes = fit.notes(capacity.nodes) if verdict.code is Code.NO_NODES else ""
     closed = fit.closed(capacity) if verdict.code.fits == "waits" and not notes else ""
-    return fit.Judgement(verdict.code.fits, verdict.code, f"{sentence(verdict, notes)}{closed}")
+    return f"{sentence(verdict, notes)}{closed}"
 
 
-def snapshot(
-    capacity: Capacity,
-    held: Mapping[str, Taken],
-    before: Iterable[tuple[int, Sequence[fit.Tasks]]],
-    tasks: Sequence[fit.Tasks],
-) -> Snapshot:
-    """Returns what `decide` needs. `held`: by node. `before`: runs that are being placed, and their tasks without a node."""
-    nodes = tuple(_node(each, held.get(each.name, Taken())) for each in capacity.nodes)
-    asks = [Ask(str(run), "", _tasks(theirs), admitted=True) for run, theirs in before]
-    return Snapshot(nodes, (*asks, Ask(_NEW, "", _tasks(tasks))))
+def left(known: Known) -> Field:
+    """What all runs leave for a new one."""
+    return left_by(snapshot(known))
 
 
-def _node(seen: Seen, held: Taken) -> Node:
-    """`held` caps what is free, since an observation may not count the newest tasks yet."""
+def rooms(cloud: str, capacity: Capacity) -> Callable[[fit.Tasks], float]:
+    """Returns how many tasks like a given one a new run finds room for. At most seven queries, none for each task."""
+    if not places_runs(cloud):
+        free = fit.free_rooms(capacity)
+        return lambda task: sum(each.holds(task) for each in free)
+    field = left(read(cloud, capacity))
+    return lambda task: sum(shape.holds(replace(_task(task), count=MOST_WAITING)) * len(names) for shape, names in field.items())
+
+
+def snapshot(known: Known) -> Snapshot:
+    """Returns what `decide` needs. Runs are named by their ids."""
+    held, promised = Counter[str](), dict[str, Taken]()
+    for promise in known.promises:
+        for node in promise.open:
+            if count := promise.on(node):
+                held[node] += count
+                promised[node] = promised.get(node, Taken()) + _of(promise.tasks, count)
+    nodes = tuple(
+        _node(each, known.taken.get(each.name, Taken()), promised.get(each.name)) for each in known.capacity.nodes
+    )
+    asks = tuple(Ask(str(each.run), "", _asked(each, nodes), admitted=each.started) for each in known.waiting)
+    return Snapshot(nodes, asks)
+
+
+def _asked(waiting: Waiting, nodes: Sequence[Node]) -> tuple[Tasks, ...]:
+    """Independent tasks take turns where the cloud never has room for all at once."""
+    found = tasks_of(waiting.tasks)
+    if not waiting.is_independent:
+        return found
+    most = {each: sum((node.drained or node.whole).holds(each) for node in nodes) for each in found}
+    return tuple(replace(each, count=max(1, min(each.count, most[each]))) for each in found)
+
+
+def _of(tasks: Tasks, count: int) -> Taken:
+    return Taken(count * tasks.gpus, count * tasks.cpu_milli, count * tasks.memory_mb)
+
+
+def _node(seen: Seen, held: Taken, promised: Taken | None) -> Node:
+    """CPU and memory of tasks are estimates, so what the cloud has seen as free caps them."""
+    away = promised or Taken()
     cpu, memory = seen.cpu_milli or UNREPORTED, seen.memory_mb or UNREPORTED
     taints = _GPU_ONLY if seen.gpu_tasks_only else frozenset[str]()
     whole = Shape(seen.gpus, cpu, memory, seen.gpu_model, taints=taints, any_model=seen.simulated)
-    free = replace(
+    drained = replace(
         whole,
-        gpus=_free(seen.gpus, seen.gpus_free, held.gpus),
-        cpu_milli=_free(cpu, seen.cpu_milli_free, held.cpu_milli),
-        memory_mb=_free(memory, seen.memory_mb_free, held.memory_mb),
+        gpus=max(0, seen.gpus - seen.gpus_others),
+        cpu_milli=max(0, cpu - seen.cpu_milli_others),
+        memory_mb=max(0, memory - seen.memory_mb_others),
     )
-    return Node(seen.name, whole, free, ready=seen.takes_tasks)
+    free = replace(
+        drained,
+        gpus=max(0, drained.gpus - held.gpus - away.gpus),
+        cpu_milli=_free(drained.cpu_milli - held.cpu_milli, seen.cpu_milli_free, away.cpu_milli),
+        memory_mb=_free(drained.memory_mb - held.memory_mb, seen.memory_mb_free, away.memory_mb),
+    )
+    return Node(seen.name, whole, free, ready=seen.takes_tasks, drained=drained, promised=promised is not None)
 
 
-def _free(whole: int, seen: int | None, held: int) -> int:
-    if whole == UNREPORTED:
-        return whole
-    return max(0, min(whole if seen is None else seen, whole - held))
+def _free(calculated: int, seen: int | None, promised: int) -> int:
+    return max(0, (calculated if seen is None else min(calculated, seen)) - promised)
 
 
-def _tasks(several: Iterable[fit.Tasks]) -> tuple[Tasks, ...]:
-    return tuple(
-        Tasks(
-            each.role, each.count, each.gpus, each.gpu_model, each.cpu_milli, each.memory_mb,
-            tolerated=_GPU_ONLY if each.gpus else frozenset(),
-        )
-        for each in several
-        if each.count
+def tasks_of(several: Iterable[fit.Tasks]) -> tuple[Tasks, ...]:
+    return tuple(_task(each) for each in several if each.count)
+
+
+def _task(each: fit.Tasks) -> Tasks:
+    return Tasks(
+        each.role, each.count, each.gpus, each.gpu_model, each.cpu_milli, each.memory_mb,
+        tolerated=_GPU_ONLY if each.gpus else frozenset(),
     )  # fmt: skip
 
 
-def placing(cloud: str, but: Cluster | None = None) -> list[tuple[int, Sequence[fit.Tasks]]]:
-    """Returns the runs that their cloud is about to place, oldest first, with their tasks that have no node. Two queries."""
-    # Also new runs that are about to be admitted. Others wait in the portal.
-    admitted = Q(admitted_at__isnull=False) | Q(wait_reason="", source=None)
-    due = Q(not_before=None) | Q(not_before__lte=timezone.now())
+def alive(cloud: str) -> Q:
+    """Runs of a cloud that are to run there, and whose places are not to be cleared first."""
+    return Q(cloud=cloud, gone=False, desired=Run.Desired.RUNNING, verdict="", refusal="", given_back_at=None)
+
+
+def due() -> Q:
+    """Runs that are not put off."""
+    return Q(not_before=None) | Q(not_before__lte=timezone.now())
+
+
+def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list[Waiting]:
+    """Returns the admitted runs without places, oldest first, with their tasks that have no node. Two queries."""
+    admitted = Q(admitted_at__isnull=False) | (Q(wait_reason="", source=None) if new else Q())
     unplaced = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
-    runs = Run.objects.filter(
-        admitted,
-        due,
-        unplaced,
-        cloud=cloud,
-        gone=False,
-        desired=Run.Desired.RUNNING,
-        verdict="",
-        refusal="",
-        blocked_message="",
-    )
+    runs = Run.objects.filter(alive(cloud), due(), admitted, unplaced, placed_at=None, blocked_message="")
     if but is not None and but.pk:
         runs = runs.exclude(cluster=but)
-    rows = list(runs.order_by("pk").only("spec", "resources", "roles")[:MOST_PLACING])
+    rows = list(runs.order_by("pk").only("spec", "resources", "roles", "applied_at")[:MOST_WAITING])
     found = lacking(rows)
-    return [(run.pk, found[run.pk]) for run in rows if any(each.count for each in found[run.pk])]
+    return [
+        Waiting(run.pk, found[run.pk], run.applied_at is not None, FRAMEWORKS[run.spec["framework"]].is_independent)
+        for run in rows
+        if any(each.count for each in found[run.pk])
+    ]
+
+
+def promises(cloud: str, but: Cluster | None = None) -> list[Promise]:
+    """Returns what placed runs lack, oldest first. Two queries."""
+    pending = Task.objects.filter(Q(phase="Pending", node="") | Q(phase="Failed"), run=OuterRef("pk"))
+    partly = Q(whole_at=None) | Q(lacks_since__isnull=False) | Q(Exists(pending))
+    runs = Run.objects.filter(alive(cloud), partly, placed_at__isnull=False)
+    if but is not None and but.pk:
+        runs = runs.exclude(cluster=but)
+    rows = list(runs.order_by("pk").only("spec", "resources", "roles", "layout"))
+    return promised(rows)
+
+
+def promised(runs: Sequence[Run]) -> list[Promise]:
+    """Returns what these placed runs lack. One query."""
+    has = Q(phase__in=["Pending", "Running"]) & ~Q(node="")
+    tasks = Task.objects.filter(has | Q(phase="Succeeded"), run__in=[run.pk for run in runs])
+    rows = tasks.values_list("run_id", "role", "node").order_by().annotate(
+        held=Count("pk", filter=has), done=Count("pk", filter=Q(phase="Succeeded"))
+    )  # fmt: skip
+    bound, done = dict[int, Counter[tuple[str, str]]](), dict[int, Counter[str]]()
+    for run_id, role, node, held, ended in rows:
+        bound.setdefault(run_id, Counter())[role, node] += held
+        done.setdefault(run_id, Counter())[role] += ended
+    return [
+        promise for run in runs for promise in _promises(run, bound.get(run.pk, Counter()), done.get(run.pk, Counter()))
+    ]
+
+
+def _promises(run: Run, bound: Counter[tuple[str, str]], done: Counter[str]) -> Iterable[Promise]:
+    """Roles that ask for the same share their nodes, see `packing.assign`."""
+    groups: dict[Tasks, list[tuple[str, int]]] = {}
+    for role in run.resources:
+        held = sum(count for (of, _), count in bound.items() if of == role)
+        lacks = _lacking(run, role, held, done[role])
+        groups.setdefault(replace(_task(lacks), role="", count=0), []).append((role, lacks.count))
+    for tasks, roles in groups.items():
+        if lacks := sum(count for _, count in roles):
+            left = Counter[str]()
+            for role, _ in roles:
+                left.update(run.layout.get(role, {}))
+                left.subtract({node: count for (of, node), count in bound.items() if of == role})
+            held = sum(count for (of, _), count in bound.items() if of in dict(roles))
+            free = {node: count for node, count in left.items() if count > 0}
+            yield Promise(run.pk, replace(tasks, count=lacks), held, lacks, free)
+
+
+def alike(run: Run) -> Mapping[str, Tasks]:
+    """By role what one task asks for; equal where tasks of several roles ask for the same."""
+    return {role: replace(_task(_lacking(run, role, 0, 0)), role="", count=0) for role in run.resources}
 
 
 def lacking(runs: Sequence[Run]) -> Mapping[int, list[fit.Tasks]]:

@@ -63,6 +63,8 @@ class Lock(IntEnum):
     SERVICES = 22
     # One sweep of the retention rules of models at a time.
     MODEL_RULES = 23
+    # By cloud: giving runs their places.
+    PLACES = 24
 
 
 @contextmanager

@@ -46,6 +46,7 @@ from clusters.logs import failure
 from clusters.manifest.input import input_of
 from clusters.runs import idle
 from clusters.runs.models import Run, Task
+from clusters.runs.places import FORGOTTEN, start_anew, waits
 from clusters.runs.status import task_status
 from clusters.runs.status.phase import TERMINAL
 from clusters.runs.status.phase_update import refresh
@@ -66,7 +67,7 @@ Write = Callable[[str, Sequence[Seen]], None]
 NOTED = [
     "storage_state", "storage_message", "data_warning", "read", "wrote", "refusal", "endpoints", "gone", "stored", "gone_message",
     "blocked_reason", "blocked_message", "applied_at", "not_before", "release_asked_at", "claim_token", "claimed_until",
-    "activity", "activity_since", "activity_why", "look_at", "crashes", "deadline",
+    "activity", "activity_since", "activity_why", "look_at", "crashes", "deadline", *FORGOTTEN,
 ]  # fmt: skip
 # Minimum interval between re-applying a run: something, such as an autoscaler, may change it every time.
 PUT_RIGHT_AGAIN = dt.timedelta(seconds=30)
@@ -159,6 +160,8 @@ def save_capacity(cloud: str, capacity: Capacity) -> None:
         gpus[node.gpu_model] = count + node.gpus, simulated + (node.gpus if node.simulated else 0)
     CloudState.objects.update_or_create(name=cloud, defaults=found)
     record_gpus(cloud, gpus, timezone.now())
+    if waits(cloud).exists():
+        wakeups.wake_places(cloud)
 
 
 def save_trouble(cloud: str, trouble: str) -> None:
@@ -358,7 +361,10 @@ def _note(run: Run, item: Seen) -> None:
         if item.stored and not run.gone and run.spec.get("output"):
             run.wrote = None
             transaction.on_commit(lambda: wakeups.wake_output(run.pk))
-        run.gone, run.stored, run.gone_message = True, item.stored, item.message
+        if run.given_back_at and run.desired == Run.Desired.RUNNING and not run.verdict and not run.refusal:
+            start_anew(run, timezone.now())
+        else:
+            run.gone, run.stored, run.gone_message = True, item.stored, item.message
 
 
 def _note_endpoint(run: Run, item: EndpointSeen) -> None:
@@ -467,7 +473,7 @@ def _vanished(cloud: str, run: Run, last_seen: dt.datetime) -> None:
         run.storage_state = run.storage_message = run.data_warning = run.activity = ""
         run.read = {}
     run.endpoints = {}
-    run.applied_at = None
+    run.applied_at = run.whole_at = None
     run.blocked_reason = run.blocked_message = ""
     run.save(update_fields=NOTED)
     record_all([run_event("run.vanished", run, "The cloud no longer knew this run.")])

@@ -154,6 +154,9 @@ def _phase_changed(run: Run, now: dt.datetime) -> Event:
             run.started_at = min(began, now)
         note_outcome(consumer(run), run.cluster.appcode_id, run.phase, run.reason, now)
         transaction.on_commit(lambda: wakeups.wake_waiting(run.cluster.appcode_id))
+        if run.placed_at and not run.whole_at:
+            # Nothing at the cloud changes where it ends before its tasks had nodes.
+            transaction.on_commit(lambda: wakeups.wake_places(run.cloud))
         if whole := run.cluster.part_of:
             transaction.on_commit(lambda: wakeups.wake_whole(run.cluster.appcode_id, whole))
         if run.cluster.next_by_id:

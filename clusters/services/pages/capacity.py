@@ -8,8 +8,9 @@ from django.db.models import Avg, F
 
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.clouds.drivers.base.fit import Fits, Judgement, free_rooms, judge, worst
-from clusters.runs.preview import NOTHING, Cost, capacity_of, cost_of, placed
+from clusters.runs.preview import NOTHING, Cost, cost_of, placed
 from clusters.runs.quota import held, waiting
+from clusters.runs.room import capacity_of
 from clusters.services.checks import resolved_as
 from clusters.services.manifest import DeploySpec, ServiceSpec
 from clusters.services.models import Replica, Service

@@ -122,7 +122,9 @@ runs = st.lists(st.lists(kinds, min_size=1, max_size=2), min_size=1, max_size=4)
 
 
 @given(st.lists(shapes, min_size=1, max_size=4), runs, st.randoms())
-def test_pods_of_several_runs_find_their_room_in_whatever_order_and_wherever_a_scheduler_binds_them(nodes, several, any_):
+def test_pods_of_several_runs_find_their_room_in_whatever_order_and_wherever_a_scheduler_binds_them(
+    nodes, several, any_
+):
     field, pods, promised = group((f"n{i}", shape) for i, shape in enumerate(nodes)), [], set()
     for run in several:
         tasks = [replace(each, role=f"t{i}") for i, each in enumerate(run)]
@@ -152,7 +154,9 @@ def test_what_is_assigned_is_what_fits_and_leaves_no_node_below_zero(nodes, run)
     found = assign(tasks, field)
     assert (found.layout is None) == (search(tasks, field).layout is None)
     if found.layout is not None:
-        assert sorted(name for names in found.left.values() for name in names) == sorted(f"n{i}" for i in range(len(nodes)))
+        assert sorted(name for names in found.left.values() for name in names) == sorted(
+            f"n{i}" for i in range(len(nodes))
+        )
         assert all(min(shape.gpus, shape.cpu_milli) >= 0 for shape in found.left)
         assert sum(found.layout.values()) >= sum(each.count for each in tasks)
 

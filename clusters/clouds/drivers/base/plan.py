@@ -322,5 +322,7 @@ class Plan:
     proof: str = field(default="", repr=False)
     environment: Environment | None = None
     code: CodeFiles | CodeCommit | None = None
+    # It was taken off the cloud before, so what is being removed there is not its end.
+    again: bool = False
     # User name and password by registry, for pulling container images; never given to tasks.
     registries: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)

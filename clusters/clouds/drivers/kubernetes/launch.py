@@ -30,6 +30,8 @@ def apply(client: Client, settings: Settings, namespaces: Namespaces, plan: Plan
     before = owner_of(client, plan.run)
     owner = before or _start(client, settings, namespaces, plan)
     if _is_ending(owner["metadata"]):
+        if plan.again:
+            raise CloudError("What was left of it is still being removed.")
         return
     if before:
         namespaces.prepare(plan.run.namespace)

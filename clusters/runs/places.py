@@ -1,0 +1,224 @@
+"""Gives runs their places on the nodes of a cloud: all tasks of a run at once, or none. Where the portal places runs
+(`Cloud.places_runs`), `reconcile` tells the cloud only of runs that have places, and its tasks can go nowhere else.
+
+One pass decides for a whole cloud, under one lock: it reads what is held and promised, asks `clusters.admission` once, and writes
+every answer in the same transaction. It runs when a run is admitted, when the capacity of the cloud changes, and with the sweep
+as long as runs wait. A run that cannot take the places it was given loses them, and waits again in its old order.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from clusters import wakeups
+from clusters.admission.codes import Code
+from clusters.admission.decision import Node, Verdict, decide
+from clusters.admission.packing import Layout
+from clusters.clouds.drivers.base import Capacity
+from clusters.clouds.registry import places_runs
+from clusters.events import run_event
+from clusters.frameworks import FRAMEWORKS
+from clusters.runs import room
+from clusters.runs.models import Run, Task
+from clusters.runs.status.phase_update import refresh
+from portal.db.advisory_lock import Lock, lock_until_commit
+from portal.events import record_all
+
+# Reasons of a run that waits for its places.
+FOR_GPUS, FOR_ROOM = "WaitingForGPUs", "WaitingForResources"
+HELD = (FOR_GPUS, FOR_ROOM)
+# Number of waiting runs that are told exactly what they lack. The others are told that they are further behind.
+TOLD = 100
+# How long a run may lack nodes for some of its tasks before it loses its places; and if it cannot get them there, and nothing is
+# lost by it.
+PATIENCE, BLINK = dt.timedelta(minutes=5), dt.timedelta(seconds=10)
+# Pause after the first time that a run lost its places; doubled each time.
+PAUSE, LONGEST_PAUSE = dt.timedelta(seconds=30), dt.timedelta(minutes=10)
+# Columns of a run that `start_anew` changes, beside those that a lost run changes.
+FORGOTTEN = ("placed_at", "layout", "whole_at", "lacks_since", "given_back_at", "started_at", "phase", "phase_since")
+TURN = "It waits for its turn."
+FURTHER = f"It waits behind more than {TOLD} other runs on this cloud."
+
+
+def waits(cloud: str) -> QuerySet[Run]:
+    """Runs that wait for their places, in order."""
+    rows = Run.objects.filter(room.alive(cloud), room.due(), placed_at=None, wait_reason__in=HELD)
+    return rows.filter(admitted_at__isnull=False).order_by("pk")
+
+
+def lacks(cloud: str) -> Q:
+    """Placed runs that lack nodes, or lacked them at the last pass."""
+    return room.alive(cloud) & Q(placed_at__isnull=False) & (Q(lacks_since__isnull=False) | Q(whole_at=None))
+
+
+def needs_place(run: Run) -> bool:
+    """Whether a run that is admitted must wait for places before the cloud is told of it."""
+    return run.placed_at is None and not run.tasks.exists() and places_runs(run.cloud)
+
+
+def wait(run: Run) -> tuple[str, str]:
+    """What a run is told until the next pass, as a reason and a message."""
+    return _reason(run.gpus), TURN
+
+
+@transaction.atomic
+def place(cloud: str) -> None:
+    """Makes one pass over the runs of a cloud that wait for places, and over placed ones that lack nodes. The number of queries
+    does not grow with them."""
+    lock_until_commit(Lock.PLACES, cloud)
+    at = timezone.now()
+    if not places_runs(cloud):
+        # It was switched to another way of placing runs meanwhile.
+        _write(waits(cloud), {run_id: Answer() for run_id in waits(cloud).values_list("pk", flat=True)}, at)
+        return
+    capacity = room.capacity_of(cloud)
+    known = room.read(cloud, capacity, new=False)
+    snapshot = room.snapshot(known)
+    verdicts = decide(snapshot)
+    now = {run_id: told for run_id, *told in waits(cloud).values_list("pk", "gpus", "wait_reason", "wait_message")}
+    answers = {}
+    for run_id, (gpus, *told) in now.items():
+        verdict = verdicts.get(str(run_id))
+        answer = _answer(verdict, capacity, gpus) if verdict else Answer(_reason(gpus), FURTHER)
+        if [answer.reason, answer.message] != told:
+            answers[run_id] = answer
+    _write(waits(cloud), answers, at)
+    _give_back(cloud, known, {node.name: node for node in snapshot.nodes}, at)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a waiting run is told: a reason and a message, or its places, and nothing if it needs none."""
+
+    reason: str = ""
+    message: str = ""
+    layout: Layout | None = None
+
+
+def _answer(verdict: Verdict, capacity: Capacity, gpus: int) -> Answer:
+    if verdict.code is Code.FITS:
+        return Answer(layout=verdict.nodes or {})
+    if verdict.rank > TOLD:
+        return Answer(_reason(gpus), FURTHER)
+    return Answer(_reason(gpus), room.said(verdict, capacity))
+
+
+def _write(rows: QuerySet[Run], answers: Mapping[int, Answer], at: dt.datetime) -> None:
+    if not answers:
+        return
+    rows = rows.filter(pk__in=answers).select_for_update(of=("self",), no_key=True)
+    runs = list(rows.select_related("cluster__appcode"))
+    for run in runs:
+        answer = answers[run.pk]
+        run.wait_reason, run.wait_message = answer.reason, answer.message
+        if answer.layout is not None:
+            run.placed_at, run.layout = at, _by_role(answer.layout)
+        if not answer.reason:
+            transaction.on_commit(partial(wakeups.wake, run.pk))
+    refresh(runs, at, unsaved=["wait_reason", "wait_message", "placed_at", "layout"])
+
+
+def _by_role(layout: Layout) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (role, node), count in sorted(layout.items()):
+        found.setdefault(role, {})[node] = count
+    return found
+
+
+def nodes_of(run: Run, role: str) -> tuple[str, ...]:
+    """The only nodes on which tasks of the role may run; none for any. Roles that ask for the same share theirs."""
+    alike = room.alike(run)
+    return tuple(sorted({node for each, nodes in run.layout.items() if alike[each] == alike[role] for node in nodes}))
+
+
+def _give_back(cloud: str, known: room.Known, nodes: Mapping[str, Node], at: dt.datetime) -> None:
+    """Notes which placed runs lack nodes, and takes their places from those that cannot get them, or not in time."""
+    lacking: dict[int, list[room.Promise]] = {}
+    for promise in known.promises:
+        lacking.setdefault(promise.run, []).append(promise)
+    Run.objects.filter(lacks(cloud), lacks_since__isnull=False).exclude(pk__in=lacking).update(lacks_since=None)
+    Run.objects.filter(pk__in=lacking, lacks_since=None, applied_at__isnull=False).update(lacks_since=at)
+    late = Run.objects.filter(lacks(cloud), pk__in=lacking, lacks_since__lte=at - BLINK, applied_at__lte=at - BLINK)
+    rows = late.order_by("pk").select_for_update(of=("self",), no_key=True)
+    runs = list(rows.select_related("cluster__appcode"))
+    pending = set(Task.objects.filter(run__in=runs, phase="Pending", node="").values_list("run_id", flat=True))
+    lost = []
+    for run in runs:
+        promises = lacking[run.pk]
+        held = sum(promise.held for promise in promises)
+        if held and FRAMEWORKS[run.spec["framework"]].is_independent:
+            continue
+        if run.whole_at and run.pk not in pending:
+            continue  # Its tasks have failed, and Kubernetes starts them again after a while.
+        # Nothing is lost by a run that has not begun, or that has no task left.
+        assert run.lacks_since
+        assert run.applied_at
+        is_late = at - max(run.lacks_since, run.applied_at) >= PATIENCE
+        if is_late or ((not run.whole_at or not held) and any(_cannot(each, known, nodes) for each in promises)):
+            lost.append(run)
+    for run in lost:
+        _lose(run, at)
+    refresh(lost, at, unsaved=["given_back_at", "times_given_back", "not_before", "wait_reason", "wait_message"])
+
+
+def _cannot(promise: room.Promise, known: room.Known, nodes: Mapping[str, Node]) -> bool:
+    """Whether what lacks a node cannot get it where it has its places: a node is gone, or others have taken the room."""
+    able = 0
+    for name, count in promise.open.items():
+        node = nodes.get(name)
+        if node is not None and node.ready and node.drained is not None:
+            held = known.taken.get(name, room.Taken())
+            free = replace(
+                node.drained,
+                gpus=node.drained.gpus - held.gpus,
+                cpu_milli=node.drained.cpu_milli - held.cpu_milli,
+                memory_mb=node.drained.memory_mb - held.memory_mb,
+            )
+            able += free.holds(replace(promise.tasks, count=count))
+    return able < promise.lacks
+
+
+def _lose(run: Run, at: dt.datetime) -> None:
+    """Has a run taken off its cloud. It waits again as soon as nothing of it is left there."""
+    was_whole = run.whole_at is not None
+    why = (
+        "Some of its tasks lost their nodes and find no room there."
+        if was_whole
+        else "Not all of its tasks got a node where they had their places."
+    )
+    if run.blocked_message:
+        why = f"{why} {run.blocked_message}"
+    pause = dt.timedelta(0)
+    if not was_whole:
+        pause = min(PAUSE * 2 ** min(run.times_given_back, 10), LONGEST_PAUSE)
+        run.times_given_back += 1
+    run.given_back_at, run.not_before = at, at + pause
+    run.wait_reason = _reason(run.gpus)
+    run.wait_message = (
+        f"{why} It is taken off the cloud, holds nothing then, and waits again for room for all of its tasks."
+    )
+    record_all([run_event("run.given_back", run, run.wait_message)])
+    transaction.on_commit(partial(wakeups.wake, run.pk))
+
+
+def start_anew(run: Run, at: dt.datetime) -> None:
+    """Changes a locked run that lost its places and of which nothing is left: it waits again, in its old order."""
+    run.tasks.all().delete()
+    run.storage_state = run.storage_message = run.data_warning = run.activity = ""
+    run.read, run.endpoints, run.layout = {}, {}, {}
+    run.blocked_reason = run.blocked_message = ""
+    run.placed_at = run.whole_at = run.lacks_since = run.given_back_at = run.applied_at = run.release_asked_at = None
+    run.started_at = run.deadline = None
+    run.phase, run.phase_since = Run.Phase.QUEUED, at
+    transaction.on_commit(partial(wakeups.wake_places, run.cloud))
+
+
+def _reason(gpus: int) -> str:
+    return FOR_GPUS if gpus else FOR_ROOM
