@@ -192,6 +192,12 @@ def test_the_scheduler_s_sentence_becomes_one_for_people() -> None:
         == "Waits for 2 H200 GPUs. Of 2 nodes: 1 without enough free GPUs, 1 with other GPUs than H200."
     )
     assert (
+        unschedulable(
+            "0/9 nodes are available: 1 Insufficient nvidia.com/gpu, 8 node(s) didn't satisfy plugin(s) [NodeAffinity]. none"
+        )
+        == "Waits for 2 GPUs. Of 9 nodes: 1 without enough free GPUs, 8 that the portal did not choose."
+    )
+    assert (
         unschedulable("0/1 nodes are available: 1 node(s) had untolerated taint {team: other}. preemption: none")
         == "Waits for 2 GPUs. Of 1 node: 1 kept for others."
     )
