@@ -27,7 +27,7 @@ from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, free_rooms,
 from clusters.clouds.health import silences
 from clusters.clouds.models import CloudState
 from clusters.clouds.placement import Place
-from clusters.clouds.registry import asked, orders_runs
+from clusters.clouds.registry import adds_nodes, asked, orders_runs
 from clusters.frameworks import FRAMEWORKS
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import TIME_LIMIT
@@ -203,11 +203,20 @@ def _code(judgement: Judgement) -> Code:
 def _room(resolved: Resolved, capacity: Capacity, instead_of: Cluster | None) -> Judgement:
     tasks, cloud = placed(resolved), resolved.place.cloud
     found = judge(tasks, capacity) if orders_runs(cloud) else room.judge(tasks, capacity, cloud, but=instead_of)
+    found = with_nodes_to_come(found, cloud, resolved.gpus)
     if found.fits == "now" or tasks == tasks_of(resolved):
         return found
     return replace(
         found, message=f"{found.message} That counts what copies and stores data or lets people in beside each task."
     )
+
+
+def with_nodes_to_come(found: Judgement, cloud: str, gpus: int) -> Judgement:
+    """Returns `found`, or that it waits if a cloud that adds nodes has none yet where it would ever fit. At most one query."""
+    if found.fits != "never" or not adds_nodes(cloud):
+        return found
+    more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
+    return Judgement("waits", Code.GPUS if gpus else Code.RESOURCES, f"{found.message} {more}")
 
 
 def placed(resolved: Resolved) -> list[Tasks]:

@@ -17,7 +17,7 @@ from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.lookup import Resolved, require_active, usable_appcode
 from clusters.clouds.drivers.base.fit import Fits, free_rooms, judge, worst
 from clusters.model_registry.models import ModelVersion
-from clusters.runs.preview import Cost, capacity_of, cost_of, placed
+from clusters.runs.preview import Cost, capacity_of, cost_of, placed, with_nodes_to_come
 from clusters.runs.quota import held, waiting
 from clusters.services import checks, revisions
 from clusters.services.manifest import DeploySpec, ServiceManifest, ServiceSpec
@@ -85,7 +85,8 @@ def _of(spec: ServiceSpec, version: ModelVersion, appcode: Appcode, service: Ser
     in_use = held(appcode.pk)
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     gpus = resolved.gpus * count
-    judgement = worst(judge_quota(gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue)), judge(tasks, capacity))
+    here = with_nodes_to_come(judge(tasks, capacity), resolved.place.cloud, gpus)
+    judgement = worst(judge_quota(gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue)), here)
     left = max(0, appcode.gpu_quota - in_use.gpus)
     free = min(room * resolved.gpus, left)
     seconds = _start_seconds(service, appcode)

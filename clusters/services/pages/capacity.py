@@ -8,7 +8,7 @@ from django.db.models import Avg, F
 
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.clouds.drivers.base.fit import Fits, Judgement, free_rooms, judge, worst
-from clusters.runs.preview import NOTHING, Cost, capacity_of, cost_of, placed
+from clusters.runs.preview import NOTHING, Cost, capacity_of, cost_of, placed, with_nodes_to_come
 from clusters.runs.quota import held, waiting
 from clusters.services.checks import resolved_as
 from clusters.services.manifest import DeploySpec, ServiceSpec
@@ -40,7 +40,7 @@ def takes(spec: ServiceSpec, model: str, appcode: Appcode, count: int) -> Takes:
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     quota = judge_quota(resolved.gpus * count, Quota(appcode.code, appcode.gpu_quota, held(appcode.pk), queue))
     room = judge(tasks, capacity) if count else Judgement("now", "", "")
-    found = worst(quota, room)
+    found = worst(quota, with_nodes_to_come(room, resolved.place.cloud, resolved.gpus))
     each = cost_of(resolved.spec, appcode)
     return Takes(
         count=count,
