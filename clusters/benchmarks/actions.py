@@ -12,11 +12,10 @@ from clusters.benchmarks.loop import begin_next, finish
 from clusters.benchmarks.manifest import BenchmarkManifest, BenchmarkSpec, cluster_name, cluster_of
 from clusters.benchmarks.models import Benchmark
 from clusters.catalog.lookup import resolve, usable_appcode
-from clusters.clouds.drivers.base.fit import judge
 from clusters.cluster import actions
 from clusters.runs.models import Cluster
 from clusters.runs.preview import placed
-from clusters.runs.room import capacity_of
+from clusters.runs.room import capacity_of, judge
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, User
 
@@ -113,7 +112,8 @@ def _judge(name: str, spec: BenchmarkSpec, appcode: Appcode) -> None:
             # Several roles have the same flavor, so errors may repeat.
             said = dict.fromkeys(_as_said(each, spec, where, point.words) for each in invalid.errors)
             raise Invalid(list(said)) from invalid
-        judged = judge(placed(resolved), capacity_of(resolved.place.cloud))
+        cloud = resolved.place.cloud
+        judged = judge(placed(resolved), capacity_of(cloud), cloud)
         if judged.fits == "never":
             at = where if point.count > spec.counts[0] else ("spec", "flavor")
             raise Invalid.at(*at, message=f"{point.words}: {judged.message}")

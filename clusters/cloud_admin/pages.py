@@ -397,6 +397,8 @@ def _field(info: FieldInfo) -> forms.Field:
         return Words(
             widget=forms.Select(choices=[(word, word or "none") for word in get_args(info.annotation)]), **options
         )
+    if isinstance(info.default, bool):
+        return forms.BooleanField(**options)
     if isinstance(info.default, int):
         return Words(widget=forms.NumberInput(attrs={"min": 0, "inputmode": "numeric"}), **options)
     if isinstance(info.default, tuple) or info.default is None:
@@ -407,7 +409,9 @@ def _field(info: FieldInfo) -> forms.Field:
     return Words(widget=forms.TextInput(attrs=CODE), **options)
 
 
-def _read(info: FieldInfo, typed: str) -> Any:
+def _read(info: FieldInfo, typed: str | bool) -> Any:
+    if isinstance(typed, bool):
+        return typed
     if isinstance(info.default, tuple):
         return typed.replace(",", " ").split()
     if info.default is None:
@@ -416,7 +420,9 @@ def _read(info: FieldInfo, typed: str) -> Any:
     return typed.strip()
 
 
-def _write(value: Any) -> str:
+def _write(value: Any) -> str | bool:
+    if isinstance(value, bool):
+        return value
     if isinstance(value, Mapping):
         return "\n".join(f"{name}={each}" for name, each in value.items())
     if isinstance(value, tuple):

@@ -113,6 +113,18 @@ def orders_runs(name: str) -> bool:
     return not kind or DRIVERS[kind].orders_runs(stored)
 
 
+def places_runs(name: str) -> bool:
+    """Returns whether the portal decides on which nodes of a cloud tasks run. One query, none for this machine."""
+    kind, stored = _stored(name)
+    return bool(kind) and DRIVERS[kind].places_runs(stored)
+
+
+def adds_nodes(name: str) -> bool:
+    """Returns whether a cloud adds nodes when tasks wait. One query, none for this machine."""
+    kind, stored = _stored(name)
+    return bool(kind) and DRIVERS[kind].adds_nodes(stored)
+
+
 def why_no_environments(name: str) -> str:
     """Returns why tasks of a cloud cannot start from a saved environment, or "". One query, none for this machine."""
     kind, stored = _stored(name)

@@ -82,9 +82,8 @@ def place(cloud: str) -> None:
     known = room.read(cloud, capacity, new=False)
     snapshot = room.snapshot(known)
     verdicts = decide(snapshot)
-    now = {run_id: told for run_id, *told in waits(cloud).values_list("pk", "gpus", "wait_reason", "wait_message")}
     answers = {}
-    for run_id, (gpus, *told) in now.items():
+    for run_id, gpus, *told in waits(cloud).values_list("pk", "gpus", "wait_reason", "wait_message"):
         verdict = verdicts.get(str(run_id))
         answer = _answer(verdict, capacity, gpus) if verdict else Answer(_reason(gpus), FURTHER)
         if [answer.reason, answer.message] != told:

@@ -22,10 +22,10 @@ from clusters.catalog.hook_lookup import judge_hook_names
 from clusters.catalog.lookup import Resolved, name_taken, resolve, usable_appcode
 from clusters.catalog.models import Flavor
 from clusters.clouds.drivers.base import Capacity, Mount, S3Source
-from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, judge, worst
+from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, worst
 from clusters.clouds.health import silences
 from clusters.clouds.placement import Place
-from clusters.clouds.registry import asked, places_runs
+from clusters.clouds.registry import asked
 from clusters.frameworks import FRAMEWORKS
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import TIME_LIMIT
@@ -200,7 +200,7 @@ def _code(judgement: Judgement) -> Code:
 
 def _room(resolved: Resolved, capacity: Capacity, instead_of: Cluster | None) -> Judgement:
     tasks, cloud = placed(resolved), resolved.place.cloud
-    found = room.judge(tasks, capacity, cloud, but=instead_of) if places_runs(cloud) else judge(tasks, capacity)
+    found = room.judge(tasks, capacity, cloud, but=instead_of)
     if found.fits == "now" or tasks == tasks_of(resolved):
         return found
     return replace(

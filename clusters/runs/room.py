@@ -27,7 +27,7 @@ from clusters.clouds.drivers.base import Capacity, fit
 from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.drivers.base import Waiting as Queued
 from clusters.clouds.models import CloudState
-from clusters.clouds.registry import places_runs
+from clusters.clouds.registry import adds_nodes, orders_runs
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.status.phase import WAITING
@@ -112,11 +112,18 @@ def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: boo
 
 
 def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> fit.Judgement:
-    """Judges a new run of `tasks`, after all that wait."""
+    """Judges a new run of `tasks`, after all that wait. Where a cloud orders runs, by what is free."""
+    if orders_runs(cloud):
+        return fit.judge(tasks, capacity)
     known = read(cloud, capacity, but)
     found = snapshot(replace(known, waiting=[*known.waiting, Waiting(_NEW, tasks)]))
     verdict = decide(found)[str(_NEW)]
-    return fit.Judgement(verdict.code.fits, verdict.code, said(verdict, capacity))
+    message = said(verdict, capacity)
+    if verdict.code.fits == "never" and adds_nodes(cloud):
+        more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
+        lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
+        return fit.Judgement("waits", lacking, f"{message} {more}")
+    return fit.Judgement(verdict.code.fits, verdict.code, message)
 
 
 def said(verdict: Verdict, capacity: Capacity) -> str:
@@ -133,11 +140,13 @@ def left(known: Known) -> Field:
 
 def rooms(cloud: str, capacity: Capacity) -> Callable[[fit.Tasks], float]:
     """Returns how many tasks like a given one a new run finds room for. At most seven queries, none for each task."""
-    if not places_runs(cloud):
+    if orders_runs(cloud):
         free = fit.free_rooms(capacity)
         return lambda task: sum(each.holds(task) for each in free)
     field = left(read(cloud, capacity))
-    return lambda task: sum(shape.holds(replace(_task(task), count=MOST_WAITING)) * len(names) for shape, names in field.items())
+    return lambda task: sum(
+        shape.holds(replace(_task(task), count=MOST_WAITING)) * len(names) for shape, names in field.items()
+    )
 
 
 def snapshot(known: Known) -> Snapshot:
@@ -262,8 +271,8 @@ def _promises(run: Run, bound: Counter[tuple[str, str]], done: Counter[str]) -> 
     groups: dict[Tasks, list[tuple[str, int]]] = {}
     for role in run.resources:
         held = sum(count for (of, _), count in bound.items() if of == role)
-        lacks = _lacking(run, role, held, done[role])
-        groups.setdefault(replace(_task(lacks), role="", count=0), []).append((role, lacks.count))
+        wanted = _lacking(run, role, held, done[role])
+        groups.setdefault(replace(_task(wanted), role="", count=0), []).append((role, wanted.count))
     for tasks, roles in groups.items():
         if lacks := sum(count for _, count in roles):
             left = Counter[str]()

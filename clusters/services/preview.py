@@ -15,11 +15,11 @@ from django.db.models import F
 
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.lookup import Resolved, require_active, usable_appcode
-from clusters.clouds.drivers.base.fit import Fits, free_rooms, judge, worst
+from clusters.clouds.drivers.base.fit import Fits, worst
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.preview import Cost, cost_of, placed
 from clusters.runs.quota import held, waiting
-from clusters.runs.room import capacity_of
+from clusters.runs.room import capacity_of, judge, rooms
 from clusters.services import checks, revisions
 from clusters.services.manifest import DeploySpec, ServiceManifest, ServiceSpec
 from clusters.services.models import Replica, Service
@@ -82,11 +82,13 @@ def _of(spec: ServiceSpec, version: ModelVersion, appcode: Appcode, service: Ser
     count = 1 if serving else replicas
     capacity = capacity_of(resolved.place.cloud)
     tasks = [replace(each, count=count) for each in placed(resolved)]
-    room = int(min(sum(room.holds(each) for room in free_rooms(capacity)) for each in tasks) if tasks else 0)
+    free_for = rooms(resolved.place.cloud, capacity)
+    room = int(min((free_for(each) for each in tasks), default=0))
     in_use = held(appcode.pk)
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     gpus = resolved.gpus * count
-    judgement = worst(judge_quota(gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue)), judge(tasks, capacity))
+    here = judge(tasks, capacity, resolved.place.cloud)
+    judgement = worst(judge_quota(gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue)), here)
     left = max(0, appcode.gpu_quota - in_use.gpus)
     free = min(room * resolved.gpus, left)
     seconds = _start_seconds(service, appcode)

@@ -351,6 +351,15 @@ def test_a_task_without_a_gpu_sees_none_and_one_with_a_model_goes_where_it_is() 
     assert model["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100"}
 
 
+def test_tasks_run_on_no_other_nodes_than_those_that_the_plan_names() -> None:
+    several = role("worker", 3, gpu_model="NVIDIA-A100", nodes=("node-2", "node-1"))
+    pod = made(several)["Job", "demo-mnist-3-1042-worker"]["spec"]["template"]["spec"]
+    names_of = [[{"key": "metadata.name", "operator": "In", "values": [name]}] for name in ("node-1", "node-2")]
+    terms = {"nodeSelectorTerms": [{"matchFields": fields} for fields in names_of]}
+    assert pod["affinity"] == {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100"}
+
+
 def test_a_command_is_run_exactly_as_it_stands() -> None:
     found = made(role("master", argv=("bash", "-c", "echo $(hostname) $$ $HOME")))["Job", "demo-mnist-3-1042-master"]
     assert task_of(found)["command"][-3:] == ["bash", "-c", "echo $$(hostname) $$$$ $$HOME"]

@@ -192,6 +192,12 @@ def test_the_scheduler_s_sentence_becomes_one_for_people() -> None:
         == "Waits for 2 H200 GPUs. Of 2 nodes: 1 without enough free GPUs, 1 with other GPUs than H200."
     )
     assert (
+        unschedulable(
+            "0/9 nodes are available: 1 Insufficient nvidia.com/gpu, 8 node(s) didn't satisfy plugin(s) [NodeAffinity]. none"
+        )
+        == "Waits for 2 GPUs. Of 9 nodes: 1 without enough free GPUs, 8 that the portal did not choose."
+    )
+    assert (
         unschedulable("0/1 nodes are available: 1 node(s) had untolerated taint {team: other}. preemption: none")
         == "Waits for 2 GPUs. Of 1 node: 1 kept for others."
     )
@@ -813,3 +819,34 @@ def test_capacity_follows_pods() -> None:
     assert mirror.capacity().nodes[0].gpus_free == 8
     mirror.note_node("MODIFIED", node | {"spec": {"unschedulable": True}})
     assert (mirror.capacity().nodes[0].gpus_free, mirror.capacity().nodes[0].note) == (0, "It takes no new tasks.")
+
+
+def test_what_other_software_holds_is_told_apart_from_tasks_and_goes_with_it() -> None:
+    mirror = Mirror()
+    room = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "8"}
+    status = {"allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}
+    mirror.note_node("ADDED", {"metadata": {"name": "node-1"}, "spec": {}, "status": status})
+
+    def others() -> tuple[int, int, int, int]:
+        (node,) = mirror.capacity().nodes
+        return node.gpus_free, node.gpus_others, node.cpu_milli_others, node.memory_mb_others
+
+    def note(uid: str, kind: str = "ADDED", phase: str = "Running", node: str = "node-1", **asked: str) -> None:
+        requests = {name.replace("gpu", "nvidia.com/gpu"): amount for name, amount in asked.items()}
+        spec = {"nodeName": node, "containers": [{"name": "own", "resources": {"requests": requests}}]}
+        mirror.note_other_pod(kind, {"metadata": {"uid": uid}, "spec": spec, "status": {"phase": phase}})
+
+    mirror.note_pod("ADDED", pod("Running", state=RUNNING), MORNING)
+    assert others() == (6, 0, 0, 0)
+    note("one", gpu="1", cpu="100m", memory="1")
+    note("two", cpu="200m", memory="1Mi")
+    note("waits", node="", cpu="7")
+    assert others() == (5, 1, 300, 2)
+    # A task whose labels were taken off is still one.
+    note("uid-1", gpu="2", cpu="1")
+    assert others() == (5, 1, 300, 2)
+    note("one", "MODIFIED", gpu="1", cpu="1100m", memory="1")
+    assert others() == (5, 1, 1300, 2)
+    note("one", "MODIFIED", "Succeeded", gpu="1", cpu="1100m", memory="1")
+    note("two", "DELETED", cpu="200m", memory="1Mi")
+    assert others() == (6, 0, 0, 0)

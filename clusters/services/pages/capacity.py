@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from django.db.models import Avg, F
 
 from clusters.catalog.admission import Quota, judge_quota
-from clusters.clouds.drivers.base.fit import Fits, Judgement, free_rooms, judge, worst
+from clusters.clouds.drivers.base.fit import Fits, Judgement, free_rooms, worst
 from clusters.runs.preview import NOTHING, Cost, cost_of, placed
 from clusters.runs.quota import held, waiting
-from clusters.runs.room import capacity_of
+from clusters.runs.room import capacity_of, judge
 from clusters.services.checks import resolved_as
 from clusters.services.manifest import DeploySpec, ServiceSpec
 from clusters.services.models import Replica, Service
@@ -40,7 +40,7 @@ def takes(spec: ServiceSpec, model: str, appcode: Appcode, count: int) -> Takes:
     tasks = [replace(each, count=count) for each in placed(resolved)]
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     quota = judge_quota(resolved.gpus * count, Quota(appcode.code, appcode.gpu_quota, held(appcode.pk), queue))
-    room = judge(tasks, capacity) if count else Judgement("now", "", "")
+    room = judge(tasks, capacity, resolved.place.cloud) if count else Judgement("now", "", "")
     found = worst(quota, room)
     each = cost_of(resolved.spec, appcode)
     return Takes(

@@ -153,6 +153,25 @@ def test_buttons_do_what_they_say(training, people, root, make_cluster):
     assert {"kubernetes.changed", "kubernetes.removed", "org.placed"} <= verbs
 
 
+def test_a_setting_that_is_on_or_off_is_ticked_and_unticked(training, root):
+    from clusters.clouds import registry
+    from clusters.clouds.models import Cloud
+    from tests.clusters.forms import sent
+
+    assert (registry.places_runs("training"), registry.adds_nodes("training")) == (True, False)
+    edit = "/admin/clouds/training/edit"
+    fill(root, edit, {"setting_nodes_on_demand": "on"})
+    assert Cloud.objects.get(kind="kubernetes").settings == {"nodes_on_demand": True}
+    assert (registry.places_runs("training"), registry.adds_nodes("training")) == (False, True)
+    assert root.get("/api/v1/kubernetes/training").json()["spec"]["settings"]["nodes_on_demand"] is True
+    page = root.get(edit).content.decode()
+    assert '<details class="fold panel" open>' in page
+    assert sent(page, "cloud-form")["setting_nodes_on_demand"] == ["on"]
+    fill(root, edit, {"setting_nodes_on_demand": []})
+    assert Cloud.objects.get(kind="kubernetes").settings == {}
+    assert '<details class="fold panel">' in root.get(edit).content.decode()
+
+
 def test_settings_of_another_version_can_be_saved_again(training, root):
     from clusters.clouds import registry
     from clusters.clouds.drivers.base import CloudError

@@ -344,6 +344,24 @@ def test_a_cloud_with_a_queue_of_its_own_is_judged_as_before(training: Any, peop
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("queue", ["", "gpus"])
+def test_where_nodes_are_added_a_run_waits_for_them(training: Any, people: Any, queue: str) -> None:
+    from portal.models import Appcode
+    from tests.api.client import api_of
+
+    Appcode.objects.update(gpu_quota=1000)
+    api = api_of(people.bob)
+    training.objects.filter(name="training").update(settings={"kueue_queue": queue})
+    never = api.post(PREVIEW, gang(500))[1]
+    assert (never["fits"], never["code"]) == ("never", "OverPool")
+    training.objects.filter(name="training").update(settings={"kueue_queue": queue, "nodes_on_demand": True})
+    later = api.post(PREVIEW, gang(500))[1]
+    assert (later["fits"], later["code"]) == ("waits", "Gpus")
+    assert later["message"].startswith(never["message"].partition(" That counts")[0])
+    assert "That is so with the machines of today: it waits for others" in later["message"]
+
+
+@pytest.mark.django_db
 def test_a_changed_cluster_does_not_wait_for_its_own_last_run(training: Any, people: Any) -> None:
     from clusters.manifest.cluster import ClusterManifest
     from clusters.runs.models import Cluster, Run

@@ -121,6 +121,16 @@ class Cloud(Protocol):
         return True
 
     @classmethod
+    def places_runs(cls, stored: Mapping[str, Any]) -> bool:
+        """Returns whether the portal decides on which nodes tasks run, all tasks of a run or none."""
+        return False
+
+    @classmethod
+    def adds_nodes(cls, stored: Mapping[str, Any]) -> bool:
+        """Returns whether tasks that fit on none of today's nodes may make the cloud add some."""
+        return False
+
+    @classmethod
     def gateway(cls, stored: Mapping[str, Any]) -> Gateway | None:
         """Returns the gateway to the endpoints of a plan, or None. `EndpointSeen` reports each endpoint."""
         return None

@@ -180,7 +180,8 @@ class Node:
 
     `silent_since`: when a machine that does not answer was last heard (ISO 8601, UTC; "?" if unknown), "" for all others.
     `cpu_milli` and `memory_mb`: available to tasks; `…_free`: neither held nor (in a capacity that is `in_order`) awaited by a
-    run, None if the cloud does not report it. `gpu_tasks_only`: refuses tasks without GPUs.
+    run, None if the cloud does not report it. `…_others`: held there by what belongs to no run of the portal, rounded up; 0 where
+    nothing else runs, or in a report of an older release. `gpu_tasks_only`: refuses tasks without GPUs.
     """
 
     name: str
@@ -196,6 +197,9 @@ class Node:
     memory_mb_free: int | None = None
     gpu_tasks_only: bool = False
     silent_since: str = ""
+    gpus_others: int = 0
+    cpu_milli_others: int = 0
+    memory_mb_others: int = 0
 
 
 @dataclass(frozen=True)

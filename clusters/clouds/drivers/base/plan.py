@@ -268,7 +268,8 @@ class RolePlan:
 
     `argv` is run exactly as it stands, without a shell of ours. `gpu_model` is "" for any. `restart`: OnFailure starts a
     failed task again up to `retries` times (None: see base/restart_policy.py) and leaves a succeeded one alone; Always
-    keeps every task alive, with back-off, until the run is deleted.
+    keeps every task alive, with back-off, until the run is deleted. `nodes`: the only nodes on which its tasks may run, by name;
+    any if empty. Only a cloud that `places_runs` heeds them.
     """
 
     role: str
@@ -288,6 +289,7 @@ class RolePlan:
     # The part of a divided input for the first task; the next task gets the next. Below 0: none.
     first_part: int = -1
     at_once: int = 0
+    nodes: tuple[str, ...] = ()
 
     @property
     def together(self) -> int:

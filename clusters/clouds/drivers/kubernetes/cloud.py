@@ -172,6 +172,16 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         return bool(Settings.readable(stored).kueue_queue)
 
     @classmethod
+    def places_runs(cls, stored: Mapping[str, Any]) -> bool:
+        """Kueue decides itself, and an autoscaler adds nodes only for pods that wait."""
+        settings = Settings.readable(stored)
+        return not (settings.kueue_queue or settings.nodes_on_demand)
+
+    @classmethod
+    def adds_nodes(cls, stored: Mapping[str, Any]) -> bool:
+        return Settings.readable(stored).nodes_on_demand
+
+    @classmethod
     def leads_routers(cls, stored: Mapping[str, Any]) -> bool:
         settings = Settings.readable(stored)
         return bool(settings.router_namespace or settings.gateway_namespace)

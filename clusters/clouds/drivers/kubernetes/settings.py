@@ -153,6 +153,12 @@ class Settings:
         title="Kueue queue",
         description="The LocalQueue of every business line's namespace through which runs go. Empty without Kueue.",
     )
+    nodes_on_demand: bool = Field(
+        default=False,
+        title="Nodes on demand",
+        description="A cluster autoscaler or Karpenter makes nodes when tasks wait. The portal then hands every run over at once "
+        "and holds none back, and cannot promise that all tasks of a run start together.",
+    )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         default="IfNotPresent", title="Image pull policy", description="When nodes fetch an image."
     )

@@ -4,7 +4,9 @@ import pytest
 
 from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.api.lookup import overlooked_autoscaler
 from clusters.clouds.drivers.kubernetes.api.preflight import inspect
+from clusters.clouds.drivers.kubernetes.settings import Settings
 
 
 def client_of(server):
@@ -25,3 +27,24 @@ def client_of(server):
 def test_a_web_server_is_no_kubernetes_cluster(answers, status, body):
     with pytest.raises(CloudError, match="not the API server of a Kubernetes cluster"):
         inspect(client_of(answers(status, body)), ())
+
+
+NOT_ALLOWED = b'{"message": "configmaps is forbidden: User me cannot list resource configmaps"}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "found"),
+    [
+        (200, b'{"items": [{}]}', "This cluster has a cluster autoscaler, and"),
+        (200, b'{"items": []}', "This cluster has Karpenter, and"),  # its API group is there
+        (404, b"404 page not found", ""),
+        (403, NOT_ALLOWED, ""),
+    ],
+)
+def test_an_autoscaler_that_would_never_hear_of_a_waiting_run_is_told(answers, status, body, found):
+    client = client_of(answers(status, body))
+    told = overlooked_autoscaler(client, Settings())
+    assert told.startswith(found)
+    assert bool(told) == bool(found)
+    for settings in (Settings(nodes_on_demand=True), Settings(kueue_queue="gpus")):
+        assert overlooked_autoscaler(client, settings) == ""

@@ -1,4 +1,5 @@
-"""Checks whether objects that a cluster's settings name exist: classes, and the Kueue queue in each namespace.
+"""Checks whether a cluster's settings fit what is there: classes and the Kueue queue in each namespace exist, and an autoscaler
+is not overlooked.
 
 A wrong name would only show when a pod is made, or never: a Job whose queue does not exist waits silently. Requests are not
 retried, because a person waits for the answer.
@@ -26,6 +27,8 @@ KUEUE, QUEUES = "kueue.x-k8s.io", "localqueues"
 # Rights needed only for these checks: the portal works without them.
 ONLY_LOOKED_UP = frozenset({QUEUES, *(KINDS[kind][1] for kind in CLASSES.values())})
 NO_KUEUE = "Kueue is not installed in this cluster: its runs would wait for ever. Install Kueue, or name no queue."
+# What a cluster autoscaler writes, and what Karpenter's node pools are.
+AUTOSCALER_STATUS, KARPENTER = "cluster-autoscaler-status", "karpenter.sh"
 _SHOWN = 3
 
 
@@ -57,6 +60,39 @@ def look_up(client: Client, settings: Settings, namespaces: Collection[str]) -> 
         except Forbidden as forbidden:
             unchecked.append(_not_checked(f"there is a LocalQueue “{settings.kueue_queue}”", forbidden))
     return Found(wrong, tuple(dict.fromkeys(unchecked)))
+
+
+def overlooked_autoscaler(client: Client, settings: Settings) -> str:
+    """Returns a sentence if the cluster has an autoscaler that runs would wait for in vain, or "". Raises CloudError, but not for
+    what the portal may not read."""
+    if settings.nodes_on_demand or settings.kueue_queue:
+        return ""
+    if _finds_status(client):
+        found = "a cluster autoscaler"
+    elif _is_served(client, KARPENTER):
+        found = "Karpenter"
+    else:
+        return ""
+    return (
+        f"This cluster has {found}, and “Nodes on demand” is off: runs that do not fit on the present nodes would wait for ever "
+        "without making it add any."
+    )
+
+
+def _finds_status(client: Client) -> bool:
+    path = path_of("ConfigMap", "kube-system")
+    try:
+        return bool(client.get_once(path, fieldSelector=f"metadata.name={AUTOSCALER_STATUS}")["items"])
+    except (Forbidden, Missing):
+        return False
+
+
+def _is_served(client: Client, group: str) -> bool:
+    try:
+        client.get_once(f"/apis/{group}")
+    except (Forbidden, Missing):
+        return False
+    return True
 
 
 def _not_checked(what: str, forbidden: Forbidden) -> str:

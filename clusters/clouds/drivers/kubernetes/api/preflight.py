@@ -83,9 +83,9 @@ def judge(
     facts["missing_optional"] = [str(right) for right in found.without]
     facts["misnamed"] = dict(named.wrong)
     ok, message = _verdict(found, reserved_disk, foreign)
-    message = " ".join(
-        [message, *(dict.fromkeys(named.wrong.values()) if ok else ()), *(named.unchecked if ok else ())]
-    )
+    if ok:
+        overlooked = lookup.overlooked_autoscaler(client, settings)
+        message = " ".join(filter(None, [message, *dict.fromkeys(named.wrong.values()), *named.unchecked, overlooked]))
     return Preflight(ok and not named.wrong, message, found.uid, facts)
 
 

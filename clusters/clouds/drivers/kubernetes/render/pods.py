@@ -113,6 +113,8 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
             spec["nodeSelector"] = {GPU_MODEL: role.gpu_model}
         if settings.runtime_class:
             spec["runtimeClassName"] = settings.runtime_class
+    if role.nodes:
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _only(role.nodes)}}
     if tolerations:
         spec["tolerations"] = tolerations
     return {
@@ -122,6 +124,13 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
         },
         "spec": spec,
     }
+
+
+def _only(nodes: tuple[str, ...]) -> Manifest:
+    """Returns the node selector of these nodes alone. By the name, which no label has to equal, and of which a term takes one;
+    kube-scheduler then looks at no other node."""
+    fields = ([{"key": "metadata.name", "operator": "In", "values": [name]}] for name in sorted(nodes))
+    return {"nodeSelectorTerms": [{"matchFields": each} for each in fields]}
 
 
 def _task_index(index: str) -> Manifest:

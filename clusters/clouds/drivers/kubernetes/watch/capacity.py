@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ DISK_ADVICE = (
 )
 
 
-NOTHING = (0.0, 0.0, 0.0)
+Amounts = tuple[float, float, float]
+NOTHING: Amounts = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Held:
 
     run_id: int | None
     node: str
-    asked: tuple[float, float, float]
+    asked: Amounts
     gpu_model: str = ""
     created: str = ""
 
@@ -49,7 +51,9 @@ class Shares:
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self._held: dict[str, Held] = {}
-        self._taken: defaultdict[str, tuple[float, float, float]] = defaultdict(lambda: NOTHING)
+        # What all pods hold by node, and what those of other software do.
+        self._taken: defaultdict[str, Amounts] = defaultdict(lambda: NOTHING)
+        self._others: defaultdict[str, Amounts] = defaultdict(lambda: NOTHING)
         self._waiting: dict[int, dict[str, Held]] = {}
 
     def note(self, uid: str, now: Held | None) -> None:
@@ -79,18 +83,23 @@ class Shares:
             self.note(uid, now)
 
     def _take(self, held: Held, sign: int) -> None:
-        gpus, cores, memory = self._taken[held.node]
-        asked = held.asked
-        # Rounded, because sums of fractions would not return to exactly 0.
-        self._taken[held.node] = gpus + sign * asked[0], round(cores + sign * asked[1], 6), memory + sign * asked[2]
+        for sums in (self._taken, self._others) if held.run_id is None else (self._taken,):
+            gpus, cores, memory = sums[held.node]
+            asked = held.asked
+            # Rounded, because sums of fractions would not return to exactly 0.
+            sums[held.node] = gpus + sign * asked[0], round(cores + sign * asked[1], 6), memory + sign * asked[2]
 
     def _left(self, node: Node) -> Node:
         gpus, cores, memory = self._taken.get(node.name, NOTHING)
+        others = self._others.get(node.name, NOTHING)
         return replace(
             node,
             gpus_free=max(0, node.gpus_free - int(gpus)),
             cpu_milli_free=max(0, int(node.cpu_milli - 1000 * cores)),
             memory_mb_free=max(0, int(node.memory_mb - memory / 2**20)),
+            gpus_others=math.ceil(others[0]),
+            cpu_milli_others=math.ceil(round(1000 * others[1], 3)),
+            memory_mb_others=math.ceil(others[2] / 2**20),
         )
 
     def capacity(self) -> Capacity:

@@ -244,6 +244,8 @@ def _shortage(count: int, text: str, model: str) -> str:
         return f"{count} without enough free {text.removeprefix('Insufficient ')}"
     if "node affinity/selector" in text:
         return f"{count} with other GPUs than {model}" if model else f"{count} that do not match"
+    if "plugin(s) [NodeAffinity" in text:
+        return f"{count} that the portal did not choose"
     if "unschedulable" in text:
         return f"{count} closed for new tasks"
     if "untolerated taint" in text:
