@@ -1,6 +1,9 @@
 """Task rows: what was seen of pods, written once and never backwards, and what billing may know of it.
 
 Called by `observe` in its transaction. An item's pod is identified by its uid; (run, role, index, attempt) is its place.
+
+A run that the portal places is billed from the moment at which it is whole (`whole.py`). Until then billing learns no start of
+its pods, then that of all at once; so a bill follows from what happened, not from the order in which it was told.
 """
 
 from __future__ import annotations
@@ -8,14 +11,20 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
+
+from django.db import transaction
 
 from billing.metering import record
 from billing.metering.segments import PodState
+from clusters import wakeups
 from clusters.clouds.drivers.base import TaskSeen
 from clusters.frameworks import FRAMEWORKS
 from clusters.logs import collect
 from clusters.runs.models import Run, Task
 from clusters.runs.status.phase_update import consumer
+from clusters.runs.status.whole import layout_of, span_of, whole_since
+from portal.db.bulk_update import update_rows
 
 ENDED = ("Succeeded", "Failed")
 RANK = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
@@ -74,6 +83,8 @@ def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.
     Task.objects.bulk_create(
         rows, update_conflicts=True, unique_fields=["run", "role", "index", "attempt"], update_fields=TASK_FIELDS
     )
+    news = [item for item in fresh if _may_make_whole(runs[item.run_id], item, stored.get(item.uid))]
+    metered |= _make_whole(cloud, runs, news, at)
     collect.note(cloud, fresh, stored.keys())
     failed = [i for i in fresh if i.phase == "Failed" and i.reason != "Stopped" and phases.get(i.uid) != "Failed"]
     return Written(failed, metered)
@@ -113,6 +124,73 @@ def _with_models(stored: Mapping[str, Task], told: list[TaskSeen]) -> list[TaskS
     return [
         item if item.gpu_model or item.uid not in models else replace(item, gpu_model=models[item.uid]) for item in told
     ]
+
+
+def _may_make_whole(run: Run, item: TaskSeen, row: Task | None) -> bool:
+    """Whether the news may make a placed run whole, or tell that it was so earlier than was known: of a pod that was not known to
+    have its node before that moment. No news of a run that is not placed does, and of one that is whole hardly any."""
+    if run.placed_at is None or not (item.node or item.phase == "Succeeded"):
+        return False
+    if run.whole_at is None:
+        # A run that gives its places back is about to end, whatever gets a node meanwhile.
+        return run.given_back_at is None or run.given_back_at < run.placed_at
+    is_new = row is None or (row.scheduled_at is None and item.scheduled_at is not None)
+    return is_new and (span := span_of(item, run.whole_at)) is not None and span.since < run.whole_at
+
+
+def _make_whole(cloud: str, runs: Mapping[int, Run], news: Sequence[TaskSeen], at: dt.datetime) -> set[str]:
+    """Marks the runs of `news` that turn out to be whole, and tells billing when their pods began. Returns billing keys as
+    `Written.metered` does. No query without news, two or three more with it."""
+    if not news:
+        return set()
+    by_run: dict[int, list[Task]] = {item.run_id: [] for item in news}
+    for row in Task.objects.filter(run__in=by_run).defer("message", "log_tail", "log_message").order_by("pk"):
+        # What has ended before this placement belongs to an earlier one. By the portal's own clock, as `placed_at`.
+        placed_at = runs[row.run_id].placed_at
+        if row.phase not in ENDED or placed_at is None or row.observed_at > placed_at:
+            by_run[row.run_id].append(row)
+    changed, is_first = [], False
+    for pk, tasks in by_run.items():
+        run, spans = runs[pk], [span for task in tasks if (span := span_of(task, at))]
+        independent = FRAMEWORKS[run.spec["framework"]].is_independent
+        since = whole_since({role: facts["count"] for role, facts in run.roles.items()}, spans, independent=independent)
+        if since is None or (run.whole_at is not None and since >= run.whole_at):
+            continue
+        if run.whole_at is None:
+            is_first = True
+            # Independent tasks still come, so all their places are kept.
+            run.layout = run.layout if independent else layout_of(tasks)
+        run.whole_at = since
+        changed.append(run)
+    if not changed:
+        return set()
+    update_rows(changed, ["whole_at", "layout"])
+    if is_first:
+        transaction.on_commit(partial(wakeups.wake_places, cloud))
+    begun = [(run, task) for run in changed for task in by_run[run.pk] if billed_from(run, task)]
+    return record.record([pod_state(cloud, run, _beginning(task)) for run, task in begun])
+
+
+def billed_from(run: Run, task: TaskSeen | Task) -> dt.datetime | None:
+    """When billing of a pod begins, as far as is known: with its program, but not before a placed run is whole. None also for a
+    pod that had ended by then."""
+    began = task.began_at or task.started_at
+    if began is None or run.placed_at is None:
+        return began
+    if run.whole_at is None:
+        return None
+    is_over = task.phase in ENDED and task.finished_at is not None and task.finished_at <= run.whole_at
+    return None if is_over else max(began, run.whole_at)
+
+
+def _beginning(task: Task) -> TaskSeen:
+    """The sighting that tells billing when a pod began. It tells no end: billing has that of the sighting in which it came, which
+    also said whether it was estimated."""
+    return TaskSeen(
+        run_id=task.run_id, role=task.role, index=task.index, attempt=task.attempt, uid=task.uid,
+        phase="Running" if task.phase in ENDED else task.phase, gpu_model=task.gpu_model,  # type: ignore[arg-type]
+        scheduled_at=task.scheduled_at, began_at=task.began_at, started_at=task.started_at,
+    )  # fmt: skip
 
 
 def _is_known(row: Task | None, item: TaskSeen) -> bool:
@@ -167,7 +245,7 @@ def pod_state(cloud: str, run: Run, item: TaskSeen) -> PodState:
         cpu_milli=held["cpu_milli"],
         memory_mb=held["memory_mb"],
         scheduled_at=item.scheduled_at,
-        started_at=item.began_at or item.started_at,
+        started_at=billed_from(run, item),
         finished_at=item.finished_at,
         estimated=item.estimated,
     )
