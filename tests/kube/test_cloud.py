@@ -268,6 +268,20 @@ def test_what_waits_says_for_what(plane: Plane, cloud: KubernetesCloud, followin
     assert (task.phase, task.reason, task.finished_at) == ("Failed", "Stopped", None)
 
 
+def test_tasks_go_to_the_nodes_of_the_plan_or_wait(cloud: KubernetesCloud, following: Following, space: str) -> None:
+    run, node = run_ref(space), max(cloud.capacity().nodes, key=lambda each: (each.gpus_free, each.name))
+    fit = node.gpus_free // 2
+    cloud.apply(plan(role("worker", fit + 1, gpus=2, gpu_model=node.gpu_model, nodes=(node.name, "gone")), run=run))
+    following.until(lambda: len(following.of(run, "Running")) == fit)
+    following.until(lambda: any(task.message for task in following.of(run, "Pending")))
+    assert {task.node for task in following.of(run, "Running")} == {node.name}
+    (waiting,) = following.of(run, "Pending")
+    others = len(cloud.capacity().nodes) - 1
+    assert waiting.message.endswith(f"1 without enough free GPUs, {others} that the portal did not choose.")
+    cloud.delete(run)
+    following.until(lambda: following.is_gone(run))
+
+
 def test_a_volume_that_cannot_be_made_says_why(
     plane: Plane, cloud: KubernetesCloud, following: Following, space: str
 ) -> None:

@@ -46,8 +46,9 @@ def test_what_fits_is_what_the_scheduler_places(
         other_software(plane, namespace, f"other-{number}", name, gpus, cores)
 
     def is_seen() -> bool:
-        free = {node.name: node.gpus_free for node in cloud.capacity().nodes}
-        return all(free.get(name) == (8 - held[name][0] if name != nodes[4] else 0) for name in nodes)
+        seen = {node.name: (node.gpus_free, node.gpus_others) for node in cloud.capacity().nodes}
+        free = {name: 8 - held[name][0] if name != nodes[4] else 0 for name in nodes}
+        return all(seen.get(name) == (free[name], held[name][0]) for name in nodes)
 
     following.until(is_seen)
     answers = []

@@ -211,6 +211,23 @@ def test_what_the_settings_name_is_looked_up_when_it_is_saved_and_by_a_test(
     actions.change(row, actions.manifest_of(row, enabled=False), acting_user=people.root)
 
 
+def test_an_autoscaler_is_found_with_the_portal_s_rights(
+    plane: Plane, people: Any, manifest: Callable[..., Any]
+) -> None:
+    from clusters.cloud_admin import actions
+
+    row = actions.register(manifest(), acting_user=people.root)
+    assert "autoscaler" not in actions.try_connection(row).message
+    path, name = "/api/v1/namespaces/kube-system/configmaps", "cluster-autoscaler-status"
+    plane.request("POST", path, {"metadata": {"name": name}})
+    report = actions.try_connection(row)
+    assert report.ok
+    assert "This cluster has a cluster autoscaler, and “Nodes on demand” is off: runs" in report.message
+    row = actions.change(row, manifest(settings={"nodes_on_demand": True}), acting_user=people.root)
+    assert "autoscaler" not in actions.try_connection(row).message
+    plane.request("DELETE", f"{path}/{name}")
+
+
 def test_a_queue_is_looked_up_in_the_namespaces_of_its_business_lines(
     plane: Plane, people: Any, manifest: Callable[..., Any]
 ) -> None:
