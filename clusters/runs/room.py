@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from django.db.models import Count, Exists, F, Func, IntegerField, JSONField, OuterRef, Q, Sum
@@ -97,9 +97,12 @@ def capacity_of(cloud: str) -> Capacity:
 
 
 def capacity_from(seen: Mapping[str, Any]) -> Capacity:
-    """From the JSON of `CloudState.capacity`."""
+    """From the JSON of `CloudState.capacity`. A newer release, during an upgrade, may have written facts that are unknown here."""
+    known = {each.name for each in fields(Seen)}
     return Capacity(
-        nodes=tuple(Seen(**node) for node in seen.get("nodes", [])),
+        nodes=tuple(
+            Seen(**{name: value for name, value in node.items() if name in known}) for node in seen.get("nodes", [])
+        ),
         queue=tuple(Queued(**each) for each in seen.get("queue", [])),
         in_order=seen.get("in_order", False),
     )
