@@ -97,7 +97,7 @@ def capacity_of(cloud: str) -> Capacity:
 
 
 def capacity_from(seen: Mapping[str, Any]) -> Capacity:
-    """From the JSON of `CloudState.capacity`. A newer release, during an upgrade, may have written facts that are unknown here."""
+    """From the JSON of `CloudState.capacity`. A newer release may have written more facts."""
     known = {each.name for each in fields(Seen)}
     return Capacity(
         nodes=tuple(

@@ -100,7 +100,7 @@ class Loops:
         from django.db import connections
         from django.utils.timezone import now
 
-        from clusters.runs import quota, reconcile
+        from clusters.runs import places, quota, reconcile
         from clusters.runs.models import Run
 
         # The thread's database connection ends with it.
@@ -109,6 +109,8 @@ class Loops:
                 appcodes = Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True)
                 for appcode_id in list(appcodes.distinct()):
                     quota.admit_waiting(appcode_id)
+                for cloud in list(Run.objects.filter(gone=False).values_list("cloud", flat=True).distinct()):
+                    places.place(cloud)
                 due = Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)
                 for done in [threads.submit(reconcile.reconcile, run_id) for run_id in list(due)]:
                     done.result()
