@@ -35,11 +35,12 @@ class Loop:
     def work(self) -> None:
         from django.utils.timezone import now
 
-        from clusters.runs import quota, reconcile
+        from clusters.runs import places, quota, reconcile
         from clusters.runs.models import Run
 
         for appcode_id in list(Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True).distinct()):
             quota.admit_waiting(appcode_id)
+        places.place("kubernetes")
         for run_id in list(Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)):
             reconcile.reconcile(run_id)
 
@@ -47,7 +48,7 @@ class Loop:
         from django.utils.timezone import now
 
         from clusters.clouds.models import CloudState
-        from clusters.runs.status.observe import apply_batch, apply_listing
+        from clusters.runs.status.observe import apply_batch, apply_listing, save_capacity
 
         try:
             batch = next(self.batches)
@@ -60,6 +61,7 @@ class Loop:
         else:
             apply_batch("kubernetes", batch)
         self.cloud.acknowledge(batch.items)
+        save_capacity("kubernetes", self.cloud.capacity())
 
     def until(self, happened: Callable[[], object], seconds: float = 60.0) -> None:
         from clusters.runs.models import Run, Task

@@ -65,7 +65,8 @@ class Portal:
         from django.db.models import Q
         from django.utils.timezone import now
 
-        from clusters.runs import quota, reconcile
+        from clusters.clouds.registry import cloud_names
+        from clusters.runs import places, quota, reconcile
         from clusters.runs.models import Run
 
         # The thread's database connection ends with it.
@@ -73,6 +74,8 @@ class Portal:
             while not stopped.wait(0.2):
                 for appcode in (self.people.ops, self.people.flight):
                     quota.admit_waiting(appcode.pk)
+                for cloud in cloud_names():
+                    places.place(cloud)
                 free = Q(claimed_until=None) | Q(claimed_until__lt=now())
                 for run_id in list(Run.objects.filter(reconcile.unsettled(now()), free).values_list("pk", flat=True)):
                     threads.submit(reconcile.reconcile, run_id)
