@@ -51,7 +51,7 @@ def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.
     it would move the pod backwards. When a cloud starts counting anew, its pod replaces the earlier one at the same place."""
     told = list(told)
     stored = {row.uid: row for row in Task.objects.filter(uid__in={item.uid for item in told})}
-    told = _with_models(stored, told)
+    told = _with_beginnings(runs, stored, _with_models(stored, told))
     # A long listing repeats known items, which were recorded when they were written.
     seen = [item for item in told if not _is_known(stored.get(item.uid), item)]
     metered = record.record(
@@ -124,6 +124,32 @@ def _with_models(stored: Mapping[str, Task], told: list[TaskSeen]) -> list[TaskS
     return [
         item if item.gpu_model or item.uid not in models else replace(item, gpu_model=models[item.uid]) for item in told
     ]
+
+
+def _with_beginnings(runs: Mapping[int, Run], stored: Mapping[str, Task], told: list[TaskSeen]) -> list[TaskSeen]:
+    """The news of placed runs with the node and times that earlier news had. Billing gets the beginnings of their pods from rows,
+    which otherwise have what the latest news says."""
+    placed = [item for item in told if runs[item.run_id].placed_at]
+    if not placed:
+        return told
+    known: dict[str, list[TaskSeen | Task]] = {item.uid: [] for item in placed}
+    for uid in known.keys() & stored.keys():
+        known[uid].append(stored[uid])
+    for item in placed:
+        known[item.uid].append(item)
+
+    def filled(item: TaskSeen) -> TaskSeen:
+        if item.uid not in known:
+            return item
+        news = known[item.uid]
+        began = min((time for each in news if (time := each.began_at or each.started_at)), default=None)
+        node = item.node or next((each.node for each in news if each.node), "")
+        scheduled = item.scheduled_at or next((each.scheduled_at for each in news if each.scheduled_at), None)
+        if (node, scheduled, began) == (item.node, item.scheduled_at, item.began_at):
+            return item
+        return replace(item, node=node, scheduled_at=scheduled, began_at=began)
+
+    return [filled(item) for item in told]
 
 
 def _may_make_whole(run: Run, item: TaskSeen, row: Task | None) -> bool:

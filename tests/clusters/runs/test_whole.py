@@ -156,19 +156,24 @@ def test_copies_that_do_not_need_each_other_are_billed_one_by_one(db, catalogue,
     assert billed() == {"worker-0-0": (20, None), "worker-1-0": (40, None)}
 
 
-def test_wholeness_costs_runs_that_are_not_placed_no_query(run):
-    def queries(item):
+def test_no_query_more_for_runs_that_are_not_placed_or_are_whole(run):
+    def queries(attempt):
+        """Of the news that this attempt has failed, and that the next runs."""
+        start = 100 * attempt
         with CaptureQueriesContext(connection) as found:
-            tell(run, item)
+            tell(run, failed(running(run, SECOND, start + 10, start + 20, attempt=attempt), start + 90))
+            tell(run, running(run, SECOND, start + 110, start + 120, attempt=attempt + 1))
         return len(found)
 
     Run.objects.update(placed_at=None)
-    tell(run, *(running(run, place, 10, 20) for place in PLACES[:2]))
-    unplaced = queries(running(run, SECOND, 10, 20))
+    tell(run, *(running(run, place, 10, 20) for place in PLACES))
+    queries(0)
+    unplaced = queries(1)
     assert (run.whole_at, run.gpu_rate) == (None, 3)
-    tell(run, failed(running(run, SECOND, 10, 20), 30))
     Run.objects.update(placed_at=at(-9), whole_at=at(10))
-    assert queries(running(run, SECOND, 40, 50, attempt=1)) <= unplaced
+    assert queries(2) == unplaced
+    Run.objects.update(whole_at=None)
+    assert queries(3) > unplaced
 
 
 @pytest.mark.parametrize(
