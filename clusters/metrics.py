@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from django.db.models import Count
+from django.db.models import Count, Sum
 from django.utils import timezone
 from prometheus_client.core import Metric
 
@@ -16,13 +16,20 @@ from portal.monitoring.metrics import gauge
 
 
 def metrics() -> Iterator[Metric]:
-    """The current aliases. Two queries."""
+    """The current aliases. Three queries."""
     now = timezone.now()
     living = Run.objects.filter(gone=False).exclude(phase__in=TERMINAL).order_by()
     runs = living.values_list("phase", "reason").annotate(count=Count("pk")).order_by("phase", "reason")
     yield gauge(
         "portal_runs", "Runs that have not ended, by phase and by what they wait for.", ("phase", "cause"),
         [((phase, cause), count) for phase, cause, count in runs],
+    )  # fmt: skip
+    unused = Run.objects.filter(gone=False, placed_at__isnull=False, whole_at=None).order_by()
+    kept = unused.values_list("cloud").annotate(gpus=Sum("gpus")).order_by("cloud")
+    # Not a sum of seconds: its next placement overwrites what a run gave back, and a sum over all runs grows with the years.
+    yield gauge(
+        "portal_gpus_held_unused", "GPUs kept for runs of which not all tasks have a node; nobody pays for them.", ("cloud",),
+        [((cloud,), gpus) for cloud, gpus in kept],
     )  # fmt: skip
     there: Counter[tuple[str, str, str]] = Counter()
     free: Counter[tuple[str, str, str]] = Counter()

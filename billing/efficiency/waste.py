@@ -1,5 +1,5 @@
-"""Waste: the cost of failed runs, parameter servers that outlived their workers, and GPUs kept while an image or data
-were fetched.
+"""Waste: the cost of failed runs, parameter servers that outlived their workers, and GPUs kept while an image, data
+or other tasks of the run were awaited.
 
 `clusters/` reports how each run ended (`note_outcome`); the rest follows from the ledger and the observations. `look`
 reads the new ledger entries and recomputes their consumers from scratch, so it may be killed, repeated and run twice at
@@ -34,7 +34,7 @@ CHUNK = 2000
 EXPLAINED = {
     Waste.Kind.FAILED: "Failed runs",
     Waste.Kind.OUTLIVED: "Parameter servers that outlived their workers",
-    Waste.Kind.RESERVED: "GPUs kept while an image or data were fetched",
+    Waste.Kind.RESERVED: "GPUs kept while an image, data or other tasks of the run were awaited",
 }
 
 # Where a portion ends. Ids have gaps, so it counts lines. No row means that this is the last portion.

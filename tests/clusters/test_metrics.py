@@ -175,10 +175,20 @@ def test_runs_wait_by_phase_and_cause(people, scraper):
     assert read(scraper)["portal_runs"] == {("NoFreeGPUs", "Queued"): 1, ("", "Running"): 2}
 
 
+def test_gpus_are_held_unused_until_their_run_is_whole_or_gone(people, scraper):
+    at = timezone.now()
+    for n, facts in enumerate(
+        [{}, {"placed_at": at}, {"placed_at": at}, {"placed_at": at, "whole_at": at}, {"placed_at": at, "gone": True}]
+    ):
+        cluster = Cluster.objects.create(appcode=people.ops, name=f"show{n}", spec={})
+        Run.objects.create(cluster=cluster, number=1, spec={}, resources={}, cloud="main", gpus=10**n, **facts)
+    assert read(scraper)["portal_gpus_held_unused"] == {("main",): 110}
+
+
 def test_it_takes_the_same_queries_for_any_number(people, scraper, django_assert_num_queries):
     def scrape() -> None:
-        # Two each for billing, clusters and webhooks; the rest begins and ends the transaction and limits its time.
-        with django_assert_num_queries(9):
+        # Two each for billing and webhooks, three for clusters; the rest begins and ends the transaction and limits its time.
+        with django_assert_num_queries(10):
             scraper.get("/metrics")
 
     scrape()
