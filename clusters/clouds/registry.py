@@ -64,7 +64,7 @@ def cloud_of(run: Run) -> Cloud:
 
 def run_ref(run: Run) -> RunRef:
     """Returns the cloud's reference to a run. Requires its loaded cluster and appcode."""
-    return RunRef(run.pk, run.namespace, run.cluster.appcode.code, run.cluster.name, run.number)
+    return RunRef(run.pk, run.namespace, run.cluster.appcode.code, run.cluster.name, run.number, run.life)
 
 
 def cloud_names() -> list[str]:

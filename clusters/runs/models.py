@@ -273,6 +273,11 @@ class Run(models.Model):
     def is_terminal(self) -> bool:
         return self.phase in TERMINAL
 
+    @property
+    def life(self) -> int:
+        """How often it was taken off its cloud to be started anew, and nothing of it was left there."""
+        return self.times_given_back - (self.given_back_at is not None)
+
     def gpu_seconds_at(self, now: dt.datetime) -> int:
         """GPU-seconds used until `now`, including what its tasks hold at the moment."""
         return self.gpu_seconds + self.gpu_rate * self._elapsed(now)

@@ -197,7 +197,7 @@ def _lose(run: Run, at: dt.datetime) -> None:
     pause = dt.timedelta(0)
     if not was_whole:
         pause = min(PAUSE * 2 ** min(run.times_given_back, 10), LONGEST_PAUSE)
-        run.times_given_back += 1
+    run.times_given_back += 1
     run.given_back_at, run.not_before = at, at + pause
     run.wait_reason = _reason(run.gpus)
     run.wait_message = (

@@ -402,7 +402,7 @@ def plan_of(run: Run) -> Plan:
     )
     if run.placed_at is not None:
         roles = tuple(replace(role, nodes=places.nodes_of(run, role.role)) for role in plan.roles)
-        plan = replace(plan, roles=roles, again=run.times_given_back > 0)
+        plan = replace(plan, roles=roles)
     return replace(plan, registries=registries_of(run.namespace)) if cloud.software == "container" else plan
 
 

@@ -218,11 +218,16 @@ class Loops:
         assert self.left_of(run) == []
 
     def check_usage(self, run: Any) -> None:
-        """Asserts that every pod is metered once, from its start to its end in Kubernetes, and nothing else is."""
+        """Asserts that every pod is metered once, from its start to its end in Kubernetes but not before the run was whole, and
+        nothing else is."""
         from billing.models import UsageSegment
 
         segments = list(UsageSegment.objects.filter(consumer=f"run {run.pk}"))
-        tasks = {task.uid: (task.began_at, task.finished_at) for task in run.tasks.exclude(began_at=None)}
+        whole = run.whole_at
+        tasks = {
+            task.uid: (max(task.began_at, whole) if whole else task.began_at, task.finished_at)
+            for task in run.tasks.exclude(began_at=None)
+        }
         assert {each.uid: (each.started, each.ended) for each in segments} == tasks
 
 

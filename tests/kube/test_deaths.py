@@ -118,11 +118,13 @@ def work_once() -> None:
     """Does what a worker does on a wake-up."""
     from django.utils.timezone import now
 
-    from clusters.runs import reconcile
+    from clusters.runs import places, reconcile
     from clusters.runs.models import Run
 
-    for run_id in Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True):
-        reconcile.reconcile(run_id)
+    for work in (lambda: None, lambda: places.place("kubernetes")):
+        work()
+        for run_id in Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True):
+            reconcile.reconcile(run_id)
 
 
 def follow_until(happened: Callable[[], bool]) -> Callable[[], None]:
@@ -143,7 +145,14 @@ def follow_until(happened: Callable[[], bool]) -> Callable[[], None]:
     return work
 
 
+def knows_the_nodes() -> bool:
+    from clusters.clouds.models import CloudState
+
+    return CloudState.objects.filter(capacity__nodes__0__isnull=False).exists()
+
+
 def test_a_worker_dies_after_every_write_of_a_launch_and_of_an_end(plane: Plane, loops: Loops, people: Any) -> None:
+    assert survives(loops, 0, follow_until(knows_the_nodes))
     cluster = loops.create(people, workers=2, ps=1)
     deaths = kill_after_every_write(loops, work_once)
     assert deaths > 15
@@ -161,6 +170,7 @@ def test_a_worker_dies_after_every_write_of_a_launch_and_of_an_end(plane: Plane,
 
 
 def test_a_controller_dies_after_every_write_of_a_run_s_life(plane: Plane, loops: Loops, people: Any) -> None:
+    assert survives(loops, 0, follow_until(knows_the_nodes))
     cluster = loops.create(people, workers=2, ps=1)
     work_once()
     deaths = kill_after_every_write(loops, follow_until(lambda: loops.run(cluster).phase == "Running"))

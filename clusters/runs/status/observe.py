@@ -242,7 +242,7 @@ def _write(cloud: str, items: Sequence[Seen]) -> None:
     _tell_failures([(runs[item.run_id], item) for item in written.failed])
     metered = set(written.metered)
     noted = [item for item in known if not isinstance(item, TaskSeen)]
-    if gone := [item.run_id for item in noted if isinstance(item, RunGone)]:
+    if gone := [item.run_id for item in noted if isinstance(item, RunGone) and item.life >= runs[item.run_id].life]:
         metered |= _close(cloud, runs, gone, at)
         _crashed(runs, gone)
     for item in noted:
@@ -356,15 +356,15 @@ def _note(run: Run, item: Seen) -> None:
         _note_endpoint(run, item)
     elif isinstance(item, ActivitySeen):
         idle.note(run, item, timezone.now())
-    elif isinstance(item, RunGone):
+    elif isinstance(item, RunGone) and item.life >= run.life:
+        if run.given_back_at and run.desired == Run.Desired.RUNNING and not run.verdict and not run.refusal:
+            start_anew(run, timezone.now())
+            return
         run.endpoints = {}
         if item.stored and not run.gone and run.spec.get("output"):
             run.wrote = None
             transaction.on_commit(lambda: wakeups.wake_output(run.pk))
-        if run.given_back_at and run.desired == Run.Desired.RUNNING and not run.verdict and not run.refusal:
-            start_anew(run, timezone.now())
-        else:
-            run.gone, run.stored, run.gone_message = True, item.stored, item.message
+        run.gone, run.stored, run.gone_message = True, item.stored, item.message
 
 
 def _note_endpoint(run: Run, item: EndpointSeen) -> None:

@@ -68,7 +68,9 @@ def refresh(
     paused = []
     for run in runs:
         state = state_of(run)
-        decision = next_phase(state, others[run.pk], steady[run.pk])
+        # Tasks of a run that loses its places end because of that.
+        seen = ([], {}) if run.given_back_at else (others[run.pk], steady[run.pk])
+        decision = next_phase(state, *seen)
         if decision.verdict and not run.verdict:
             if run.claimed_until is not None and run.claim_token is None:
                 # A pause after trouble with starting or re-applying the run was not meant for its end.

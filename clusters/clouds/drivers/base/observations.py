@@ -77,12 +77,13 @@ class RunGone:
     """Nothing of the run is left but its logs: every process has ended, GPUs are free, output is stored or given up.
 
     `stored` is False if the output could not be stored; `message` then says why and where the files are. Otherwise `message`
-    names who or what ended the run unasked, if the cloud knows.
+    names who or what ended the run unasked, if the cloud knows. `life`: as in RunRef.
     """
 
     run_id: int
     stored: bool = True
     message: str = ""
+    life: int = 0
 
 
 @dataclass(frozen=True)

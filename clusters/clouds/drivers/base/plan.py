@@ -35,13 +35,15 @@ class Gateway:
 
 @dataclass(frozen=True)
 class RunRef:
-    """Identifies one run everywhere. `id` is unique for ever; the rest is for people, paths and labels."""
+    """Identifies one run everywhere. `id` is unique for ever; the rest is for people, paths and labels. `life` counts how often
+    it was taken off its cloud to be started anew: news of an earlier life is told apart by it."""
 
     id: int
     namespace: str
     appcode: str
     cluster: str
     number: int
+    life: int = 0
 
 
 @dataclass(frozen=True)
@@ -324,7 +326,5 @@ class Plan:
     proof: str = field(default="", repr=False)
     environment: Environment | None = None
     code: CodeFiles | CodeCommit | None = None
-    # It was taken off the cloud before, so what is being removed there is not its end.
-    again: bool = False
     # User name and password by registry, for pulling container images; never given to tasks.
     registries: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)

@@ -30,7 +30,7 @@ def apply(client: Client, settings: Settings, namespaces: Namespaces, plan: Plan
     before = owner_of(client, plan.run)
     owner = before or _start(client, settings, namespaces, plan)
     if _is_ending(owner["metadata"]):
-        if plan.again:
+        if plan.run.life:
             raise CloudError("What was left of it is still being removed.")
         return
     if before:
@@ -80,7 +80,9 @@ def _start(client: Client, settings: Settings, namespaces: Namespaces, plan: Pla
     stops = [] if settings.kueue_queue else manifests.workloads(plan)
     watched = [(each["kind"], each["metadata"]["name"]) for each in made if each["kind"] in drift.KINDS]
     noted = {names.WORKLOADS: stops, names.OBJECTS: watched}
-    owner["metadata"]["annotations"] = {key: " ".join("/".join(each) for each in found) for key, found in noted.items()}
+    owner["metadata"]["annotations"] |= {
+        key: " ".join("/".join(each) for each in found) for key, found in noted.items()
+    }
     owner = kept.with_objects(owner, [*filter(None, shared), *made], plan.proof)
     try:
         return namespaces.put_inside(owner, client.create)

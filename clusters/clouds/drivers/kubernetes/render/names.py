@@ -57,6 +57,8 @@ NOT_STORED = f"{PREFIX}/not-stored"
 WORKLOADS = f"{PREFIX}/workloads"
 OBJECTS = f"{PREFIX}/objects"
 ENDING = f"{PREFIX}/ending"
+# How often the run was taken off the cluster before, on its owner.
+LIFE = f"{PREFIX}/life"
 # The Job controller's finalizer, until it has counted a pod.
 COUNTED = "batch.kubernetes.io/job-tracking"
 

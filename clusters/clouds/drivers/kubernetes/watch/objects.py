@@ -50,6 +50,7 @@ class Owner:
     ending: bool
     not_stored: str
     held: bool
+    life: int = 0
 
     @property
     def ended(self) -> bool:
@@ -68,7 +69,14 @@ def owner_of(owner: Object, run_id: int) -> Owner:
         ending=FOREGROUND in finalizers,
         not_stored=not_stored(metadata),
         held=names.TOLD in finalizers,
+        life=life_of(metadata),
     )
+
+
+def life_of(metadata: Object) -> int:
+    """Returns how often the run was taken off the cluster before it got this owner."""
+    said = str((metadata.get("annotations") or {}).get(names.LIFE, ""))
+    return int(said) if said.isdecimal() and said.isascii() and len(said) < 10 else 0
 
 
 def not_stored(metadata: Object) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from clusters.clouds.drivers.base import EndpointSeen, RunFound, RunGone, RunRef, Seen, StorageSeen, StorageState
 from clusters.clouds.drivers.base.observations import READ_OTHERS
-from clusters.clouds.drivers.kubernetes.watch.objects import Object, Owner, Pod, not_stored
+from clusters.clouds.drivers.kubernetes.watch.objects import Object, Owner, Pod, life_of, not_stored
 from clusters.clouds.drivers.kubernetes.watch.owned import ref_of
 
 _STEPS: tuple[StorageState, ...] = ("refused", "failed", "fetching", "storing", "ready", "stored")
@@ -36,8 +36,8 @@ class Runs:
         self._copying: set[int] = set()
         # Runs with endpoints, and their last reported addresses.
         self._serving: dict[int, dict[str, str | None]] = {}
-        # Runs that lost their owner while pods were left.
-        self._unowned: set[int] = set()
+        # Runs that lost their owner while pods were left, with its `life`.
+        self._unowned: dict[int, int] = {}
 
     def wanted(self, run_id: int) -> bool | None:
         """Returns whether the run is to continue; None if it has no owner (yet)."""
@@ -111,7 +111,7 @@ class Runs:
         run_id = owner.run_id
         before = self.owners.get(run_id)
         self.owners[run_id], self._refs[run_id] = owner, ref
-        self._unowned.discard(run_id)
+        self._unowned.pop(run_id, None)
         if owner.wanted or owner.deleted:
             self.stopping.discard(run_id)
         else:
@@ -137,9 +137,9 @@ class Runs:
     def without_owner(self, run_id: int, metadata: Object) -> list[Seen]:
         """Returns the news when an owner is deleted. Without our finalizer RunGone was reported before."""
         if self._uids.get(run_id):
-            self._unowned.add(run_id)
+            self._unowned[run_id] = life_of(metadata)
             return []
-        return [self._gone(run_id, metadata["namespace"], not_stored(metadata))]
+        return [self._gone(run_id, metadata["namespace"], not_stored(metadata), life_of(metadata))]
 
     def leave_behind(self, namespace: str) -> None:
         """Marks all runs of a deleted namespace to be ended."""
@@ -156,17 +156,16 @@ class Runs:
         if self._uids.get(run_id):
             return []
         if run_id in self._unowned:
-            self._unowned.discard(run_id)
-            ref = self._refs.get(run_id)
-            return [self._gone(run_id, ref.namespace if ref else "", "")]
+            life, ref = self._unowned.pop(run_id), self._refs.get(run_id)
+            return [self._gone(run_id, ref.namespace if ref else "", "", life)]
         owner = self.owners.get(run_id)
         if owner is None or not owner.ended:
             return []
-        return [self._gone(run_id, owner.namespace, owner.not_stored)]
+        return [self._gone(run_id, owner.namespace, owner.not_stored, owner.life)]
 
-    def _gone(self, run_id: int, namespace: str, not_stored: str) -> RunGone:
+    def _gone(self, run_id: int, namespace: str, not_stored: str, life: int) -> RunGone:
         why = f"Somebody deleted namespace {namespace} of its Kubernetes cluster." if namespace in self._deleted else ""
-        return RunGone(run_id, not not_stored, " ".join(filter(None, (why, not_stored))))
+        return RunGone(run_id, not not_stored, " ".join(filter(None, (why, not_stored))), life)
 
     def strays(self) -> Iterator[RunRef]:
         """Yields runs with pods but without an owner, which nothing else would delete."""
