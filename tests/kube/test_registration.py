@@ -394,7 +394,7 @@ def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
     from clusters.clouds.models import Placement
     from clusters.cluster.actions import create_cluster
     from clusters.manifest.cluster import ClusterManifest
-    from clusters.runs import reconcile
+    from clusters.runs import places, reconcile
     from clusters.runs.models import Run
     from portal.models import OrgNode
 
@@ -420,6 +420,8 @@ def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
         acting_user=people.bob,
     )
     run = Run.objects.get()
+    reconcile.reconcile(run.pk)
+    places.place(row.name)
     reconcile.reconcile(run.pk)
     run.refresh_from_db()
     assert run.refusal.endswith(hint)
