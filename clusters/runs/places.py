@@ -60,7 +60,7 @@ def lacks(cloud: str) -> Q:
 
 def needs_place(run: Run) -> bool:
     """Whether a run that is admitted must wait for places before the cloud is told of it."""
-    return run.placed_at is None and not run.tasks.exists() and places_runs(run.cloud)
+    return run.placed_at is None and places_runs(run.cloud) and not run.tasks.exists()
 
 
 def wait(run: Run) -> tuple[str, str]:
