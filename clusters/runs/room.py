@@ -116,17 +116,19 @@ def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: boo
 
 def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> fit.Judgement:
     """Judges a new run of `tasks`, after all that wait. Where a cloud orders runs, by what is free."""
-    if orders_runs(cloud):
-        return fit.judge(tasks, capacity)
+    found = fit.judge(tasks, capacity) if orders_runs(cloud) else _judged(tasks, capacity, cloud, but)
+    if found.fits == "never" and adds_nodes(cloud):
+        more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
+        lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
+        return fit.Judgement("waits", lacking, f"{found.message} {more}")
+    return found
+
+
+def _judged(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None) -> fit.Judgement:
     known = read(cloud, capacity, but)
     found = snapshot(replace(known, waiting=[*known.waiting, Waiting(_NEW, tasks)]))
     verdict = decide(found)[str(_NEW)]
-    message = said(verdict, capacity)
-    if verdict.code.fits == "never" and adds_nodes(cloud):
-        more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
-        lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
-        return fit.Judgement("waits", lacking, f"{message} {more}")
-    return fit.Judgement(verdict.code.fits, verdict.code, message)
+    return fit.Judgement(verdict.code.fits, verdict.code, said(verdict, capacity))
 
 
 def said(verdict: Verdict, capacity: Capacity) -> str:
