@@ -97,7 +97,7 @@ def capacity_of(cloud: str) -> Capacity:
 
 
 def capacity_from(seen: Mapping[str, Any]) -> Capacity:
-    """From the JSON of `CloudState.capacity`. A newer release, during an upgrade, may have written facts that are unknown here."""
+    """From the JSON of `CloudState.capacity`. A newer release, during an upgrade, may have written facts unknown here."""
     known = {each.name for each in fields(Seen)}
     return Capacity(
         nodes=tuple(
@@ -194,11 +194,14 @@ def _node(seen: Seen, held: Taken, promised: Taken | None) -> Node:
         cpu_milli=max(0, cpu - seen.cpu_milli_others),
         memory_mb=max(0, memory - seen.memory_mb_others),
     )
+    # What is not reported as there is not free 0 either.
+    cpu_free = seen.cpu_milli_free if seen.cpu_milli else None
+    memory_free = seen.memory_mb_free if seen.memory_mb else None
     free = replace(
         drained,
         gpus=max(0, drained.gpus - held.gpus - away.gpus),
-        cpu_milli=_free(drained.cpu_milli - held.cpu_milli, seen.cpu_milli_free, away.cpu_milli),
-        memory_mb=_free(drained.memory_mb - held.memory_mb, seen.memory_mb_free, away.memory_mb),
+        cpu_milli=_free(drained.cpu_milli - held.cpu_milli, cpu_free, away.cpu_milli),
+        memory_mb=_free(drained.memory_mb - held.memory_mb, memory_free, away.memory_mb),
     )
     return Node(seen.name, whole, free, ready=seen.takes_tasks, drained=drained, promised=promised is not None)
 
