@@ -1,4 +1,4 @@
-"""A run that the portal places is billed from the moment at which all its tasks have nodes. By real news, on the real database."""
+"""A run that the portal places is billed from the moment at which all its tasks have nodes. By real news and a real database."""
 
 import datetime as dt
 from dataclasses import replace
