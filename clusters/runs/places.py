@@ -30,6 +30,7 @@ from clusters.runs.models import Run, Task
 from clusters.runs.status.phase_update import refresh
 from portal.db.advisory_lock import Lock, lock_until_commit
 from portal.events import record_all
+from portal.models import Event
 
 # Reasons of a run that waits for its places.
 FOR_GPUS, FOR_ROOM = "WaitingForGPUs", "WaitingForResources"
@@ -162,8 +163,7 @@ def _give_back(cloud: str, known: room.Known, nodes: Mapping[str, Node], at: dt.
         is_late = at - max(run.lacks_since, run.applied_at) >= PATIENCE
         if is_late or ((not run.whole_at or not held) and any(_cannot(each, known, nodes) for each in promises)):
             lost.append(run)
-    for run in lost:
-        _lose(run, at)
+    record_all([_lose(run, at) for run in lost])
     refresh(lost, at, unsaved=["given_back_at", "times_given_back", "not_before", "wait_reason", "wait_message"])
 
 
@@ -184,8 +184,8 @@ def _cannot(promise: room.Promise, known: room.Known, nodes: Mapping[str, Node])
     return able < promise.lacks
 
 
-def _lose(run: Run, at: dt.datetime) -> None:
-    """Has a run taken off its cloud. It waits again as soon as nothing of it is left there."""
+def _lose(run: Run, at: dt.datetime) -> Event:
+    """Has a run taken off its cloud, and returns what to tell of it. It waits again as soon as nothing of it is left there."""
     was_whole = run.whole_at is not None
     why = (
         "Some of its tasks lost their nodes and find no room there."
@@ -203,8 +203,8 @@ def _lose(run: Run, at: dt.datetime) -> None:
     run.wait_message = (
         f"{why} It is taken off the cloud, holds nothing then, and waits again for room for all of its tasks."
     )
-    record_all([run_event("run.given_back", run, run.wait_message)])
     transaction.on_commit(partial(wakeups.wake, run.pk))
+    return run_event("run.given_back", run, run.wait_message)
 
 
 def start_anew(run: Run, at: dt.datetime) -> None:
