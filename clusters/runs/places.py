@@ -64,6 +64,11 @@ def needs_place(run: Run) -> bool:
     return run.placed_at is None and places_runs(run.cloud) and not run.tasks.exists()
 
 
+def is_waiting(run: Run) -> bool:
+    """Whether a run waits for its places, so that its cloud has nothing of it."""
+    return run.wait_reason in HELD and run.placed_at is None and run.applied_at is None
+
+
 def wait(run: Run) -> tuple[str, str]:
     """What a run is told until the next pass, as a reason and a message."""
     return _reason(run.gpus), TURN

@@ -46,7 +46,7 @@ from clusters.logs import failure
 from clusters.manifest.input import input_of
 from clusters.runs import idle
 from clusters.runs.models import Run, Task
-from clusters.runs.places import FORGOTTEN, start_anew, waits
+from clusters.runs.places import FORGOTTEN, is_waiting, start_anew, waits
 from clusters.runs.status import task_status
 from clusters.runs.status.phase import TERMINAL
 from clusters.runs.status.phase_update import refresh
@@ -357,14 +357,22 @@ def _note(run: Run, item: Seen) -> None:
     elif isinstance(item, ActivitySeen):
         idle.note(run, item, timezone.now())
     elif isinstance(item, RunGone):
-        run.endpoints = {}
-        if item.stored and not run.gone and run.spec.get("output"):
-            run.wrote = None
-            transaction.on_commit(lambda: wakeups.wake_output(run.pk))
-        if run.given_back_at and run.desired == Run.Desired.RUNNING and not run.verdict and not run.refusal:
-            start_anew(run, timezone.now())
-        else:
-            run.gone, run.stored, run.gone_message = True, item.stored, item.message
+        _note_gone(run, item)
+
+
+def _note_gone(run: Run, item: RunGone) -> None:
+    is_to_run = run.desired == Run.Desired.RUNNING and not run.verdict and not run.refusal
+    if is_to_run and is_waiting(run):
+        # A worker asked the cloud once more to clear it away, when all of it was gone.
+        return
+    run.endpoints = {}
+    if item.stored and not run.gone and run.spec.get("output"):
+        run.wrote = None
+        transaction.on_commit(lambda: wakeups.wake_output(run.pk))
+    if run.given_back_at and is_to_run:
+        start_anew(run, timezone.now())
+    else:
+        run.gone, run.stored, run.gone_message = True, item.stored, item.message
 
 
 def _note_endpoint(run: Run, item: EndpointSeen) -> None:
