@@ -148,6 +148,9 @@ def _give_back(cloud: str, known: room.Known, nodes: Mapping[str, Node], at: dt.
     lacking: dict[int, list[room.Promise]] = {}
     for promise in known.promises:
         lacking.setdefault(promise.run, []).append(promise)
+    # Locks are taken in pk order everywhere, so that this pass and the watch cannot deadlock.
+    mine = Run.objects.filter(lacks(cloud) | Q(pk__in=lacking)).order_by("pk")
+    list(mine.select_for_update(of=("self",), no_key=True).values_list("pk"))
     Run.objects.filter(lacks(cloud), lacks_since__isnull=False).exclude(pk__in=lacking).update(lacks_since=None)
     Run.objects.filter(pk__in=lacking, lacks_since=None, applied_at__isnull=False).update(lacks_since=at)
     late = Run.objects.filter(lacks(cloud), pk__in=lacking, lacks_since__lte=at - BLINK, applied_at__lte=at - BLINK)
