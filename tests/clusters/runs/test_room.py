@@ -172,7 +172,7 @@ def test_never_counts_all_nodes_and_now_only_those_that_take_tasks() -> None:
 
 
 @pytest.mark.parametrize("unreported", [{"cpu_milli": 0}, {"memory_mb": 0}, {"cpu_milli": 0, "cpu_milli_free": 0}])
-def test_what_a_node_does_not_report_keeps_no_run_away(unreported: dict[str, int]) -> None:
+def test_what_a_node_does_not_report_keeps_no_run_away(unreported: dict[str, Any]) -> None:
     held = {"n1": Taken(1, 2000, 10_000)}
     assert judged([Tasks("worker", 2, 1, "", 30_000, 100_000)], (node(**unreported),), held=held).code is Code.FITS
 
