@@ -30,6 +30,7 @@ from clusters.runs.models import Run, Task
 from clusters.runs.status.phase_update import refresh
 from portal.db.advisory_lock import Lock, lock_until_commit
 from portal.events import record_all
+from portal.models import Event
 
 # Reasons of a run that waits for its places.
 FOR_GPUS, FOR_ROOM = "WaitingForGPUs", "WaitingForResources"
@@ -60,7 +61,7 @@ def lacks(cloud: str) -> Q:
 
 def needs_place(run: Run) -> bool:
     """Whether a run that is admitted must wait for places before the cloud is told of it."""
-    return run.placed_at is None and not run.tasks.exists() and places_runs(run.cloud)
+    return run.placed_at is None and places_runs(run.cloud) and not run.tasks.exists()
 
 
 def wait(run: Run) -> tuple[str, str]:
@@ -142,6 +143,9 @@ def _give_back(cloud: str, known: room.Known, nodes: Mapping[str, Node], at: dt.
     lacking: dict[int, list[room.Promise]] = {}
     for promise in known.promises:
         lacking.setdefault(promise.run, []).append(promise)
+    # Locks are taken in pk order everywhere, so that this pass and the watch cannot deadlock.
+    mine = Run.objects.filter(lacks(cloud) | Q(pk__in=lacking)).order_by("pk")
+    list(mine.select_for_update(of=("self",), no_key=True).values_list("pk"))
     Run.objects.filter(lacks(cloud), lacks_since__isnull=False).exclude(pk__in=lacking).update(lacks_since=None)
     Run.objects.filter(pk__in=lacking, lacks_since=None, applied_at__isnull=False).update(lacks_since=at)
     late = Run.objects.filter(lacks(cloud), pk__in=lacking, lacks_since__lte=at - BLINK, applied_at__lte=at - BLINK)
@@ -162,8 +166,7 @@ def _give_back(cloud: str, known: room.Known, nodes: Mapping[str, Node], at: dt.
         is_late = at - max(run.lacks_since, run.applied_at) >= PATIENCE
         if is_late or ((not run.whole_at or not held) and any(_cannot(each, known, nodes) for each in promises)):
             lost.append(run)
-    for run in lost:
-        _lose(run, at)
+    record_all([_lose(run, at) for run in lost])
     refresh(lost, at, unsaved=["given_back_at", "times_given_back", "not_before", "wait_reason", "wait_message"])
 
 
@@ -184,8 +187,8 @@ def _cannot(promise: room.Promise, known: room.Known, nodes: Mapping[str, Node])
     return able < promise.lacks
 
 
-def _lose(run: Run, at: dt.datetime) -> None:
-    """Has a run taken off its cloud. It waits again as soon as nothing of it is left there."""
+def _lose(run: Run, at: dt.datetime) -> Event:
+    """Has a run taken off its cloud, and returns what to tell of it. It waits again as soon as nothing of it is left there."""
     was_whole = run.whole_at is not None
     why = (
         "Some of its tasks lost their nodes and find no room there."
@@ -203,8 +206,8 @@ def _lose(run: Run, at: dt.datetime) -> None:
     run.wait_message = (
         f"{why} It is taken off the cloud, holds nothing then, and waits again for room for all of its tasks."
     )
-    record_all([run_event("run.given_back", run, run.wait_message)])
     transaction.on_commit(partial(wakeups.wake, run.pk))
+    return run_event("run.given_back", run, run.wait_message)
 
 
 def start_anew(run: Run, at: dt.datetime) -> None:

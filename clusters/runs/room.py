@@ -116,17 +116,19 @@ def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: boo
 
 def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> fit.Judgement:
     """Judges a new run of `tasks`, after all that wait. Where a cloud orders runs, by what is free."""
-    if orders_runs(cloud):
-        return fit.judge(tasks, capacity)
+    found = fit.judge(tasks, capacity) if orders_runs(cloud) else _judged(tasks, capacity, cloud, but)
+    if found.fits == "never" and adds_nodes(cloud):
+        more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
+        lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
+        return fit.Judgement("waits", lacking, f"{found.message} {more}")
+    return found
+
+
+def _judged(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None) -> fit.Judgement:
     known = read(cloud, capacity, but)
     found = snapshot(replace(known, waiting=[*known.waiting, Waiting(_NEW, tasks)]))
     verdict = decide(found)[str(_NEW)]
-    message = said(verdict, capacity)
-    if verdict.code.fits == "never" and adds_nodes(cloud):
-        more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
-        lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
-        return fit.Judgement("waits", lacking, f"{message} {more}")
-    return fit.Judgement(verdict.code.fits, verdict.code, message)
+    return fit.Judgement(verdict.code.fits, verdict.code, said(verdict, capacity))
 
 
 def said(verdict: Verdict, capacity: Capacity) -> str:
@@ -192,11 +194,14 @@ def _node(seen: Seen, held: Taken, promised: Taken | None) -> Node:
         cpu_milli=max(0, cpu - seen.cpu_milli_others),
         memory_mb=max(0, memory - seen.memory_mb_others),
     )
+    # What is not reported as there is not free 0 either.
+    cpu_free = seen.cpu_milli_free if seen.cpu_milli else None
+    memory_free = seen.memory_mb_free if seen.memory_mb else None
     free = replace(
         drained,
         gpus=max(0, drained.gpus - held.gpus - away.gpus),
-        cpu_milli=_free(drained.cpu_milli - held.cpu_milli, seen.cpu_milli_free, away.cpu_milli),
-        memory_mb=_free(drained.memory_mb - held.memory_mb, seen.memory_mb_free, away.memory_mb),
+        cpu_milli=_free(drained.cpu_milli - held.cpu_milli, cpu_free, away.cpu_milli),
+        memory_mb=_free(drained.memory_mb - held.memory_mb, memory_free, away.memory_mb),
     )
     return Node(seen.name, whole, free, ready=seen.takes_tasks, drained=drained, promised=promised is not None)
 

@@ -189,6 +189,23 @@ def page_catalogue(db: None) -> None:
 
 
 @pytest.fixture
+def training(page_catalogue: None, people: Any) -> Any:
+    """A Kubernetes cloud of 15 nodes with 8 GPUs for everybody, on which the portal places runs, and a quota that does not
+    matter."""
+    from clusters.clouds.drivers.base import Capacity
+    from clusters.clouds.models import Cloud, CloudState
+    from clusters.runs.status.observe import save_capacity
+    from portal.models import Appcode
+    from tests.clusters.gangs import nodes
+
+    Cloud.objects.create(name="training", kind="kubernetes", title="Training", is_default=True)
+    save_capacity("training", Capacity(nodes(15)))
+    CloudState.objects.filter(name="training").update(heard_at=dt.datetime.now(dt.UTC))
+    Appcode.objects.update(gpu_quota=1000)
+    return Cloud
+
+
+@pytest.fixture
 def stores(people: Any) -> None:
     from datastores.models import Datastore
 

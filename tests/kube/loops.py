@@ -219,10 +219,15 @@ class Loops:
 
     def check_usage(self, run: Any) -> None:
         """Asserts that every pod is metered once, from its start to its end in Kubernetes but not before the run was whole, and
-        nothing else is."""
+        nothing else is. Pods that it had before it lost its places have ended."""
         from billing.models import UsageSegment
 
+        run.refresh_from_db()
         segments = list(UsageSegment.objects.filter(consumer=f"run {run.pk}"))
+        if run.times_given_back:
+            uids = set(run.tasks.values_list("uid", flat=True))
+            assert all(each.ended for each in segments if each.uid not in uids)
+            segments = [each for each in segments if each.uid in uids]
         whole = run.whole_at
         tasks = {
             task.uid: (max(task.began_at, whole) if whole else task.began_at, task.finished_at)

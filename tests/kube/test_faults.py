@@ -455,7 +455,9 @@ def test_a_node_that_is_lost_says_so_and_its_tasks_start_elsewhere(plane: Plane,
     assert (lost.reason, lost.disrupted) == ("Disrupted", True)
     loops.until_running(cluster)
     loops.check_usage(run)
-    for segment in UsageSegment.objects.filter(uid__in=run.tasks.filter(phase="Failed").values("uid")):
+    segments = UsageSegment.objects.filter(consumer=f"run {run.pk}").exclude(ended=None)
+    assert len(segments) == 2
+    for segment in segments:
         assert segment.ended <= max(segment.started, heard)
         assert "end-estimated" in segment.flags
     loops.until(lambda: any("given up" in each["note"] for each in nodes() if each["name"] == node))

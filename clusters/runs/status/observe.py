@@ -346,7 +346,7 @@ def _note(run: Run, item: Seen) -> None:
         if run.gone:
             _found_again(run)
     elif isinstance(item, RunChanged):
-        if run.desired == Run.Desired.RUNNING and not run.verdict:
+        if run.desired == Run.Desired.RUNNING and not run.verdict and not run.given_back_at:
             _put_right(run, item.message)
     elif isinstance(item, RunBlocked):
         run.blocked_reason, run.blocked_message = readable(item.reason, 40), item.message

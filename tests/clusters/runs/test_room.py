@@ -15,7 +15,8 @@ from clusters.admission.decision import Verdict, decide
 from clusters.admission.words import _WORDS, sentence
 from clusters.clouds.drivers.base import Capacity, Node, fit
 from clusters.clouds.drivers.base.fit import Tasks
-from clusters.runs.room import Taken, snapshot
+from clusters.runs.room import Known, Promise, Taken, Waiting, snapshot, tasks_of
+from tests.clusters.gangs import create_theirs, gang, node, nodes
 
 WHOLE = "It starts when enough whole nodes are free; tasks with fewer GPUs may start earlier."
 SMALL = "in blocks that are too small."
@@ -24,17 +25,17 @@ FEWER = "Choose fewer tasks or a smaller flavor."
 NOBODY: dict[str, Taken] = {}
 
 
-def node(name: str = "n1", free: int = 8, **more: Any) -> Node:
-    facts: dict[str, Any] = {"gpu_model": "H200", "gpus": 8, "cpu_milli": 64_000, "memory_mb": 1 << 18, **more}
-    return Node(name, gpus_free=free, **facts)
-
-
-def nodes(count: int, free: int = 8) -> tuple[Node, ...]:
-    return tuple(node(f"n{number}", free) for number in range(count))
-
-
-def judged(tasks: list[Tasks], seen: tuple[Node, ...], *before: list[Tasks], held: Any = NOBODY) -> Verdict:
-    return decide(snapshot(Capacity(seen), held, list(enumerate(before)), tasks))["new"]
+def judged(
+    tasks: list[Tasks],
+    seen: tuple[Node, ...],
+    *before: list[Tasks],
+    held: Any = NOBODY,
+    promises: Any = (),
+    started: bool = True,
+) -> Verdict:
+    """The verdict on a new run. `before`: runs under way without places, or, if not `started`, those that wait."""
+    waiting = [Waiting(number, each, started) for number, each in enumerate(before)]
+    return decide(snapshot(Known(Capacity(seen), held, promises, [*waiting, Waiting(99, tasks)])))["99"]
 
 
 def told(*asked: Any, **more: Any) -> tuple[Code, str]:
@@ -108,13 +109,19 @@ def test_every_code_that_is_decided_has_words() -> None:
 def test_of_two_runs_of_80_on_120_the_second_waits_while_the_first_is_placed(admitted: list[Tasks]) -> None:
     new = [Tasks("worker", 80, 1)]
     words = "It needs 80 GPUs; 40 of 120 are free, as 1 run before it takes 80. It starts as soon as enough are free."
-    assert told(new, nodes(15), admitted) == (Code.GPUS, words)
-    # All of it is bound, and the observation does not count it yet.
+    for started in (True, False):
+        assert told(new, nodes(15), admitted, started=started) == (Code.GPUS, words)
+    # It has its places, and nothing of it is bound.
+    promised = [Promise(1, each, 0, each.count, {f"n{number}": 8 for number in range(10)}) for each in tasks_of(new)]
+    assert told(new, nodes(15), promises=promised) == (Code.GPUS, words.replace(", as 1 run before it takes 80", ""))
+    # All of it is bound; whether the observation of free GPUs counts that already does not matter.
     bound = {f"n{number}": Taken(8) for number in range(10)}
-    assert told(new, nodes(15), held=bound) == (Code.GPUS, words.replace(", as 1 run before it takes 80", ""))
+    for counted in (0, 5, 10):
+        seen = tuple(node(f"n{number}", gpus_free=0 if number < counted else 8) for number in range(15))
+        assert told(new, seen, held=bound) == (Code.GPUS, words.replace(", as 1 run before it takes 80", ""))
     # A part of it is bound and counted, another part bound only, the rest nowhere.
-    seen = (*nodes(4, 0), *(node(f"m{number}") for number in range(11)))
-    part = {f"n{number}": Taken(8) for number in range(4)} | {f"m{number}": Taken(8) for number in range(3)}
+    part = {f"n{number}": Taken(8) for number in range(7)}
+    seen = tuple(node(f"n{number}", gpus_free=0 if number < 4 else 8) for number in range(15))
     code, words = told(new, seen, [Tasks("worker", 24, 1)], held=part)
     assert (code, "40 of 120 are free" in words) == (Code.GPUS, True)
 
@@ -127,6 +134,36 @@ def test_an_admitted_run_that_fits_in_part_takes_that_part_and_keeps_nothing_mor
     assert judged([Tasks("worker", 5, 1)], seen, large).code is Code.GPUS
 
 
+def test_a_run_that_waits_keeps_what_it_needs_and_leaves_the_rest() -> None:
+    large = [Tasks("worker", 2, 8)]
+    seen = (node("a", gpus_free=8), node("b"), node("c"))
+    held = {"a": Taken(4), "b": Taken(4), "c": Taken(4)}
+    assert judged([Tasks("worker", 4, 1)], seen, large, held=held, started=False).nodes == {("worker", "c"): 4}
+    assert judged([Tasks("worker", 5, 1)], seen, large, held=held, started=False).code is Code.BEHIND
+
+
+def test_room_is_promised_on_every_node_where_tasks_may_still_go_until_none_of_them_lacks_a_node() -> None:
+    [each] = tasks_of([Tasks("worker", 4, 1)])
+    seen = (node("a"), node("b"))
+
+    def fitting(lacks: int, **open_: int) -> int:
+        held = {"a": Taken(4 - lacks)}
+        promise = Promise(1, each, 4 - lacks, lacks, open_)
+        left = [
+            count
+            for count in range(1, 17)
+            if judged([Tasks("new", 1, count)], seen, held=held, promises=[promise]).code is Code.FITS
+        ]
+        return max(left)
+
+    assert fitting(4, a=4) == 8
+    # On either node all that lack one may land, and no more than that.
+    assert fitting(4, a=4, b=4) == 4
+    assert fitting(2, a=2, b=4) == 6
+    assert fitting(1, a=1, b=4) == 7
+    assert fitting(0, a=0, b=4) == 8
+
+
 def test_never_counts_all_nodes_and_now_only_those_that_take_tasks() -> None:
     closed = node("n2", 0, takes_tasks=False)
     assert judged([Tasks("worker", 2, 8)], (node(), closed)).code is Code.GPUS
@@ -135,7 +172,7 @@ def test_never_counts_all_nodes_and_now_only_those_that_take_tasks() -> None:
 
 
 @pytest.mark.parametrize("unreported", [{"cpu_milli": 0}, {"memory_mb": 0}, {"cpu_milli": 0, "cpu_milli_free": 0}])
-def test_what_a_node_does_not_report_keeps_no_run_away(unreported: dict[str, int]) -> None:
+def test_what_a_node_does_not_report_keeps_no_run_away(unreported: dict[str, Any]) -> None:
     held = {"n1": Taken(1, 2000, 10_000)}
     assert judged([Tasks("worker", 2, 1, "", 30_000, 100_000)], (node(**unreported),), held=held).code is Code.FITS
 
@@ -150,7 +187,7 @@ seen_nodes = st.lists(
     st.builds(
         lambda model, gpus, free, cpu, cpu_free, simulated, only, ready: Node(
             "", model, gpus, min(gpus, free), cpu * 1000, 0, simulated, "", ready,
-            None if cpu_free is None else min(cpu, cpu_free) * 1000, gpu_tasks_only=only,
+            None if cpu_free is None else min(cpu, cpu_free) * 1000, gpu_tasks_only=only, gpus_others=gpus - min(gpus, free),
         ),
         st.sampled_from(["A", "B"]), amounts, amounts, amounts, st.none() | amounts, st.booleans(), st.booleans(), st.booleans(),
     ),
@@ -183,48 +220,24 @@ def test_what_others_hold_never_helps_and_never_makes_it_impossible(
         assert found.fits in {"now": ("now", "waits"), "waits": ("waits",), "never": ("never",)}[alone.fits]
 
 
-@given(st.lists(st.tuples(st.integers(1, 12), st.sampled_from([1, 2, 4, 8])), max_size=4), st.integers(0, 8))
-def test_what_is_promised_now_is_free_whatever_is_placed_before(several: list[tuple[int, int]], free: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.sampled_from([1, 2, 4, 8])), max_size=4), st.integers(0, 8), st.booleans()
+)
+def test_what_is_promised_now_is_free_whatever_is_placed_before(
+    several: list[tuple[int, int]], free: int, started: bool
+) -> None:
     """Each run that is told "now" is placed; all of them together hold no more than there is."""
     left, placed = 3 * free, 0
     before: list[list[Tasks]] = []
     for count, gpus in several:
         tasks = [Tasks("worker", count, gpus)]
-        if judged(tasks, nodes(3, free), *before).code is Code.FITS:
+        if judged(tasks, nodes(3, free), *before, started=started).code is Code.FITS:
             before.append(tasks)
             placed += count * gpus
     assert placed <= left
 
 
 PREVIEW = "/appcodes/ops-demo/preview"
-
-
-@pytest.fixture
-def training(page_catalogue: None, people: Any) -> Any:
-    """A Kubernetes cloud of 15 nodes with 8 GPUs for everybody, and a quota that does not matter."""
-    from clusters.clouds.models import Cloud, CloudState
-    from clusters.runs.status.observe import save_capacity
-    from portal.models import Appcode
-
-    Cloud.objects.create(name="training", kind="kubernetes", title="Training", is_default=True)
-    save_capacity("training", Capacity(nodes(15)))
-    CloudState.objects.filter(name="training").update(heard_at=timezone.now())
-    Appcode.objects.update(gpu_quota=1000)
-    return Cloud
-
-
-def gang(size: int, name: str = "gang", appcode: str = "ops-demo") -> dict[str, Any]:
-    flavor = {"flavor": "middle-1-gpu"}
-    roles = {"master": flavor, "worker": {**flavor, "count": size - 1}}
-    spec = {"image": "container-only", "command": "true", "roles": roles}
-    return {"kind": "cluster", "metadata": {"name": name, "appcode": appcode}, "spec": spec}
-
-
-def create_theirs(people: Any, size: int, name: str = "theirs") -> None:
-    """Creates a cluster of another appcode."""
-    from tests.api.client import api_of
-
-    assert api_of(people.root).post("/appcodes/flight-demo/clusters", gang(size, name, "flight-demo"))[0] == 201
 
 
 @pytest.mark.django_db
@@ -250,7 +263,13 @@ def test_the_second_of_two_gangs_is_told_that_it_waits_from_the_first_moment_on(
         return answer["code"], answer["message"]
 
     assert second() == ("Gpus", waits)
-    Run.objects.update(admitted_at=timezone.now(), phase="Starting")
+    # It is given its places, or an earlier release started it without.
+    at, layout = timezone.now(), {"master": {f"n{number}": 8 for number in range(10)}}
+    Run.objects.update(admitted_at=at, wait_reason="WaitingForGPUs")
+    assert second() == ("Gpus", waits)
+    Run.objects.update(placed_at=at, layout=layout, wait_reason="")
+    assert second() == ("Gpus", waits.replace(", as 1 run before it takes 80", ""))
+    Run.objects.update(placed_at=None, layout={}, applied_at=at, phase="Starting")
     assert second() == ("Gpus", waits)
     run = Run.objects.get()
     Task.objects.bulk_create(
@@ -290,13 +309,70 @@ def test_a_run_that_its_cloud_does_not_place_now_takes_nothing(
     training: Any, people: Any, facts: dict[str, Any]
 ) -> None:
     from clusters.runs.models import Run
-    from clusters.runs.room import placing
+    from clusters.runs.room import waiting
 
     create_theirs(people, 80)
-    ((_, tasks),) = placing("training")
-    assert {each.role: each.count for each in tasks} == {"master": 1, "worker": 79}
+    (found,) = waiting("training")
+    assert {each.role: each.count for each in found.tasks} == {"master": 1, "worker": 79}
+    assert not found.started
     Run.objects.update(**facts)
-    assert placing("training") == []
+    assert waiting("training") == []
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "facts", [{"desired": "ended"}, {"given_back_at": timezone.now()}, {"gone": True}, {"cloud": "local"}]
+)
+def test_a_placed_run_is_promised_its_places_until_it_is_to_end(
+    training: Any, people: Any, facts: dict[str, Any]
+) -> None:
+    from clusters.runs.models import Run
+    from clusters.runs.room import promises, waiting
+
+    create_theirs(people, 8)
+    at = timezone.now()
+    Run.objects.update(admitted_at=at, placed_at=at, layout={"master": {"n0": 8}})
+    assert waiting("training") == []
+    ((promise,), is_open) = promises("training"), {"n0": 8}
+    assert (promise.lacks, promise.open, promise.held) == (8, is_open, 0)
+    Run.objects.update(**facts)
+    assert promises("training") == []
+
+
+@pytest.mark.django_db
+def test_a_promise_shrinks_by_the_tasks_that_have_nodes_and_by_those_that_are_done(training: Any, people: Any) -> None:
+    from clusters.runs.models import Run, Task
+    from clusters.runs.room import promises
+
+    create_theirs(people, 8)
+    at = timezone.now()
+    Run.objects.update(admitted_at=at, placed_at=at, layout={"master": {"n0": 4, "n1": 8}})
+    run = Run.objects.get()
+
+    def task(role: str, index: int, phase: str, node: str, attempt: int = 0) -> Task:
+        uid = f"{role}-{index}-{attempt}"
+        return Task(run=run, role=role, index=index, attempt=attempt, uid=uid, phase=phase, node=node)
+
+    Task.objects.bulk_create(
+        [
+            task("master", 0, "Running", "n0"),
+            task("worker", 0, "Pending", "n1"),
+            task("worker", 1, "Pending", ""),
+            task("worker", 2, "Failed", "n1"),
+            task("worker", 3, "Succeeded", "n1"),
+        ]
+    )
+    (promise,) = promises("training")
+    assert (promise.held, promise.lacks, promise.open) == (2, 5, {"n0": 3, "n1": 7})
+    # What a whole run lacks only since a task of it failed is kept for the next attempt, where the task was.
+    Run.objects.update(whole_at=at, layout={"master": {"n0": 1}, "worker": {"n1": 2}}, roles=run.roles | {
+        "worker": {"ready": 0, "count": 2}})  # fmt: skip
+    Task.objects.filter(role="worker", index__in=[1, 3]).delete()
+    (promise,) = promises("training")
+    assert (promise.held, promise.lacks, promise.open) == (2, 1, {"n1": 1})
+    # Another attempt has taken that place.
+    Task.objects.bulk_create([task("worker", 2, "Running", "n1", 1)])
+    assert promises("training") == []
 
 
 @pytest.mark.django_db
@@ -376,12 +452,15 @@ def test_a_changed_cluster_does_not_wait_for_its_own_last_run(training: Any, peo
 
 @pytest.mark.django_db
 def test_a_preview_costs_a_constant_number_of_queries(
-    training: Any, people: Any, django_assert_max_num_queries: Any
+    training: Any, people: Any, django_assert_num_queries: Any
 ) -> None:
+    from clusters.runs.models import Run
     from clusters.runs.room import judge
 
     capacity = Capacity(nodes(15))
     for name in ("one", "two", "three"):
-        create_theirs(people, 2, name)
-        with django_assert_max_num_queries(3):
+        create_theirs(people, 2, f"{name}-placed")
+        Run.objects.update(admitted_at=timezone.now(), placed_at=timezone.now(), layout={"master": {"n0": 6}})
+        create_theirs(people, 2, f"{name}-waits")
+        with django_assert_num_queries(6):
             judge([Tasks("worker", 1, 1)], capacity, "training")
