@@ -22,6 +22,7 @@ from clusters.admission.codes import Code
 from clusters.admission.decision import Node, Verdict, decide
 from clusters.admission.packing import Layout
 from clusters.clouds.drivers.base import Capacity
+from clusters.clouds.models import CloudState
 from clusters.clouds.registry import places_runs
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
@@ -83,10 +84,15 @@ def place(cloud: str) -> None:
     known = room.read(cloud, capacity, new=False)
     snapshot = room.snapshot(known)
     verdicts = decide(snapshot)
+    trouble = CloudState.objects.filter(name=cloud).values_list("trouble", flat=True).first()
     answers = {}
     for run_id, gpus, *told in waits(cloud).values_list("pk", "gpus", "wait_reason", "wait_message"):
         verdict = verdicts.get(str(run_id))
         answer = _answer(verdict, capacity, gpus) if verdict else Answer(_reason(gpus), FURTHER)
+        if trouble and answer.reason:
+            answer = replace(
+                answer, message=f"{answer.message} That is what was known when the cloud answered last: {trouble}"
+            )
         if [answer.reason, answer.message] != told:
             answers[run_id] = answer
     _write(waits(cloud), answers, at)

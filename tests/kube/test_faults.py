@@ -477,13 +477,16 @@ def test_an_image_that_nodes_cannot_pull_ends_its_run_and_frees_its_gpus(
     Flavor.objects.create(
         name="unpulled", title="Unpulled", cpu_milli=100, memory_mb=128, gpus=1, gpu_model="NVIDIA-UNPULLED"
     )
+    # Pods are bound to its node and nothing starts them, until it is told of their images.
+    (node,) = plane.add_nodes(1, model="NVIDIA-UNPULLED")
+    plane.request("PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": {stages.SIMULATED: None}}})
     cluster = loops.create(people, workers=1, flavor="unpulled")
-    loops.until(lambda: len(loops.pods(loops.run(cluster))) == 2)
+    loops.until(lambda: sum("nodeName" in pod["spec"] for pod in loops.pods(loops.run(cluster))) == 2)
     run = loops.run(cluster)
     for pod in loops.pods(run):
         waits = {"metadata": {"annotations": {"plane/waiting": "ImagePullBackOff"}}}
         plane.request("PATCH", loops.path("Pod", run, pod["metadata"]["name"]), waits)
-    plane.add_nodes(1, model="NVIDIA-UNPULLED")
+    plane.request("PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": {stages.SIMULATED: "true"}}})
     ended = loops.until_phase(cluster, "Failed")
     assert ended.reason == "ImageNotPulled"
     assert ended.message.startswith(
