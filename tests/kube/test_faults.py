@@ -25,6 +25,7 @@ from clusters.clouds.drivers.kubernetes.api.client import Client
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair import upkeep
 from clusters.clouds.drivers.kubernetes.watch import follower
+from tests.kube import stages
 from tests.kube.loops import CONVERGED, Loops
 from tests.kube.plane import Object, Plane, phase
 from tests.kube.proxy import Proxy, is_write, proxied

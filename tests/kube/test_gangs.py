@@ -72,11 +72,11 @@ def test_of_two_gangs_one_runs_and_of_the_other_nothing_exists_until_it_can_run_
     from billing.models import UsageSegment
     from tests.api.client import api_of
 
+    # While the first is bound, the second cannot count on the rest of the node that it has to itself then.
+    waits = "It needs 65 GPUs; 39 of 104 are free. It starts as soon as enough are free."
     first, second = loops.create(people, "first", workers=64), loops.create(people, "second", workers=64)
     for _ in range(2):
         running = loops.until_running(first)
-        # While the first is bound, the second cannot count on the rest of the node that it has to itself then.
-        waits = "It needs 65 GPUs; 39 of 104 are free. It starts as soon as enough are free."
         loops.until(lambda run=second: loops.run(run).message == waits)  # type: ignore[misc]
         waiting = loops.run(second)
         assert loops.left_of(waiting) == []
