@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from clusters import wakeups
@@ -154,6 +154,9 @@ def _give_back(cloud: str, known: room.Known, nodes: Mapping[str, Node], at: dt.
     list(mine.select_for_update(of=("self",), no_key=True).values_list("pk"))
     Run.objects.filter(lacks(cloud), lacks_since__isnull=False).exclude(pk__in=lacking).update(lacks_since=None)
     Run.objects.filter(pk__in=lacking, lacks_since=None, applied_at__isnull=False).update(lacks_since=at)
+    # The cloud was not told of it in time: it is away, or another run was first to mount a volume.
+    untold = Run.objects.filter(room.alive(cloud), placed_at__lte=at - PATIENCE, applied_at=None)
+    untold.filter(~Exists(Task.objects.filter(run=OuterRef("pk")))).update(placed_at=None, layout={})
     late = Run.objects.filter(lacks(cloud), pk__in=lacking, lacks_since__lte=at - BLINK, applied_at__lte=at - BLINK)
     rows = late.order_by("pk").select_for_update(of=("self",), no_key=True)
     runs = list(rows.select_related("cluster__appcode"))

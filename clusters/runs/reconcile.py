@@ -206,13 +206,14 @@ def _step(run: Run, token: uuid.UUID) -> bool:
             cloud_of(run).delete(run_ref(run))
         return _told(run_id, token, "release_asked_at")
     elif run.admitted_at is not None or quota.admit(run_id):
-        if places.needs_place(run):
-            _waits_for_place(run_id, token)
-            return False
         try:
             if not _commit_kept(run, token):
                 return False
             plan = plan_of(run)
+            if places.needs_place(run):
+                # Only now: no room is kept for a run that cannot start for other reasons, such as a volume that another one has.
+                _waits_for_place(run_id, token)
+                return False
             with lane(run.cloud):
                 cloud_of(run).apply(plan)
         except Invalid as refusal:

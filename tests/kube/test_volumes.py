@@ -426,6 +426,7 @@ def test_a_volume_costs_nothing_until_its_cloud_has_taken_a_run_that_mounts_it(
     create_datastore(wish("datastore", "scratch", spec), acting_user=people.bob)
     refused = actions.create_cluster(cluster("refused", output="scratch"), acting_user=people.bob)
     loop.work()
+    loop.work()  # It has a place.
     run = Run.objects.get(current_of=refused)
     assert "belongs to another portal" in run.refusal
     assert Volume.objects.get().told_at is None
