@@ -46,6 +46,15 @@ class Migration(migrations.Migration):
             ),
         ),
         migrations.AddField(
+            model_name="run",
+            name="avoided",
+            field=models.JSONField(
+                db_default=[],
+                default=list,
+                help_text="Nodes on which its tasks did not start when it had places there last.",
+            ),
+        ),
+        migrations.AddField(
             model_name="run", name="times_given_back", field=models.PositiveIntegerField(db_default=0, default=0)
         ),
     ]

@@ -165,6 +165,9 @@ class Run(models.Model):
     given_back_at = models.DateTimeField(
         null=True, help_text="It loses its places, and waits for new ones once it is gone."
     )
+    avoided = models.JSONField(
+        default=list, db_default=[], help_text="Nodes on which its tasks did not start when it had places there last."
+    )
     times_given_back = models.PositiveIntegerField(default=0, db_default=0)
     applied_at = models.DateTimeField(null=True)
     release_asked_at = models.DateTimeField(null=True)

@@ -167,16 +167,23 @@ def _give_back(cloud: str, known: room.Known, nodes: Mapping[str, Node], at: dt.
         held = sum(promise.held for promise in promises)
         if held and FRAMEWORKS[run.spec["framework"]].is_independent:
             continue
+        if not run.layout:
+            continue  # No node was known when it started, so it may go anywhere.
         if run.whole_at and run.pk not in pending:
             continue  # Its tasks have failed, and Kubernetes starts them again after a while.
         # Nothing is lost by a run that has not begun, or that has no task left.
         assert run.lacks_since
         assert run.applied_at
         is_late = at - max(run.lacks_since, run.applied_at) >= PATIENCE
-        if is_late or ((not run.whole_at or not held) and any(_cannot(each, known, nodes) for each in promises)):
+        cannot = any(_cannot(each, known, nodes) for each in promises)
+        if is_late or (cannot and not (run.whole_at and held)):
+            # Kubernetes may have a reason that the portal does not know, such as the number of pods of a node.
+            run.avoided = [] if cannot else sorted({node for promise in promises for node in promise.open})
             lost.append(run)
     record_all([_lose(run, at) for run in lost])
-    refresh(lost, at, unsaved=["given_back_at", "times_given_back", "not_before", "wait_reason", "wait_message"])
+    refresh(
+        lost, at, unsaved=["given_back_at", "times_given_back", "not_before", "avoided", "wait_reason", "wait_message"]
+    )
 
 
 def _cannot(promise: room.Promise, known: room.Known, nodes: Mapping[str, Node]) -> bool:

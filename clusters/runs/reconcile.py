@@ -41,6 +41,7 @@ from clusters.clouds.drivers.base import (
     Plan,
     S3Source,
     Source,
+    VolumeSource,
 )
 from clusters.clouds.drivers.base import Environment as PlannedEnvironment
 from clusters.clouds.registry import cloud_names, cloud_of, run_ref
@@ -401,7 +402,8 @@ def plan_of(run: Run) -> Plan:
         model=_about(found.model, model_folder(spec)) if found.model else {},
         proof=run.cluster.proof,
     )
-    if run.placed_at is not None:
+    # The portal does not know which nodes reach a volume, such as a disk of one zone.
+    if run.placed_at is not None and not any(isinstance(mount.source, VolumeSource) for mount in mounts):
         roles = tuple(replace(role, nodes=places.nodes_of(run, role.role)) for role in plan.roles)
         plan = replace(plan, roles=roles)
     return replace(plan, registries=registries_of(run.namespace)) if cloud.software == "container" else plan

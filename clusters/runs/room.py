@@ -8,6 +8,7 @@ between the decision and the news that a pod was bound.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -34,6 +35,8 @@ from clusters.runs.status.phase import WAITING
 
 # More waiting runs than this are not looked at: where so many lack nodes, the first leave no room.
 MOST_WAITING = 1000
+# How long a run avoids nodes on which its tasks did not start, after its pause.
+AVOIDED = dt.timedelta(minutes=10)
 # Stands for an amount that the cloud does not report. Larger than any sum of what tasks ask.
 UNREPORTED = 1 << 60
 # Keeps tasks without GPUs away from nodes that refuse them.
@@ -73,12 +76,13 @@ class Promise:
 @dataclass(frozen=True)
 class Waiting:
     """A run without places. `started`: its cloud has it already, and places its tasks by itself. `is_independent`: its tasks do
-    not need each other."""
+    not need each other. `avoided`: nodes where it does not go."""
 
     run: int
     tasks: Sequence[fit.Tasks]
     started: bool = False
     is_independent: bool = False
+    avoided: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,29 @@ def snapshot(known: Known) -> Snapshot:
         _node(each, known.taken.get(each.name, Taken()), promised.get(each.name)) for each in known.capacity.nodes
     )
     asks = tuple(Ask(str(each.run), "", _asked(each, nodes), admitted=each.started) for each in known.waiting)
-    return Snapshot(nodes, asks)
+    avoiding = [each for each in known.waiting if each.avoided]
+    return _avoided(avoiding, nodes, asks) if avoiding else Snapshot(nodes, asks)
+
+
+def _avoided(avoiding: Sequence[Waiting], nodes: Sequence[Node], asks: Sequence[Ask]) -> Snapshot:
+    """Keeps runs off the nodes that they avoid, by labels. A node that is avoided still counts for what can ever fit."""
+    every = frozenset(("open to", str(each.run)) for each in avoiding)
+    found = []
+    for node in nodes:
+        labels = every - {("open to", str(each.run)) for each in avoiding if node.name in each.avoided}
+        drained = replace(node.drained, labels=labels) if node.drained else None
+        free, whole = replace(node.free, labels=labels), replace(node.whole, labels=every)
+        found.append(replace(node, whole=whole, free=free, drained=drained))
+    return Snapshot(
+        tuple(found),
+        tuple(
+            replace(ask, tasks=tuple(replace(each, labels=frozenset({mine})) for each in ask.tasks))
+            if mine in every
+            else ask
+            for ask in asks
+            for mine in [("open to", ask.run)]
+        ),
+    )
 
 
 def _asked(waiting: Waiting, nodes: Sequence[Node]) -> tuple[Tasks, ...]:
@@ -238,13 +264,26 @@ def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list
     runs = Run.objects.filter(alive(cloud), due(), admitted, unplaced, placed_at=None, blocked_message="")
     if but is not None and but.pk:
         runs = runs.exclude(cluster=but)
-    rows = list(runs.order_by("pk").only("spec", "resources", "roles", "applied_at")[:MOST_WAITING])
-    found = lacking(rows)
+    rows = list(
+        runs.order_by("pk").only("spec", "resources", "roles", "applied_at", "avoided", "not_before")[:MOST_WAITING]
+    )
+    found, at = lacking(rows), timezone.now()
     return [
-        Waiting(run.pk, found[run.pk], run.applied_at is not None, FRAMEWORKS[run.spec["framework"]].is_independent)
+        Waiting(
+            run.pk,
+            found[run.pk],
+            run.applied_at is not None,
+            FRAMEWORKS[run.spec["framework"]].is_independent,
+            _avoids(run, at),
+        )
         for run in rows
         if any(each.count for each in found[run.pk])
     ]
+
+
+def _avoids(run: Run, at: dt.datetime) -> frozenset[str]:
+    is_new = run.avoided and run.not_before and at < run.not_before + AVOIDED
+    return frozenset(run.avoided) if is_new else frozenset()
 
 
 def promises(cloud: str, but: Cluster | None = None) -> list[Promise]:

@@ -18,7 +18,7 @@ from django.utils.timezone import now
 from clusters.admission.decision import decide
 from clusters.clouds.drivers.base import Batch, Capacity, Node, Plan, RunFound, RunGone, RunRef, TaskSeen
 from clusters.cluster import actions
-from clusters.runs import places, reconcile
+from clusters.runs import places, reconcile, room
 from clusters.runs.models import Run
 from clusters.runs.status import observe
 from portal.models import Event
@@ -589,3 +589,23 @@ def test_a_pass_that_dies_leaves_nothing_and_the_next_one_does_all(cloud: Told, 
         run.refresh_from_db()
     assert [run.placed_at is not None for run in runs] == [True, False, False]
     assert lost.given_back_at
+
+
+def test_a_run_that_kubernetes_does_not_start_on_a_node_tries_others_for_a_while(cloud: Told, people: Any) -> None:
+    run = started(people, "gang", 8)
+    [[name]] = [list(held) for held in run.layout.values()]
+    place(run)
+    assert gave_back(run, places.PATIENCE)
+    assert run.avoided == [name]
+    tell(run, RunGone(run.pk))
+    older(run, places.LONGEST_PAUSE / 2)
+    place(run)
+    assert run.placed_at
+    assert name not in {node for held in run.layout.values() for node in held}
+    # If there is no other, it comes back to it in the end.
+    Run.objects.filter(pk=run.pk).update(placed_at=None, layout={}, wait_reason=places.FOR_GPUS)
+    see(node(name))
+    place(run)
+    assert (run.placed_at, run.wait_message.startswith("It needs")) == (None, True)
+    older(run, room.AVOIDED)
+    assert place(run).layout == {"master": {name: 8}}
