@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -15,7 +16,7 @@ from tests.chain import Chain
 from tests.e2e.test_crashes import Seen, trains
 from tests.kube.node import Node
 from tests.kube.test_main_job import manage, portal  # noqa: F401  the fixture
-from tests.running import Portal, eventually
+from tests.running import Client, Portal, eventually
 
 pytestmark = [
     pytest.mark.e2e,
@@ -27,13 +28,14 @@ pytestmark = [
 
 # Two of them fit on the test machine.
 TINY = "Flavor.objects.create(name='tiny-1-gpu', title='Tiny', cpu_milli=300, memory_mb=1280, gpus=1)"
+FOUR = TINY.replace("tiny-1-gpu", "tiny-4-gpus").replace("Tiny", "Tiny, 4 GPUs").replace("gpus=1", "gpus=4")
 LATE = 60_000
 
 
 @pytest.fixture(scope="module")
 def placed(portal: Portal) -> Portal:  # noqa: F811
     manage(portal, "register_kubernetes", "training", "--business-line", "example.ops")
-    manage(portal, "shell", "-c", f"from clusters.models import Flavor; {TINY}")
+    manage(portal, "shell", "-c", f"from clusters.models import Flavor; {TINY}; {FOUR}")
     return portal
 
 
@@ -69,6 +71,38 @@ def test_steps_that_are_trained_again_in_new_pods_are_counted(placed: Portal) ->
         # Reported once, however many processes noticed.
         page.goto(f"{placed.origin}/clusters/ops-demo/{run.name}/events")
         expect(page.get_by_text("were trained again")).to_have_count(1)
+
+
+def test_of_two_runs_that_fit_alone_one_has_containers_and_the_other_nothing(node: Node, placed: Portal) -> None:
+    """Five of the node's eight GPUs for each. With the portal as it is: its queue, its workers, its wake-ups."""
+    client = Client(placed, "alice")
+    spec = {
+        "image": "tensorflow",
+        "command": "sh -c 'sleep 600'",
+        "roles": {"master": {"flavor": "tiny-1-gpu"}, "worker": {"flavor": "tiny-4-gpus", "count": 1}},
+    }
+    for name in ("first", "second"):
+        client.create("ops-demo", name, **spec)
+
+    def status(name: str) -> Any:
+        return client.call("GET", f"/appcodes/ops-demo/clusters/{name}")["status"]
+
+    def pods() -> set[tuple[str, str]]:
+        found = node.plane.request("GET", "/api/v1/namespaces/ops/pods", labelSelector="gpu-cloud/portal=main-job")
+        return {
+            (pod["metadata"]["labels"]["gpu-cloud/cluster"], pod["status"]["phase"])
+            for pod in found["items"]
+            if pod["metadata"]["labels"]["gpu-cloud/cluster"] in ("first", "second")
+        }
+
+    assert eventually(lambda: status("first")["phase"] == "Running", 120), status("first")
+    waits = "It needs 5 GPUs; 3 of 8 are free. It starts as soon as enough are free."
+    assert eventually(lambda: status("second")["message"] == waits, 30), status("second")
+    assert pods() == {("first", "Running")}
+    client.call("POST", "/appcodes/ops-demo/clusters/first/disable")
+    assert eventually(lambda: status("second")["phase"] == "Running", 120), status("second")
+    client.call("POST", "/appcodes/ops-demo/clusters/second/disable")
+    assert eventually(lambda: not pods(), 120), pods()
 
 
 def test_a_sweep_in_folds_the_best_of_it_and_its_hook_outlive_the_portal(node: Node, placed: Portal) -> None:
