@@ -121,9 +121,9 @@ class Cluster(RuleBasedStateMachine):
                     promised[node, resource] += count * amount
             assert all(sum(layout[each].values()) >= count for each, count in run.kinds.items()), "all tasks, or none"
             run.layout = layout
-        for node in found.nodes:
-            for resource, amount in enumerate((node.free.gpus, node.free.cpu_milli)):
-                assert promised[node.name, resource] <= (amount if node.ready else 0)
+        for each in found.nodes:
+            for resource, amount in enumerate((each.free.gpus, each.free.cpu_milli)):
+                assert promised[each.name, resource] <= (amount if each.ready else 0)
 
     @precondition(lambda self: any(run.layout and run.lacks for run in self.runs.values()))
     @rule(data=st.data())
