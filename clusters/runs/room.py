@@ -262,7 +262,9 @@ def due() -> Q:
 
 def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list[Waiting]:
     """Returns the admitted runs without places, oldest first, with their tasks that have no node. Two queries."""
-    admitted = Q(admitted_at__isnull=False) | (Q(wait_reason="", source=None) if new else Q())
+    # No room is kept for a run that cannot start for another reason.
+    able = Q(applied_at__isnull=False) | Q(wait_reason__in=["", *WAITING.values()])
+    admitted = (Q(admitted_at__isnull=False) & able) | (Q(wait_reason="", source=None) if new else Q())
     unplaced = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
     runs = Run.objects.filter(alive(cloud), due(), admitted, unplaced, placed_at=None, blocked_message="")
     if but is not None and but.pk:
