@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import threading
+import uuid
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -456,6 +457,22 @@ def test_roles_that_ask_for_the_same_share_their_nodes_and_others_have_their_own
     tell(run, *pods(run, *["n0"] * 8, "n1", "n1"), *[pod(run, "ps", index, "cpu") for index in (0, 1)])
     assert run.layout == {"master": {"n0": 1}, "worker": {"n0": 7, "n1": 2}, "ps": {"cpu": 2}}
     assert places.nodes_of(run, "master") == both
+
+
+def test_places_of_which_the_cloud_is_not_told_in_time_go_to_others(cloud: Told, people: Any) -> None:
+    first = place(submit(people, "first", 80))
+    second = place(submit(people, "second", 80))
+    Run.objects.filter(pk=first.pk).update(wait_reason=reconcile.TROUBLE)
+    older(first, places.PATIENCE - SECOND)
+    assert [place(run).placed_at is not None for run in (first, second)] == [True, False]
+    older(first, SECOND)
+    # A worker is telling the cloud of it at this moment.
+    Run.objects.filter(pk=first.pk).update(claim_token=uuid.uuid4(), claimed_until=now() + reconcile.CLAIM)
+    assert place(first).placed_at
+    Run.objects.filter(pk=first.pk).update(claimed_until=now() - SECOND)
+    place(first)
+    assert [first.placed_at, first.layout] == [None, {}]
+    assert place(second).placed_at
 
 
 @pytest.mark.parametrize("facts", [{"kueue_queue": "gpus"}, {"nodes_on_demand": True}])
