@@ -144,7 +144,7 @@ def _together(groups: Sequence[Tasks], field: Field, promised: Collection[str]) 
     if found.layout is None:
         return Placement(None, field, proved=not promised and found.proved)
     wide = _widened(groups, found)
-    return Placement(wide.layout, joined(wide.left, others), proved=False)
+    return Placement(wide.layout, joined(_reserved(groups, wide), others), proved=False)
 
 
 def _groups(tasks: Sequence[Tasks]) -> list[Tasks]:
@@ -169,6 +169,24 @@ def _widened(groups: Sequence[Tasks], found: Placement) -> Placement:
                     most[each.role, name] += more
                     _move(left, shape, name, shape.without(each, more))
     return Placement(most, left)
+
+
+def _reserved(groups: Sequence[Tasks], found: Placement) -> Field:
+    """What is left where all tasks of a group may go to any of its nodes: while those of another have yet to take their part of a
+    node, a scheduler sees more room there."""
+    assert found.layout is not None
+    left = dict(found.left)
+    for each in groups:
+        mine = {node: count for (role, node), count in found.layout.items() if role == each.role and count}
+        if len(mine) == 1:
+            continue
+        for shape, names in list(left.items()):
+            for name in names:
+                if more := each.count - mine.get(name, each.count):
+                    rest = shape.without(each, more)
+                    gpus, cpu, memory = (max(0, size) for size in (rest.gpus, rest.cpu_milli, rest.memory_mb))
+                    _move(left, shape, name, replace(rest, gpus=gpus, cpu_milli=cpu, memory_mb=memory))
+    return left
 
 
 def _split(field: Field, names: Collection[str]) -> tuple[Field, Field]:

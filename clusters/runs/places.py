@@ -155,7 +155,8 @@ def _give_back(cloud: str, known: room.Known, nodes: Mapping[str, Node], at: dt.
     Run.objects.filter(lacks(cloud), lacks_since__isnull=False).exclude(pk__in=lacking).update(lacks_since=None)
     Run.objects.filter(pk__in=lacking, lacks_since=None, applied_at__isnull=False).update(lacks_since=at)
     # The cloud was not told of it in time: it is away, or another run was first to mount a volume.
-    untold = Run.objects.filter(room.alive(cloud), placed_at__lte=at - PATIENCE, applied_at=None)
+    unclaimed = Q(claim_token=None) | Q(claimed_until__lt=at)
+    untold = Run.objects.filter(room.alive(cloud), unclaimed, placed_at__lte=at - PATIENCE, applied_at=None)
     untold.filter(~Exists(Task.objects.filter(run=OuterRef("pk")))).update(placed_at=None, layout={})
     late = Run.objects.filter(lacks(cloud), pk__in=lacking, lacks_since__lte=at - BLINK, applied_at__lte=at - BLINK)
     rows = late.order_by("pk").select_for_update(of=("self",), no_key=True)

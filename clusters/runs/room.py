@@ -60,8 +60,8 @@ class Taken:
 
 @dataclass(frozen=True)
 class Promise:
-    """Equal tasks of a placed run. `held` of them have a node and `lacks` have none; `open` has the most of them that may still
-    go to each of its nodes."""
+    """Equal tasks of a placed run. `held` of them have a node and `lacks` have none; `open` has the places of these on each of
+    its nodes."""
 
     run: int
     tasks: Tasks
@@ -70,7 +70,11 @@ class Promise:
     open: Mapping[str, int]
 
     def on(self, node: str) -> int:
-        return min(self.lacks, self.open.get(node, 0))
+        """The most tasks that a scheduler may still bind there. It does not know how many places there are on each of several
+        nodes, so all of them may go where other runs have ended since."""
+        if node not in self.open:
+            return 0
+        return self.lacks if len(self.open) > 1 else min(self.lacks, self.open[node])
 
 
 @dataclass(frozen=True)
@@ -160,11 +164,10 @@ def rooms(cloud: str, capacity: Capacity) -> Callable[[fit.Tasks], float]:
 
 def snapshot(known: Known) -> Snapshot:
     """Returns what `decide` needs. Runs are named by their ids."""
-    held, promised = Counter[str](), dict[str, Taken]()
+    promised: dict[str, Taken] = {}
     for promise in known.promises:
         for node in promise.open:
             if count := promise.on(node):
-                held[node] += count
                 promised[node] = promised.get(node, Taken()) + _of(promise.tasks, count)
     nodes = tuple(
         _node(each, known.taken.get(each.name, Taken()), promised.get(each.name)) for each in known.capacity.nodes
@@ -259,7 +262,9 @@ def due() -> Q:
 
 def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list[Waiting]:
     """Returns the admitted runs without places, oldest first, with their tasks that have no node. Two queries."""
-    admitted = Q(admitted_at__isnull=False) | (Q(wait_reason="", source=None) if new else Q())
+    # No room is kept for a run that cannot start for another reason.
+    able = Q(applied_at__isnull=False) | Q(wait_reason__in=["", *WAITING.values()])
+    admitted = (Q(admitted_at__isnull=False) & able) | (Q(wait_reason="", source=None) if new else Q())
     unplaced = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
     runs = Run.objects.filter(alive(cloud), due(), admitted, unplaced, placed_at=None, blocked_message="")
     if but is not None and but.pk:
@@ -322,13 +327,12 @@ def _promises(run: Run, bound: Counter[tuple[str, str]], done: Counter[str]) -> 
         groups.setdefault(replace(_task(wanted), role="", count=0), []).append((role, wanted.count))
     for tasks, roles in groups.items():
         if lacks := sum(count for _, count in roles):
-            left = Counter[str]()
+            most, here = Counter[str](), Counter[str]()
             for role, _ in roles:
-                left.update(run.layout.get(role, {}))
-                left.subtract({node: count for (of, node), count in bound.items() if of == role})
-            held = sum(count for (of, _), count in bound.items() if of in dict(roles))
-            free = {node: count for node, count in left.items() if count > 0}
-            yield Promise(run.pk, replace(tasks, count=lacks), held, lacks, free)
+                most.update(run.layout.get(role, {}))
+                here.update({node: count for (of, node), count in bound.items() if of == role})
+            left = {node: max(0, count - here[node]) for node, count in most.items()}
+            yield Promise(run.pk, replace(tasks, count=lacks), here.total(), lacks, left)
 
 
 def alike(run: Run) -> Mapping[str, Tasks]:

@@ -109,7 +109,10 @@ def test_what_copies_data_beside_tasks_takes_room_and_costs_nothing(people: Any,
     Run.objects.update(admitted_at=timezone.now())
     (waits,) = next(each for each in api.get("/queue")[1]["items"] if each["cloud"] == "training")["waiting"]
     assert waits["message"].startswith("It needs 2.2 CPUs at one time; all machines together have 2 CPUs")
-    # Its tasks are about to be placed, so the next run does not fit beside them; once it ends, it does.
+    # It can never start, so no room is kept for it. If its cloud is placing its tasks already, the next run does not fit beside
+    # them; once it ends, it does.
+    assert preview()["fits"] == "now"
+    Run.objects.update(applied_at=timezone.now())
     assert (preview()["fits"], preview()["code"]) == ("waits", "Resources")
     Run.objects.update(desired="ended")
     assert preview()["fits"] == "now"

@@ -84,6 +84,14 @@ def test_tasks_on_several_nodes_stay_off_a_node_of_which_another_run_has_yet_to_
     assert assign([Tasks("b", 3, 1)], first.left).layout == {("b", "n1"): 1, ("b", "n2"): 2}
 
 
+def test_what_one_role_has_yet_to_take_on_a_shared_node_is_not_left_to_other_runs():
+    """Until a task of a has come to each node, all tasks of b find room on one of them."""
+    field = group([("n1", Shape(5, 8, 0)), ("n2", Shape(5, 8, 0))])
+    found = assign([Tasks("a", 2, 3), Tasks("b", 4, 1, "", 2)], field)
+    assert found.layout == {("a", "n1"): 1, ("a", "n2"): 1, ("b", "n1"): 2, ("b", "n2"): 2}
+    assert assign([Tasks("c", 1, 0, "", 1)], found.left).layout is None
+
+
 shapes = st.builds(Shape, st.integers(0, 4), st.integers(0, 4), st.just(0), st.sampled_from(["A", "B"]))
 kinds = st.builds(
     Tasks, st.just(""), st.integers(1, 2), st.integers(0, 3), st.sampled_from(["", "A"]), st.integers(0, 3), st.just(0)

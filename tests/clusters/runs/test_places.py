@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import threading
+import uuid
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -112,6 +113,11 @@ def failed(task: TaskSeen, reason: str = "Error") -> TaskSeen:
     return replace(task, phase="Failed", reason=reason, finished_at=now(), exit_code=1, disrupted=reason != "Error")
 
 
+def gone(run: Run) -> RunGone:
+    run.refresh_from_db()
+    return RunGone(run.pk, life=run.life)
+
+
 def pods(run: Run, *where: str) -> list[TaskSeen]:
     """All pods of a gang, on these nodes."""
     names = [("master", 0), *(("worker", index) for index in range(len(where) - 1))]
@@ -159,7 +165,7 @@ def test_of_two_gangs_that_fit_alone_one_gets_all_its_places_and_the_other_waits
     assert (place(second).placed_at, second.message) == (None, waits)
     actions.disable(first.cluster, acting_user=people.bob)
     assert place(second).placed_at is None
-    tell(first, RunGone(first.pk))
+    tell(first, gone(first))
     assert place(second).placed_at
     assert len(everywhere(second)) == 80
     assert (second.phase, second.wait_reason) == ("Queued", "")
@@ -188,7 +194,7 @@ def test_a_small_run_starts_beside_nodes_that_are_kept_for_a_large_one_and_not_o
     )
     # What is kept is taken by the run for which it was, as soon as all of it is free.
     actions.disable(before.cluster, acting_user=people.bob)
-    tell(before, RunGone(before.pk))
+    tell(before, gone(before))
     assert set(everywhere(place(large))) == {"n0", "n1"}
     late.refresh_from_db()
     assert late.placed_at
@@ -224,7 +230,7 @@ def test_one_that_lost_its_places_is_cleared_away_and_placed_elsewhere(cloud: To
     run.refresh_from_db()
     assert (cloud.deleted, len(cloud.applied)) == ([run.pk], 1)
     assert run.release_asked_at
-    tell(run, RunGone(run.pk))
+    tell(run, gone(run))
     assert (run.phase, run.reason, run.layout, run.gone) == ("Queued", "WaitingForGPUs", {}, False)
     assert place(run).placed_at is None, "its pause is not over"
     older(run, places.PAUSE)
@@ -300,7 +306,7 @@ def test_a_stranger_that_takes_the_last_gpu_of_its_node_costs_a_run_its_places(c
     see(node("n0", 7), *nodes(15)[1:])
     place(run)
     assert gave_back(run, places.BLINK)
-    tell(run, RunGone(run.pk))
+    tell(run, gone(run))
     older(run, places.PAUSE)
     assert "n0" not in everywhere(place(run))
 
@@ -336,7 +342,7 @@ def test_what_a_run_used_before_it_lost_its_places_stays_in_its_bill(cloud: Told
     tell(run, *ends, *[replace(each, attempt=1, uid=f"{each.uid}+") for each in pods(run, *[""] * 8)])
     place(run)
     assert gave_back(run, places.BLINK)
-    tell(run, RunGone(run.pk))
+    tell(run, gone(run))
     assert (run.tasks.count(), run.layout, run.started_at, run.whole_at) == (0, {}, None, None)
     assert (run.phase, run.reason, run.gpu_rate) == ("Queued", "WaitingForGPUs", 0)
     used = run.gpu_seconds
@@ -358,7 +364,7 @@ def test_a_run_that_is_stopped_while_it_is_cleared_away_ends_for_good(cloud: Tol
     actions.disable(run.cluster, acting_user=people.bob)
     run.refresh_from_db()
     assert "waits again" not in run.message
-    tell(run, RunGone(run.pk))
+    tell(run, gone(run))
     assert (run.phase, run.gone, run.message) == ("Stopped", True, "Disabled by bob.")
     assert place(run).placed_at, "nothing is placed any more"
     assert run.phase == "Stopped"
@@ -370,7 +376,7 @@ def test_a_run_that_is_stopped_while_it_waits_gets_no_places(cloud: Told, people
     assert place(run).placed_at is None
     reconcile.reconcile(run.pk)
     assert (cloud.applied, cloud.deleted) == ([], [run.pk])
-    tell(run, RunGone(run.pk))
+    tell(run, gone(run))
     assert run.phase == "Stopped"
 
 
@@ -387,21 +393,29 @@ def test_each_time_that_a_run_does_not_get_its_nodes_it_pauses_twice_as_long(clo
         assert run.not_before
         assert run.given_back_at
         pauses.append((run.not_before - run.given_back_at).total_seconds())
-        tell(run, RunGone(run.pk, life=run.life))
+        tell(run, gone(run))
         see(*nodes(15))
         older(run, places.LONGEST_PAUSE)
     assert pauses == [30, 60, 120, 240, 480, 600]
 
 
-def test_a_repeated_end_of_what_was_cleared_away_does_not_end_the_run(cloud: Told, people: Any) -> None:
+@pytest.mark.parametrize("placed", [False, True])
+def test_a_repeated_end_of_what_was_cleared_away_does_not_end_the_run(cloud: Told, people: Any, placed: bool) -> None:
+    """A worker asked the cloud once more before it knew that all was gone."""
     run = started(people, "gang", 8)
     see(*nodes(15)[1:])
     place(run)
     assert gave_back(run, places.BLINK)
-    tell(run, RunGone(run.pk))
-    # A worker asked the cloud once more before it knew that all was gone.
-    tell(run, RunGone(run.pk))
-    assert (run.gone, run.phase) == (False, "Queued")
+    again = gone(run)
+    tell(run, again)
+    if placed:
+        older(run, places.PAUSE)
+        place(run)
+        reconcile.reconcile(run.pk)
+        run.refresh_from_db()
+        assert run.applied_at
+    tell(run, again)
+    assert (run.gone, run.phase, run.placed_at is not None) == (False, "Queued", placed)
 
 
 def test_a_cloud_that_is_away_while_a_run_is_cleared_away_costs_time_alone(
@@ -419,7 +433,7 @@ def test_a_cloud_that_is_away_while_a_run_is_cleared_away_costs_time_alone(
     Run.objects.update(claimed_until=None)
     reconcile.reconcile(run.pk)
     assert cloud.deleted == [run.pk]
-    tell(run, RunGone(run.pk))
+    tell(run, gone(run))
     older(run, places.PAUSE)
     reconcile.reconcile(run.pk)
     place(run)
@@ -443,6 +457,22 @@ def test_roles_that_ask_for_the_same_share_their_nodes_and_others_have_their_own
     tell(run, *pods(run, *["n0"] * 8, "n1", "n1"), *[pod(run, "ps", index, "cpu") for index in (0, 1)])
     assert run.layout == {"master": {"n0": 1}, "worker": {"n0": 7, "n1": 2}, "ps": {"cpu": 2}}
     assert places.nodes_of(run, "master") == both
+
+
+def test_places_of_which_the_cloud_is_not_told_in_time_go_to_others(cloud: Told, people: Any) -> None:
+    first = place(submit(people, "first", 80))
+    second = place(submit(people, "second", 80))
+    Run.objects.filter(pk=first.pk).update(wait_reason=reconcile.TROUBLE)
+    older(first, places.PATIENCE - SECOND)
+    assert [place(run).placed_at is not None for run in (first, second)] == [True, False]
+    older(first, SECOND)
+    # A worker is telling the cloud of it at this moment.
+    Run.objects.filter(pk=first.pk).update(claim_token=uuid.uuid4(), claimed_until=now() + reconcile.CLAIM)
+    assert place(first).placed_at
+    Run.objects.filter(pk=first.pk).update(claimed_until=now() - SECOND)
+    place(first)
+    assert [first.placed_at, first.layout] == [None, {}]
+    assert place(second).placed_at
 
 
 @pytest.mark.parametrize("facts", [{"kueue_queue": "gpus"}, {"nodes_on_demand": True}])
@@ -519,7 +549,7 @@ def test_a_pass_takes_as_many_queries_for_2_runs_as_for_20(cloud: Told, people: 
     assert changed(small) == 2
     for run in small:
         actions.disable(run.cluster, acting_user=people.bob)
-        tell(run, RunGone(run.pk))
+        tell(run, gone(run))
     see(*nodes(15))
     large = more("b", 20)
     many = queries()

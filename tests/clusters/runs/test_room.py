@@ -164,6 +164,20 @@ def test_room_is_promised_on_every_node_where_tasks_may_still_go_until_none_of_t
     assert fitting(0, a=0, b=4) == 8
 
 
+def test_room_that_others_leave_on_one_of_several_nodes_may_be_taken_by_all_who_may_still_come() -> None:
+    """A scheduler knows on which nodes a task may run, and not how many of them belong on each."""
+    [each] = tasks_of([Tasks("worker", 4, 1)])
+    seen = (node("a", gpus=4, free=4), node("b", gpus=4, free=4))
+    # Where it had two places on each node, the other run on a has ended.
+    held = {"b": Taken(2)}
+    promise = Promise(1, each, 0, 4, {"a": 2, "b": 2})
+    assert judged([Tasks("new", 1, 2)], seen, held=held, promises=[promise]).code is Code.GPUS
+    assert judged([Tasks("new", 1, 2)], seen, held=held | {"a": Taken(2)}, promises=[]).code is Code.FITS
+    # Two of it have come to a, where the other two may follow.
+    promise = Promise(1, each, 2, 2, {"a": 0, "b": 2})
+    assert judged([Tasks("new", 1, 1)], seen, held={"a": Taken(2), "b": Taken(2)}, promises=[promise]).code is Code.GPUS
+
+
 def test_never_counts_all_nodes_and_now_only_those_that_take_tasks() -> None:
     closed = node("n2", 0, takes_tasks=False)
     assert judged([Tasks("worker", 2, 8)], (node(), closed)).code is Code.GPUS
@@ -369,7 +383,7 @@ def test_a_promise_shrinks_by_the_tasks_that_have_nodes_and_by_those_that_are_do
         "worker": {"ready": 0, "count": 2}})  # fmt: skip
     Task.objects.filter(role="worker", index__in=[1, 3]).delete()
     (promise,) = promises("training")
-    assert (promise.held, promise.lacks, promise.open) == (2, 1, {"n1": 1})
+    assert (promise.held, promise.lacks, promise.open) == (2, 1, {"n0": 0, "n1": 1})
     # Another attempt has taken that place.
     Task.objects.bulk_create([task("worker", 2, "Running", "n1", 1)])
     assert promises("training") == []
