@@ -77,7 +77,7 @@ def test_of_two_runs_that_fit_alone_one_has_containers_and_the_other_nothing(nod
     """Five of the node's eight GPUs for each. With the portal as it is: its queue, its workers, its wake-ups."""
     client = Client(placed, "alice")
     spec = {
-        "image": "tensorflow",
+        "image": "tensorflow-2-21",
         "command": "sh -c 'sleep 600'",
         "roles": {"master": {"flavor": "tiny-1-gpu"}, "worker": {"flavor": "tiny-4-gpus", "count": 1}},
     }
