@@ -128,7 +128,7 @@ class _World:
             }  # fmt: skip
             spec = ClusterSpec.model_validate(asked).model_dump(mode="json", by_alias=True)
             roles = {role: {"ready": count if placed else 0, "count": count} for role, count in counts.items()}
-            specs[count, gpus] = spec, {role: held for role in counts}, roles
+            specs[count, gpus] = spec, dict.fromkeys(counts, held), roles
         for n, shape in enumerate(shapes):
             spec, resources, roles = specs[shape]
             cluster = Cluster(appcode=self.codes[n % APPCODES], name=f"{name}-{n:05}", spec=spec, run_count=1)
