@@ -83,9 +83,13 @@ def place(cloud: str) -> None:
     known = room.read(cloud, capacity, new=False)
     snapshot = room.snapshot(known)
     verdicts = decide(snapshot)
+    # What is told to few; all others are further behind, and most of them know that.
+    said = {int(run): each for run, each in verdicts.items() if each.code is Code.FITS or each.rank <= TOLD}
+    known_so = Q(wait_message=FURTHER) & (Q(gpus=0, wait_reason=FOR_ROOM) | Q(gpus__gt=0, wait_reason=FOR_GPUS))
+    rows = waits(cloud).filter(Q(pk__in=said) | ~known_so)
     answers = {}
-    for run_id, gpus, *told in waits(cloud).values_list("pk", "gpus", "wait_reason", "wait_message"):
-        verdict = verdicts.get(str(run_id))
+    for run_id, gpus, *told in rows.values_list("pk", "gpus", "wait_reason", "wait_message"):
+        verdict = said.get(run_id)
         answer = _answer(verdict, capacity, gpus) if verdict else Answer(_reason(gpus), FURTHER)
         if [answer.reason, answer.message] != told:
             answers[run_id] = answer
@@ -105,8 +109,6 @@ class Answer:
 def _answer(verdict: Verdict, capacity: Capacity, gpus: int) -> Answer:
     if verdict.code is Code.FITS:
         return Answer(layout=verdict.nodes or {})
-    if verdict.rank > TOLD:
-        return Answer(_reason(gpus), FURTHER)
     return Answer(_reason(gpus), room.said(verdict, capacity))
 
 
@@ -114,7 +116,9 @@ def _write(rows: QuerySet[Run], answers: Mapping[int, Answer], at: dt.datetime) 
     if not answers:
         return
     rows = rows.filter(pk__in=answers).select_for_update(of=("self",), no_key=True)
-    runs = list(rows.select_related("cluster__appcode"))
+    # Without what is long and not asked here.
+    rows = rows.defer("cluster__spec", "cluster__proof", "read", "wrote", "crashes", "code")
+    runs = list(rows.select_related("cluster").prefetch_related("cluster__appcode"))
     for run in runs:
         answer = answers[run.pk]
         run.wait_reason, run.wait_message = answer.reason, answer.message
