@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # In order of load, the quietest part first.
 NAMES = (
     "billing",
+    "admitting",
     "idle",
     "listing",
     "newcomer",
@@ -59,12 +60,13 @@ def main() -> int:
     only = set(filter(None, options.only.split(","))) or set(NAMES)
     if unknown := only - set(NAMES):
         parser.error(f"There is no part {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}.")
-    from bench import billing
+    from bench import admitting, billing
 
     folder = Path(tempfile.mkdtemp(prefix="portal-bench-"))
     try:
-        found = _parts(billing.PARTS, only, folder)
-        if only - {"billing"}:
+        apart = (*billing.PARTS, *admitting.PARTS)
+        found = _parts(apart, only, folder)
+        if only - {part.__name__ for part in apart}:
             found += _measure(folder, only)
         if options.make_run:
             from bench.install import make_run

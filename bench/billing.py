@@ -10,11 +10,8 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import io
-import json
-import os
 import random
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -24,13 +21,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench import alone
 from bench.results import Result, quantile
-from bench.sizes import is_smallest, size
+from bench.sizes import size
 
 if TYPE_CHECKING:
     from billing.metering.segments import PodState
 
-ROOT = Path(__file__).resolve().parent.parent
 APPCODES, LINES = size(500, 5), size(10, 5)
 OBSERVATIONS, BATCH, CLOUDS = size(200_000, 400), 2000, 2
 # Limit as a multiple of the floor, the time of a COPY of the same rows: 25,000 a second if the floor is 4.3 s.
@@ -44,38 +41,19 @@ NOW = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
 
 def billing(folder: Path) -> list[Result]:
     """metering, rating, posting, dashboards and invoices of 1,000,000 segments"""
-    argv = [sys.executable, "-m", "bench.billing", str(folder / "billing")]
-    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    return [Result(**told) for told in json.loads(done.stdout)]
+    return alone.measured("bench.billing", folder / "billing")
 
 
 PARTS = (billing,)
 
 
 def main(folder: Path) -> None:
-    from portal.up import servers, services
-
-    (folder / "log").mkdir(parents=True)
-    postgres = servers.postgres(
-        folder / "postgres", folder / "run", log=folder / "log" / "initdb.log", durable=not is_smallest()
-    )
-    os.environ |= {
-        "DJANGO_SETTINGS_MODULE": "portal.settings", "DATABASE_URL": postgres.url, "PORTAL_SECRET_KEY": "bench",
-        "REDIS_URL": "redis://127.0.0.1:1", "PORTAL_DATA": str(folder),
-    }  # fmt: skip
-    with services.running([postgres], folder / "log", os.environ):
-        import django
-        from django.db import connection
-
-        from tests import tables
-
-        django.setup()
-        tables.make(connection)
+    with alone.database(folder):
         found: list[Result] = []
         codes = _tenants()
         for measure in (_ingest, _rate_and_post, _read, _close):
             found += measure(codes)
-    json.dump([dataclasses.asdict(result) for result in found], sys.stdout)
+    alone.tell(found)
 
 
 def _tenants() -> list[int]:

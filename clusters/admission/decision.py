@@ -111,6 +111,10 @@ def _decide(snapshot: Snapshot) -> tuple[dict[str, Verdict], _Pool]:
             blocked.add(ask.appcode)
             verdicts[ask.run] = Verdict(Code.QUOTA, values | {"quota": share.quota, "held": now}, rank)
             continue
+        if (same := pool.waits.get(ask.tasks)) is not None:
+            rank += 1
+            verdicts[ask.run] = Verdict(*same, rank)
+            continue
         counts = pool.counts(ask.tasks)
         if (layout := pool.take(ask.tasks)) is not None:
             held[ask.appcode] = now + gpus
@@ -119,7 +123,8 @@ def _decide(snapshot: Snapshot) -> tuple[dict[str, Verdict], _Pool]:
         rank += 1
         code, why = pool.why_waits(ask.tasks)
         verdicts[ask.run] = Verdict(code, {**values, **counts, **why}, rank)
-        pool.keep(ask.tasks)
+        if not pool.keep(ask.tasks):
+            pool.waits[ask.tasks] = code, verdicts[ask.run].values
     return verdicts, pool
 
 
@@ -140,6 +145,7 @@ class _Pool:
         self._failed: set[tuple[Tasks, ...]] = set()  # Free nodes only become fewer, so these stay without a place.
         self._counts: dict[frozenset[Tasks], Values] = {}
         self._why: dict[tuple[Tasks, ...], tuple[Code, Values]] = {}
+        self.waits: dict[tuple[Tasks, ...], tuple[Code, Values]] = {}  # Tasks that wait and keep nothing more.
 
     def never(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values] | None:
         if not self._empty:
@@ -168,11 +174,12 @@ class _Pool:
             self._change(found.left)
         return found.layout
 
-    def keep(self, tasks: tuple[Tasks, ...]) -> None:
-        """Keeps nodes that hold all of the tasks once the runs there have ended, those with the most free resources first."""
+    def keep(self, tasks: tuple[Tasks, ...]) -> bool:
+        """Keeps nodes that hold all of the tasks once the runs there have ended, those with the most free resources first.
+        False if nothing is kept; then equal tasks will keep nothing either."""
         kinds = frozenset(_one_gpu(each) for each in tasks if each.gpus)
         if self._keeping[kinds] == MOST_KEEPING:
-            return
+            return False
         named = [(name, shape) for shape, names in self.free.items() for name in names]
         named.sort(key=lambda node: (-node[1].gpus, -node[1].cpu_milli, -node[1].memory_mb, node[0]))
         left = {name: self._drained[name] for name, _ in named}
@@ -186,10 +193,11 @@ class _Pool:
                     left[name], short = left[name].without(each, here), short - here
                     mine.add(name)
             if short:
-                return
+                return False
         self._keeping[kinds] += 1
         kept = group(node for node in named if node[0] in mine)
         self.free, self._kept = group(node for node in named if node[0] not in mine), joined(self._kept, kept)
+        return True
 
     def counts(self, tasks: tuple[Tasks, ...]) -> Values:
         """GPUs that suit the tasks: `total`, `free` (or kept for an earlier run), and `before`: those that `ahead` runs take."""
@@ -228,6 +236,7 @@ class _Pool:
         self._every = joined(self.free, self._kept)
         self._counts.clear()
         self._why.clear()
+        self.waits.clear()
 
 
 def _lacks(tasks: Sequence[Tasks], every: Field) -> Values:

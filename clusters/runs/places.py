@@ -46,6 +46,7 @@ PAUSE, LONGEST_PAUSE = dt.timedelta(seconds=30), dt.timedelta(minutes=10)
 # Columns of a run that `start_anew` changes, beside those that a lost run changes.
 FORGOTTEN = ("placed_at", "layout", "whole_at", "lacks_since", "given_back_at", "started_at", "phase", "phase_since")
 TURN = "It waits for its turn."
+OLD = "That is what was known when the cloud answered last:"
 FURTHER = f"It waits behind more than {TOLD} other runs on this cloud."
 
 
@@ -85,14 +86,16 @@ def place(cloud: str) -> None:
     snapshot = room.snapshot(known)
     verdicts = decide(snapshot)
     trouble = CloudState.objects.filter(name=cloud).values_list("trouble", flat=True).first()
+    # What is told to few; all others are further behind, and most of them know that.
+    said = {int(run): each for run, each in verdicts.items() if each.code is Code.FITS or each.rank <= TOLD}
+    known_so = Q(wait_message=FURTHER) & (Q(gpus=0, wait_reason=FOR_ROOM) | Q(gpus__gt=0, wait_reason=FOR_GPUS))
+    rows = waits(cloud).filter(Q(pk__in=said) | ~known_so)
     answers = {}
-    for run_id, gpus, *told in waits(cloud).values_list("pk", "gpus", "wait_reason", "wait_message"):
-        verdict = verdicts.get(str(run_id))
+    for run_id, gpus, *told in rows.values_list("pk", "gpus", "wait_reason", "wait_message"):
+        verdict = said.get(run_id)
         answer = _answer(verdict, capacity, gpus) if verdict else Answer(_reason(gpus), FURTHER)
-        if trouble and answer.reason:
-            answer = replace(
-                answer, message=f"{answer.message} That is what was known when the cloud answered last: {trouble}"
-            )
+        if verdict and trouble and answer.reason:
+            answer = replace(answer, message=f"{answer.message} {OLD} {trouble}")
         if [answer.reason, answer.message] != told:
             answers[run_id] = answer
     _write(waits(cloud), answers, at)
@@ -111,8 +114,6 @@ class Answer:
 def _answer(verdict: Verdict, capacity: Capacity, gpus: int) -> Answer:
     if verdict.code is Code.FITS:
         return Answer(layout=verdict.nodes or {})
-    if verdict.rank > TOLD:
-        return Answer(_reason(gpus), FURTHER)
     return Answer(_reason(gpus), room.said(verdict, capacity))
 
 
@@ -120,7 +121,9 @@ def _write(rows: QuerySet[Run], answers: Mapping[int, Answer], at: dt.datetime) 
     if not answers:
         return
     rows = rows.filter(pk__in=answers).select_for_update(of=("self",), no_key=True)
-    runs = list(rows.select_related("cluster__appcode"))
+    # Without what is long and not asked here.
+    rows = rows.defer("cluster__spec", "cluster__proof", "read", "wrote", "crashes", "code")
+    runs = list(rows.select_related("cluster").prefetch_related("cluster__appcode"))
     for run in runs:
         answer = answers[run.pk]
         run.wait_reason, run.wait_message = answer.reason, answer.message

@@ -9,13 +9,14 @@ between the decision and the news that a pod was bound.
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from django.db.models import Count, Exists, F, Func, IntegerField, JSONField, OuterRef, Q, Sum
-from django.db.models.fields.json import KeyTextTransform
+from django.db.models import Count, Exists, F, Func, IntegerField, JSONField, OuterRef, Q, Sum, TextField
+from django.db.models.fields.json import KT, KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
 
@@ -107,9 +108,12 @@ def capacity_of(cloud: str) -> Capacity:
 def capacity_from(seen: Mapping[str, Any]) -> Capacity:
     """From the JSON of `CloudState.capacity`. A newer release may have written more facts."""
     known = {each.name for each in fields(Seen)}
+    nodes = seen.get("nodes", [])
+    more = set[str]().union(*nodes) - known
     return Capacity(
         nodes=tuple(
-            Seen(**{name: value for name, value in node.items() if name in known}) for node in seen.get("nodes", [])
+            Seen(**{name: value for name, value in node.items() if name in known}) if more else Seen(**node)
+            for node in nodes
         ),
         queue=tuple(Queued(**each) for each in seen.get("queue", [])),
         in_order=seen.get("in_order", False),
@@ -169,10 +173,18 @@ def snapshot(known: Known) -> Snapshot:
         for node in promise.open:
             if count := promise.on(node):
                 promised[node] = promised.get(node, Taken()) + _of(promise.tasks, count)
+    alike: dict[Hashable, Node] = {}
     nodes = tuple(
-        _node(each, known.taken.get(each.name, Taken()), promised.get(each.name)) for each in known.capacity.nodes
+        _node(each, known.taken.get(each.name, Taken()), promised.get(each.name), alike)
+        for each in known.capacity.nodes
     )
-    asks = tuple(Ask(str(each.run), "", _asked(each, nodes), admitted=each.started) for each in known.waiting)
+    # Many runs ask for the same.
+    wanted = {(tuple(each.tasks), each.is_independent): each for each in known.waiting}
+    asked = {key: _asked(each, nodes) for key, each in wanted.items()}
+    asks = tuple(
+        Ask(str(each.run), "", asked[tuple(each.tasks), each.is_independent], admitted=each.started)
+        for each in known.waiting
+    )
     avoiding = [each for each in known.waiting if each.avoided]
     return _avoided(avoiding, nodes, asks) if avoiding else Snapshot(nodes, asks)
 
@@ -211,7 +223,19 @@ def _of(tasks: Tasks, count: int) -> Taken:
     return Taken(count * tasks.gpus, count * tasks.cpu_milli, count * tasks.memory_mb)
 
 
-def _node(seen: Seen, held: Taken, promised: Taken | None) -> Node:
+def _node(seen: Seen, held: Taken, promised: Taken | None, alike: dict[Hashable, Node]) -> Node:
+    """`alike` remembers nodes by all that is asked here, since most of many are equal but for their names."""
+    key = (
+        seen.gpus, seen.gpu_model, seen.cpu_milli, seen.memory_mb, seen.cpu_milli_free, seen.memory_mb_free, seen.gpus_others,
+        seen.cpu_milli_others, seen.memory_mb_others, seen.gpu_tasks_only, seen.simulated, seen.takes_tasks, held, promised,
+    )  # fmt: skip
+    if key not in alike:
+        alike[key] = _new_node(seen, held, promised)
+    one = alike[key]
+    return Node(seen.name, one.whole, one.free, one.ready, one.drained, one.promised)
+
+
+def _new_node(seen: Seen, held: Taken, promised: Taken | None) -> Node:
     """CPU and memory of tasks are estimates, so what the cloud has seen as free caps them."""
     away = promised or Taken()
     cpu, memory = seen.cpu_milli or UNREPORTED, seen.memory_mb or UNREPORTED
@@ -269,26 +293,26 @@ def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list
     runs = Run.objects.filter(alive(cloud), due(), admitted, unplaced, placed_at=None, blocked_message="")
     if but is not None and but.pk:
         runs = runs.exclude(cluster=but)
-    rows = list(
-        runs.order_by("pk").only("spec", "resources", "roles", "applied_at", "avoided", "not_before")[:MOST_WAITING]
-    )
-    found, at = lacking(rows), timezone.now()
-    return [
-        Waiting(
-            run.pk,
-            found[run.pk],
-            run.applied_at is not None,
-            FRAMEWORKS[run.spec["framework"]].is_independent,
-            _avoids(run, at),
-        )
-        for run in rows
-        if any(each.count for each in found[run.pk])
-    ]
-
-
-def _avoids(run: Run, at: dt.datetime) -> frozenset[str]:
-    is_new = run.avoided and run.not_before and at < run.not_before + AVOIDED
-    return frozenset(run.avoided) if is_new else frozenset()
+    columns = (
+        "pk", "applied_at", "avoided", "not_before", KT("spec__framework"), Cast("resources", TextField()),
+        Cast("roles", TextField()), KT("spec__roles"),
+    )  # fmt: skip
+    rows = list(runs.order_by("pk").values_list(*columns)[:MOST_WAITING])
+    seen = _seen([pk for pk, *_ in rows])
+    # As text, since many runs ask for the same, and reading JSON takes longer than the rest.
+    asked: dict[tuple[str, ...], _Asked] = {}
+    unseen: dict[tuple[str, ...], tuple[fit.Tasks, ...]] = {}
+    found, at = [], timezone.now()
+    for pk, applied_at, avoided, not_before, framework, *texts in rows:
+        key = tuple(texts)
+        if key not in asked:
+            asked[key] = _Asked(*map(json.loads, texts))
+            unseen[key] = tuple(asked[key].lacking({}))
+        tasks = tuple(asked[key].lacking(seen[pk])) if pk in seen else unseen[key]
+        if any(each.count for each in tasks):
+            away = frozenset[str](avoided) if not_before and at < not_before + AVOIDED else frozenset[str]()
+            found.append(Waiting(pk, tasks, applied_at is not None, FRAMEWORKS[framework].is_independent, away))
+    return found
 
 
 def promises(cloud: str, but: Cluster | None = None) -> list[Promise]:
@@ -342,25 +366,53 @@ def alike(run: Run) -> Mapping[str, Tasks]:
 
 def lacking(runs: Sequence[Run]) -> Mapping[int, list[fit.Tasks]]:
     """Returns by run the tasks that should have a node now and have none. One query."""
+    seen = _seen([run.pk for run in runs])
+    return {run.pk: _asked_by(run).lacking(seen.get(run.pk, {})) for run in runs}
+
+
+def _seen(runs: Sequence[int]) -> dict[int, dict[str, tuple[int, int]]]:
+    """By run and role, the number of tasks that have a node, and of those that have ended well. One query."""
     has = Q(phase__in=["Pending", "Running"]) & ~Q(node="")
-    rows = Task.objects.filter(run__in=[run.pk for run in runs]).values_list("run_id", "role")
+    rows = Task.objects.filter(run__in=runs).values_list("run_id", "role")
     sums = rows.annotate(held=Count("pk", filter=has), done=Count("pk", filter=Q(phase="Succeeded")))
-    seen = {(run_id, role): (held, done) for run_id, role, held, done in sums}
-    return {run.pk: [_lacking(run, role, *seen.get((run.pk, role), (0, 0))) for role in run.resources] for run in runs}
+    found: dict[int, dict[str, tuple[int, int]]] = {}
+    for run_id, role, held, done in sums.order_by():
+        found.setdefault(run_id, {})[role] = (held, done)
+    return found
 
 
 def _lacking(run: Run, role: str, held: int, done: int) -> fit.Tasks:
-    left = run.roles.get(role, {}).get("count", 0) - done
-    at_once = run.spec["roles"].get(role, {}).get("atOnce") or left
-    asked = run.resources[role]
-    return fit.Tasks(
-        role,
-        max(0, min(at_once, left) - held),
-        asked["gpus"],
-        asked["gpu_model"],
-        asked["cpu_milli"] + asked.get("beside_cpu_milli", 0),
-        asked["memory_mb"] + asked.get("beside_memory_mb", 0),
-    )
+    return _asked_by(run).of(role, held, done)
+
+
+def _asked_by(run: Run) -> _Asked:
+    return _Asked(run.resources, run.roles, run.spec["roles"])
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a run asks for, by role: `Run.resources`, `Run.roles` and the roles of its spec."""
+
+    resources: Mapping[str, Any]
+    roles: Mapping[str, Any]
+    spec: Mapping[str, Any]
+
+    def lacking(self, seen: Mapping[str, tuple[int, int]]) -> list[fit.Tasks]:
+        """Tasks that should have a node now and have none. `seen`: as of `_seen`."""
+        return [self.of(role, *seen.get(role, (0, 0))) for role in self.resources]
+
+    def of(self, role: str, held: int, done: int) -> fit.Tasks:
+        left = self.roles.get(role, {}).get("count", 0) - done
+        at_once = self.spec.get(role, {}).get("atOnce") or left
+        asked = self.resources[role]
+        return fit.Tasks(
+            role,
+            max(0, min(at_once, left) - held),
+            asked["gpus"],
+            asked["gpu_model"],
+            asked["cpu_milli"] + asked.get("beside_cpu_milli", 0),
+            asked["memory_mb"] + asked.get("beside_memory_mb", 0),
+        )
 
 
 def taken(cloud: str) -> dict[str, Taken]:
