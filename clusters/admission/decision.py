@@ -8,6 +8,7 @@ it takes what fits and keeps nothing more.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,54 +79,81 @@ class Verdict:
 
 
 def decide(snapshot: Snapshot) -> dict[str, Verdict]:
-    return _decide(snapshot)[0]
+    decision = _Decision(snapshot)
+    return {ask.run: decision.add(ask) for ask in snapshot.asks}
 
 
 def room(snapshot: Snapshot) -> Field:
     """Returns what the runs of `snapshot` leave for a later one."""
-    return _decide(snapshot)[1].free
+    return _Decision.of_all(snapshot).pool.free
 
 
-def _decide(snapshot: Snapshot) -> tuple[dict[str, Verdict], _Pool]:
-    pool = _Pool(snapshot.nodes)
-    held = {appcode: share.held for appcode, share in snapshot.shares.items()}
-    blocked: set[str] = set()  # Appcodes of which a run waits for quota.
-    verdicts: dict[str, Verdict] = {}
-    rank = 0
-    for ask in snapshot.asks:
-        gpus = ask.gpus
+def advise(snapshot: Snapshot, ask: Ask) -> Verdict:
+    """Decides a later run. If it does not fit now, its values say with how many tasks of its largest role it would: `offer` of
+    `offer_role`; without them there is no such number."""
+    decision = _Decision.of_all(snapshot)
+    room = decision.pool.room()
+    verdict = decision.add(ask)
+    if verdict.code.fits == "now":
+        return verdict
+    largest = max(ask.tasks, key=lambda each: each.count, default=None)
+    if largest is None or largest.count < 2:
+        return verdict
+
+    def fits(count: int) -> bool:
+        tasks = [replace(each, count=count) if each is largest else each for each in ask.tasks]
+        return room is not None and assign(tasks, *room).layout is not None
+
+    # Fewer tasks fit wherever more do.
+    count = bisect_left(range(1, largest.count), True, key=lambda count: not fits(count))
+    return replace(verdict, values={**verdict.values, "offer": count, "offer_role": largest.role}) if count else verdict
+
+
+class _Decision:
+    """Decides runs in order."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.pool = _Pool(snapshot.nodes)
+        self._shares = snapshot.shares
+        self._held = {appcode: share.held for appcode, share in snapshot.shares.items()}
+        self._blocked: set[str] = set()  # Appcodes of which a run waits for quota.
+        self._rank = 0
+
+    @classmethod
+    def of_all(cls, snapshot: Snapshot) -> _Decision:
+        decision = cls(snapshot)
+        for ask in snapshot.asks:
+            decision.add(ask)
+        return decision
+
+    def add(self, ask: Ask) -> Verdict:
+        gpus, pool = ask.gpus, self.pool
         values: dict[str, int | str] = {"gpus": gpus}
         if ask.admitted:
-            nodes = pool.fill(ask.tasks)
-            verdicts[ask.run] = Verdict(Code.PLACING, values, nodes=nodes)
-            continue
-        share, now = snapshot.shares.get(ask.appcode), held.get(ask.appcode, 0)
+            return Verdict(Code.PLACING, values, nodes=pool.fill(ask.tasks))
+        share, held = self._shares.get(ask.appcode), self._held.get(ask.appcode, 0)
         if share and gpus > share.quota:
-            verdicts[ask.run] = Verdict(Code.OVER_LIMIT, values | {"quota": share.quota})
-            continue
+            return Verdict(Code.OVER_LIMIT, values | {"quota": share.quota})
         if (never := pool.never(ask.tasks)) is not None:
-            verdicts[ask.run] = Verdict(never[0], {**values, **never[1]})
-            continue
-        if share and gpus and (now + gpus > share.quota or ask.appcode in blocked):
-            rank += 1
-            blocked.add(ask.appcode)
-            verdicts[ask.run] = Verdict(Code.QUOTA, values | {"quota": share.quota, "held": now}, rank)
-            continue
+            return Verdict(never[0], {**values, **never[1]})
+        if share and gpus and (held + gpus > share.quota or ask.appcode in self._blocked):
+            self._blocked.add(ask.appcode)
+            return self._waits(Code.QUOTA, values | {"quota": share.quota, "held": held})
         if (same := pool.waits.get(ask.tasks)) is not None:
-            rank += 1
-            verdicts[ask.run] = Verdict(*same, rank)
-            continue
+            return self._waits(*same)
         counts = pool.counts(ask.tasks)
         if (layout := pool.take(ask.tasks)) is not None:
-            held[ask.appcode] = now + gpus
-            verdicts[ask.run] = Verdict(Code.FITS, {**values, **counts}, nodes=layout)
-            continue
-        rank += 1
+            self._held[ask.appcode] = held + gpus
+            return Verdict(Code.FITS, {**values, **counts}, nodes=layout)
         code, why = pool.why_waits(ask.tasks)
-        verdicts[ask.run] = Verdict(code, {**values, **counts, **why}, rank)
+        told = {**values, **counts, **why}
         if not pool.keep(ask.tasks):
-            pool.waits[ask.tasks] = code, verdicts[ask.run].values
-    return verdicts, pool
+            pool.waits[ask.tasks] = code, told
+        return self._waits(code, told)
+
+    def _waits(self, code: Code, values: Values) -> Verdict:
+        self._rank += 1
+        return Verdict(code, values, self._rank)
 
 
 class _Pool:
@@ -146,6 +174,10 @@ class _Pool:
         self._counts: dict[frozenset[Tasks], Values] = {}
         self._why: dict[tuple[Tasks, ...], tuple[Code, Values]] = {}
         self.waits: dict[tuple[Tasks, ...], tuple[Code, Values]] = {}  # Tasks that wait and keep nothing more.
+
+    def room(self) -> tuple[Field, set[str]] | None:
+        """What is left, and the nodes of which a part is promised; None while no node is known."""
+        return (self.free, set(self._promised)) if self._empty else None
 
     def never(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values] | None:
         if not self._empty:

@@ -13,7 +13,13 @@ SOON = "It starts as soon as enough are free."
 
 def sentence(verdict: Verdict, notes: str = "") -> str:
     """`notes`: sentences on why nodes take no tasks. Raises KeyError for codes that `decide` does not give."""
-    return _WORDS[verdict.code](_Values({**verdict.values, "notes": notes}))
+    values = _Values({**verdict.values, "notes": notes})
+    return f"{_WORDS[verdict.code](values)}{_offer(values)}"
+
+
+def _offer(values: _Values) -> str:
+    count, role = values["offer"], values.text("offer_role")
+    return f" With {count} × {role} it would start now." if count else ""
 
 
 class _Values:

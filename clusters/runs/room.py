@@ -21,7 +21,7 @@ from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, Verdict, decide
+from clusters.admission.decision import Ask, Node, Snapshot, Verdict, advise
 from clusters.admission.decision import room as left_by
 from clusters.admission.packing import Field, Shape, Tasks
 from clusters.admission.words import sentence
@@ -137,9 +137,8 @@ def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Clust
 
 
 def _judged(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None) -> fit.Judgement:
-    known = read(cloud, capacity, but)
-    found = snapshot(replace(known, waiting=[*known.waiting, Waiting(_NEW, tasks)]))
-    verdict = decide(found)[str(_NEW)]
+    found = snapshot(read(cloud, capacity, but))
+    verdict = advise(found, Ask("", "", tasks_of(tasks)))
     return fit.Judgement(verdict.code.fits, verdict.code, said(verdict, capacity))
 
 
