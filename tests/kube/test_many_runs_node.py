@@ -36,6 +36,7 @@ LATE = 60_000
 def placed(portal: Portal) -> Portal:  # noqa: F811
     manage(portal, "register_kubernetes", "training", "--business-line", "example.ops")
     manage(portal, "shell", "-c", f"from clusters.models import Flavor; {TINY}; {FOUR}")
+    manage(portal, "shell", "-c", "from portal.models import Appcode; Appcode.objects.update(gpu_quota=100)")
     return portal
 
 
@@ -97,7 +98,7 @@ def test_of_two_runs_that_fit_alone_one_has_containers_and_the_other_nothing(nod
 
     assert eventually(lambda: status("first")["phase"] == "Running", 120), status("first")
     waits = "It needs 5 GPUs; 3 of 8 are free. It starts as soon as enough are free."
-    assert eventually(lambda: status("second")["message"] == waits, 30), status("second")
+    assert eventually(lambda: status("second")["message"] == waits, 30), status("second")["message"]
     assert pods() == {("first", "Running")}
     client.call("POST", "/appcodes/ops-demo/clusters/first/disable")
     assert eventually(lambda: status("second")["phase"] == "Running", 120), status("second")
