@@ -212,6 +212,7 @@ def _preview(world: _World) -> list[Result]:
     found += [
         Result(f"{name}: p99", quantile(seconds, 0.99) * 1000, "ms", 100, floor * 1000),
         Result(f"{name}: median", quantile(seconds, 0.5) * 1000, "ms", None, floor * 1000),
+        Result(f"{name}: processor time of this process", _median(took).processor * 1000, "ms"),
         Result(f"{name}: statements", _counted(_judge).statements, "", 8),
     ]
     with _unbounded():
