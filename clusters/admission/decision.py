@@ -12,9 +12,22 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from clusters.admission.codes import Code
-from clusters.admission.packing import Field, Layout, Shape, Tasks, assign, fill, group, joined, search, why_never
+from clusters.admission.packing import (
+    Field,
+    Layout,
+    Shape,
+    Tasks,
+    assign,
+    fill,
+    group,
+    joined,
+    search,
+    split,
+    why_never,
+)
 
 Values = Mapping[str, int | str]
 # Waiting runs that keep nodes, for each kind of nodes; more would leave too many idle.
@@ -127,7 +140,11 @@ class _Decision:
         return decision
 
     def add(self, ask: Ask) -> Verdict:
-        gpus, pool = ask.gpus, self.pool
+        pool = self.pool
+        same = pool.waits.get(ask.tasks)
+        if same is not None and not ask.admitted and ask.appcode not in self._shares:
+            return self._waits(*same)
+        gpus = ask.gpus
         values: dict[str, int | str] = {"gpus": gpus}
         if ask.admitted:
             return Verdict(Code.PLACING, values, nodes=pool.fill(ask.tasks))
@@ -139,8 +156,6 @@ class _Decision:
         if share and gpus and (held + gpus > share.quota or ask.appcode in self._blocked):
             self._blocked.add(ask.appcode)
             return self._waits(Code.QUOTA, values | {"quota": share.quota, "held": held})
-        if (same := pool.waits.get(ask.tasks)) is not None:
-            return self._waits(*same)
         counts = pool.counts(ask.tasks)
         if (layout := pool.take(ask.tasks)) is not None:
             self._held[ask.appcode] = held + gpus
@@ -212,9 +227,13 @@ class _Pool:
         kinds = frozenset(_one_gpu(each) for each in tasks if each.gpus)
         if self._keeping[kinds] == MOST_KEEPING:
             return False
-        named = [(name, shape) for shape, names in self.free.items() for name in names]
-        named.sort(key=lambda node: (-node[1].gpus, -node[1].cpu_milli, -node[1].memory_mb, node[0]))
-        left = {name: self._drained[name] for name, _ in named}
+        shapes = sorted(self.free, key=_most_first)
+        names = [
+            name
+            for _, alike in groupby(shapes, key=_most_first)
+            for name in sorted(name for shape in alike for name in self.free[shape])
+        ]
+        left = {name: self._drained[name] for name in names}
         mine: set[str] = set()
         for each in sorted(tasks, key=lambda each: (-each.gpus, -each.cpu_milli, -each.memory_mb)):
             short = each.count
@@ -227,8 +246,8 @@ class _Pool:
             if short:
                 return False
         self._keeping[kinds] += 1
-        kept = group(node for node in named if node[0] in mine)
-        self.free, self._kept = group(node for node in named if node[0] not in mine), joined(self._kept, kept)
+        self.free, kept = split(self.free, mine)
+        self._kept = joined(self._kept, kept)
         return True
 
     def counts(self, tasks: tuple[Tasks, ...]) -> Values:
@@ -314,6 +333,10 @@ def _describe(tasks: Tasks, suiting: Iterable[Shape]) -> Values:
         if needed > most:
             return found | {"resource": name, "needed": needed, "most": most}
     return found
+
+
+def _most_first(shape: Shape) -> tuple[int, int, int]:
+    return -shape.gpus, -shape.cpu_milli, -shape.memory_mb
 
 
 def _one_gpu(tasks: Tasks) -> Tasks:

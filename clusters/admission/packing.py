@@ -126,7 +126,7 @@ def assign(tasks: Sequence[Tasks], field: Field, promised: Collection[str] = ())
             laid[each.role, name] = each.count
             used.add(name)
             continue
-        apart, others = _split(left, used)
+        apart, others = split(left, used)
         found = search([each], apart)
         if found.layout is None:
             return _together(groups, field, promised)
@@ -139,7 +139,7 @@ def assign(tasks: Sequence[Tasks], field: Field, promised: Collection[str] = ())
 
 
 def _together(groups: Sequence[Tasks], field: Field, promised: Collection[str]) -> Placement:
-    apart, others = _split(field, promised)
+    apart, others = split(field, promised)
     found = search(groups, apart)
     if found.layout is None:
         return Placement(None, field, proved=not promised and found.proved)
@@ -189,7 +189,7 @@ def _reserved(groups: Sequence[Tasks], found: Placement) -> Field:
     return left
 
 
-def _split(field: Field, names: Collection[str]) -> tuple[Field, Field]:
+def split(field: Field, names: Collection[str]) -> tuple[Field, Field]:
     """The field without the named nodes, and these."""
     if not names:
         return field, {}
