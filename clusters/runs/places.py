@@ -36,7 +36,7 @@ from portal.models import Event
 # Reasons of a run that waits for its places.
 FOR_GPUS, FOR_ROOM = "WaitingForGPUs", "WaitingForResources"
 HELD = (FOR_GPUS, FOR_ROOM)
-# Number of waiting runs that are told exactly what they lack. The others are told that they are further behind.
+# Number of waiting runs that are told what they lack. The others are told that they wait for their turn.
 TOLD = 100
 # How long a run may lack nodes for some of its tasks before it loses its places; and if it cannot get them there, and nothing is
 # lost by it.
@@ -47,7 +47,6 @@ PAUSE, LONGEST_PAUSE = dt.timedelta(seconds=30), dt.timedelta(minutes=10)
 FORGOTTEN = ("placed_at", "layout", "whole_at", "lacks_since", "given_back_at", "started_at", "phase", "phase_since")
 TURN = "It waits for its turn."
 OLD = "That is what was known when the cloud answered last:"
-FURTHER = f"It waits behind more than {TOLD} other runs on this cloud."
 
 
 def waits(cloud: str) -> QuerySet[Run]:
@@ -86,15 +85,12 @@ def place(cloud: str) -> None:
     snapshot = room.snapshot(known)
     verdicts = decide(snapshot)
     trouble = CloudState.objects.filter(name=cloud).values_list("trouble", flat=True).first()
-    # What is told to few; all others are further behind, and most of them know that.
     said = {int(run): each for run, each in verdicts.items() if each.code is Code.FITS or each.rank <= TOLD}
-    known_so = Q(wait_message=FURTHER) & (Q(gpus=0, wait_reason=FOR_ROOM) | Q(gpus__gt=0, wait_reason=FOR_GPUS))
-    rows = waits(cloud).filter(Q(pk__in=said) | ~known_so)
     answers = {}
+    rows = waits(cloud).filter(pk__in=said)
     for run_id, gpus, *told in rows.values_list("pk", "gpus", "wait_reason", "wait_message"):
-        verdict = said.get(run_id)
-        answer = _answer(verdict, capacity, gpus) if verdict else Answer(_reason(gpus), FURTHER)
-        if verdict and trouble and answer.reason:
+        answer = _answer(said[run_id], capacity, gpus)
+        if trouble and answer.reason:
             answer = replace(answer, message=f"{answer.message} {OLD} {trouble}")
         if [answer.reason, answer.message] != told:
             answers[run_id] = answer

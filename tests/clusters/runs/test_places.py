@@ -515,7 +515,7 @@ def test_no_run_is_told_its_place_in_numbers_beyond_the_first_hundred(
     first, second = (submit(people, name, 8) for name in ("first", "second"))
     assert place(first).message.startswith("It needs 8 GPUs; 0 of 8 are free")
     second.refresh_from_db()
-    assert (second.reason, second.message) == ("WaitingForGPUs", places.FURTHER)
+    assert (second.reason, second.message) == ("WaitingForGPUs", places.TURN)
 
 
 @pytest.mark.parametrize("lose", [False, True])
