@@ -200,9 +200,12 @@ def test_a_namespace_quota_of_7_never_keeps_7_of_10_gpus(
     from billing.models import UsageSegment
     from clusters.clouds.models import Cloud
     from clusters.runs import places
-    from portal.models import Event
+    from portal.models import Event, OrgNode
 
     monkeypatch.setattr(places, "PATIENCE", dt.timedelta(seconds=12))
+    # Its own, since the quota stays.
+    namespace = f"quota-{secrets.token_hex(4)}"
+    OrgNode.objects.filter(pk=people.ops.org_node_id).update(namespace=namespace)
     row = Cloud.objects.get(name="kubernetes")
     row.settings["quota"] = {"requests.nvidia.com/gpu": "7"}
     row.revision += 1
@@ -211,9 +214,9 @@ def test_a_namespace_quota_of_7_never_keeps_7_of_10_gpus(
     loops.start_controller()
     gang = loops.create(people, "gang", workers=9)
     loops.until(lambda: Event.objects.filter(verb="run.given_back").exists(), 60)
-    told = Event.objects.get(verb="run.given_back").message
-    assert "quota" in told
+    assert "quota" in Event.objects.get(verb="run.given_back").message
     loops.until(lambda: loops.left_of(loops.run(gang)) == [])
     assert not UsageSegment.objects.exists()
     loops.disable(people, gang)
     loops.until(lambda: loops.run(gang).gone)
+    plane.request("DELETE", f"/api/v1/namespaces/{namespace}")
