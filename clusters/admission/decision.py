@@ -77,6 +77,15 @@ class Verdict:
     nodes: Layout | None = None
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """`left`: what is free of each ready node after all runs that start or are being placed, also of nodes that are kept. `kept`:
+    the run that keeps a node, by the name of the node; nodes without free GPUs are kept, too, until the runs there end."""
+
+    left: Field
+    kept: Mapping[str, str]
+
+
 def decide(snapshot: Snapshot) -> dict[str, Verdict]:
     return _decide(snapshot)[0]
 
@@ -84,6 +93,12 @@ def decide(snapshot: Snapshot) -> dict[str, Verdict]:
 def room(snapshot: Snapshot) -> Field:
     """Returns what the runs of `snapshot` leave for a later one."""
     return _decide(snapshot)[1].free
+
+
+def outlook(snapshot: Snapshot) -> Outlook:
+    """Returns what becomes of each node by the same decision."""
+    pool = _decide(snapshot)[1]
+    return Outlook(joined(pool.free, pool.kept), pool.keeper)
 
 
 def _decide(snapshot: Snapshot) -> tuple[dict[str, Verdict], _Pool]:
@@ -119,7 +134,7 @@ def _decide(snapshot: Snapshot) -> tuple[dict[str, Verdict], _Pool]:
         rank += 1
         code, why = pool.why_waits(ask.tasks)
         verdicts[ask.run] = Verdict(code, {**values, **counts, **why}, rank)
-        pool.keep(ask.tasks)
+        pool.keep(ask.run, ask.tasks)
     return verdicts, pool
 
 
@@ -133,7 +148,8 @@ class _Pool:
         self._first = self.free = group((node.name, node.free) for node in nodes if node.ready)
         self._promised = {node.name for node in nodes if node.promised}
         self._ahead = 0  # Earlier runs that take some of them.
-        self._kept: Field = {}  # Nodes that earlier waiting runs keep.
+        self.kept: Field = {}  # Nodes that earlier waiting runs keep, and which run keeps each.
+        self.keeper: dict[str, str] = {}
         self._keeping = Counter[frozenset[Tasks]]()
         self._every: Field = self.free  # Free resources, including those that earlier runs keep.
         self._never: dict[tuple[Tasks, ...], tuple[Code, Values] | None] = {}
@@ -168,7 +184,7 @@ class _Pool:
             self._change(found.left)
         return found.layout
 
-    def keep(self, tasks: tuple[Tasks, ...]) -> None:
+    def keep(self, run: str, tasks: tuple[Tasks, ...]) -> None:
         """Keeps nodes that hold all of the tasks once the runs there have ended, those with the most free resources first."""
         kinds = frozenset(_one_gpu(each) for each in tasks if each.gpus)
         if self._keeping[kinds] == MOST_KEEPING:
@@ -189,7 +205,8 @@ class _Pool:
                 return
         self._keeping[kinds] += 1
         kept = group(node for node in named if node[0] in mine)
-        self.free, self._kept = group(node for node in named if node[0] not in mine), joined(self._kept, kept)
+        self.free, self.kept = group(node for node in named if node[0] not in mine), joined(self.kept, kept)
+        self.keeper |= dict.fromkeys(mine, run)
 
     def counts(self, tasks: tuple[Tasks, ...]) -> Values:
         """GPUs that suit the tasks: `total`, `free` (or kept for an earlier run), and `before`: those that `ahead` runs take."""
@@ -225,7 +242,7 @@ class _Pool:
 
     def _change(self, left: Field) -> None:
         self.free, self._ahead = left, self._ahead + 1
-        self._every = joined(self.free, self._kept)
+        self._every = joined(self.free, self.kept)
         self._counts.clear()
         self._why.clear()
 

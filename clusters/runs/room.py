@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from django.db.models import Count, Exists, F, Func, IntegerField, JSONField, OuterRef, Q, Sum
+from django.db.models import Count, Exists, F, Func, IntegerField, JSONField, OuterRef, Q, QuerySet, Sum
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
@@ -112,6 +112,27 @@ def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: boo
     """Reads what runs hold and wait for; the run of `but` that lives now will be over. `new`: also runs that are about to be
     admitted. `capacity` must have been read before. Five queries."""
     return Known(capacity, taken(cloud), promises(cloud, but), waiting(cloud, but, new=new))
+
+
+def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
+    """What `read` returns with admitted runs only, for several clouds, with as many queries as for one."""
+    if not capacities:
+        return {}
+    held = taken_on(Q(run__cloud__in=capacities))
+    placed = list(_placed(Q(cloud__in=capacities)))
+    first, *others = (_unplaced(alive(name), new=False) for name in capacities)
+    unplaced = sorted(first.union(*others, all=True) if others else first, key=lambda run: run.pk)
+    cloud_of = {run.pk: run.cloud for run in (*placed, *unplaced)}
+    lacks, waits = promised(placed), _waiting(unplaced)
+    return {
+        name: Known(
+            capacity,
+            held.get(name, {}),
+            [each for each in lacks if cloud_of[each.run] == name],
+            [each for each in waits if cloud_of[each.run] == name],
+        )
+        for name, capacity in capacities.items()
+    }
 
 
 def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> fit.Judgement:
@@ -221,9 +242,12 @@ def _task(each: fit.Tasks) -> Tasks:
     )  # fmt: skip
 
 
+# Runs that are to run on their cloud, and whose places are not to be cleared first.
+ALIVE = Q(gone=False, desired=Run.Desired.RUNNING, verdict="", refusal="", given_back_at=None)
+
+
 def alive(cloud: str) -> Q:
-    """Runs of a cloud that are to run there, and whose places are not to be cleared first."""
-    return Q(cloud=cloud, gone=False, desired=Run.Desired.RUNNING, verdict="", refusal="", given_back_at=None)
+    return Q(cloud=cloud) & ALIVE
 
 
 def due() -> Q:
@@ -233,29 +257,39 @@ def due() -> Q:
 
 def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list[Waiting]:
     """Returns the admitted runs without places, oldest first, with their tasks that have no node. Two queries."""
+    return _waiting(list(_unplaced(alive(cloud) & _but(but), new=new)))
+
+
+def _unplaced(which: Q, *, new: bool) -> QuerySet[Run]:
     admitted = Q(admitted_at__isnull=False) | (Q(wait_reason="", source=None) if new else Q())
     unplaced = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
-    runs = Run.objects.filter(alive(cloud), due(), admitted, unplaced, placed_at=None, blocked_message="")
-    if but is not None and but.pk:
-        runs = runs.exclude(cluster=but)
-    rows = list(runs.order_by("pk").only("spec", "resources", "roles", "applied_at")[:MOST_WAITING])
-    found = lacking(rows)
+    runs = Run.objects.filter(which, due(), admitted, unplaced, placed_at=None, blocked_message="")
+    return runs.order_by("pk").only("cloud", "spec", "resources", "roles", "applied_at")[:MOST_WAITING]
+
+
+def _waiting(runs: Sequence[Run]) -> list[Waiting]:
+    found = lacking(runs)
     return [
         Waiting(run.pk, found[run.pk], run.applied_at is not None, FRAMEWORKS[run.spec["framework"]].is_independent)
-        for run in rows
+        for run in runs
         if any(each.count for each in found[run.pk])
     ]
 
 
+def _but(cluster: Cluster | None) -> Q:
+    return ~Q(cluster=cluster) if cluster is not None and cluster.pk else Q()
+
+
 def promises(cloud: str, but: Cluster | None = None) -> list[Promise]:
     """Returns what placed runs lack, oldest first. Two queries."""
+    return promised(list(_placed(Q(cloud=cloud) & _but(but))))
+
+
+def _placed(which: Q) -> QuerySet[Run]:
     pending = Task.objects.filter(Q(phase="Pending", node="") | Q(phase="Failed"), run=OuterRef("pk"))
     partly = Q(whole_at=None) | Q(lacks_since__isnull=False) | Q(Exists(pending))
-    runs = Run.objects.filter(alive(cloud), partly, placed_at__isnull=False)
-    if but is not None and but.pk:
-        runs = runs.exclude(cluster=but)
-    rows = list(runs.order_by("pk").only("spec", "resources", "roles", "layout"))
-    return promised(rows)
+    runs = Run.objects.filter(which, ALIVE, partly, placed_at__isnull=False)
+    return runs.order_by("pk").only("cloud", "spec", "resources", "roles", "layout")
 
 
 def promised(runs: Sequence[Run]) -> list[Promise]:
@@ -322,16 +356,24 @@ def _lacking(run: Run, role: str, held: int, done: int) -> fit.Tasks:
 
 def taken(cloud: str) -> dict[str, Taken]:
     """Returns what tasks of the portal hold, by node. One query."""
-    tasks = Task.objects.filter(run__cloud=cloud, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
+    return taken_on(Q(run__cloud=cloud)).get(cloud, {})
+
+
+def taken_on(which: Q) -> dict[str, dict[str, Taken]]:
+    """Returns what these tasks hold, by cloud and node. One query."""
+    tasks = Task.objects.filter(which, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
     asked = Func(F("run__resources"), F("role"), function="jsonb_extract_path", output_field=JSONField())
 
     def amount(name: str) -> Cast:
         return Cast(KeyTextTransform(name, "asked"), IntegerField())
 
-    sums = tasks.annotate(asked=asked).values("node").annotate(
+    sums = tasks.annotate(asked=asked).values("run__cloud", "node").annotate(
         held_gpus=Sum(amount("gpus")),
         held_cpu=Sum(amount("cpu_milli") + Coalesce(amount("beside_cpu_milli"), 0)),
         held_memory=Sum(amount("memory_mb") + Coalesce(amount("beside_memory_mb"), 0)),
     )  # fmt: skip
-    rows = sums.order_by().values_list("node", "held_gpus", "held_cpu", "held_memory")
-    return {node: Taken(gpus or 0, cpu or 0, memory or 0) for node, gpus, cpu, memory in rows}
+    found: dict[str, dict[str, Taken]] = {}
+    rows = sums.order_by().values_list("run__cloud", "node", "held_gpus", "held_cpu", "held_memory")
+    for cloud, node, gpus, cpu, memory in rows:
+        found.setdefault(cloud, {})[node] = Taken(gpus or 0, cpu or 0, memory or 0)
+    return found
