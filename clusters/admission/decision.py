@@ -91,6 +91,15 @@ class Verdict:
     nodes: Layout | None = None
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """`left`: what is free of each ready node after all runs that start or are being placed, also of nodes that are kept. `kept`:
+    the run that keeps a node, by the name of the node; nodes without free GPUs are kept, too, until the runs there end."""
+
+    left: Field
+    kept: Mapping[str, str]
+
+
 def decide(snapshot: Snapshot) -> dict[str, Verdict]:
     decision = _Decision(snapshot)
     return {ask.run: decision.add(ask) for ask in snapshot.asks}
@@ -99,6 +108,12 @@ def decide(snapshot: Snapshot) -> dict[str, Verdict]:
 def room(snapshot: Snapshot) -> Field:
     """Returns what the runs of `snapshot` leave for a later one."""
     return _Decision.of_all(snapshot).pool.free
+
+
+def outlook(snapshot: Snapshot) -> Outlook:
+    """Returns what becomes of each node by the same decision."""
+    pool = _Decision.of_all(snapshot).pool
+    return Outlook(joined(pool.free, pool.kept), pool.keeper)
 
 
 def advise(snapshot: Snapshot, ask: Ask) -> Verdict:
@@ -162,7 +177,7 @@ class _Decision:
             return Verdict(Code.FITS, {**values, **counts}, nodes=layout)
         code, why = pool.why_waits(ask.tasks)
         told = {**values, **counts, **why}
-        if not pool.keep(ask.tasks):
+        if not pool.keep(ask.run, ask.tasks):
             pool.waits[ask.tasks] = code, told
         return self._waits(code, told)
 
@@ -181,7 +196,8 @@ class _Pool:
         self._first = self.free = group((node.name, node.free) for node in nodes if node.ready)
         self._promised = {node.name for node in nodes if node.promised}
         self._ahead = 0  # Earlier runs that take some of them.
-        self._kept: Field = {}  # Nodes that earlier waiting runs keep.
+        self.kept: Field = {}  # Nodes that earlier waiting runs keep, and which run keeps each.
+        self.keeper: dict[str, str] = {}
         self._keeping = Counter[frozenset[Tasks]]()
         self._every: Field = self.free  # Free resources, including those that earlier runs keep.
         self._never: dict[tuple[Tasks, ...], tuple[Code, Values] | None] = {}
@@ -221,7 +237,7 @@ class _Pool:
             self._change(found.left)
         return found.layout
 
-    def keep(self, tasks: tuple[Tasks, ...]) -> bool:
+    def keep(self, run: str, tasks: tuple[Tasks, ...]) -> bool:
         """Keeps nodes that hold all of the tasks once the runs there have ended, those with the most free resources first.
         False if nothing is kept; then equal tasks will keep nothing either."""
         kinds = frozenset(_one_gpu(each) for each in tasks if each.gpus)
@@ -247,7 +263,8 @@ class _Pool:
                 return False
         self._keeping[kinds] += 1
         self.free, kept = split(self.free, mine)
-        self._kept = joined(self._kept, kept)
+        self.kept = joined(self.kept, kept)
+        self.keeper |= dict.fromkeys(mine, run)
         return True
 
     def counts(self, tasks: tuple[Tasks, ...]) -> Values:
@@ -284,7 +301,7 @@ class _Pool:
 
     def _change(self, left: Field) -> None:
         self.free, self._ahead = left, self._ahead + 1
-        self._every = joined(self.free, self._kept)
+        self._every = joined(self.free, self.kept)
         self._counts.clear()
         self._why.clear()
         self.waits.clear()

@@ -119,6 +119,12 @@ def places_runs(name: str) -> bool:
     return bool(kind) and DRIVERS[kind].places_runs(stored)
 
 
+def all_placing() -> set[str]:
+    """Returns the clouds on whose nodes the portal places runs. One query."""
+    found = models.Cloud.objects.exclude(kind__in=OWN).values_list("name", "kind", "settings")
+    return {name for name, kind, stored in found if DRIVERS[kind].places_runs(stored)}
+
+
 def adds_nodes(name: str) -> bool:
     """Returns whether a cloud adds nodes when tasks wait. One query, none for this machine."""
     kind, stored = _stored(name)

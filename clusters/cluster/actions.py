@@ -171,6 +171,23 @@ def redeploy(cluster: Cluster, *, acting_user: User, end: bool = True) -> None:
 
 
 @transaction.atomic
+def deploy_changed(cluster: Cluster, *, acting_user: User) -> None:
+    """Deploys a definition that was just changed. A run that still waits gives way to the next one. Raises Conflict while any
+    other run is live."""
+    cluster = _locked(cluster)
+    run = _locked_run(cluster)
+    if run and gives_way(run):
+        redeploy(cluster, acting_user=acting_user)
+    else:
+        deploy(cluster, acting_user=acting_user)
+
+
+def gives_way(run: Run) -> bool:
+    """Whether nothing is lost when a run is ended to be started with changes: it waits, and holds no places."""
+    return run.phase == Run.Phase.QUEUED and run.placed_at is None
+
+
+@transaction.atomic
 def deploy_next(cluster_id: int) -> None:
     """Starts the run that `redeploy` left pending. Does nothing while a run is live, or when the request was withdrawn."""
     cluster = _locked(Cluster(pk=cluster_id))

@@ -51,8 +51,12 @@ OLD = "That is what was known when the cloud answered last:"
 
 def waits(cloud: str) -> QuerySet[Run]:
     """Runs that wait for their places, in order."""
-    rows = Run.objects.filter(room.alive(cloud), room.due(), placed_at=None, wait_reason__in=HELD)
-    return rows.filter(admitted_at__isnull=False).order_by("pk")
+    return every_wait().filter(cloud=cloud).order_by("pk")
+
+
+def every_wait() -> QuerySet[Run]:
+    """Runs that wait for their places, on all clouds."""
+    return Run.objects.filter(room.ALIVE, room.due(), placed_at=None, wait_reason__in=HELD, admitted_at__isnull=False)
 
 
 def lacks(cloud: str) -> Q:

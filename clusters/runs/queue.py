@@ -1,27 +1,32 @@
 """Which runs wait for what, their places, and which runs hold what, on each cloud. Reads only.
 
 The idea: details only of runs that the reader may see. Everyone else's runs are two sums per cloud, computed by the database,
-so that neither names nor the number of appcodes leak. What a run waits for is decided as in the preview
-(`clouds/drivers/base/fit.py`), unless its cloud reports it.
+so that neither names nor the number of appcodes leak, and "others" on the nodes. What a run waits for is decided as in the
+preview (`clouds/drivers/base/fit.py`), unless its cloud or the pass over its places (`places.py`) says it. The number of queries
+depends neither on the number of clouds nor on that of runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from django.db.models import Case, Count, Exists, F, Q, QuerySet, Sum, When, Window
 from django.db.models.functions import Greatest, RowNumber
 from django.utils import timezone
 
+from clusters.admission.decision import outlook
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base.fit import Tasks, judge
 from clusters.clouds.health import silences_of
 from clusters.clouds.models import CloudState
 from clusters.clouds.placement import titles
+from clusters.clouds.registry import all_placing
 from clusters.runs.models import Run
-from clusters.runs.room import UNPLACED, capacity_from, lacking
+from clusters.runs.places import every_wait
+from clusters.runs.room import UNPLACED, Taken, capacity_from, lacking, read_several, snapshot, taken_on
+from clusters.runs.tiles import Tile, placed_tiles, seen_tiles
 
 # Maximum length of each list: the first that wait, and those that hold most.
 MOST = 200
@@ -32,12 +37,14 @@ HOLDS = Q(gone=False, gpu_rate__gt=0)
 
 @dataclass(frozen=True)
 class Waits:
-    """`place` counts from 1 in the queue of `place_in`: the appcode's quota or the cloud; 0 where there is no order."""
+    """`place` counts from 1 in the queue of `place_in`: the appcode's quota or the cloud; 0 where there is no order.
+    `gpus_before`: what the runs before it in the cloud's queue ask for."""
 
     run: Run
     why: str
     place: int = 0
     place_in: Literal["quota", "cloud", ""] = ""
+    gpus_before: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ class Sums:
 
 @dataclass(frozen=True)
 class Queue:
-    """One cloud. `more_waiting` and `more_holding` count the runs that are not listed."""
+    """One cloud. `more_waiting` and `more_holding` count the runs that are not listed. `keepers`: the runs that the reader may
+    see and for which nodes are kept, by id."""
 
     cloud: str
     title: str
@@ -64,10 +72,13 @@ class Queue:
     others: Sums = Sums()
     more_waiting: int = 0
     more_holding: int = 0
+    tiles: Sequence[Tile] = ()
+    keepers: Mapping[int, Run] = field(default_factory=dict)
 
 
 def queues(appcodes: Collection[int] | None) -> list[Queue]:
-    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Seven queries."""
+    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Sixteen
+    queries at most."""
     states = {state.name: state for state in CloudState.objects.order_by("name")}
     names, quiet = titles(), silences_of(states.values(), timezone.now())
     seen = Q() if appcodes is None else Q(cluster__appcode__in=list(appcodes))
@@ -77,10 +88,13 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
     others = _sums((HOLDS | WAITS) & ~seen) if appcodes is not None else {}
     capacities = {name: capacity_from(state.capacity) for name, state in states.items()}
     pending = lacking([run for run, _ in waiting if run.admitted_at])
+    turns = _turns([run.pk for run, _ in waiting])
+    tiles = _tiles(capacities, appcodes)
+    keepers = _keepers(seen, {each.keeper for several in tiles.values() for each in several if each.keeper})
     found = []
     for name in sorted({*states, *mine, *others}):
         capacity = capacities.get(name, Capacity(()))
-        here = [_waits(run, place, capacity, pending) for run, place in waiting if run.cloud == name]
+        here = [_waits(run, place, capacity, pending, turns) for run, place in waiting if run.cloud == name]
         held = [run for run in holding if run.cloud == name]
         sums = mine.get(name, Sums())
         found.append(
@@ -95,6 +109,8 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
                 others.get(name, Sums()),
                 sums.waiting - len(here),
                 sums.holding - len(held),
+                tiles.get(name, ()),
+                {run.pk: run for run in keepers if run.cloud == name},
             )
         )
     return found
@@ -111,6 +127,43 @@ def _waiting(seen: Q) -> list[tuple[Run, int]]:
     return [(run, run.place if run.wait_reason == "QuotaExceeded" and not run.admitted_at else 0) for run in rows]
 
 
+def _turns(listed: Collection[int]) -> dict[int, tuple[int, int]]:
+    """Places of the listed runs in the queues of their clouds, among the runs of all appcodes, and the GPUs before each. One
+    query."""
+    window: Any = {"partition_by": [F("cloud")], "order_by": F("pk").asc()}
+    rows = every_wait().annotate(place=Window(RowNumber(), **window), asked=Window(Sum("gpus"), **window))
+    # No place is 0. It makes the database count all runs before it picks the listed ones.
+    rows = rows.filter(Q(place=0) | Q(pk__in=listed))
+    return {pk: (place, asked - gpus) for pk, gpus, place, asked in rows.values_list("pk", "gpus", "place", "asked")}
+
+
+def _tiles(capacities: Mapping[str, Capacity], appcodes: Collection[int] | None) -> dict[str, list[Tile]]:
+    """Who has the GPUs of each node, by cloud. At most eight queries."""
+    placing = all_placing() & capacities.keys()
+    known = read_several({name: capacities[name] for name in placing})
+    held = {name: each.taken for name, each in known.items()} | taken_on(Q(run__cloud__in=capacities.keys() - placing))
+    own = None
+    if appcodes is not None:
+        own = taken_on(Q(run__cloud__in=capacities, run__cluster__appcode__in=list(appcodes)))
+    found = {}
+    for name, capacity in capacities.items():
+        here, mine = _gpus(held.get(name, {})), None if own is None else _gpus(own.get(name, {}))
+        if name in known:
+            now = snapshot(known[name])
+            found[name] = placed_tiles(capacity, here, mine, now, outlook(now))
+        else:
+            found[name] = seen_tiles(capacity, here, mine)
+    return found
+
+
+def _keepers(seen: Q, runs: Collection[int]) -> list[Run]:
+    return list(Run.objects.filter(seen, pk__in=runs).select_related("cluster__appcode")) if runs else []
+
+
+def _gpus(nodes: Mapping[str, Taken]) -> dict[str, int]:
+    return {node: held.gpus for node, held in nodes.items()}
+
+
 def _sums(which: Q) -> dict[str, Sums]:
     """Sums by cloud. One query."""
     waits, holds = Q(waits=True), Q(gpu_rate__gt=0)
@@ -123,15 +176,26 @@ def _sums(which: Q) -> dict[str, Sums]:
     return {cloud: Sums(*counts) for cloud, *counts in found}
 
 
-def _waits(run: Run, place: int, capacity: Capacity, pending: Mapping[int, Sequence[Tasks]]) -> Waits:
+def _waits(
+    run: Run,
+    place: int,
+    capacity: Capacity,
+    pending: Mapping[int, Sequence[Tasks]],
+    turns: Mapping[int, tuple[int, int]],
+) -> Waits:
     if place:
         return Waits(run, run.message, place, "quota")
+    if run.pk in turns:
+        return Waits(run, run.message, turns[run.pk][0], "cloud", turns[run.pk][1])
     if capacity.in_order:
         order = next((n for n, each in enumerate(capacity.queue, 1) if each.run_id == run.pk), 0)
-        return Waits(run, run.message, order, "cloud" if order else "")
+        before = sum(each.gpus for each in capacity.queue[: max(0, order - 1)])
+        return Waits(run, run.message, order, "cloud" if order else "", before)
     if run.admitted_at is None or run.wait_reason:
         return Waits(run, run.message)
     tasks = pending[run.pk]
+    if run.placed_at:
+        return Waits(run, f"{_lacks(tasks, run)}{run.message}")
     verdict = judge(tasks, replace(capacity, queue=()))
     why = run.message if verdict.fits == "now" or run.blocked_message else verdict.message
     return Waits(run, f"{_lacks(tasks, run)}{why}")

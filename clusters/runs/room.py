@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from django.db.models import Count, Exists, F, Func, IntegerField, JSONField, OuterRef, Q, Sum, TextField
+from django.db.models import Count, Exists, F, Func, IntegerField, JSONField, OuterRef, Q, QuerySet, Sum, TextField
 from django.db.models.fields.json import KT, KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
@@ -124,6 +124,27 @@ def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: boo
     """Reads what runs hold and wait for; the run of `but` that lives now will be over. `new`: also runs that are about to be
     admitted. `capacity` must have been read before. Five queries."""
     return Known(capacity, taken(cloud), promises(cloud, but), waiting(cloud, but, new=new))
+
+
+def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
+    """What `read` returns with admitted runs only, for several clouds, with as many queries as for one."""
+    if not capacities:
+        return {}
+    held = taken_on(Q(run__cloud__in=capacities))
+    placed = list(_placed(Q(cloud__in=capacities)))
+    first, *others = (_unplaced(alive(name), new=False) for name in capacities)
+    unplaced = sorted(first.union(*others, all=True) if others else first)
+    cloud_of = {run.pk: run.cloud for run in placed} | {pk: cloud for pk, cloud, *_ in unplaced}
+    lacks, waits = promised(placed), _waiting(unplaced)
+    return {
+        name: Known(
+            capacity,
+            held.get(name, {}),
+            [each for each in lacks if cloud_of[each.run] == name],
+            [each for each in waits if cloud_of[each.run] == name],
+        )
+        for name, capacity in capacities.items()
+    }
 
 
 def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> fit.Judgement:
@@ -273,9 +294,12 @@ def _task(each: fit.Tasks) -> Tasks:
     )  # fmt: skip
 
 
+# Runs that are to run on their cloud, and whose places are not to be cleared first.
+ALIVE = Q(gone=False, desired=Run.Desired.RUNNING, verdict="", refusal="", given_back_at=None)
+
+
 def alive(cloud: str) -> Q:
-    """Runs of a cloud that are to run there, and whose places are not to be cleared first."""
-    return Q(cloud=cloud, gone=False, desired=Run.Desired.RUNNING, verdict="", refusal="", given_back_at=None)
+    return Q(cloud=cloud) & ALIVE
 
 
 def due() -> Q:
@@ -285,24 +309,32 @@ def due() -> Q:
 
 def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list[Waiting]:
     """Returns the admitted runs without places, oldest first, with their tasks that have no node. Two queries."""
+    return _waiting(list(_unplaced(alive(cloud) & _but(but), new=new)))
+
+
+# One run that waits: its columns in `_unplaced`.
+Row = tuple[int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, str, str]
+
+
+def _unplaced(which: Q, *, new: bool) -> QuerySet[Run, Row]:
     # No room is kept for a run that cannot start for another reason.
     able = Q(applied_at__isnull=False) | Q(wait_reason__in=["", *WAITING.values()])
     admitted = (Q(admitted_at__isnull=False) & able) | (Q(wait_reason="", source=None) if new else Q())
     unplaced = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
-    runs = Run.objects.filter(alive(cloud), due(), admitted, unplaced, placed_at=None, blocked_message="")
-    if but is not None and but.pk:
-        runs = runs.exclude(cluster=but)
-    columns = (
-        "pk", "applied_at", "avoided", "not_before", KT("spec__framework"), Cast("resources", TextField()),
+    runs = Run.objects.filter(which, due(), admitted, unplaced, placed_at=None, blocked_message="")
+    return runs.order_by("pk").values_list(
+        "pk", "cloud", "applied_at", "avoided", "not_before", KT("spec__framework"), Cast("resources", TextField()),
         Cast("roles", TextField()), KT("spec__roles"),
-    )  # fmt: skip
-    rows = list(runs.order_by("pk").values_list(*columns)[:MOST_WAITING])
+    )[:MOST_WAITING]  # fmt: skip
+
+
+def _waiting(rows: Sequence[Row]) -> list[Waiting]:
     seen = _seen([pk for pk, *_ in rows])
     # As text, since many runs ask for the same, and reading JSON takes longer than the rest.
     asked: dict[tuple[str, ...], _Asked] = {}
     unseen: dict[tuple[str, ...], tuple[fit.Tasks, ...]] = {}
     found, at = [], timezone.now()
-    for pk, applied_at, avoided, not_before, framework, *texts in rows:
+    for pk, _, applied_at, avoided, not_before, framework, *texts in rows:
         key = tuple(texts)
         if key not in asked:
             asked[key] = _Asked(*map(json.loads, texts))
@@ -314,15 +346,20 @@ def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list
     return found
 
 
+def _but(cluster: Cluster | None) -> Q:
+    return ~Q(cluster=cluster) if cluster is not None and cluster.pk else Q()
+
+
 def promises(cloud: str, but: Cluster | None = None) -> list[Promise]:
     """Returns what placed runs lack, oldest first. Two queries."""
+    return promised(list(_placed(Q(cloud=cloud) & _but(but))))
+
+
+def _placed(which: Q) -> QuerySet[Run]:
     pending = Task.objects.filter(Q(phase="Pending", node="") | Q(phase="Failed"), run=OuterRef("pk"))
     partly = Q(whole_at=None) | Q(lacks_since__isnull=False) | Q(Exists(pending))
-    runs = Run.objects.filter(alive(cloud), partly, placed_at__isnull=False)
-    if but is not None and but.pk:
-        runs = runs.exclude(cluster=but)
-    rows = list(runs.order_by("pk").only("spec", "resources", "roles", "layout"))
-    return promised(rows)
+    runs = Run.objects.filter(which, ALIVE, partly, placed_at__isnull=False)
+    return runs.order_by("pk").only("cloud", "spec", "resources", "roles", "layout")
 
 
 def promised(runs: Sequence[Run]) -> list[Promise]:
@@ -416,16 +453,24 @@ class _Asked:
 
 def taken(cloud: str) -> dict[str, Taken]:
     """Returns what tasks of the portal hold, by node. One query."""
-    tasks = Task.objects.filter(run__cloud=cloud, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
+    return taken_on(Q(run__cloud=cloud)).get(cloud, {})
+
+
+def taken_on(which: Q) -> dict[str, dict[str, Taken]]:
+    """Returns what these tasks hold, by cloud and node. One query."""
+    tasks = Task.objects.filter(which, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
     asked = Func(F("run__resources"), F("role"), function="jsonb_extract_path", output_field=JSONField())
 
     def amount(name: str) -> Cast:
         return Cast(KeyTextTransform(name, "asked"), IntegerField())
 
-    sums = tasks.annotate(asked=asked).values("node").annotate(
+    sums = tasks.annotate(asked=asked).values("run__cloud", "node").annotate(
         held_gpus=Sum(amount("gpus")),
         held_cpu=Sum(amount("cpu_milli") + Coalesce(amount("beside_cpu_milli"), 0)),
         held_memory=Sum(amount("memory_mb") + Coalesce(amount("beside_memory_mb"), 0)),
     )  # fmt: skip
-    rows = sums.order_by().values_list("node", "held_gpus", "held_cpu", "held_memory")
-    return {node: Taken(gpus or 0, cpu or 0, memory or 0) for node, gpus, cpu, memory in rows}
+    found: dict[str, dict[str, Taken]] = {}
+    rows = sums.order_by().values_list("run__cloud", "node", "held_gpus", "held_cpu", "held_memory")
+    for cloud, node, gpus, cpu, memory in rows:
+        found.setdefault(cloud, {})[node] = Taken(gpus or 0, cpu or 0, memory or 0)
+    return found

@@ -12,6 +12,7 @@ from rest_framework.views import APIView
 
 from clusters.runs.models import Run
 from clusters.runs.queue import Queue, Waits, queues
+from clusters.runs.tiles import Tile
 from portal.access import roles_of
 from portal.api.documents import Answer, page_of
 from portal.api.operations import operation
@@ -32,7 +33,10 @@ class WaitingRun(Answer):
     message: str
     place: int | None = Field(description="From 1; null where there is no order.")
     place_in: Literal["quota", "cloud"] | None = Field(
-        description="The queue of the appcode's quota, or that of the cloud."
+        description="The queue of the appcode's quota, or that of the cloud, in which runs of all appcodes wait."
+    )
+    gpus_before: int = Field(
+        description="GPUs that runs before it in the queue of the cloud ask for; 0 in other queues."
     )
 
 
@@ -57,8 +61,29 @@ class OtherRuns(Answer):
     held_gpus: int
 
 
+class NodeGpus(Answer):
+    """The GPUs of one node. Each is in one state: `free`, `mine`, `others`, `otherSoftware`, `promised`, `kept` and `closed` add
+    up to `gpus`."""
+
+    name: str
+    gpu_model: str
+    gpus: int
+    free: int = Field(description="For a run that is created now.")
+    mine: int = Field(description="Held by runs of appcodes that you can see.")
+    others: int = Field(description="Held by runs of other appcodes.")
+    other_software: int = Field(description="Held by what the portal did not start.")
+    promised: int = Field(description="For runs that are being started.")
+    kept: int = Field(description="For runs that wait.")
+    closed: int = Field(description="Held by nobody on a node that takes no tasks; `note` says why.")
+    note: str
+    kept_for: str | None = Field(
+        description="The run for which the node is kept, or will be once runs there end; null if there is none that you can see.",
+        examples=["ops-demo/train/3"],
+    )
+
+
 class QueueDocument(Answer):
-    """Waiting and holding runs of one cloud. `more_…` count further runs of yours that are not listed."""
+    """Waiting and holding runs of one cloud, and its nodes. `more_…` count further runs of yours that are not listed."""
 
     cloud: str
     title: str
@@ -70,8 +95,11 @@ class QueueDocument(Answer):
     others: OtherRuns
     more_waiting: int
     more_holding: int
+    nodes: list[NodeGpus] = Field(description="At most 2,000.")
 
 
+# Maximum length of `nodes`.
+MOST_NODES = 2000
 QueuePage = page_of("QueuePage", QueueDocument)
 
 
@@ -80,7 +108,8 @@ class QueueView(APIView):
     def get(self, request: Request) -> Response:
         """Who waits for what, and who holds what, on each cloud
 
-        In detail for your appcodes, as sums for all others. At most 200 runs of each kind are listed."""
+        In detail for your appcodes, as sums for all others. At most 200 runs of each kind are listed. `nodes` says where GPUs are
+        free, and for whom the others are."""
         roles = roles_of(person(request))
         return everything([document(each) for each in queues(None if roles is None else list(roles))])
 
@@ -91,7 +120,13 @@ def document(found: Queue) -> dict[str, object]:
         waiting=[_waiting(each) for each in found.waiting],
         holding=[HoldingRun.of(run, gpus=run.gpu_rate, since=run.started_at, **_names(run)) for run in found.holding],
         others=OtherRuns.of(found.others),
+        nodes=[NodeGpus.of(each, kept_for=_kept_for(found, each)) for each in found.tiles[:MOST_NODES]],
     ).json_value()
+
+
+def _kept_for(found: Queue, tile: Tile) -> str | None:
+    run = found.keepers.get(tile.keeper)
+    return f"{run.cluster.appcode.code}/{run.cluster.name}/{run.number}" if run else None
 
 
 def _waiting(each: Waits) -> WaitingRun:
@@ -101,6 +136,7 @@ def _waiting(each: Waits) -> WaitingRun:
         message=each.why,
         place=each.place or None,
         place_in=each.place_in or None,
+        gpus_before=each.gpus_before,
         **_names(each.run),
     )
 

@@ -97,7 +97,7 @@ def start(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """Re-Deploy with changes. The new definition and its run are created together or not at all."""
+    """Re-Deploy with changes. The new definition and its run are made together or not at all. A run that waits is ended first."""
     user = person(request)
     cluster = cluster_for(user, appcode, name, OPERATE)
     filled = fields_of(_manifest(cluster, cluster.spec))
@@ -108,7 +108,7 @@ def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpRespons
     def change(manifest: ClusterManifest) -> Cluster:
         with transaction.atomic():
             changed = actions.change_cluster(cluster, manifest, acting_user=user)
-            actions.deploy(changed, acting_user=user)
+            actions.deploy_changed(changed, acting_user=user)
         return changed
 
     changed = form.attempt(change)
@@ -225,7 +225,12 @@ def form_page(
     request: HttpRequest, form: ClusterForm, cluster: Cluster | None = None, *, cards: bool = False
 ) -> HttpResponse:
     """Renders the form; `cards` adds the starting cards."""
-    context: dict[str, Any] = {"form": form, "cluster": cluster}
+    run = cluster.current_run if cluster else None
+    context: dict[str, Any] = {
+        "form": form,
+        "cluster": cluster,
+        "gives_way": run if run and actions.gives_way(run) else None,
+    }
     if cards:
         why_not = starters.why_not(form.offer)
         user = person(request)

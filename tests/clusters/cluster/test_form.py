@@ -295,6 +295,17 @@ def test_changes_while_a_run_is_alive_change_nothing_and_lose_nothing(make_clust
     assert (cluster.run_count, cluster.spec["command"]) == (1, "true")
 
 
+def test_a_run_that_waits_gives_way_to_the_changed_one(make_cluster, people, as_person):
+    cluster = make_cluster("demo", phase="Queued", workers=1)
+    client = as_person(people.alice)
+    form = client.get("/clusters/ops-demo/demo/change").content.decode()
+    assert "Run 1 waits. With your changes it is ended" in form
+    assert client.post("/clusters/ops-demo/demo/change", sent(form) | {"command": "echo less"}).status_code == 302
+    cluster.refresh_from_db()
+    assert (cluster.run_count, cluster.current_run.spec["command"]) == (2, "echo less")
+    assert cluster.runs.get(number=1).phase == "Stopped"
+
+
 def test_the_preview_tells_tasks_gpus_and_cost_before_there_is_a_name(page_catalogue, people, as_person):
     from django.utils import timezone
 
