@@ -1,10 +1,31 @@
-"""Nodes of a Kubernetes cloud as its capacity reports them, and runs of many tasks for them."""
+"""Nodes of a Kubernetes cloud as its capacity reports them, runs of many tasks for them, and a cloud that only notes what it is
+told."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
-from clusters.clouds.drivers.base import Node
+from clusters.clouds.drivers.base import Node, Plan, RunRef
+
+
+@dataclass
+class Told:
+    """A cloud that notes what it is told."""
+
+    asks_for_addresses = False
+    software = "container"
+    applied: list[Plan] = field(default_factory=list)
+    deleted: list[int] = field(default_factory=list)
+
+    def reserve(self, run: RunRef, counts: dict[str, int]) -> dict[tuple[str, int], str]:
+        return {(role, index): f"{role}-{index}:2222" for role, count in counts.items() for index in range(count)}
+
+    def apply(self, plan: Plan) -> None:
+        self.applied.append(plan)
+
+    def delete(self, run: RunRef, *, over: bool = False) -> None:
+        self.deleted.append(run.id)
 
 
 def node(name: str = "n1", free: int = 8, **more: Any) -> Node:

@@ -23,16 +23,15 @@ from clusters.admission.packing import Shape, Tasks
 from clusters.clouds.drivers.base import Capacity, Node, Waiting
 from clusters.clouds.models import Cloud
 from clusters.cluster.pages.machines import MOST_BOXES, machines
-from clusters.runs import places
+from clusters.runs import places, reconcile
 from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.queue import queues
-from clusters.runs.reconcile import reconcile
 from clusters.runs.status.observe import save_capacity
 from clusters.runs.tiles import STATES, Tile, placed_tiles, seen_tiles, tile
 from portal.models import Appcode
 from tests.api.client import api_of
 from tests.browser import assert_fits, chromium, give_session
-from tests.clusters.gangs import gang, node
+from tests.clusters.gangs import Told, gang, node
 
 
 @pytest.fixture
@@ -224,10 +223,17 @@ def test_a_page_of_any_size_says_of_every_gpu_what_it_is(several: Any, times: in
 # A real cloud, in the eyes of several people.
 
 
+@pytest.fixture
+def training(training: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    told = Told()
+    monkeypatch.setattr(reconcile, "cloud_of", lambda run: told)
+    return training
+
+
 def submit(user: Any, size: int, name: str, appcode: str = "ops-demo") -> Run:
     assert api_of(user).post(f"/appcodes/{appcode}/clusters", gang(size, name, appcode))[0] == 201
     run = Run.objects.get(cluster__name=name)
-    reconcile(run.pk)
+    reconcile.reconcile(run.pk)
     return run
 
 

@@ -8,7 +8,7 @@ import itertools
 import threading
 import uuid
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from clusters.admission.decision import decide
-from clusters.clouds.drivers.base import Batch, Capacity, Node, Plan, RunFound, RunGone, RunRef, TaskSeen
+from clusters.clouds.drivers.base import Batch, Capacity, Node, RunFound, RunGone, TaskSeen
 from clusters.cluster import actions
 from clusters.runs import places, reconcile, room
 from clusters.runs.models import Run
@@ -25,31 +25,12 @@ from clusters.runs.status import observe
 from portal.models import Event
 from tests import mortal
 from tests.api.client import api_of
-from tests.clusters.gangs import gang, node, nodes
+from tests.clusters.gangs import Told, gang, node, nodes
 
 pytestmark = pytest.mark.django_db
 position = itertools.count(1)
 SECOND = dt.timedelta(seconds=1)
 TIMES = ("admitted_at", "placed_at", "whole_at", "lacks_since", "given_back_at", "applied_at", "not_before")
-
-
-@dataclass
-class Told:
-    """A cloud that notes what it is told."""
-
-    asks_for_addresses = False
-    software = "container"
-    applied: list[Plan] = field(default_factory=list)
-    deleted: list[int] = field(default_factory=list)
-
-    def reserve(self, run: RunRef, counts: dict[str, int]) -> dict[tuple[str, int], str]:
-        return {(role, index): f"{role}-{index}:2222" for role, count in counts.items() for index in range(count)}
-
-    def apply(self, plan: Plan) -> None:
-        self.applied.append(plan)
-
-    def delete(self, run: RunRef, *, over: bool = False) -> None:
-        self.deleted.append(run.id)
 
 
 @pytest.fixture
