@@ -20,13 +20,12 @@ from clusters.admission.codes import Code
 from clusters.admission.decision import Ask, Snapshot, decide, outlook
 from clusters.admission.decision import Node as Decided
 from clusters.admission.packing import Shape, Tasks
-from clusters.clouds.drivers.base import Capacity, Node, Waiting
+from clusters.clouds.drivers.base import Capacity, Node, RunRef, Waiting
 from clusters.clouds.models import Cloud
 from clusters.cluster.pages.machines import MOST_BOXES, machines
-from clusters.runs import places
+from clusters.runs import places, reconcile
 from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.queue import queues
-from clusters.runs.reconcile import reconcile
 from clusters.runs.status.observe import save_capacity
 from clusters.runs.tiles import STATES, Tile, placed_tiles, seen_tiles, tile
 from portal.models import Appcode
@@ -224,10 +223,20 @@ def test_a_page_of_any_size_says_of_every_gpu_what_it_is(several: Any, times: in
 # A real cloud, in the eyes of several people.
 
 
+class Addresses:
+    """What of a cloud is needed to plan a run."""
+
+    asks_for_addresses = False
+    software = "container"
+
+    def reserve(self, run: RunRef, counts: dict[str, int]) -> dict[tuple[str, int], str]:
+        return {(role, index): f"{role}-{index}:2222" for role, count in counts.items() for index in range(count)}
+
+
 def submit(user: Any, size: int, name: str, appcode: str = "ops-demo") -> Run:
     assert api_of(user).post(f"/appcodes/{appcode}/clusters", gang(size, name, appcode))[0] == 201
     run = Run.objects.get(cluster__name=name)
-    reconcile(run.pk)
+    reconcile.reconcile(run.pk)
     return run
 
 
@@ -245,9 +254,10 @@ def holding(run: Run, *where: str) -> None:
 
 
 @pytest.fixture
-def crowd(training: Any, people: Any) -> dict[str, Run]:
+def crowd(training: Any, people: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
     """Six nodes of 8 GPUs. Ops has 5 on n0, flight 8 on n1 and 3 on n2, other software 4 on n3; n4 takes no tasks and n5 is free.
     `begins` of ops gets n5. Then flight waits for 14 GPUs, and ops for 12."""
+    monkeypatch.setattr(reconcile, "cloud_of", lambda run: Addresses())
     nodes = [node(f"n{number}") for number in range(6)]
     nodes[3], nodes[4] = node("n3", 4), node("n4", takes_tasks=False, note="It takes no new tasks: it is closed.")
     save_capacity("training", Capacity(tuple(nodes)))
