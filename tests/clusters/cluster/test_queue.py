@@ -20,7 +20,7 @@ from clusters.admission.codes import Code
 from clusters.admission.decision import Ask, Snapshot, decide, outlook
 from clusters.admission.decision import Node as Decided
 from clusters.admission.packing import Shape, Tasks
-from clusters.clouds.drivers.base import Capacity, Node, RunRef, Waiting
+from clusters.clouds.drivers.base import Capacity, Node, Waiting
 from clusters.clouds.models import Cloud
 from clusters.cluster.pages.machines import MOST_BOXES, machines
 from clusters.runs import places, reconcile
@@ -251,10 +251,9 @@ def holding(run: Run, *where: str) -> None:
 
 
 @pytest.fixture
-def crowd(training: Any, people: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
+def crowd(training: Any, people: Any) -> dict[str, Run]:
     """Six nodes of 8 GPUs. Ops has 5 on n0, flight 8 on n1 and 3 on n2, other software 4 on n3; n4 takes no tasks and n5 is free.
     `begins` of ops gets n5. Then flight waits for 14 GPUs, and ops for 12."""
-    monkeypatch.setattr(reconcile, "cloud_of", lambda run: Addresses())
     nodes = [node(f"n{number}") for number in range(6)]
     nodes[3], nodes[4] = node("n3", 4), node("n4", takes_tasks=False, note="It takes no new tasks: it is closed.")
     save_capacity("training", Capacity(tuple(nodes)))
