@@ -12,7 +12,7 @@ import datetime as dt
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from django.db.models import Count, Exists, F, Func, IntegerField, JSONField, OuterRef, Q, QuerySet, Sum, TextField
@@ -40,11 +40,11 @@ MOST_WAITING = 1000
 AVOIDED = dt.timedelta(minutes=10)
 # Stands for an amount that the cloud does not report. Larger than any sum of what tasks ask.
 UNREPORTED = 1 << 60
+_OTHERS = ("gpus_others", "cpu_milli_others", "memory_mb_others")
 # Keeps tasks without GPUs away from nodes that refuse them.
 _GPU_ONLY = frozenset({"gpu-tasks-only"})
 # Tasks without a machine, or that the cloud cannot create; also of a run in which some roles have started.
 UNPLACED = Task.objects.filter(run=OuterRef("pk"), phase="Pending", node="", reason__in=WAITING)
-_NEW = 0
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,21 @@ def capacity_of(cloud: str) -> Capacity:
     return capacity_from(CloudState.objects.filter(name=cloud).values_list("capacity", flat=True).first() or {})
 
 
+def capacity_json(capacity: Capacity) -> dict[str, Any]:
+    """For `CloudState.capacity`. What other software holds stands beside the nodes: programs of release 1.0 read these, too, and
+    know no other facts of a node."""
+    found = asdict(capacity)
+    found["others"] = {node["name"]: [node.pop(name) for name in _OTHERS] for node in found["nodes"]}
+    return found
+
+
 def capacity_from(seen: Mapping[str, Any]) -> Capacity:
-    """From the JSON of `CloudState.capacity`. A newer release may have written more facts."""
-    known = {each.name for each in fields(Seen)}
-    nodes = seen.get("nodes", [])
-    more = set[str]().union(*nodes) - known
+    """The reverse of `capacity_json`."""
+    others = seen.get("others", {})
     return Capacity(
         nodes=tuple(
-            Seen(**{name: value for name, value in node.items() if name in known}) if more else Seen(**node)
-            for node in nodes
+            Seen(**node, **dict(zip(_OTHERS, others.get(node["name"], ()), strict=False)))
+            for node in seen.get("nodes", [])
         ),
         queue=tuple(Queued(**each) for each in seen.get("queue", [])),
         in_order=seen.get("in_order", False),

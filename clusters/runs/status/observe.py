@@ -47,6 +47,7 @@ from clusters.manifest.input import input_of
 from clusters.runs import idle
 from clusters.runs.models import Run, Task
 from clusters.runs.places import FORGOTTEN, start_anew, waits
+from clusters.runs.room import capacity_json
 from clusters.runs.status import task_status
 from clusters.runs.status.phase import TERMINAL
 from clusters.runs.status.phase_update import refresh
@@ -150,7 +151,7 @@ def _not_over(items: Sequence[Seen]) -> list[Seen]:
 def save_capacity(cloud: str, capacity: Capacity) -> None:
     """Stores the capacity, so that pages need not call the cloud, and records its GPUs for billing from now on."""
     found = {
-        "capacity": asdict(capacity),
+        "capacity": capacity_json(capacity),
         "simulated": sum(node.gpus for node in capacity.nodes if node.simulated),
         "notes": [readable(note, 500) for note in machine_notes(capacity.nodes)],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from clusters.admission.decision import Verdict, decide
 from clusters.admission.words import _WORDS, sentence
 from clusters.clouds.drivers.base import Capacity, Node, fit
 from clusters.clouds.drivers.base.fit import Tasks
-from clusters.runs.room import Known, Promise, Taken, Waiting, snapshot, tasks_of
+from clusters.runs.room import Known, Promise, Taken, Waiting, capacity_from, capacity_json, snapshot, tasks_of
 from tests.clusters.gangs import create_theirs, gang, node, nodes
 
 WHOLE = "It starts when enough whole nodes are free; tasks with fewer GPUs may start earlier."
@@ -479,3 +480,16 @@ def test_a_preview_costs_a_constant_number_of_queries(
         create_theirs(people, 2, f"{name}-waits")
         with django_assert_num_queries(6):
             judge([Tasks("worker", 1, 1)], capacity, "training")
+
+
+def test_a_stored_capacity_is_read_again_and_by_programs_of_release_1_0() -> None:
+    seen = Capacity((node("n1", 3, cpu_milli_others=7), node("n2")), in_order=True)
+    stored = capacity_json(seen)
+    assert capacity_from(json.loads(json.dumps(stored))) == seen
+    known = {
+        "name", "gpu_model", "gpus", "gpus_free", "cpu_milli", "memory_mb", "simulated", "note", "takes_tasks", "cpu_milli_free",
+        "memory_mb_free", "gpu_tasks_only", "silent_since",
+    }  # fmt: skip
+    assert all(set(each) == known for each in stored["nodes"])
+    del stored["others"]
+    assert [each.gpus_others for each in capacity_from(stored).nodes] == [0, 0]
