@@ -18,7 +18,8 @@ MOST_STEPS = 2000
 
 @dataclass(frozen=True)
 class Tasks:
-    """`count` equal tasks of one role. `gpu_model`: "" for any. `labels` and `tolerated` choose nodes."""
+    """`count` equal tasks of one role. `gpu_model`: "" for any. `labels` and `tolerated` choose nodes. `spread`: goes to the
+    emptiest node and not to the fullest, since a node may be lost with all that runs there."""
 
     role: str
     count: int
@@ -29,6 +30,7 @@ class Tasks:
     resource: str = "nvidia.com/gpu"
     labels: frozenset[tuple[str, str]] = frozenset()
     tolerated: frozenset[str] = frozenset()
+    spread: bool = False
 
 
 @dataclass(frozen=True, order=True)
@@ -120,8 +122,9 @@ def assign(tasks: Sequence[Tasks], field: Field, promised: Collection[str] = ())
     groups = _groups(tasks)
     left, laid, used = dict(field), dict[tuple[str, str], int](), set(promised)
     for each in groups:
-        best = min((shape for shape in left if shape.holds(each) == each.count), key=_size, default=None)
-        if best is not None:
+        whole = [shape for shape in left if shape.holds(each) == each.count]
+        if whole:
+            best = max(whole, key=_least_used(each)) if each.spread else min(whole, key=_size)
             [name] = _put(left, best, 1, best.without(each, each.count))
             laid[each.role, name] = each.count
             used.add(name)
@@ -136,6 +139,17 @@ def assign(tasks: Sequence[Tasks], field: Field, promised: Collection[str] = ())
         used |= {name for _, name in found.layout}
         left = joined(found.left, others)
     return Placement(laid, left)
+
+
+def _least_used(tasks: Tasks) -> Callable[[Shape], tuple[int | str, ...]]:
+    """Tasks without GPUs go by CPU: the nodes with most GPUs are for others."""
+    return lambda shape: (
+        shape.gpus if tasks.gpus else 0,
+        shape.cpu_milli,
+        shape.memory_mb,
+        -shape.gpus,
+        shape.gpu_model,
+    )
 
 
 def _together(groups: Sequence[Tasks], field: Field, promised: Collection[str]) -> Placement:

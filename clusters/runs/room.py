@@ -31,7 +31,7 @@ from clusters.clouds.drivers.base import Waiting as Queued
 from clusters.clouds.models import CloudState
 from clusters.clouds.registry import adds_nodes, orders_runs
 from clusters.frameworks import FRAMEWORKS
-from clusters.runs.models import Cluster, Run, Task
+from clusters.runs.models import SERVICES, Cluster, Run, Task
 from clusters.runs.status.phase import WAITING
 
 # More waiting runs than this are not looked at: where so many lack nodes, the first leave no room.
@@ -81,13 +81,14 @@ class Promise:
 @dataclass(frozen=True)
 class Waiting:
     """A run without places. `started`: its cloud has it already, and places its tasks by itself. `is_independent`: its tasks do
-    not need each other. `avoided`: nodes where it does not go."""
+    not need each other. `avoided`: nodes where it does not go. `is_replica`: of a service, which lives on if others do."""
 
     run: int
     tasks: Sequence[fit.Tasks]
     started: bool = False
     is_independent: bool = False
     avoided: frozenset[str] = frozenset()
+    is_replica: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,10 +206,10 @@ def snapshot(known: Known) -> Snapshot:
         for each in known.capacity.nodes
     )
     # Many runs ask for the same.
-    wanted = {(tuple(each.tasks), each.is_independent): each for each in known.waiting}
+    wanted = {(tuple(each.tasks), each.is_independent, each.is_replica): each for each in known.waiting}
     asked = {key: _asked(each, nodes) for key, each in wanted.items()}
     asks = tuple(
-        Ask(str(each.run), "", asked[tuple(each.tasks), each.is_independent], admitted=each.started)
+        Ask(str(each.run), "", asked[tuple(each.tasks), each.is_independent, each.is_replica], admitted=each.started)
         for each in known.waiting
     )
     avoiding = [each for each in known.waiting if each.avoided]
@@ -239,6 +240,8 @@ def _avoided(avoiding: Sequence[Waiting], nodes: Sequence[Node], asks: Sequence[
 def _asked(waiting: Waiting, nodes: Sequence[Node]) -> tuple[Tasks, ...]:
     """Independent tasks take turns where the cloud never has room for all at once."""
     found = tasks_of(waiting.tasks)
+    if waiting.is_replica:
+        return tuple(replace(each, spread=True) for each in found)
     if not waiting.is_independent:
         return found
     most = {each: sum((node.drained or node.whole).holds(each) for node in nodes) for each in found}
@@ -319,7 +322,7 @@ def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list
 
 
 # One run that waits: its columns in `_unplaced`.
-Row = tuple[int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, str, str]
+Row = tuple[int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, str, str, str]
 
 
 def _unplaced(which: Q, *, new: bool) -> QuerySet[Run, Row]:
@@ -329,8 +332,8 @@ def _unplaced(which: Q, *, new: bool) -> QuerySet[Run, Row]:
     unplaced = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
     runs = Run.objects.filter(which, due(), admitted, unplaced, placed_at=None, blocked_message="")
     return runs.order_by("pk").values_list(
-        "pk", "cloud", "applied_at", "avoided", "not_before", KT("spec__framework"), Cast("resources", TextField()),
-        Cast("roles", TextField()), KT("spec__roles"),
+        "pk", "cloud", "applied_at", "avoided", "not_before", "cluster__part_of", KT("spec__framework"),
+        Cast("resources", TextField()), Cast("roles", TextField()), KT("spec__roles"),
     )[:MOST_WAITING]  # fmt: skip
 
 
@@ -340,7 +343,7 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
     asked: dict[tuple[str, ...], _Asked] = {}
     unseen: dict[tuple[str, ...], tuple[fit.Tasks, ...]] = {}
     found, at = [], timezone.now()
-    for pk, _, applied_at, avoided, not_before, framework, *texts in rows:
+    for pk, _, applied_at, avoided, not_before, part_of, framework, *texts in rows:
         key = tuple(texts)
         if key not in asked:
             asked[key] = _Asked(*map(json.loads, texts))
@@ -348,7 +351,8 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
         tasks = tuple(asked[key].lacking(seen[pk])) if pk in seen else unseen[key]
         if any(each.count for each in tasks):
             away = frozenset[str](avoided) if not_before and at < not_before + AVOIDED else frozenset[str]()
-            found.append(Waiting(pk, tasks, applied_at is not None, FRAMEWORKS[framework].is_independent, away))
+            independent, replica = FRAMEWORKS[framework].is_independent, part_of.startswith(SERVICES)
+            found.append(Waiting(pk, tasks, applied_at is not None, independent, away, replica))
     return found
 
 

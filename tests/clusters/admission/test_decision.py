@@ -248,3 +248,14 @@ def test_a_gang_that_waits_or_never_starts_is_told_how_many_of_its_workers_would
     assert offered(cloud(8, 2, free=4), master, workers) == 7
     assert offered(cloud(8, 2, free=0), master, workers) is None
     assert offered(cloud(8, 2), Tasks("worker", 1, 16)) is None
+
+
+def test_replicas_of_a_service_go_to_different_nodes_and_those_without_gpus_not_where_most_gpus_are():
+    bare = Shape(0, 64000, 1 << 20)
+    nodes = (*cloud(8, 2), Node("c0", bare, bare), Node("c1", bare, bare))
+    replicas = [(Tasks("server", 1, gpus, "", 1000, spread=True),) for gpus in (1, 1, 0, 0)]
+    asks = tuple(Ask(f"r{i}", "", tasks) for i, tasks in enumerate(replicas))
+    found = [next(iter(verdict.nodes))[1] for verdict in decide(Snapshot(nodes, asks)).values()]
+    assert found == ["n0", "n1", "c0", "c1"]
+    packed = tuple(Ask(ask.run, "", tuple(replace(each, spread=False) for each in ask.tasks)) for ask in asks[:2])
+    assert {next(iter(verdict.nodes))[1] for verdict in decide(Snapshot(nodes, packed)).values()} == {"n0"}

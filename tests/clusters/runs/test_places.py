@@ -20,7 +20,7 @@ from clusters.admission.decision import decide
 from clusters.clouds.drivers.base import Batch, Capacity, Node, RunFound, RunGone, TaskSeen
 from clusters.cluster import actions
 from clusters.runs import places, reconcile, room
-from clusters.runs.models import Run
+from clusters.runs.models import Cluster, Run
 from clusters.runs.status import observe
 from portal.models import Event
 from tests import mortal
@@ -620,3 +620,11 @@ def test_a_run_that_kubernetes_does_not_start_on_a_node_tries_others_for_a_while
     assert (run.placed_at, run.wait_message.startswith("It needs")) == (None, True)
     older(run, room.AVOIDED)
     assert place(run).layout == {"master": {name: 8}}
+
+
+def test_replicas_of_a_service_get_places_on_different_nodes(cloud: Told, people: Any) -> None:
+    runs = [submit(people, name, 1) for name in ("one", "two", "alone")]
+    Cluster.objects.filter(name__in=["one", "two"]).update(part_of="services/shop")
+    found = [next(iter(place(run).layout["master"])) for run in runs]
+    assert len(set(found[:2])) == 2
+    assert found[2] in found[:2], "others are packed"
