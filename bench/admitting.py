@@ -110,8 +110,8 @@ class _World:
         from django.utils import timezone
 
         from clusters.manifest.cluster import ClusterSpec
-        from clusters.runs import places
         from clusters.runs.models import Cluster, Run
+        from clusters.runs.placing import places
 
         clusters, runs, now = [], [], timezone.now()
         specs: dict[tuple[int, int], Any] = {}
@@ -272,17 +272,17 @@ def _median(several: list[Took]) -> Took:
 
 
 def _pass() -> Took:
-    from clusters.runs import places
+    from clusters.runs.placing import places
 
     return _counted(lambda: places.place(CLOUD))
 
 
 def _judge() -> None:
     from clusters.clouds.drivers.base.fit import Tasks
-    from clusters.runs import room
+    from clusters.runs.placing import known, room
 
     tasks = [Tasks("master", 1, 2, "", 4000, 32_768), Tasks("worker", 3, 2, "", 4000, 32_768)]
-    verdict = room.judge(tasks, room.capacity_of(CLOUD), CLOUD)
+    verdict = room.judge(tasks, known.capacity_of(CLOUD), CLOUD)
     if verdict.fits != "waits":
         raise RuntimeError(f"a new run among many waiting ones does not wait: {verdict}")
 
@@ -290,9 +290,9 @@ def _judge() -> None:
 @contextmanager
 def _unbounded() -> Iterator[None]:
     """Looks at all that wait."""
-    from clusters.runs import room
+    from clusters.runs.placing import known
 
-    with patch.object(room, "MOST_WAITING", WAITING):
+    with patch.object(known, "MOST_WAITING", WAITING):
         yield
 
 
@@ -304,9 +304,9 @@ def _read_all() -> None:
 
 
 def _read_waiting() -> None:
-    from clusters.runs import room
+    from clusters.runs.placing import known
 
-    _read(room.MOST_WAITING)
+    _read(known.MOST_WAITING)
 
 
 def _read(waiting: int) -> None:

@@ -16,7 +16,8 @@ from clusters.logs import collect
 from clusters.model_registry import loop as model_registry
 from clusters.model_registry import rules as model_rules
 from clusters.pipelines import loop as pipelines
-from clusters.runs import budgets, input_listing, places, quota, reconcile, resync
+from clusters.runs import budgets, input_listing, quota, reconcile, resync
+from clusters.runs.placing import places
 from clusters.scalars import counted
 from clusters.schedules import loop as schedules
 from clusters.services import minutes

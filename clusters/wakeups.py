@@ -28,7 +28,7 @@ def wake_waiting(appcode_id: int) -> None:
 
 
 def wake_places(cloud: str) -> None:
-    """Requests places for the runs of a cloud that wait for them (runs/places.py). Merges concurrent requests."""
+    """Requests places for the runs of a cloud that wait for them (runs/placing/places.py). Merges concurrent requests."""
     send("clusters.tasks.place_runs", cloud, once=places_key(cloud))
 
 

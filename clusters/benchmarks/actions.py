@@ -14,8 +14,9 @@ from clusters.benchmarks.models import Benchmark
 from clusters.catalog.lookup import resolve, usable_appcode
 from clusters.cluster import actions
 from clusters.runs.models import Cluster
+from clusters.runs.placing.known import capacity_of
+from clusters.runs.placing.room import judge
 from clusters.runs.preview import placed
-from clusters.runs.room import capacity_of, judge
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, User
 

@@ -29,11 +29,11 @@ from clusters.clouds.registry import asked
 from clusters.frameworks import FRAMEWORKS
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import TIME_LIMIT
-from clusters.runs import room
 from clusters.runs.models import Cluster
+from clusters.runs.placing import room
+from clusters.runs.placing.known import capacity_of
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
 from clusters.runs.quota import UNHOOKED, UNREAD, held, waiting, why_unread
-from clusters.runs.room import capacity_of
 from datastores.models import Datastore
 from portal.models import Appcode, User
 

@@ -24,9 +24,10 @@ from clusters.clouds.models import CloudState
 from clusters.clouds.placement import titles
 from clusters.clouds.registry import all_placing
 from clusters.runs.models import Run
-from clusters.runs.places import every_wait
-from clusters.runs.room import UNPLACED, Taken, capacity_from, lacking, read_several, snapshot, taken_on
-from clusters.runs.tiles import Tile, placed_tiles, seen_tiles
+from clusters.runs.placing.known import UNPLACED, Taken, capacity_from, lacking, read_several, taken_on
+from clusters.runs.placing.places import every_wait
+from clusters.runs.placing.room import snapshot
+from clusters.runs.placing.tiles import Tile, placed_tiles, seen_tiles
 
 # Maximum length of each list: the first that wait, and those that hold most.
 MOST = 200

@@ -56,9 +56,10 @@ from clusters.manifest.cluster import ClusterSpec
 from clusters.manifest.code import code_of
 from clusters.model_registry.models import ModelVersion
 from clusters.pull_secrets.actions import registries_of
-from clusters.runs import places, quota
+from clusters.runs import quota
 from clusters.runs.code import NotYet, commit_of, planned
 from clusters.runs.models import Cluster, Run
+from clusters.runs.placing import places
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, model_folder
 from clusters.runs.status.phase_update import refresh
 from clusters.volumes import lifecycle

@@ -16,9 +16,10 @@ from billing.prices.book import price_book
 from clusters import wakeups
 from clusters.clouds.models import CloudState
 from clusters.logs import collect
-from clusters.runs import idle, input_listing, places
+from clusters.runs import idle, input_listing
 from clusters.runs.ending import end_by_portal, span
 from clusters.runs.models import Cluster, Run, Task
+from clusters.runs.placing import places
 from clusters.runs.quota import HELD, waits
 from clusters.runs.reconcile import unsettled
 from clusters.runs.status.phase import TERMINAL

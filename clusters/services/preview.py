@@ -17,9 +17,10 @@ from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.lookup import Resolved, require_active, usable_appcode
 from clusters.clouds.drivers.base.fit import Fits, worst
 from clusters.model_registry.models import ModelVersion
+from clusters.runs.placing.known import capacity_of
+from clusters.runs.placing.room import judge, rooms
 from clusters.runs.preview import Cost, cost_of, placed
 from clusters.runs.quota import held, waiting
-from clusters.runs.room import capacity_of, judge, rooms
 from clusters.services import checks, revisions
 from clusters.services.manifest import DeploySpec, ServiceManifest, ServiceSpec
 from clusters.services.models import Replica, Service

@@ -118,8 +118,9 @@ def work_once() -> None:
     """Does what a worker does on a wake-up."""
     from django.utils.timezone import now
 
-    from clusters.runs import places, reconcile
+    from clusters.runs import reconcile
     from clusters.runs.models import Run
+    from clusters.runs.placing import places
 
     for work in (lambda: None, lambda: places.place("kubernetes")):
         work()

@@ -166,7 +166,7 @@ def test_a_gang_from_which_other_software_takes_a_gpu_gives_all_back_and_starts_
 def test_a_task_whose_node_is_drained_starts_elsewhere_and_a_gang_restarts_whole(
     plane: Plane, loops: Loops, people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusters.runs import places
+    from clusters.runs.placing import places
     from portal.models import Event
 
     # Replaces a wait of five minutes.
@@ -199,7 +199,7 @@ def test_a_namespace_quota_of_7_never_keeps_7_of_10_gpus(
 ) -> None:
     from billing.models import UsageSegment
     from clusters.clouds.models import Cloud
-    from clusters.runs import places
+    from clusters.runs.placing import places
     from portal.models import Event, OrgNode
 
     monkeypatch.setattr(places, "PATIENCE", dt.timedelta(seconds=12))

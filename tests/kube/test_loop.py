@@ -35,8 +35,9 @@ class Loop:
     def work(self) -> None:
         from django.utils.timezone import now
 
-        from clusters.runs import places, quota, reconcile
+        from clusters.runs import quota, reconcile
         from clusters.runs.models import Run
+        from clusters.runs.placing import places
 
         for appcode_id in list(Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True).distinct()):
             quota.admit_waiting(appcode_id)

@@ -394,8 +394,9 @@ def test_a_namespace_of_somebody_else_is_said_wherever_it_is_named(
     from clusters.clouds.models import Placement
     from clusters.cluster.actions import create_cluster
     from clusters.manifest.cluster import ClusterManifest
-    from clusters.runs import places, reconcile
+    from clusters.runs import reconcile
     from clusters.runs.models import Run
+    from clusters.runs.placing import places
     from portal.models import OrgNode
 
     # The namespaces of the other lines belong to this portal.

@@ -66,8 +66,9 @@ class Portal:
         from django.utils.timezone import now
 
         from clusters.clouds.registry import cloud_names
-        from clusters.runs import places, quota, reconcile
+        from clusters.runs import quota, reconcile
         from clusters.runs.models import Run
+        from clusters.runs.placing import places
 
         # The thread's database connection ends with it.
         with ThreadPoolExecutor(4) as threads:

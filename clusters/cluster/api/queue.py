@@ -11,8 +11,8 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from clusters.runs.models import Run
+from clusters.runs.placing.tiles import Tile
 from clusters.runs.queue import Queue, Waits, queues
-from clusters.runs.tiles import Tile
 from portal.access import roles_of
 from portal.api.documents import Answer, page_of
 from portal.api.operations import operation

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusters.runs.tiles import STATES, State, Tile, total
+from clusters.runs.placing.tiles import STATES, State, Tile, total
 
 # More nodes than this are grouped, and more groups than this are summed up.
 MOST_BOXES = 48

@@ -46,8 +46,8 @@ from clusters.logs import failure
 from clusters.manifest.input import input_of
 from clusters.runs import idle
 from clusters.runs.models import Run, Task
-from clusters.runs.places import FORGOTTEN, start_anew, waits
-from clusters.runs.room import capacity_json
+from clusters.runs.placing.known import capacity_json
+from clusters.runs.placing.places import FORGOTTEN, start_anew, waits
 from clusters.runs.status import task_status
 from clusters.runs.status.phase import TERMINAL
 from clusters.runs.status.phase_update import refresh

@@ -8,9 +8,10 @@ from django.db.models import Avg, F
 
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.clouds.drivers.base.fit import Fits, Judgement, free_rooms, worst
+from clusters.runs.placing.known import capacity_of
+from clusters.runs.placing.room import judge
 from clusters.runs.preview import NOTHING, Cost, cost_of, placed
 from clusters.runs.quota import held, waiting
-from clusters.runs.room import capacity_of, judge
 from clusters.services.checks import resolved_as
 from clusters.services.manifest import DeploySpec, ServiceSpec
 from clusters.services.models import Replica, Service

@@ -16,7 +16,8 @@ from clusters.admission.decision import Snapshot, Verdict, decide
 from clusters.admission.packing import Tasks, group, place
 from clusters.admission.words import sentence
 from clusters.clouds.drivers.base import Capacity, Node, fit
-from clusters.runs.room import Known, Promise, Taken, Waiting, snapshot, tasks_of
+from clusters.runs.placing.known import Known, Promise, Taken, Waiting, tasks_of
+from clusters.runs.placing.room import snapshot
 
 Sizes = tuple[int, int]  # GPUs and CPUs.
 

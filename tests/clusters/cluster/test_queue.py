@@ -23,11 +23,12 @@ from clusters.admission.packing import Shape, Tasks
 from clusters.clouds.drivers.base import Capacity, Node, Waiting
 from clusters.clouds.models import Cloud
 from clusters.cluster.pages.machines import MOST_BOXES, machines
-from clusters.runs import places, reconcile
+from clusters.runs import reconcile
 from clusters.runs.models import Cluster, Run, Task
+from clusters.runs.placing import places
+from clusters.runs.placing.tiles import STATES, Tile, placed_tiles, seen_tiles, tile
 from clusters.runs.queue import queues
 from clusters.runs.status.observe import save_capacity
-from clusters.runs.tiles import STATES, Tile, placed_tiles, seen_tiles, tile
 from portal.models import Appcode
 from tests.api.client import api_of
 from tests.browser import assert_fits, chromium, give_session

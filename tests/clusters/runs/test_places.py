@@ -19,8 +19,9 @@ from django.utils.timezone import now
 from clusters.admission.decision import decide
 from clusters.clouds.drivers.base import Batch, Capacity, Node, RunFound, RunGone, TaskSeen
 from clusters.cluster import actions
-from clusters.runs import places, reconcile, room
+from clusters.runs import reconcile
 from clusters.runs.models import Cluster, Run
+from clusters.runs.placing import known, places
 from clusters.runs.status import observe
 from portal.models import Event
 from tests import mortal
@@ -618,7 +619,7 @@ def test_a_run_that_kubernetes_does_not_start_on_a_node_tries_others_for_a_while
     see(node(name))
     place(run)
     assert (run.placed_at, run.wait_message.startswith("It needs")) == (None, True)
-    older(run, room.AVOIDED)
+    older(run, known.AVOIDED)
     assert place(run).layout == {"master": {name: 8}}
 
 

@@ -16,7 +16,8 @@ from clusters.admission.decision import Verdict, decide
 from clusters.admission.words import _WORDS, sentence
 from clusters.clouds.drivers.base import Capacity, Node, fit
 from clusters.clouds.drivers.base.fit import Tasks
-from clusters.runs.room import Known, Promise, Taken, Waiting, capacity_from, capacity_json, snapshot, tasks_of
+from clusters.runs.placing.known import Known, Promise, Taken, Waiting, capacity_from, capacity_json, tasks_of
+from clusters.runs.placing.room import snapshot
 from tests.clusters.gangs import create_theirs, gang, node, nodes
 
 WHOLE = "It starts when enough whole nodes are free; tasks with fewer GPUs may start earlier."
@@ -325,7 +326,7 @@ def test_a_run_that_its_cloud_does_not_place_now_takes_nothing(
     training: Any, people: Any, facts: dict[str, Any]
 ) -> None:
     from clusters.runs.models import Run
-    from clusters.runs.room import waiting
+    from clusters.runs.placing.known import waiting
 
     create_theirs(people, 80)
     (found,) = waiting("training")
@@ -343,7 +344,7 @@ def test_a_placed_run_is_promised_its_places_until_it_is_to_end(
     training: Any, people: Any, facts: dict[str, Any]
 ) -> None:
     from clusters.runs.models import Run
-    from clusters.runs.room import promises, waiting
+    from clusters.runs.placing.known import promises, waiting
 
     create_theirs(people, 8)
     at = timezone.now()
@@ -358,7 +359,7 @@ def test_a_placed_run_is_promised_its_places_until_it_is_to_end(
 @pytest.mark.django_db
 def test_a_promise_shrinks_by_the_tasks_that_have_nodes_and_by_those_that_are_done(training: Any, people: Any) -> None:
     from clusters.runs.models import Run, Task
-    from clusters.runs.room import promises
+    from clusters.runs.placing.known import promises
 
     create_theirs(people, 8)
     at = timezone.now()
@@ -394,7 +395,7 @@ def test_a_promise_shrinks_by_the_tasks_that_have_nodes_and_by_those_that_are_do
 @pytest.mark.django_db
 def test_what_tasks_hold_is_summed_by_node_with_the_helpers_beside_them(training: Any, people: Any) -> None:
     from clusters.runs.models import Run, Task
-    from clusters.runs.room import taken
+    from clusters.runs.placing.known import taken
 
     create_theirs(people, 3)
     run = Run.objects.get()
@@ -471,7 +472,7 @@ def test_a_preview_costs_a_constant_number_of_queries(
     training: Any, people: Any, django_assert_num_queries: Any
 ) -> None:
     from clusters.runs.models import Run
-    from clusters.runs.room import judge
+    from clusters.runs.placing.room import judge
 
     capacity = Capacity(nodes(15))
     for name in ("one", "two", "three"):

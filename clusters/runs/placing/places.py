@@ -26,8 +26,9 @@ from clusters.clouds.models import CloudState
 from clusters.clouds.registry import places_runs
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
-from clusters.runs import room
 from clusters.runs.models import Run, Task
+from clusters.runs.placing import room
+from clusters.runs.placing.known import ALIVE, Known, Promise, Taken, alike, alive, capacity_of, due, read
 from clusters.runs.status.phase_update import refresh
 from portal.db.advisory_lock import Lock, lock_until_commit
 from portal.events import record_all
@@ -56,12 +57,12 @@ def waits(cloud: str) -> QuerySet[Run]:
 
 def every_wait() -> QuerySet[Run]:
     """Runs that wait for their places, on all clouds."""
-    return Run.objects.filter(room.ALIVE, room.due(), placed_at=None, wait_reason__in=HELD, admitted_at__isnull=False)
+    return Run.objects.filter(ALIVE, due(), placed_at=None, wait_reason__in=HELD, admitted_at__isnull=False)
 
 
 def lacks(cloud: str) -> Q:
     """Placed runs that lack nodes, or lacked them at the last pass."""
-    return room.alive(cloud) & Q(placed_at__isnull=False) & (Q(lacks_since__isnull=False) | Q(whole_at=None))
+    return alive(cloud) & Q(placed_at__isnull=False) & (Q(lacks_since__isnull=False) | Q(whole_at=None))
 
 
 def needs_place(run: Run) -> bool:
@@ -84,8 +85,8 @@ def place(cloud: str) -> None:
         # It was switched to another way of placing runs meanwhile.
         _write(waits(cloud), {run_id: Answer() for run_id in waits(cloud).values_list("pk", flat=True)}, at)
         return
-    capacity = room.capacity_of(cloud)
-    known = room.read(cloud, capacity, new=False)
+    capacity = capacity_of(cloud)
+    known = read(cloud, capacity, new=False)
     snapshot = room.snapshot(known)
     verdicts = decide(snapshot)
     trouble = CloudState.objects.filter(name=cloud).values_list("trouble", flat=True).first()
@@ -143,13 +144,13 @@ def _by_role(layout: Layout) -> dict[str, dict[str, int]]:
 
 def nodes_of(run: Run, role: str) -> tuple[str, ...]:
     """The only nodes on which tasks of the role may run; none for any. Roles that ask for the same share theirs."""
-    alike = room.alike(run)
-    return tuple(sorted({node for each, nodes in run.layout.items() if alike[each] == alike[role] for node in nodes}))
+    asked = alike(run)
+    return tuple(sorted({node for each, nodes in run.layout.items() if asked[each] == asked[role] for node in nodes}))
 
 
-def _give_back(cloud: str, known: room.Known, nodes: Mapping[str, Node], at: dt.datetime) -> None:
+def _give_back(cloud: str, known: Known, nodes: Mapping[str, Node], at: dt.datetime) -> None:
     """Notes which placed runs lack nodes, and takes their places from those that cannot get them, or not in time."""
-    lacking: dict[int, list[room.Promise]] = {}
+    lacking: dict[int, list[Promise]] = {}
     for promise in known.promises:
         lacking.setdefault(promise.run, []).append(promise)
     # Locks are taken in pk order everywhere, so that this pass and the watch cannot deadlock.
@@ -159,7 +160,7 @@ def _give_back(cloud: str, known: room.Known, nodes: Mapping[str, Node], at: dt.
     Run.objects.filter(pk__in=lacking, lacks_since=None, applied_at__isnull=False).update(lacks_since=at)
     # The cloud was not told of it in time: it is away, or another run was first to mount a volume.
     unclaimed = Q(claim_token=None) | Q(claimed_until__lt=at)
-    untold = Run.objects.filter(room.alive(cloud), unclaimed, placed_at__lte=at - PATIENCE, applied_at=None)
+    untold = Run.objects.filter(alive(cloud), unclaimed, placed_at__lte=at - PATIENCE, applied_at=None)
     untold.filter(~Exists(Task.objects.filter(run=OuterRef("pk")))).update(placed_at=None, layout={})
     late = Run.objects.filter(lacks(cloud), pk__in=lacking, lacks_since__lte=at - BLINK, applied_at__lte=at - BLINK)
     rows = late.order_by("pk").select_for_update(of=("self",), no_key=True)
@@ -190,13 +191,13 @@ def _give_back(cloud: str, known: room.Known, nodes: Mapping[str, Node], at: dt.
     )
 
 
-def _cannot(promise: room.Promise, known: room.Known, nodes: Mapping[str, Node]) -> bool:
+def _cannot(promise: Promise, known: Known, nodes: Mapping[str, Node]) -> bool:
     """Whether what lacks a node cannot get it where it has its places: a node is gone, or others have taken the room."""
     able = 0
     for name, count in promise.open.items():
         node = nodes.get(name)
         if node is not None and node.ready and node.drained is not None:
-            held = known.taken.get(name, room.Taken())
+            held = known.taken.get(name, Taken())
             free = replace(
                 node.drained,
                 gpus=node.drained.gpus - held.gpus,
