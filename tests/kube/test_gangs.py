@@ -15,6 +15,7 @@ import yaml
 from tests.kube.following import portal_kubeconfig
 from tests.kube.loops import Loops
 from tests.kube.plane import Plane
+from tests.kube.test_faults import end_all
 from tests.kube.test_fit import other_software
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
@@ -30,8 +31,11 @@ def loops(plane: Plane, people: Any) -> Iterator[Loops]:
     Flavor.objects.create(name="eight-gpus", title="8 GPUs", cpu_milli=100, memory_mb=128, gpus=8)
     Appcode.objects.update(gpu_quota=10_000)
     loops.start()
-    yield loops
-    loops.stop()
+    try:
+        yield loops
+        end_all(loops)  # Their pods would take the GPUs of the next test.
+    finally:
+        loops.stop()
 
 
 class HalfGangs(threading.Thread):
@@ -113,13 +117,13 @@ def test_many_gangs_that_compete_are_never_half_placed(plane: Plane, loops: Loop
     left = list(clusters)
     try:
         while left:
-            loops.until(lambda: any(loops.run(each).phase == "Running" for each in left), 60)
+            loops.until(lambda: any(loops.run(each).phase == "Running" for each in left), 120)
             for each in [each for each in left if loops.run(each).phase == "Running"]:
-                run = loops.until_running(each)
+                run = loops.until_running(each, seconds=120)
                 assert run.times_given_back == 0
                 left.remove(each)
                 loops.disable(people, each)
-        loops.until(lambda: not Run.objects.filter(gone=False).exists(), 60)
+        loops.until(lambda: not Run.objects.filter(gone=False).exists(), 120)
     finally:
         watch.done.set()
         watch.join()
@@ -200,12 +204,9 @@ def test_a_namespace_quota_of_7_never_keeps_7_of_10_gpus(
     from billing.models import UsageSegment
     from clusters.clouds.models import Cloud
     from clusters.runs.placing import places
-    from portal.models import Event, OrgNode
+    from portal.models import Event
 
     monkeypatch.setattr(places, "PATIENCE", dt.timedelta(seconds=12))
-    # Its own, since the quota stays.
-    namespace = f"quota-{secrets.token_hex(4)}"
-    OrgNode.objects.filter(pk=people.ops.org_node_id).update(namespace=namespace)
     row = Cloud.objects.get(name="kubernetes")
     row.settings["quota"] = {"requests.nvidia.com/gpu": "7"}
     row.revision += 1
@@ -219,4 +220,12 @@ def test_a_namespace_quota_of_7_never_keeps_7_of_10_gpus(
     assert not UsageSegment.objects.exists()
     loops.disable(people, gang)
     loops.until(lambda: loops.run(gang).gone)
-    plane.request("DELETE", f"/api/v1/namespaces/{namespace}")
+    # The namespaces of the plane are those of other tests, too.
+    row.settings["quota"] = {}
+    row.revision += 1
+    row.save()
+    loops.stop_controller()
+    for quota in plane.request("GET", "/api/v1/resourcequotas")["items"]:
+        where = quota["metadata"]["namespace"]
+        plane.request("DELETE", f"/api/v1/namespaces/{where}/resourcequotas/{quota['metadata']['name']}")
+    loops.start_controller()
