@@ -28,7 +28,7 @@ from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import Run, Task
 from clusters.runs.placing import room
-from clusters.runs.placing.known import ALIVE, Known, Promise, Taken, alike, alive, capacity_of, due, read
+from clusters.runs.placing.known import ALIVE, Known, Promise, Taken, alike, alive, capacity_of, due, promises, read
 from clusters.runs.status.phase_update import refresh
 from portal.db.advisory_lock import Lock, lock_until_commit
 from portal.events import record_all
@@ -75,16 +75,23 @@ def wait(run: Run) -> tuple[str, str]:
     return _reason(run.gpus), TURN
 
 
-@transaction.atomic
 def place(cloud: str) -> None:
-    """Makes one pass over the runs of a cloud that wait for places, and over placed ones that lack nodes. The number of queries
-    does not grow with them."""
+    """Makes one pass over the runs of a cloud that wait for places, then over placed ones that lack nodes. The number of queries
+    does not grow with them. Two transactions: each locks its runs in pk order, as everything does, so that none waits for another
+    in a circle."""
+    if found := _give(cloud):
+        _give_back(cloud, *found)
+
+
+@transaction.atomic
+def _give(cloud: str) -> tuple[Known, Mapping[str, Node]] | None:
+    """Gives places to runs that wait. Returns what it knew of the cloud, and its nodes; None where the portal places nothing."""
     lock_until_commit(Lock.PLACES, cloud)
     at = timezone.now()
     if not places_runs(cloud):
         # It was switched to another way of placing runs meanwhile.
         _write(waits(cloud), {run_id: Answer() for run_id in waits(cloud).values_list("pk", flat=True)}, at)
-        return
+        return None
     capacity = capacity_of(cloud)
     known = read(cloud, capacity, new=False)
     snapshot = room.snapshot(known)
@@ -100,7 +107,7 @@ def place(cloud: str) -> None:
         if [answer.reason, answer.message] != told:
             answers[run_id] = answer
     _write(waits(cloud), answers, at)
-    _give_back(cloud, known, {node.name: node for node in snapshot.nodes}, at)
+    return known, {node.name: node for node in snapshot.nodes}
 
 
 @dataclass(frozen=True)
@@ -148,14 +155,17 @@ def nodes_of(run: Run, role: str) -> tuple[str, ...]:
     return tuple(sorted({node for each, nodes in run.layout.items() if asked[each] == asked[role] for node in nodes}))
 
 
-def _give_back(cloud: str, known: Known, nodes: Mapping[str, Node], at: dt.datetime) -> None:
+@transaction.atomic
+def _give_back(cloud: str, known: Known, nodes: Mapping[str, Node]) -> None:
     """Notes which placed runs lack nodes, and takes their places from those that cannot get them, or not in time."""
-    lacking: dict[int, list[Promise]] = {}
-    for promise in known.promises:
-        lacking.setdefault(promise.run, []).append(promise)
-    # Locks are taken in pk order everywhere, so that this pass and the watch cannot deadlock.
-    mine = Run.objects.filter(lacks(cloud) | Q(pk__in=lacking)).order_by("pk")
+    lock_until_commit(Lock.PLACES, cloud)
+    at = timezone.now()
+    mine = Run.objects.filter(lacks(cloud) | Q(pk__in={each.run for each in known.promises})).order_by("pk")
     list(mine.select_for_update(of=("self",), no_key=True).values_list("pk"))
+    # Read again under the locks: their last tasks may have got nodes meanwhile.
+    lacking: dict[int, list[Promise]] = {}
+    for promise in promises(cloud):
+        lacking.setdefault(promise.run, []).append(promise)
     Run.objects.filter(lacks(cloud), lacks_since__isnull=False).exclude(pk__in=lacking).update(lacks_since=None)
     Run.objects.filter(pk__in=lacking, lacks_since=None, applied_at__isnull=False).update(lacks_since=at)
     # The cloud was not told of it in time: it is away, or another run was first to mount a volume.
@@ -168,8 +178,8 @@ def _give_back(cloud: str, known: Known, nodes: Mapping[str, Node], at: dt.datet
     pending = set(Task.objects.filter(run__in=runs, phase="Pending", node="").values_list("run_id", flat=True))
     lost = []
     for run in runs:
-        promises = lacking[run.pk]
-        held = sum(promise.held for promise in promises)
+        missing = lacking[run.pk]
+        held = sum(promise.held for promise in missing)
         if held and FRAMEWORKS[run.spec["framework"]].is_independent:
             continue
         if not run.layout:
@@ -180,10 +190,10 @@ def _give_back(cloud: str, known: Known, nodes: Mapping[str, Node], at: dt.datet
         assert run.lacks_since
         assert run.applied_at
         is_late = at - max(run.lacks_since, run.applied_at) >= PATIENCE
-        cannot = any(_cannot(each, known, nodes) for each in promises)
+        cannot = any(_cannot(each, known, nodes) for each in missing)
         if is_late or (cannot and not (run.whole_at and held)):
             # Kubernetes may have a reason that the portal does not know, such as the number of pods of a node.
-            run.avoided = [] if cannot else sorted({node for promise in promises for node in promise.open})
+            run.avoided = [] if cannot else sorted({node for promise in missing for node in promise.open})
             lost.append(run)
     record_all([_lose(run, at) for run in lost])
     refresh(
