@@ -20,6 +20,7 @@ from clusters.clouds.models import Cloud, CloudState, Placement
 from clusters.cluster import actions
 from clusters.runs import reconcile, resync
 from clusters.runs.models import Run
+from clusters.runs.placing import places
 from portal.celery import app
 from portal.network.breaker import Breaker
 from tests.clusters.conftest import PATIENCE
@@ -130,6 +131,8 @@ def test_of_a_cloud_that_is_away_the_sweep_wakes_few_until_it_is_heard_again(
 @pytest.mark.django_db(transaction=True)
 def test_a_run_that_is_put_off_keeps_the_better_reason(away, silent, people, manifest, monkeypatch):
     [run] = create_away(people, manifest, 1)
+    reconcile.reconcile(run.pk)
+    places.place("away")
     monkeypatch.setattr(bulkhead, "SLOW", -1.0)
     fail(bulkhead._of_this_process, Unanswered("for a long time"), "away")
     with bulkhead._of_this_process.taken("away", trouble=True):

@@ -128,7 +128,7 @@ def owner_manifest(run: RunRef, settings: Settings, plan: Plan | None = None) ->
             "namespace": run.namespace,
             "labels": {**names.run_labels(settings.portal, run), names.OWNER: "run", **uses},
             "finalizers": [names.TOLD],
-            "annotations": {names.LIFE: str(run.life)} if run.life else {},
+            **({"annotations": {names.LIFE: str(run.life)}} if run.life else {}),
         },
     }
 
