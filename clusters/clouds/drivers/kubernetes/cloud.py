@@ -212,7 +212,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         except Missing:
             # Never seen or already gone: a new owner without objects makes the watch report RunGone.
             ended = manifests.owner_manifest(run, self._settings)
-            ended["metadata"]["annotations"] |= {names.ENDING: "true"}
+            ended["metadata"].setdefault("annotations", {})[names.ENDING] = "true"
             owner = self._namespaces.apply_inside(ended)
         if "deletionTimestamp" in owner["metadata"] or not self._stop(run, owner):
             self._client.delete(path, propagation="Foreground")

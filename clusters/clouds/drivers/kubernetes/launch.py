@@ -80,9 +80,8 @@ def _start(client: Client, settings: Settings, namespaces: Namespaces, plan: Pla
     stops = [] if settings.kueue_queue else manifests.workloads(plan)
     watched = [(each["kind"], each["metadata"]["name"]) for each in made if each["kind"] in drift.KINDS]
     noted = {names.WORKLOADS: stops, names.OBJECTS: watched}
-    owner["metadata"]["annotations"] |= {
-        key: " ".join("/".join(each) for each in found) for key, found in noted.items()
-    }
+    told = {key: " ".join("/".join(each) for each in found) for key, found in noted.items()}
+    owner["metadata"].setdefault("annotations", {}).update(told)
     owner = kept.with_objects(owner, [*filter(None, shared), *made], plan.proof)
     try:
         return namespaces.put_inside(owner, client.create)
