@@ -152,15 +152,31 @@ def test_a_node_that_goes_away_is_named_until_it_is_given_up_and_is_not_billed_m
 
 
 def billed_is(records: dict[str, list[Container]]) -> None:
-    """Asserts that each second from the start of a pod's program to the end of its last container is billed once, and
-    nothing else."""
+    """Asserts that each second from the start of a pod's program to the end of its last container is billed once, but not before
+    all tasks of its run had nodes, and nothing else."""
     from billing.ledger import posting
     from billing.models import LedgerEntry, UsageSegment
+    from clusters.runs.models import Task
 
-    true: dict[str, tuple[datetime, datetime, list[str]]] = {
-        uid: (min(each.started for each in found if each.name == "task"), max(each.finished for each in found), [])
+    ran: dict[str, tuple[datetime, datetime]] = {
+        uid: (min(each.started for each in found if each.name == "task"), max(each.finished for each in found))
         for uid, found in records.items()
     }
+    last: dict[int, datetime] = {}
+    rows = Task.objects.values_list("uid", "run_id", "run__phase", "run__whole_at")
+    tasks = {uid: facts for uid, *facts in rows}
+    for uid, (started, _) in ran.items():
+        last[tasks[uid][0]] = max(started, last.get(tasks[uid][0], started))
+    true: dict[str, tuple[datetime, datetime, list[str]]] = {}
+    for uid, (started, ended) in ran.items():
+        run, phase, whole = tasks[uid]
+        if whole is None:
+            assert phase == "Stopped"
+            continue
+        if phase == "Succeeded":
+            assert whole <= last[run], "every pod had its node when its program started"
+        if ended > whole:
+            true[uid] = (max(started, whole), ended, [])
     segments = {each.uid: (each.started, each.ended, each.flags) for each in UsageSegment.objects.all()}
     assert segments == true
     posting.post()
