@@ -44,10 +44,6 @@ PRICE_SEEN = dt.timedelta(seconds=10)
 AHEAD = 2 * MAX_SKEW
 
 
-# Placed runs that may have to give their places back.
-WATCHED = Q(placed_at__isnull=False) & (Q(lacks_since__isnull=False) | Q(whole_at=None))
-
-
 def sweep() -> None:
     """Finds what wake-ups lost: unsettled runs, runs past their time limit or idle, quota queues, outdated rates, logs to copy,
     outputs and crashes to count, volumes, and deleted clusters with logs."""
@@ -97,7 +93,7 @@ def _sweep_runs(at: dt.datetime) -> None:
         for run_id in probes.values_list("pk", flat=True)[:SWEEP_LIMIT]:
             wakeups.wake(run_id)
     rows = Run.objects.filter(gone=False, desired="running").filter(
-        Q(placed_at=None, wait_reason__in=places.HELD) | WATCHED
+        Q(placed_at=None, wait_reason__in=places.HELD) | places.LACK
     )
     for name in rows.order_by().values_list("cloud", flat=True).distinct():
         wakeups.wake_places(name)

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import re
-import secrets
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.kube.following import portal_kubeconfig
 from tests.kube.loops import Loops
 from tests.kube.plane import Plane
 from tests.kube.test_fit import other_software
+from tests.kube.test_gangs import loops  # noqa: F401  the fixture
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
-
-
-@pytest.fixture
-def loops(plane: Plane, people: Any) -> Iterator[Loops]:
-    from clusters.catalog.models import Flavor
-    from portal.models import Appcode
-
-    loops = Loops(plane, f"preview-{secrets.token_hex(4)}", yaml.safe_load(portal_kubeconfig(plane).read_text()))
-    loops.catalogue()
-    Flavor.objects.create(name="eight-gpus", title="8 GPUs", cpu_milli=100, memory_mb=128, gpus=8)
-    Appcode.objects.update(gpu_quota=200)
-    loops.start()
-    yield loops
-    loops.stop()
 
 
 def gang(name: str, size: int, flavor: str) -> dict[str, Any]:
@@ -39,7 +22,10 @@ def gang(name: str, size: int, flavor: str) -> dict[str, Any]:
 
 
 def test_what_a_gang_waits_for_is_told_before_it_is_submitted(
-    plane: Plane, loops: Loops, people: Any, namespace: str
+    plane: Plane,
+    loops: Loops,  # noqa: F811
+    people: Any,
+    namespace: str,
 ) -> None:
     from tests.api.client import api_of
 

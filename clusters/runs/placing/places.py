@@ -60,9 +60,12 @@ def every_wait() -> QuerySet[Run]:
     return Run.objects.filter(ALIVE, due(), placed_at=None, wait_reason__in=HELD, admitted_at__isnull=False)
 
 
+# Placed runs that lack nodes, or lacked them at the last pass: they may have to give their places back.
+LACK = Q(placed_at__isnull=False) & (Q(lacks_since__isnull=False) | Q(whole_at=None))
+
+
 def lacks(cloud: str) -> Q:
-    """Placed runs that lack nodes, or lacked them at the last pass."""
-    return alive(cloud) & Q(placed_at__isnull=False) & (Q(lacks_since__isnull=False) | Q(whole_at=None))
+    return alive(cloud) & LACK
 
 
 def needs_place(run: Run) -> bool:
