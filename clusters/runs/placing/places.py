@@ -246,14 +246,20 @@ def _lose(run: Run, at: dt.datetime) -> Event:
 
 def start_anew(run: Run, at: dt.datetime) -> None:
     """Changes a locked run that lost its places and of which nothing is left: it waits again, in its old order."""
-    run.tasks.all().delete()
-    run.storage_state = run.storage_message = run.data_warning = run.activity = ""
-    run.read, run.endpoints, run.layout = {}, {}, {}
+    forget_tasks(run)
+    run.endpoints, run.layout = {}, {}
     run.blocked_reason = run.blocked_message = ""
     run.placed_at = run.whole_at = run.lacks_since = run.given_back_at = run.applied_at = run.release_asked_at = None
     run.started_at = run.deadline = None
     run.phase, run.phase_since = Run.Phase.QUEUED, at
     transaction.on_commit(partial(wakeups.wake_places, run.cloud))
+
+
+def forget_tasks(run: Run) -> None:
+    """Changes a run that begins with first attempts again. What its pods used stays in the usage."""
+    run.tasks.all().delete()
+    run.storage_state = run.storage_message = run.data_warning = run.activity = ""
+    run.read = {}
 
 
 def _reason(gpus: int) -> str:

@@ -47,7 +47,7 @@ from clusters.manifest.input import input_of
 from clusters.runs import idle
 from clusters.runs.models import Run, Task
 from clusters.runs.placing.known import capacity_json
-from clusters.runs.placing.places import FORGOTTEN, start_anew, waits
+from clusters.runs.placing.places import FORGOTTEN, forget_tasks, start_anew, waits
 from clusters.runs.status import task_status
 from clusters.runs.status.phase import TERMINAL
 from clusters.runs.status.phase_update import refresh
@@ -469,10 +469,7 @@ def _vanished(cloud: str, run: Run, last_seen: dt.datetime) -> None:
                 "The cloud no longer knew this run, so nobody can tell what was stored.",
             )
     else:
-        # It starts anew with first attempts. What the lost pods used stays in the usage.
-        run.tasks.all().delete()
-        run.storage_state = run.storage_message = run.data_warning = run.activity = ""
-        run.read = {}
+        forget_tasks(run)
     run.endpoints = {}
     run.applied_at = run.whole_at = None
     run.blocked_reason = run.blocked_message = ""
