@@ -30,6 +30,7 @@ from portal.manifests.appcode import (
     MAX_REMARK,
     MAX_STORAGE_QUOTA_GIB,
     MAX_TOKEN_DAYS,
+    MAX_WEIGHT,
 )
 from portal.terms import Terms, is_over, is_soon, when
 
@@ -130,6 +131,18 @@ class Appcode(models.Model):
     gpu_quota = models.PositiveIntegerField(
         default=8, validators=[MaxValueValidator(MAX_GPU_QUOTA)], help_text="GPUs that its runs may hold at one time."
     )
+    gpu_borrow = models.PositiveIntegerField(
+        default=0,
+        db_default=0,
+        validators=[MaxValueValidator(MAX_GPU_QUOTA)],
+        help_text="GPUs that its runs may hold beyond the quota, as long as nobody else needs them.",
+    )
+    weight = models.PositiveIntegerField(
+        default=1,
+        db_default=1,
+        validators=[MaxValueValidator(MAX_WEIGHT)],
+        help_text="Its part of the GPUs that are lent, against those of other appcodes.",
+    )
     storage_quota_gib = models.PositiveIntegerField(
         default=1024,
         db_default=1024,
@@ -159,6 +172,8 @@ class Appcode(models.Model):
             models.CheckConstraint(condition=Q(state__in=["requested", "active", "disabled"]), name="appcode_state"),
             models.CheckConstraint(condition=Q(code__regex=r"^[a-z][a-z0-9_-]{1,61}[a-z0-9]$"), name="appcode_code"),
             models.CheckConstraint(condition=Q(gpu_quota__lte=MAX_GPU_QUOTA), name="appcode_gpu_quota"),
+            models.CheckConstraint(condition=Q(gpu_borrow__lte=MAX_GPU_QUOTA), name="appcode_gpu_borrow"),
+            models.CheckConstraint(condition=Q(weight__lte=MAX_WEIGHT), name="appcode_weight"),
         ]
 
     def __str__(self) -> str:
@@ -167,6 +182,11 @@ class Appcode(models.Model):
     def save(self, *args: object, **kwargs: object) -> None:
         self.name = self.name or self.code
         super().save(*args, **kwargs)  # type: ignore[arg-type]
+
+    @property
+    def gpu_limit(self) -> int:
+        """GPUs that its runs may hold at one time, with those that they borrow."""
+        return self.gpu_quota + self.gpu_borrow
 
     @property
     def asked(self) -> QuotaRequest | None:

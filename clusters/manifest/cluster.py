@@ -41,6 +41,7 @@ else:
     RoleName = Literal[tuple(ROLES)]
     CompletionName = Literal[tuple(COMPLETIONS)]
 Mode = Literal["batch", "service"]
+PriorityClass = Literal["urgent", "normal", "spare"]
 
 RUN_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?/[1-9][0-9]{0,8}")
 # A name, optionally with a version.
@@ -224,6 +225,11 @@ class ClusterSpec(Strict):
         description="How often one task may fail and be started again, for whatever reason. Left out, a task that was killed or "
         "ran out of memory is started once more, and one whose program ended with an error is not. A task that its cloud takes "
         "away (a lost node, an eviction, a preemption) is always started again.",
+    )
+    priority_class: PriorityClass = Field(
+        default="normal",
+        description="'urgent' comes before the other runs of its appcode, and may take their GPUs. 'spare' starts on GPUs that "
+        "nobody else needs, does not count against the quota, and gives them back as soon as somebody does.",
     )
     time_limit: int | None = Field(
         default=None, ge=60, le=60 * 86400, description="Seconds after which a run is stopped."
