@@ -13,6 +13,7 @@ class Code(StrEnum):
     # The run waits.
     QUOTA = "Quota"
     BEHIND = "Behind"  # The nodes it could use are kept for earlier runs.
+    TAKING_BACK = "TakingBack"  # Runs that are ending, or are being taken back for it, still hold what it needs.
     PLACING = "Placing"  # Admitted: its cloud is placing its tasks.
     GPUS = "Gpus"
     RESOURCES = "Resources"  # CPU or memory.

@@ -33,6 +33,18 @@ class Tasks:
     spread: bool = False
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Resources of one node that somebody holds."""
+
+    gpus: int = 0
+    cpu_milli: int = 0
+    memory_mb: int = 0
+
+    def __add__(self, other: Sizes) -> Sizes:
+        return Sizes(self.gpus + other.gpus, self.cpu_milli + other.cpu_milli, self.memory_mb + other.memory_mb)
+
+
 @dataclass(frozen=True, order=True)
 class Shape:
     """Free (or all) resources of a node. `resource` is the extended resource that `gpus` counts. `any_model`: its GPUs are
@@ -66,6 +78,14 @@ class Shape:
             gpus=self.gpus - count * tasks.gpus,
             cpu_milli=self.cpu_milli - count * tasks.cpu_milli,
             memory_mb=self.memory_mb - count * tasks.memory_mb,
+        )
+
+    def plus(self, more: Sizes) -> Shape:
+        return replace(
+            self,
+            gpus=self.gpus + more.gpus,
+            cpu_milli=self.cpu_milli + more.cpu_milli,
+            memory_mb=self.memory_mb + more.memory_mb,
         )
 
 
@@ -201,6 +221,16 @@ def _reserved(groups: Sequence[Tasks], found: Placement) -> Field:
                     gpus, cpu, memory = (max(0, size) for size in (rest.gpus, rest.cpu_milli, rest.memory_mb))
                     _move(left, shape, name, replace(rest, gpus=gpus, cpu_milli=cpu, memory_mb=memory))
     return left
+
+
+def freed(field: Field, more: Mapping[str, Sizes]) -> Field:
+    """The field once `more` is free on its nodes."""
+    rest, those = split(field, more)
+    found = {shape: list(names) for shape, names in rest.items()}
+    for shape, names in those.items():
+        for name in names:
+            found.setdefault(shape.plus(more[name]), []).append(name)
+    return {shape: tuple(sorted(names)) for shape, names in found.items()}
 
 
 def split(field: Field, names: Collection[str]) -> tuple[Field, Field]:
