@@ -3,9 +3,9 @@ equal decisions.
 
 Runs start in order (`order.py`), each with all of its tasks or none. The first runs that wait for nodes of a kind keep as many as
 they need; later runs only start on other nodes, or on these if their time limit ends before the nodes are free for the first one.
-So small runs do not hold up a large one for ever, and a large one does not leave a whole cloud idle. A run that fits nowhere takes
-GPUs back from runs of a lower level (`taking.py`). The exception is a run that its cloud is already placing, task by task: it
-takes what fits and keeps nothing more.
+So small runs do not hold up a large one for ever, and a large one does not leave a whole cloud idle. A run that fits nowhere
+takes GPUs back from runs of a lower level (`taking.py`). The exception is a run that its cloud is already placing, task by task:
+it takes what fits and keeps nothing more.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _Decision:
         if (never := pool.never(ask.tasks)) is not None:
             return Verdict(never[0], {**values, **never[1]})
         counts = pool.counts(ask.tasks)
-        layout = pool.take(ask.tasks)
+        layout = pool.take(ask.tasks, ask.ends)
         if layout is None and ask.ends is not None:
             layout = pool.take_hole(ask.tasks, ask.ends)
         if layout is not None:
@@ -280,7 +280,7 @@ class _Pool:
             self._change(found.left)
         return found.layout
 
-    def take(self, tasks: tuple[Tasks, ...]) -> Layout | None:
+    def take(self, tasks: tuple[Tasks, ...], ends: int | None) -> Layout | None:
         if not self._empty and not any(each.gpus for each in tasks):
             return {}  # Nodes are not known yet; runs without GPUs do not wait for them.
         if tasks in self._failed:
@@ -289,7 +289,11 @@ class _Pool:
         if found.layout is None:
             self._failed.add(tasks)
         else:
-            self._promised |= {name for _, name in found.layout}
+            mine = {name for _, name in found.layout}
+            self._promised |= mine
+            for name in mine:
+                known = self._ends[name]
+                self._ends[name] = None if known is None or ends is None else max(known, ends)
             self._change(found.left)
         return found.layout
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heapreplace
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
 from clusters.admission.shares import Want, deserved
 
 PriorityClass = Literal["urgent", "normal", "spare"]
-_FIRST: Mapping[str, int] = {"urgent": 0, "normal": 1, "spare": 2}
+FIRST: Mapping[str, int] = {"urgent": 0, "normal": 1, "spare": 2}
 # Shares are compared in whole parts of this.
 _PARTS = 1_000_000
 
@@ -56,30 +56,33 @@ class Sized(Protocol):
     def priority_class(self) -> PriorityClass: ...
 
 
-def levels[R: Sized](runs: Sequence[R], quota: int, held: int = 0, *, waiting: bool = False) -> list[tuple[R, Level]]:
-    """Levels of the runs of one appcode, oldest first, of whose quota `held` is used. Sorted by class. Where they wait, later ones
-    do not take the quota that an earlier one waits for."""
+A = TypeVar("A", bound=Sized)
+
+
+def levels(runs: Sequence[A], quota: int, held: int = 0, *, waiting: bool = False) -> list[tuple[A, Level]]:
+    """Levels of the runs of one appcode, oldest first, of whose quota `held` is used. Sorted by class. Where they wait, later
+    ones do not take the quota that an earlier one waits for, and none is before an urgent one."""
     found, blocked = [], False
-    for run in sorted(runs, key=lambda run: _FIRST[run.priority_class]):
+    for run in sorted(runs, key=lambda run: FIRST[run.priority_class]):
         level = Level.SPARE if run.priority_class == "spare" else Level.BORROWED
         if level and not blocked and held + run.gpus <= quota:
             level, held = Level.QUOTA, held + run.gpus
         elif level and not run.gpus:
             level = Level.QUOTA
         else:
-            blocked |= waiting and level == Level.BORROWED and run.gpus <= quota
+            blocked |= waiting and level == Level.BORROWED and (run.gpus <= quota or run.priority_class == "urgent")
         found.append((run, level))
     return found
 
 
-def in_order[A: Sized](asks: Sequence[A], shares: Mapping[str, Share], capacity: int) -> Iterable[tuple[A, Level]]:
+def in_order(asks: Sequence[A], shares: Mapping[str, Share], capacity: int) -> Iterable[tuple[A, Level]]:
     """`capacity`: all GPUs of the cloud. An appcode without a share has an endless quota."""
     if not shares:
         return [(ask, Level.SPARE if ask.priority_class == "spare" else Level.QUOTA) for ask in _spare_last(asks)]
     return _Queues(asks, shares, capacity).in_order()
 
 
-def _spare_last[A: Sized](asks: Sequence[A]) -> Sequence[A]:
+def _spare_last(asks: Sequence[A]) -> Sequence[A]:
     return sorted(asks, key=lambda ask: ask.priority_class == "spare")
 
 
@@ -87,7 +90,7 @@ def _spare_last[A: Sized](asks: Sequence[A]) -> Sequence[A]:
 _Key = tuple[int, int, int, int]
 
 
-class _Queues[A: Sized]:
+class _Queues(Generic[A]):
     """A queue per appcode and level. The key of a queue only grows, since what was asked before is counted as held."""
 
     def __init__(self, asks: Sequence[A], shares: Mapping[str, Share], capacity: int) -> None:

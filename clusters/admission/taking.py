@@ -1,7 +1,7 @@
 """Which runs give their GPUs back for another. Pure.
 
-A run yields only to one of a higher level, or to an urgent one of its own appcode. So what runs inside its quota is never taken by
-others, and no two runs can take from each other in turn: levels would have to change in between.
+A run yields to runs of other appcodes that have a higher level, and to those of its own that have a higher class. So what runs
+inside its quota is never taken by others, and no two runs can take from each other in turn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clusters.admission.order import Level, PriorityClass
+from clusters.admission.order import FIRST, Level, PriorityClass
 from clusters.admission.packing import Sizes
 
 # Runs that are considered, those that lose least first.
@@ -40,8 +40,11 @@ class Holding:
     is_protected: bool = False
 
     def yields_to(self, taker: Taker, level: Level) -> bool:
-        own = taker.appcode == self.appcode and taker.priority_class == "urgent" != self.priority_class
-        return (self.level < level or own) and not self.is_protected and self.gpus > 0
+        if self.is_protected or not self.gpus:
+            return False
+        if taker.appcode == self.appcode:
+            return FIRST[taker.priority_class] < FIRST[self.priority_class]
+        return self.level < level
 
     @property
     def price(self) -> tuple[Level, int, str]:

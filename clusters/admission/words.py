@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Mapping
 
 from clusters.admission.codes import Code
@@ -14,7 +15,15 @@ SOON = "It starts as soon as enough are free."
 def sentence(verdict: Verdict, notes: str = "") -> str:
     """`notes`: sentences on why nodes take no tasks. Raises KeyError for codes that `decide` does not give."""
     values = _Values({**verdict.values, "notes": notes})
-    return f"{_WORDS[verdict.code](values)}{_offer(values)}"
+    return f"{_WORDS[verdict.code](values)}{_latest(values)}{_offer(values)}"
+
+
+def _latest(values: _Values) -> str:
+    """It holds unless somebody with more right comes."""
+    if not values["latest"]:
+        return ""
+    at = dt.datetime.fromtimestamp(values["latest"], dt.UTC)
+    return f" By the time limits of the runs there, that is at {at:%Y-%m-%d %H:%M} UTC at the latest."
 
 
 def _offer(values: _Values) -> str:
@@ -45,7 +54,14 @@ class _Values:
 
 
 def _fits(values: _Values) -> str:
-    return f"It needs {_gpus(values['gpus'])}, and {values.free}." if values["gpus"] else "It asks for no GPU."
+    if not values["gpus"]:
+        return "It asks for no GPU."
+    right = ""
+    if values["borrowed"]:
+        right = " It borrows them, beyond the quota: they may be taken back when others need theirs."
+    if values["spare"]:
+        right = " They are spare: they may be taken back as soon as others need them."
+    return f"It needs {_gpus(values['gpus'])}, and {values.free}.{right}"
 
 
 def _quota(values: _Values) -> str:
@@ -61,6 +77,18 @@ def _over_limit(values: _Values) -> str:
 
 def _behind(values: _Values) -> str:
     return "There is room for it, which is kept for runs that wait before it. It starts after them."
+
+
+def _taking_back(values: _Values) -> str:
+    if values["runs"]:
+        of = "a run" if values["runs"] == 1 else f"{values['runs']} runs"
+        return (
+            f"It needs {_gpus(values['gpus'])}. Those of {of} are taken back for it, which borrowed them or is of a lower class; "
+            "it starts as soon as they are free."
+        )
+    return (
+        f"It needs {_gpus(values['gpus'])}, which runs that are ending still hold. It starts as soon as they are free."
+    )
 
 
 def _placing(values: _Values) -> str:
@@ -161,6 +189,7 @@ _WORDS: Mapping[Code, Callable[[_Values], str]] = {
     Code.FITS: _fits,
     Code.QUOTA: _quota,
     Code.BEHIND: _behind,
+    Code.TAKING_BACK: _taking_back,
     Code.PLACING: _placing,
     Code.GPUS: _short_of_gpus,
     Code.RESOURCES: _resources,
