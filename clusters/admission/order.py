@@ -7,7 +7,7 @@ holds least of what it deserves (`shares.py`). The size of a run does not count,
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -76,7 +76,7 @@ def levels(runs: Sequence[A], quota: int, held: int = 0, *, waiting: bool = Fals
 
 
 def in_order(asks: Sequence[A], shares: Mapping[str, Share], capacity: int) -> Iterable[tuple[A, Level]]:
-    """`capacity`: all GPUs of the cloud. An appcode without a share has an endless quota."""
+    """`capacity`: all GPUs of the cloud. `shares`: of all appcodes that ask; without any, nobody has a quota."""
     if not shares:
         return [(ask, Level.SPARE if ask.priority_class == "spare" else Level.QUOTA) for ask in _spare_last(asks)]
     return _Queues(asks, shares, capacity).in_order()
@@ -86,73 +86,88 @@ def _spare_last(asks: Sequence[A]) -> Sequence[A]:
     return sorted(asks, key=lambda ask: ask.priority_class == "spare")
 
 
-# Level, line's and appcode's part of what they deserve, age: the smallest is next.
-_Key = tuple[int, int, int, int]
-
-
 class _Queues(Generic[A]):
-    """A queue per appcode and level. The key of a queue only grows, since what was asked before is counted as held."""
+    """A queue per appcode, per level. What was asked before counts as held."""
 
     def __init__(self, asks: Sequence[A], shares: Mapping[str, Share], capacity: int) -> None:
         self._shares = shares
-        by_appcode: dict[str, list[A]] = {}
-        for ask in asks:
-            by_appcode.setdefault(ask.appcode, []).append(ask)
-        self._age = {id(ask): age for age, ask in enumerate(asks)}
-        self._queues: dict[tuple[str, Level], list[A]] = {}
+        by_appcode: dict[str, list[tuple[int, A]]] = {}
+        for age, ask in enumerate(asks):
+            by_appcode.setdefault(ask.appcode, []).append((age, ask))
+        self._queues: dict[Level, dict[str, deque[tuple[int, A]]]] = {level: {} for level in Level}
         wants = {}
+        for appcode, own in by_appcode.items():
+            share = shares[appcode]
+            ages = {id(ask): age for age, ask in own}
+            for ask, level in levels([ask for _, ask in own], share.quota, share.held, waiting=True):
+                self._queues[level].setdefault(appcode, deque()).append((ages[id(ask)], ask))
         for appcode, share in shares.items():
-            own = by_appcode.get(appcode, [])
-            for ask, level in levels(own, share.quota, share.held, waiting=True):
-                self._queues.setdefault((appcode, level), []).append(ask)
-            asked = sum(ask.gpus for ask in own if ask.priority_class != "spare")
-            holds = share.held + share.borrowed
+            asked = sum(ask.gpus for _, ask in by_appcode.get(appcode, ()) if ask.priority_class != "spare")
             limit = max(share.quota, share.limit)
-            wants[appcode] = Want(share.line, share.quota, limit, share.weight, share.used, holds + asked)
-        for appcode in by_appcode.keys() - shares.keys():
-            self._queues[appcode, Level.QUOTA] = by_appcode[appcode]
+            asked += share.held + share.borrowed
+            wants[appcode] = Want(share.line, share.quota, limit, share.weight, share.used, asked)
+        due = deserved(wants, capacity)
+        held = {appcode: share.held + share.borrowed for appcode, share in shares.items()}
         # Spare runs share by weight alone: nobody deserves them.
-        self._due = {False: deserved(wants, capacity), True: {name: share.weight for name, share in shares.items()}}
-        self._due_of_line = {False: Counter[str](), True: Counter[str]()}
-        for is_spare, due in self._due.items():
-            for appcode, gpus in due.items():
-                self._due_of_line[is_spare][shares[appcode].line] += gpus
-        # By whether they are spare, what each appcode and line holds.
-        self._held = {False: Counter[str](), True: Counter[str]()}
-        self._held_by_line = {False: Counter[str](), True: Counter[str]()}
-        for appcode, share in shares.items():
-            self._count(appcode, share.held + share.borrowed, is_spare=False)
-            self._count(appcode, share.spare, is_spare=True)
+        weights = {appcode: share.weight for appcode, share in shares.items()}
+        spare = {appcode: share.spare for appcode, share in shares.items()}
+        self._sides = {
+            Level.QUOTA: (mine := _Sides(shares, held, due)),
+            Level.BORROWED: mine,
+            Level.SPARE: _Sides(shares, spare, weights),
+        }
 
     def in_order(self) -> Iterable[tuple[A, Level]]:
-        heap = [(self._key(*of, 0), of, 0) for of in self._queues]
+        for level in sorted(Level, reverse=True):
+            for ask in self._in_order(self._queues[level], self._sides[level]):
+                yield ask, level
+
+    def _in_order(self, queues: Mapping[str, deque[tuple[int, A]]], sides: _Sides) -> Iterable[A]:
+        """Serving an appcode changes nothing for the other lines, and in its own line nothing for the others."""
+        lines: dict[str, list[tuple[int, int, str]]] = {}
+        for appcode, queue in queues.items():
+            entry = sides.part(appcode), queue[0][0], appcode
+            lines.setdefault(self._shares[appcode].line, []).append(entry)
+        for appcodes in lines.values():
+            heapify(appcodes)
+        heap = [(sides.part_of_line(line), *appcodes[0][:2], line) for line, appcodes in lines.items()]
         heapify(heap)
         while heap:
-            key, (appcode, level), n = heap[0]
-            if (now := self._key(appcode, level, n)) > key:
-                heapreplace(heap, (now, (appcode, level), n))
-                continue
-            queue = self._queues[appcode, level]
-            ask = queue[n]
-            self._count(appcode, ask.gpus, is_spare=level == Level.SPARE)
-            if n + 1 < len(queue):
-                heapreplace(heap, (self._key(appcode, level, n + 1), (appcode, level), n + 1))
+            line = heap[0][3]
+            appcode = lines[line][0][2]
+            _, ask = queues[appcode].popleft()
+            sides.count(appcode, ask.gpus)
+            if queues[appcode]:
+                heapreplace(lines[line], (sides.part(appcode), queues[appcode][0][0], appcode))
+            else:
+                heappop(lines[line])
+            if lines[line]:
+                heapreplace(heap, (sides.part_of_line(line), *lines[line][0][:2], line))
             else:
                 heappop(heap)
-            yield ask, level
+            yield ask
 
-    def _count(self, appcode: str, gpus: int, *, is_spare: bool) -> None:
-        if share := self._shares.get(appcode):
-            self._held[is_spare][appcode] += gpus
-            self._held_by_line[is_spare][share.line] += gpus
 
-    def _key(self, appcode: str, level: Level, n: int) -> _Key:
-        share, age = self._shares.get(appcode), self._age[id(self._queues[appcode, level][n])]
-        if share is None:
-            return -level, 0, 0, age
-        spare = level == Level.SPARE
-        line = _part(self._held_by_line[spare][share.line], self._due_of_line[spare][share.line])
-        return -level, line, _part(self._held[spare][appcode], self._due[spare][appcode]), age
+class _Sides:
+    """What appcodes and their lines hold of what they are due."""
+
+    def __init__(self, shares: Mapping[str, Share], held: Mapping[str, int], due: Mapping[str, int]) -> None:
+        self._line = {appcode: share.line for appcode, share in shares.items()}
+        self._held, self._due = dict(held), due
+        self._held_by_line, self._due_by_line = Counter[str](), Counter[str]()
+        for appcode, line in self._line.items():
+            self._held_by_line[line] += held[appcode]
+            self._due_by_line[line] += due[appcode]
+
+    def count(self, appcode: str, gpus: int) -> None:
+        self._held[appcode] += gpus
+        self._held_by_line[self._line[appcode]] += gpus
+
+    def part(self, appcode: str) -> int:
+        return _part(self._held[appcode], self._due[appcode])
+
+    def part_of_line(self, line: str) -> int:
+        return _part(self._held_by_line[line], self._due_by_line[line])
 
 
 def _part(held: int, due: int) -> int:
