@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clusters.clouds.drivers.base.fit import Judgement
+from clusters.admission.judgement import Judgement
 
 # Number of runs named among those that hold GPUs.
 MOST_NAMED = 3

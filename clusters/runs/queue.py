@@ -17,8 +17,9 @@ from django.db.models.functions import Greatest, RowNumber
 from django.utils import timezone
 
 from clusters.admission.decision import outlook
+from clusters.admission.packing import Tasks
 from clusters.clouds.drivers.base import Capacity
-from clusters.clouds.drivers.base.fit import Tasks, judge
+from clusters.clouds.drivers.base.fit import judge
 from clusters.clouds.health import silences_of
 from clusters.clouds.models import CloudState
 from clusters.clouds.placement import titles

@@ -13,9 +13,9 @@ from statistics import median
 
 from django.db.models import F
 
+from clusters.admission.judgement import Fits, worst
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.lookup import Resolved, require_active, usable_appcode
-from clusters.clouds.drivers.base.fit import Fits, worst
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.placing.known import capacity_of
 from clusters.runs.placing.room import judge, rooms

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from django.db.models import Avg, F
 
+from clusters.admission.judgement import Fits, Judgement, worst
 from clusters.catalog.admission import Quota, judge_quota
-from clusters.clouds.drivers.base.fit import Fits, Judgement, free_rooms, worst
+from clusters.clouds.drivers.base.fit import free_rooms
 from clusters.runs.placing.known import capacity_of
 from clusters.runs.placing.room import judge
 from clusters.runs.preview import NOTHING, Cost, cost_of, placed

@@ -13,30 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from clusters.admission.codes import Code
-from clusters.admission.codes import Fits as Fits
+from clusters.admission.judgement import Judgement
+from clusters.admission.packing import Tasks
 from clusters.clouds.drivers.base.observations import Capacity, Node
 
 # Role and machine → number of tasks.
 Laid = Mapping[tuple[str, str], int]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    fits: Fits
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Tasks:
-    """`count` equal tasks of a role and what each holds. `gpu_model`: "" for any."""
-
-    role: str
-    count: int
-    gpus: int = 0
-    gpu_model: str = ""
-    cpu_milli: int = 0
-    memory_mb: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,12 +148,6 @@ def judge(tasks: Sequence[Tasks], capacity: Capacity) -> Judgement:
         _why_no_gpus(tasks, missing, left, capacity) if lacks_gpus else _why_no_room(tasks, missing, left, capacity)
     )
     return Judgement("waits", reason, f"{sentence}{place}{closed(capacity)}")
-
-
-def worst(*judgements: Judgement) -> Judgement:
-    """Returns the worst judgement: never, then waits, then now; the first of equals."""
-    order: dict[Fits, int] = {"never": 0, "waits": 1, "now": 2}
-    return min(judgements, key=lambda judgement: order[judgement.fits])
 
 
 def _why_never(tasks: Sequence[Tasks], missing: Tasks, rooms: Sequence[Room]) -> tuple[Code, str]:
