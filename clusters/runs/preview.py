@@ -155,7 +155,7 @@ def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int) -> list[Size]:
     for flavor in flavors:
         task = asking("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb)
         rates = _rates(prices, now, task, capacity, appcode_id)
-        found.append(Size(flavor, int(min(rooms(task), MOST_SHOWN)), Cost(min(rates), max(rates), None)))
+        found.append(Size(flavor, min(rooms(task), MOST_SHOWN), Cost(min(rates), max(rates), None)))
     return found
 
 

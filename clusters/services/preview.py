@@ -84,7 +84,7 @@ def _of(spec: ServiceSpec, version: ModelVersion, appcode: Appcode, service: Ser
     capacity = capacity_of(resolved.place.cloud)
     tasks = [replace(each, count=count) for each in placed(resolved)]
     free_for = rooms(resolved.place.cloud, capacity)
-    room = int(min((free_for(each) for each in tasks), default=0))
+    room = min((free_for(each) for each in tasks), default=0)
     in_use = held(appcode.pk)
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     gpus = resolved.gpus * count

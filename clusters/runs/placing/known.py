@@ -23,7 +23,6 @@ from django.utils import timezone
 from clusters.admission.packing import Tasks, asking
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base import Node as Seen
-from clusters.clouds.drivers.base import Waiting as Queued
 from clusters.clouds.models import CloudState
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import SERVICES, Cluster, Run, Task
@@ -109,12 +108,10 @@ def capacity_from(seen: Mapping[str, Any]) -> Capacity:
     """The reverse of `capacity_json`."""
     others = seen.get("others", {})
     return Capacity(
-        nodes=tuple(
+        tuple(
             Seen(**node, **dict(zip(_OTHERS, others.get(node["name"], ()), strict=False)))
             for node in seen.get("nodes", [])
-        ),
-        queue=tuple(Queued(**each) for each in seen.get("queue", [])),
-        in_order=seen.get("in_order", False),
+        )
     )
 
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, Verdict, advise
+from clusters.admission.decision import Ask, Node, Snapshot, Verdict, advise, decide
 from clusters.admission.decision import room as left_by
 from clusters.admission.judgement import Judgement
 from clusters.admission.packing import GPU_ONLY, Field, Shape, Tasks
 from clusters.admission.words import sentence
-from clusters.clouds.drivers.base import Capacity, fit
+from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base import Node as Seen
-from clusters.clouds.registry import adds_nodes, orders_runs
+from clusters.clouds.registry import adds_nodes
 from clusters.runs.models import Cluster
 from clusters.runs.placing.known import MOST_WAITING, Known, Taken, Waiting, read
 
@@ -22,26 +22,36 @@ UNREPORTED = 1 << 60
 
 
 def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> Judgement:
-    """Judges a new run of `tasks`, after all that wait. Where a cloud orders runs, by what is free."""
-    found = fit.judge(tasks, capacity) if orders_runs(cloud) else _judged(tasks, capacity, cloud, but)
-    if found.fits == "never" and adds_nodes(cloud):
-        more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
-        lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
-        return Judgement("waits", lacking, f"{found.message} {more}")
-    return found
-
-
-def _judged(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, but: Cluster | None) -> Judgement:
+    """Judges a new run of `tasks`, after all that wait."""
     found = snapshot(read(cloud, capacity, but))
     verdict = advise(found, Ask("", "", tuple(each for each in tasks if each.count)))
-    return Judgement(verdict.code.fits, verdict.code, said(verdict, capacity))
+    message = said(verdict, capacity)
+    if verdict.code.fits == "never" and adds_nodes(cloud):
+        more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
+        lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
+        return Judgement("waits", lacking, f"{message} {more}")
+    return Judgement(verdict.code.fits, verdict.code, message)
+
+
+def free_for(tasks: Sequence[Tasks], known: Known) -> Judgement:
+    """Judges tasks by what runs hold now, whatever else waits."""
+    found = snapshot(Known(known.capacity, known.taken))
+    verdict = decide(replace(found, asks=(Ask("", "", tuple(tasks)),)))[""]
+    return Judgement(verdict.code.fits, verdict.code, said(verdict, known.capacity))
 
 
 def said(verdict: Verdict, capacity: Capacity) -> str:
-    """The sentence for a verdict."""
-    notes = fit.notes(capacity.nodes) if verdict.code is Code.NO_NODES else ""
-    closed = fit.closed(capacity) if verdict.code.fits == "waits" and not notes else ""
-    return f"{sentence(verdict, notes)}{closed}"
+    """The sentence for a verdict, and why some nodes take no tasks."""
+    shut = [node for node in capacity.nodes if not node.takes_tasks]
+    if verdict.code is Code.NO_NODES:
+        return sentence(verdict, _notes(shut))
+    with_gpus = [node for node in shut if node.gpus]
+    closed = f" {len(with_gpus)} of {len(capacity.nodes)} machines take no tasks: {_notes(with_gpus)}"
+    return f"{sentence(verdict)}{closed if with_gpus and verdict.code.fits == 'waits' else ''}"
+
+
+def _notes(nodes: Sequence[Seen]) -> str:
+    return " ".join(sorted({node.note for node in nodes if node.note}))
 
 
 def left(known: Known) -> Field:
@@ -49,11 +59,8 @@ def left(known: Known) -> Field:
     return left_by(snapshot(known))
 
 
-def rooms(cloud: str, capacity: Capacity) -> Callable[[Tasks], float]:
-    """Returns how many tasks like a given one a new run finds room for. At most seven queries, none for each task."""
-    if orders_runs(cloud):
-        free = fit.free_rooms(capacity)
-        return lambda task: sum(each.holds(task) for each in free)
+def rooms(cloud: str, capacity: Capacity) -> Callable[[Tasks], int]:
+    """Returns how many tasks like a given one a new run finds room for. At most six queries, none for each task."""
     field = left(read(cloud, capacity))
     return lambda task: sum(
         shape.holds(replace(task, count=MOST_WAITING)) * len(names) for shape, names in field.items()
