@@ -14,6 +14,8 @@ from typing import Literal
 Never = Literal["NoSuchGpu", "OverNode", "OverPool"]
 # Steps of the exact search before it gives up.
 MOST_STEPS = 2000
+# Taint of a node that refuses tasks without GPUs.
+GPU_ONLY = frozenset({"gpu-tasks-only"})
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Sizes:
 
     def __add__(self, other: Sizes) -> Sizes:
         return Sizes(self.gpus + other.gpus, self.cpu_milli + other.cpu_milli, self.memory_mb + other.memory_mb)
+
+
+def asking(role: str, count: int, gpus: int = 0, gpu_model: str = "", cpu_milli: int = 0, memory_mb: int = 0) -> Tasks:
+    """Returns equal tasks that may use the nodes which refuse tasks without GPUs, if they have some."""
+    return Tasks(role, count, gpus, gpu_model, cpu_milli, memory_mb, tolerated=GPU_ONLY if gpus else frozenset())
 
 
 @dataclass(frozen=True, order=True)

@@ -107,12 +107,6 @@ def leads_routers(name: str) -> bool:
     return bool(kind) and DRIVERS[kind].leads_routers(stored)
 
 
-def orders_runs(name: str) -> bool:
-    """Returns whether a cloud decides itself which run starts next. One query, none for this machine."""
-    kind, stored = _stored(name)
-    return not kind or DRIVERS[kind].orders_runs(stored)
-
-
 def places_runs(name: str) -> bool:
     """Returns whether the portal decides on which nodes of a cloud tasks run. One query, none for this machine."""
     kind, stored = _stored(name)
@@ -121,7 +115,7 @@ def places_runs(name: str) -> bool:
 
 def all_placing() -> set[str]:
     """Returns the clouds on whose nodes the portal places runs. One query."""
-    found = models.Cloud.objects.exclude(kind__in=OWN).values_list("name", "kind", "settings")
+    found = models.Cloud.objects.values_list("name", "kind", "settings")
     return {name for name, kind, stored in found if DRIVERS[kind].places_runs(stored)}
 
 

@@ -17,12 +17,13 @@ from billing.metering.segments import Resources
 from billing.prices.book import price_book
 from billing.prices.rates import Prices, hourly, planned
 from clusters.admission.codes import Code
+from clusters.admission.judgement import Fits, Judgement, worst
+from clusters.admission.packing import Tasks, asking
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.hook_lookup import judge_hook_names
 from clusters.catalog.lookup import Resolved, name_taken, resolve, usable_appcode
 from clusters.catalog.models import Flavor
 from clusters.clouds.drivers.base import Capacity, Mount, S3Source
-from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, worst
 from clusters.clouds.health import silences
 from clusters.clouds.placement import Place
 from clusters.clouds.registry import asked
@@ -152,9 +153,9 @@ def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int) -> list[Size]:
     capacity, prices, now = capacity_of(cloud), price_book(), timezone.now()
     rooms, found = room.rooms(cloud, capacity), []
     for flavor in flavors:
-        task = Tasks("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb)
+        task = asking("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb)
         rates = _rates(prices, now, task, capacity, appcode_id)
-        found.append(Size(flavor, int(min(rooms(task), MOST_SHOWN)), Cost(min(rates), max(rates), None)))
+        found.append(Size(flavor, min(rooms(task), MOST_SHOWN), Cost(min(rates), max(rates), None)))
     return found
 
 
@@ -186,7 +187,7 @@ def _scheduled(spec: ClusterSpec) -> Judgement:
 def tasks_of(resolved: Resolved) -> list[Tasks]:
     """The tasks that a run would place on machines."""
     return [
-        Tasks(role, each.together, held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb)
+        asking(role, each.together, held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb)
         for role, each in resolved.spec.active_roles.items()
         for held in (resolved.resources[role],)
     ]
@@ -278,7 +279,7 @@ def _cost_of_hooks(resolved: Resolved, appcode: Appcode, capacity: Capacity) -> 
     for hook in resolved.hooks:
         size = next((each for each in flavors if hook.flavor in (None, each.name)), None)
         if size:
-            task = Tasks("", 1, size.gpus, size.gpu_model, size.cpu_milli, size.memory_mb)
+            task = asking("", 1, size.gpus, size.gpu_model, size.cpu_milli, size.memory_mb)
             seconds = hook.time_limit or TIME_LIMIT
             found += max(planned(prices, now, seconds, [each], appcode.pk) for each in _held(prices, task, capacity))
     return found

@@ -13,9 +13,9 @@ from statistics import median
 
 from django.db.models import F
 
+from clusters.admission.judgement import Fits, worst
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.lookup import Resolved, require_active, usable_appcode
-from clusters.clouds.drivers.base.fit import Fits, worst
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.placing.known import capacity_of
 from clusters.runs.placing.room import judge, rooms
@@ -84,7 +84,7 @@ def _of(spec: ServiceSpec, version: ModelVersion, appcode: Appcode, service: Ser
     capacity = capacity_of(resolved.place.cloud)
     tasks = [replace(each, count=count) for each in placed(resolved)]
     free_for = rooms(resolved.place.cloud, capacity)
-    room = int(min((free_for(each) for each in tasks), default=0))
+    room = min((free_for(each) for each in tasks), default=0)
     in_use = held(appcode.pk)
     queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
     gpus = resolved.gpus * count

@@ -20,10 +20,9 @@ from django.db.models.fields.json import KT, KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
 
-from clusters.admission.packing import Tasks
-from clusters.clouds.drivers.base import Capacity, fit
+from clusters.admission.packing import Tasks, asking
+from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base import Node as Seen
-from clusters.clouds.drivers.base import Waiting as Queued
 from clusters.clouds.models import CloudState
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import SERVICES, Cluster, Run, Task
@@ -34,8 +33,6 @@ MOST_WAITING = 1000
 # How long a run avoids nodes on which its tasks did not start, after its pause.
 AVOIDED = dt.timedelta(minutes=10)
 _OTHERS = ("gpus_others", "cpu_milli_others", "memory_mb_others")
-# Keeps tasks without GPUs away from nodes that refuse them.
-GPU_ONLY = frozenset({"gpu-tasks-only"})
 # Tasks without a machine, or that the cloud cannot create; also of a run in which some roles have started.
 UNPLACED = Task.objects.filter(run=OuterRef("pk"), phase="Pending", node="", reason__in=WAITING)
 
@@ -77,7 +74,7 @@ class Waiting:
     not need each other. `avoided`: nodes where it does not go. `is_replica`: of a service, which lives on if others do."""
 
     run: int
-    tasks: Sequence[fit.Tasks]
+    tasks: Sequence[Tasks]
     started: bool = False
     is_independent: bool = False
     avoided: frozenset[str] = frozenset()
@@ -111,12 +108,10 @@ def capacity_from(seen: Mapping[str, Any]) -> Capacity:
     """The reverse of `capacity_json`."""
     others = seen.get("others", {})
     return Capacity(
-        nodes=tuple(
+        tuple(
             Seen(**node, **dict(zip(_OTHERS, others.get(node["name"], ()), strict=False)))
             for node in seen.get("nodes", [])
-        ),
-        queue=tuple(Queued(**each) for each in seen.get("queue", [])),
-        in_order=seen.get("in_order", False),
+        )
     )
 
 
@@ -145,17 +140,6 @@ def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
         )
         for name, capacity in capacities.items()
     }
-
-
-def tasks_of(several: Iterable[fit.Tasks]) -> tuple[Tasks, ...]:
-    return tuple(task_of(each) for each in several if each.count)
-
-
-def task_of(each: fit.Tasks) -> Tasks:
-    return Tasks(
-        each.role, each.count, each.gpus, each.gpu_model, each.cpu_milli, each.memory_mb,
-        tolerated=GPU_ONLY if each.gpus else frozenset(),
-    )  # fmt: skip
 
 
 # Runs that are to run on their cloud, and whose places are not to be cleared first.
@@ -196,7 +180,7 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
     seen = _seen([pk for pk, *_ in rows])
     # As text, since many runs ask for the same, and reading JSON takes longer than the rest.
     asked: dict[tuple[str, ...], _Asked] = {}
-    unseen: dict[tuple[str, ...], tuple[fit.Tasks, ...]] = {}
+    unseen: dict[tuple[str, ...], tuple[Tasks, ...]] = {}
     found, at = [], timezone.now()
     for pk, _, applied_at, avoided, not_before, part_of, framework, *texts in rows:
         key = tuple(texts)
@@ -204,7 +188,7 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
             asked[key] = _Asked(*map(json.loads, texts))
             unseen[key] = tuple(asked[key].lacking({}))
         tasks = tuple(asked[key].lacking(seen[pk])) if pk in seen else unseen[key]
-        if any(each.count for each in tasks):
+        if tasks:
             away = frozenset[str](avoided) if not_before and at < not_before + AVOIDED else frozenset[str]()
             independent, replica = FRAMEWORKS[framework].is_independent, part_of.startswith(SERVICES)
             found.append(Waiting(pk, tasks, applied_at is not None, independent, away, replica))
@@ -249,7 +233,7 @@ def _promises(run: Run, bound: Counter[tuple[str, str]], done: Counter[str]) -> 
     for role in run.resources:
         held = sum(count for (of, _), count in bound.items() if of == role)
         wanted = _lacking(run, role, held, done[role])
-        groups.setdefault(replace(task_of(wanted), role="", count=0), []).append((role, wanted.count))
+        groups.setdefault(replace(wanted, role="", count=0), []).append((role, wanted.count))
     for tasks, roles in groups.items():
         if lacks := sum(count for _, count in roles):
             most, here = Counter[str](), Counter[str]()
@@ -262,10 +246,10 @@ def _promises(run: Run, bound: Counter[tuple[str, str]], done: Counter[str]) -> 
 
 def alike(run: Run) -> Mapping[str, Tasks]:
     """By role what one task asks for; equal where tasks of several roles ask for the same."""
-    return {role: replace(task_of(_lacking(run, role, 0, 0)), role="", count=0) for role in run.resources}
+    return {role: replace(_lacking(run, role, 0, 0), role="", count=0) for role in run.resources}
 
 
-def lacking(runs: Sequence[Run]) -> Mapping[int, list[fit.Tasks]]:
+def lacking(runs: Sequence[Run]) -> Mapping[int, list[Tasks]]:
     """Returns by run the tasks that should have a node now and have none. One query."""
     seen = _seen([run.pk for run in runs])
     return {run.pk: _asked_by(run).lacking(seen.get(run.pk, {})) for run in runs}
@@ -282,7 +266,7 @@ def _seen(runs: Sequence[int]) -> dict[int, dict[str, tuple[int, int]]]:
     return found
 
 
-def _lacking(run: Run, role: str, held: int, done: int) -> fit.Tasks:
+def _lacking(run: Run, role: str, held: int, done: int) -> Tasks:
     return _asked_by(run).of(role, held, done)
 
 
@@ -298,15 +282,16 @@ class _Asked:
     roles: Mapping[str, Any]
     spec: Mapping[str, Any]
 
-    def lacking(self, seen: Mapping[str, tuple[int, int]]) -> list[fit.Tasks]:
+    def lacking(self, seen: Mapping[str, tuple[int, int]]) -> list[Tasks]:
         """Tasks that should have a node now and have none. `seen`: as of `_seen`."""
-        return [self.of(role, *seen.get(role, (0, 0))) for role in self.resources]
+        found = [self.of(role, *seen.get(role, (0, 0))) for role in self.resources]
+        return [each for each in found if each.count]
 
-    def of(self, role: str, held: int, done: int) -> fit.Tasks:
+    def of(self, role: str, held: int, done: int) -> Tasks:
         left = self.roles.get(role, {}).get("count", 0) - done
         at_once = self.spec.get(role, {}).get("atOnce") or left
         asked = self.resources[role]
-        return fit.Tasks(
+        return asking(
             role,
             max(0, min(at_once, left) - held),
             asked["gpus"],

@@ -23,7 +23,7 @@ from clusters.admission.decision import Node, Verdict, decide
 from clusters.admission.packing import Layout
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.models import CloudState
-from clusters.clouds.registry import places_runs
+from clusters.clouds.registry import driver, places_runs
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import Run, Task
@@ -99,12 +99,13 @@ def _give(cloud: str) -> tuple[Known, Mapping[str, Node]] | None:
     known = read(cloud, capacity, new=False)
     snapshot = room.snapshot(known)
     verdicts = decide(snapshot)
+    may_grow = driver(cloud).is_remote
     trouble = CloudState.objects.filter(name=cloud).values_list("trouble", flat=True).first()
     said = {int(run): each for run, each in verdicts.items() if each.code is Code.FITS or each.rank <= TOLD}
     answers = {}
     rows = waits(cloud).filter(pk__in=said)
     for run_id, gpus, *told in rows.values_list("pk", "gpus", "wait_reason", "wait_message"):
-        answer = _answer(said[run_id], capacity, gpus)
+        answer = _answer(said[run_id], capacity, gpus, may_grow=may_grow)
         if trouble and answer.reason:
             answer = replace(answer, message=f"{answer.message} {OLD} {trouble}")
         if [answer.reason, answer.message] != told:
@@ -115,17 +116,21 @@ def _give(cloud: str) -> tuple[Known, Mapping[str, Node]] | None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a waiting run is told: a reason and a message, or its places, and nothing if it needs none."""
+    """What a waiting run is told: a reason and a message, or its places, and nothing if it needs none; or why it never starts."""
 
     reason: str = ""
     message: str = ""
     layout: Layout | None = None
+    refusal: str = ""
 
 
-def _answer(verdict: Verdict, capacity: Capacity, gpus: int) -> Answer:
+def _answer(verdict: Verdict, capacity: Capacity, gpus: int, *, may_grow: bool) -> Answer:
     if verdict.code is Code.FITS:
         return Answer(layout=verdict.nodes or {})
-    return Answer(_reason(gpus), room.said(verdict, capacity))
+    sentence = room.said(verdict, capacity)
+    if verdict.code.fits == "never" and not may_grow:
+        return Answer(refusal=sentence)
+    return Answer(_reason(gpus), sentence)
 
 
 def _write(rows: QuerySet[Run], answers: Mapping[int, Answer], at: dt.datetime) -> None:
@@ -137,12 +142,12 @@ def _write(rows: QuerySet[Run], answers: Mapping[int, Answer], at: dt.datetime) 
     runs = list(rows.select_related("cluster").prefetch_related("cluster__appcode"))
     for run in runs:
         answer = answers[run.pk]
-        run.wait_reason, run.wait_message = answer.reason, answer.message
+        run.wait_reason, run.wait_message, run.refusal = answer.reason, answer.message, answer.refusal
         if answer.layout is not None:
             run.placed_at, run.layout = at, _by_role(answer.layout)
         if not answer.reason:
             transaction.on_commit(partial(wakeups.wake, run.pk))
-    refresh(runs, at, unsaved=["wait_reason", "wait_message", "placed_at", "layout"])
+    refresh(runs, at, unsaved=["wait_reason", "wait_message", "refusal", "placed_at", "layout"])
 
 
 def _by_role(layout: Layout) -> dict[str, dict[str, int]]:
@@ -196,7 +201,8 @@ def _give_back(cloud: str, known: Known, nodes: Mapping[str, Node]) -> None:
         cannot = any(_cannot(each, known, nodes) for each in missing)
         if is_late or (cannot and not (run.whole_at and held)):
             # Kubernetes may have a reason that the portal does not know, such as the number of pods of a node.
-            run.avoided = [] if cannot else sorted({node for promise in missing for node in promise.open})
+            elsewhere = not cannot and len(nodes) > 1
+            run.avoided = sorted({node for promise in missing for node in promise.open}) if elsewhere else []
             lost.append(run)
     record_all([_lose(run, at) for run in lost])
     refresh(

@@ -6,41 +6,52 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, Verdict, advise
+from clusters.admission.decision import Ask, Node, Snapshot, Verdict, advise, decide
 from clusters.admission.decision import room as left_by
-from clusters.admission.packing import Field, Shape, Tasks
+from clusters.admission.judgement import Judgement
+from clusters.admission.packing import GPU_ONLY, Field, Shape, Tasks
 from clusters.admission.words import sentence
-from clusters.clouds.drivers.base import Capacity, fit
+from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base import Node as Seen
-from clusters.clouds.registry import adds_nodes, orders_runs
+from clusters.clouds.registry import adds_nodes
 from clusters.runs.models import Cluster
-from clusters.runs.placing.known import GPU_ONLY, MOST_WAITING, Known, Taken, Waiting, read, task_of, tasks_of
+from clusters.runs.placing.known import MOST_WAITING, Known, Taken, Waiting, read
 
 # Stands for an amount that the cloud does not report. Larger than any sum of what tasks ask.
 UNREPORTED = 1 << 60
 
 
-def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> fit.Judgement:
-    """Judges a new run of `tasks`, after all that wait. Where a cloud orders runs, by what is free."""
-    found = fit.judge(tasks, capacity) if orders_runs(cloud) else _judged(tasks, capacity, cloud, but)
-    if found.fits == "never" and adds_nodes(cloud):
+def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> Judgement:
+    """Judges a new run of `tasks`, after all that wait."""
+    found = snapshot(read(cloud, capacity, but))
+    verdict = advise(found, Ask("", "", tuple(each for each in tasks if each.count)))
+    message = said(verdict, capacity)
+    if verdict.code.fits == "never" and adds_nodes(cloud):
         more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
         lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
-        return fit.Judgement("waits", lacking, f"{found.message} {more}")
-    return found
+        return Judgement("waits", lacking, f"{message} {more}")
+    return Judgement(verdict.code.fits, verdict.code, message)
 
 
-def _judged(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None) -> fit.Judgement:
-    found = snapshot(read(cloud, capacity, but))
-    verdict = advise(found, Ask("", "", tasks_of(tasks)))
-    return fit.Judgement(verdict.code.fits, verdict.code, said(verdict, capacity))
+def free_for(tasks: Sequence[Tasks], known: Known) -> Judgement:
+    """Judges tasks by what runs hold now, whatever else waits."""
+    found = snapshot(Known(known.capacity, known.taken))
+    verdict = decide(replace(found, asks=(Ask("", "", tuple(tasks)),)))[""]
+    return Judgement(verdict.code.fits, verdict.code, said(verdict, known.capacity))
 
 
 def said(verdict: Verdict, capacity: Capacity) -> str:
-    """The sentence for a verdict."""
-    notes = fit.notes(capacity.nodes) if verdict.code is Code.NO_NODES else ""
-    closed = fit.closed(capacity) if verdict.code.fits == "waits" and not notes else ""
-    return f"{sentence(verdict, notes)}{closed}"
+    """The sentence for a verdict, and why some nodes take no tasks."""
+    shut = [node for node in capacity.nodes if not node.takes_tasks]
+    if verdict.code is Code.NO_NODES:
+        return sentence(verdict, _notes(shut))
+    with_gpus = [node for node in shut if node.gpus]
+    closed = f" {len(with_gpus)} of {len(capacity.nodes)} machines take no tasks: {_notes(with_gpus)}"
+    return f"{sentence(verdict)}{closed if with_gpus and verdict.code.fits == 'waits' else ''}"
+
+
+def _notes(nodes: Sequence[Seen]) -> str:
+    return " ".join(sorted({node.note for node in nodes if node.note}))
 
 
 def left(known: Known) -> Field:
@@ -48,14 +59,11 @@ def left(known: Known) -> Field:
     return left_by(snapshot(known))
 
 
-def rooms(cloud: str, capacity: Capacity) -> Callable[[fit.Tasks], float]:
-    """Returns how many tasks like a given one a new run finds room for. At most seven queries, none for each task."""
-    if orders_runs(cloud):
-        free = fit.free_rooms(capacity)
-        return lambda task: sum(each.holds(task) for each in free)
+def rooms(cloud: str, capacity: Capacity) -> Callable[[Tasks], int]:
+    """Returns how many tasks like a given one a new run finds room for. At most six queries, none for each task."""
     field = left(read(cloud, capacity))
     return lambda task: sum(
-        shape.holds(replace(task_of(task), count=MOST_WAITING)) * len(names) for shape, names in field.items()
+        shape.holds(replace(task, count=MOST_WAITING)) * len(names) for shape, names in field.items()
     )
 
 
@@ -105,7 +113,7 @@ def _avoided(avoiding: Sequence[Waiting], nodes: Sequence[Node], asks: Sequence[
 
 def _asked(waiting: Waiting, nodes: Sequence[Node]) -> tuple[Tasks, ...]:
     """Independent tasks take turns where the cloud never has room for all at once."""
-    found = tasks_of(waiting.tasks)
+    found = tuple(waiting.tasks)
     if waiting.is_replica:
         return tuple(replace(each, spread=True) for each in found)
     if not waiting.is_independent:

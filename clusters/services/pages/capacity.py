@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from django.db.models import Avg, F
 
+from clusters.admission.judgement import Fits, Judgement, worst
 from clusters.catalog.admission import Quota, judge_quota
-from clusters.clouds.drivers.base.fit import Fits, Judgement, free_rooms, worst
-from clusters.runs.placing.known import capacity_of
-from clusters.runs.placing.room import judge
+from clusters.runs.placing.known import capacity_of, read
+from clusters.runs.placing.room import judge, left
 from clusters.runs.preview import NOTHING, Cost, cost_of, placed
 from clusters.runs.quota import held, waiting
 from clusters.services.checks import resolved_as
@@ -44,10 +44,11 @@ def takes(spec: ServiceSpec, model: str, appcode: Appcode, count: int) -> Takes:
     room = judge(tasks, capacity, resolved.place.cloud) if count else Judgement("now", "", "")
     found = worst(quota, room)
     each = cost_of(resolved.spec, appcode)
+    field = left(read(resolved.place.cloud, capacity))
     return Takes(
         count=count,
         gpus=resolved.gpus * count,
-        free=sum(int(each.gpus) for each in free_rooms(capacity)),
+        free=sum(shape.gpus * len(names) for shape, names in field.items()),
         fits=found.fits,
         sentence=found.message,
         cost=sum((each for _ in range(count)), NOTHING),

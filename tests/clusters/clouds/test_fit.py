@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusters.admission.packing import Tasks, asking
 from clusters.clouds.drivers.base import Capacity, Node, Waiting
-from clusters.clouds.drivers.base.fit import Tasks, free_rooms, judge, lay
+from clusters.clouds.drivers.base.fit import free_rooms, judge, lay
 from clusters.clouds.drivers.local.agent import scheduler
 
 MODELS = ("", "A100", "H100")
@@ -26,59 +27,59 @@ def node(name: str = "gpu-1", free: int = 8, model: str = "A100", **more: object
     ("tasks", "nodes", "fits", "sentence"),
     [
         (
-            [Tasks("worker", 1, 8)],
+            [asking("worker", 1, 8)],
             [node("gpu-1", 4), node("gpu-2", 4)],
             "waits",
             "It needs 8 GPUs on one node; the largest free block is 4 on gpu-1.",
         ),
         (
-            [Tasks("worker", 1, 8, "A100")],
+            [asking("worker", 1, 8, "A100")],
             [node("gpu-1", 0), node("gpu-2", 8, "H100")],
             "waits",
             "It needs 8 A100 GPUs on one node; no node has any free.",
         ),
         (
-            [Tasks("worker", 3, 4)],
+            [asking("worker", 3, 4)],
             [node("gpu-1", 4), node("gpu-2", 6)],
             "waits",
             "It needs 3 × 4 GPUs, each on one node; 2 of these find room now.",
         ),
         (
-            [Tasks("worker", 2, 1, "H100")],
+            [asking("worker", 2, 1, "H100")],
             [node("gpu-1", 8), node("gpu-2", 1, "H100")],
             "waits",
             "It needs 2 GPUs; 1 of 8 H100 are free. It starts as soon as enough are.",
         ),
         (
-            [Tasks("worker", 2, 1, "", 8000)],
+            [asking("worker", 2, 1, "", 8000)],
             [node("gpu-1", 8, cpu_milli_free=4000), node("gpu-2", 0)],
             "waits",
             "It needs 8 CPUs on one node for one worker, and at most 4 CPUs are free. It starts as soon as enough are.",
         ),
-        ([Tasks("worker", 1, 16)], [node(), node("gpu-2")], "never", "No machine has 16 GPUs for one worker."),
-        ([Tasks("worker", 1, 1, "H100")], [node()], "never", "No machine has 1 H100s for one worker."),
+        ([asking("worker", 1, 16)], [node(), node("gpu-2")], "never", "No machine has 16 GPUs for one worker."),
+        ([asking("worker", 1, 1, "H100")], [node()], "never", "No machine has 1 H100s for one worker."),
         (
-            [Tasks("worker", 3, 8)],
+            [asking("worker", 3, 8)],
             [node(), node("gpu-2")],
             "never",
             "It needs 24 GPUs at one time; all machines together",
         ),
         (
-            [Tasks("worker", 3, 5)],
+            [asking("worker", 3, 5)],
             [node(), node("gpu-2")],
             "never",
             "1 of its tasks (worker, 5 GPUs each) find no place",
         ),
-        ([Tasks("worker", 1, 1, "H100")], [node(simulated=True)], "now", "It needs 1 GPU, and 8 of 8 H100 are free."),
-        ([Tasks("master", 1)], [node(free=0)], "now", "It asks for no GPU."),
+        ([asking("worker", 1, 1, "H100")], [node(simulated=True)], "now", "It needs 1 GPU, and 8 of 8 H100 are free."),
+        ([asking("master", 1)], [node(free=0)], "now", "It asks for no GPU."),
         (
-            [Tasks("master", 1, 0, "", 500)],
+            [asking("master", 1, 0, "", 500)],
             [node(gpu_tasks_only=True)],
             "never",
             "No machine has 0.5 CPUs for one master.",
         ),
-        ([Tasks("worker", 1, 1)], [], "waits", "No machine has reported in yet; it starts when one does."),
-        ([Tasks("master", 1)], [], "now", "It asks for no GPU."),
+        ([asking("worker", 1, 1)], [], "waits", "No machine has reported in yet; it starts when one does."),
+        ([asking("master", 1)], [], "now", "It asks for no GPU."),
     ],
 )
 def test_what_is_missing_is_said(tasks: list[Tasks], nodes: list[Node], fits: str, sentence: str) -> None:
@@ -106,7 +107,7 @@ def test_cpu_and_memory_are_judged_as_far_as_they_are_known(
     asked: tuple[int, int, int], capacity: Capacity, fits: str, words: str
 ) -> None:
     count, cpu, memory = asked
-    verdict = judge([Tasks("worker", count, 0, "", cpu, memory)], capacity)
+    verdict = judge([asking("worker", count, 0, "", cpu, memory)], capacity)
     assert verdict.fits == fits
     assert verdict.message.startswith(words)
 
@@ -114,14 +115,14 @@ def test_cpu_and_memory_are_judged_as_far_as_they_are_known(
 def test_machines_that_take_no_tasks_are_named_with_the_reason() -> None:
     away = dataclasses.replace(node("gpu-2", 0), note="It offers no disk.", takes_tasks=False)
     for gpus in (0, 1):
-        verdict = judge([Tasks("worker", 1, gpus)], Capacity((away, away)))
+        verdict = judge([asking("worker", 1, gpus)], Capacity((away, away)))
         assert (verdict.fits, verdict.message) == ("waits", "No machine takes tasks now: It offers no disk.")
-    verdict = judge([Tasks("worker", 1, 1)], Capacity((node(free=0), away)))
+    verdict = judge([asking("worker", 1, 1)], Capacity((node(free=0), away)))
     assert (verdict.fits, verdict.message.partition("enough are. ")[2]) == (
         "waits",
         "1 of 2 machines take no tasks: It offers no disk.",
     )
-    assert judge([Tasks("worker", 1, 1)], Capacity((node(), away))).fits == "now"
+    assert judge([asking("worker", 1, 1)], Capacity((node(), away))).fits == "now"
 
 
 nodes = st.lists(
@@ -138,7 +139,11 @@ nodes = st.lists(
 
 def kinds(most: int, gpus: st.SearchStrategy[int], cores: st.SearchStrategy[int]) -> st.SearchStrategy[list[Tasks]]:
     one = st.builds(
-        lambda n, g, model, c: Tasks("", n, g, model, c * 1000), st.integers(1, 3), gpus, st.sampled_from(MODELS), cores
+        lambda n, g, model, c: asking("", n, g, model, c * 1000),
+        st.integers(1, 3),
+        gpus,
+        st.sampled_from(MODELS),
+        cores,
     )
     return st.lists(one, min_size=1, max_size=most).map(
         lambda found: [dataclasses.replace(each, role=f"role-{number}") for number, each in enumerate(found)]
@@ -218,5 +223,5 @@ def test_the_preview_and_the_agent_of_this_machine_decide_alike(
         tuple((("worker", number), gpus, "") for number in range(count) if gpus),
         scheduler.Room(count * cores * 1000, count),
     )
-    verdict = judge([Tasks("worker", count, gpus, "", cores * 1000, 1)], Capacity((seen,), queue, in_order=True))
+    verdict = judge([asking("worker", count, gpus, "", cores * 1000, 1)], Capacity((seen,), queue, in_order=True))
     assert (verdict.fits == "now") == (9 in scheduler.place(free, scheduler.Room(8000, 64), [*before, one]))

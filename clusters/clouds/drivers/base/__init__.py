@@ -47,7 +47,6 @@ from clusters.clouds.drivers.base.observations import (
     TaskPhase,
     TaskSeen,
     Unreadable,
-    Waiting,
 )
 from clusters.clouds.drivers.base.plan import (
     CODE,
@@ -133,7 +132,6 @@ __all__ = [
     "Unreadable",
     "VolumeRef",
     "VolumeSource",
-    "Waiting",
     "WatchExpired",
     "expand",
     "literal",

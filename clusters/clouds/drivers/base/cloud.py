@@ -116,11 +116,6 @@ class Cloud(Protocol):
         return cpu_milli, memory_mb
 
     @classmethod
-    def orders_runs(cls, stored: Mapping[str, Any]) -> bool:
-        """Returns whether the cloud, or a queue in it, decides which run starts next."""
-        return True
-
-    @classmethod
     def places_runs(cls, stored: Mapping[str, Any]) -> bool:
         """Returns whether the portal decides on which nodes tasks run, all tasks of a run or none."""
         return False

@@ -167,11 +167,6 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         return Gateway(settings.apps_domain, settings.gateway_address) if settings.serves else None
 
     @classmethod
-    def orders_runs(cls, stored: Mapping[str, Any]) -> bool:
-        """Only Kueue does: kube-scheduler places pods one by one."""
-        return bool(Settings.readable(stored).kueue_queue)
-
-    @classmethod
     def places_runs(cls, stored: Mapping[str, Any]) -> bool:
         """Kueue decides itself, and an autoscaler adds nodes only for pods that wait."""
         settings = Settings.readable(stored)
