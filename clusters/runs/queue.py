@@ -19,14 +19,14 @@ from django.utils import timezone
 
 from clusters.admission.decision import outlook
 from clusters.admission.judgement import Judgement
-from clusters.admission.packing import Tasks
+from clusters.admission.packing import Sizes, Tasks
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.health import silences_of
 from clusters.clouds.models import CloudState
 from clusters.clouds.placement import titles
 from clusters.clouds.registry import all_placing
 from clusters.runs.models import Run
-from clusters.runs.placing.known import UNPLACED, Known, Taken, capacity_from, lacking, read_several, taken_on
+from clusters.runs.placing.known import UNPLACED, Known, capacity_from, lacking, read_several, taken_on
 from clusters.runs.placing.places import every_wait
 from clusters.runs.placing.room import free_for, snapshot
 from clusters.runs.placing.tiles import Tile, placed_tiles, seen_tiles
@@ -170,7 +170,7 @@ def _keepers(seen: Q, runs: Collection[int]) -> list[Run]:
     return list(Run.objects.filter(seen, pk__in=runs).select_related("cluster__appcode")) if runs else []
 
 
-def _gpus(nodes: Mapping[str, Taken]) -> dict[str, int]:
+def _gpus(nodes: Mapping[str, Sizes]) -> dict[str, int]:
     return {node: held.gpus for node, held in nodes.items()}
 
 

@@ -11,16 +11,33 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from django.db.models import Count, Exists, F, Func, IntegerField, JSONField, OuterRef, Q, QuerySet, Sum, TextField
+from django.db.models import (
+    Case,
+    Count,
+    Exists,
+    F,
+    Func,
+    IntegerField,
+    JSONField,
+    Max,
+    OuterRef,
+    Q,
+    QuerySet,
+    Sum,
+    TextField,
+    When,
+    Window,
+)  # fmt: skip
 from django.db.models.fields.json import KT, KeyTextTransform
-from django.db.models.functions import Cast, Coalesce
+from django.db.models.functions import Cast, Coalesce, RowNumber
 from django.utils import timezone
 
-from clusters.admission.packing import Tasks, asking
+from clusters.admission.order import PriorityClass
+from clusters.admission.packing import Sizes, Tasks, asking
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.models import CloudState
@@ -28,25 +45,16 @@ from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import SERVICES, Cluster, Run, Task
 from clusters.runs.status.phase import WAITING
 
+NOTHING = Sizes()
 # More waiting runs than this are not looked at: where so many lack nodes, the first leave no room.
 MOST_WAITING = 1000
+# How long the end of a run takes at most, after its time limit: until its program has ended and its output is stored.
+TO_END = dt.timedelta(minutes=3)
 # How long a run avoids nodes on which its tasks did not start, after its pause.
 AVOIDED = dt.timedelta(minutes=10)
 _OTHERS = ("gpus_others", "cpu_milli_others", "memory_mb_others")
 # Tasks without a machine, or that the cloud cannot create; also of a run in which some roles have started.
 UNPLACED = Task.objects.filter(run=OuterRef("pk"), phase="Pending", node="", reason__in=WAITING)
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Resources of one node."""
-
-    gpus: int = 0
-    cpu_milli: int = 0
-    memory_mb: int = 0
-
-    def __add__(self, other: Taken) -> Taken:
-        return Taken(self.gpus + other.gpus, self.cpu_milli + other.cpu_milli, self.memory_mb + other.memory_mb)
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,8 @@ class Promise:
 @dataclass(frozen=True)
 class Waiting:
     """A run without places. `started`: its cloud has it already, and places its tasks by itself. `is_independent`: its tasks do
-    not need each other. `avoided`: nodes where it does not go. `is_replica`: of a service, which lives on if others do."""
+    not need each other. `avoided`: nodes where it does not go. `is_replica`: of a service, which lives on if others do. `appcode`
+    and `line`: by id, and by namespace. `seconds`: its time limit."""
 
     run: int
     tasks: Sequence[Tasks]
@@ -79,16 +88,30 @@ class Waiting:
     is_independent: bool = False
     avoided: frozenset[str] = frozenset()
     is_replica: bool = False
+    appcode: str = ""
+    line: str = ""
+    priority_class: PriorityClass = "normal"
+    seconds: int | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`sizes`: what runs hold on a node that are being ended. `ends`: when the last of the others ends by its time limit, in
+    seconds since 1970; None if one has none."""
+
+    sizes: Sizes = NOTHING
+    ends: int | None = 0
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of one cloud. `taken`: by node, by tasks of runs. `waiting` is in order."""
+    """What is known of one cloud. `taken`: by node, by tasks of runs. `waiting`: oldest first."""
 
     capacity: Capacity
-    taken: Mapping[str, Taken] = field(default_factory=dict)
+    taken: Mapping[str, Sizes] = field(default_factory=dict)
     promises: Sequence[Promise] = ()
     waiting: Sequence[Waiting] = ()
+    ending: Mapping[str, Ending] = field(default_factory=dict)
 
 
 def capacity_of(cloud: str) -> Capacity:
@@ -117,8 +140,8 @@ def capacity_from(seen: Mapping[str, Any]) -> Capacity:
 
 def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: bool = True) -> Known:
     """Reads what runs hold and wait for; the run of `but` that lives now will be over. `new`: also runs that are about to be
-    admitted. `capacity` must have been read before. Five queries."""
-    return Known(capacity, taken(cloud), promises(cloud, but), waiting(cloud, but, new=new))
+    admitted. `capacity` must have been read before. Six queries."""
+    return Known(capacity, taken(cloud), promises(cloud, but), waiting(cloud, but, new=new), ending(cloud))
 
 
 def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
@@ -161,7 +184,9 @@ def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list
 
 
 # One run that waits: its columns in `_unplaced`.
-Row = tuple[int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, str, str, str]
+Row = tuple[
+    int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, int, str, str | None, str | None, str, str, str
+]  # fmt: skip
 
 
 def _unplaced(which: Q, *, new: bool) -> QuerySet[Run, Row]:
@@ -170,10 +195,20 @@ def _unplaced(which: Q, *, new: bool) -> QuerySet[Run, Row]:
     admitted = (Q(admitted_at__isnull=False) & able) | (Q(wait_reason="", source=None) if new else Q())
     unplaced = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
     runs = Run.objects.filter(which, due(), admitted, unplaced, placed_at=None, blocked_message="")
-    return runs.order_by("pk").values_list(
-        "pk", "cloud", "applied_at", "avoided", "not_before", "cluster__part_of", KT("spec__framework"),
+    # The first of each appcode, then the second of each: the many runs of one do not hide those of others.
+    own = Window(RowNumber(), partition_by=[F("cluster__appcode")], order_by=[by_class().asc(), F("pk").asc()])
+    first = runs.annotate(turn=own).order_by("turn", "pk").values("pk")[:MOST_WAITING]
+    return Run.objects.filter(pk__in=first).order_by("pk").values_list(
+        "pk", "cloud", "applied_at", "avoided", "not_before", "cluster__part_of", KT("spec__framework"), "cluster__appcode",
+        "namespace", KT("spec__priorityClass"), KT("spec__timeLimit"),
         Cast("resources", TextField()), Cast("roles", TextField()), KT("spec__roles"),
-    )[:MOST_WAITING]  # fmt: skip
+    )  # fmt: skip
+
+
+def by_class() -> Case:
+    """0 for urgent runs, 2 for spare ones."""
+    urgent, spare = When(spec__priorityClass="urgent", then=0), When(spec__priorityClass="spare", then=2)
+    return Case(urgent, spare, default=1, output_field=IntegerField())
 
 
 def _waiting(rows: Sequence[Row]) -> list[Waiting]:
@@ -182,7 +217,20 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
     asked: dict[tuple[str, ...], _Asked] = {}
     unseen: dict[tuple[str, ...], tuple[Tasks, ...]] = {}
     found, at = [], timezone.now()
-    for pk, _, applied_at, avoided, not_before, part_of, framework, *texts in rows:
+    for (
+        pk,
+        _,
+        applied_at,
+        avoided,
+        not_before,
+        part_of,
+        framework,
+        appcode,
+        line,
+        priority_class,
+        limit,
+        *texts,
+    ) in rows:
         key = tuple(texts)
         if key not in asked:
             asked[key] = _Asked(*map(json.loads, texts))
@@ -191,8 +239,18 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
         if tasks:
             away = frozenset[str](avoided) if not_before and at < not_before + AVOIDED else frozenset[str]()
             independent, replica = FRAMEWORKS[framework].is_independent, part_of.startswith(SERVICES)
-            found.append(Waiting(pk, tasks, applied_at is not None, independent, away, replica))
+            found.append(
+                Waiting(
+                    pk, tasks, applied_at is not None, independent, away, replica, str(appcode), line, class_of(priority_class),
+                    int(limit) if limit else None,
+                )
+            )  # fmt: skip
     return found
+
+
+def class_of(stored: str | None) -> PriorityClass:
+    """Runs of older releases have none."""
+    return "urgent" if stored == "urgent" else "spare" if stored == "spare" else "normal"
 
 
 def _but(cluster: Cluster | None) -> Q:
@@ -301,26 +359,51 @@ class _Asked:
         )
 
 
-def taken(cloud: str) -> dict[str, Taken]:
+def taken(cloud: str) -> dict[str, Sizes]:
     """Returns what tasks of the portal hold, by node. One query."""
     return taken_on(Q(run__cloud=cloud)).get(cloud, {})
 
 
-def taken_on(which: Q) -> dict[str, dict[str, Taken]]:
+def taken_on(which: Q) -> dict[str, dict[str, Sizes]]:
     """Returns what these tasks hold, by cloud and node. One query."""
     tasks = Task.objects.filter(which, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
+    found: dict[str, dict[str, Sizes]] = {}
+    for cloud, node, gpus, cpu, memory in amounts(tasks, "run__cloud", "node"):
+        found.setdefault(cloud, {})[node] = Sizes(gpus, cpu, memory)
+    return found
+
+
+def ending(cloud: str) -> dict[str, Ending]:
+    """Returns when runs end, by node. One query."""
+    tasks = Task.objects.filter(run__cloud=cloud, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
+    is_ending = Q(run__desired=Run.Desired.ENDED) | ~Q(run__verdict="") | Q(run__given_back_at__isnull=False)
+    lasting = tasks.exclude(is_ending).order_by().values_list("node").annotate(
+        ends=Max("run__deadline"), endless=Count("pk", filter=Q(run__deadline=None))
+    )  # fmt: skip
+    found = {}
+    for node, ends, endless in lasting:
+        found[node] = Ending(ends=None if endless or ends is None else _minute(ends + TO_END))
+    for node, *sizes in amounts(tasks.filter(is_ending), "node"):
+        found[node] = replace(found.get(node, Ending()), sizes=Sizes(*sizes))
+    return found
+
+
+def _minute(at: dt.datetime) -> int:
+    """The full minute after `at`, in seconds since 1970."""
+    return -(-int(at.timestamp()) // 60) * 60
+
+
+def amounts(tasks: QuerySet[Task], *by: str) -> Iterator[tuple[Any, ...]]:
+    """Sums of GPUs, thousandths of a core and MiB that the tasks hold, after the columns by which they are divided."""
     asked = Func(F("run__resources"), F("role"), function="jsonb_extract_path", output_field=JSONField())
 
     def amount(name: str) -> Cast:
         return Cast(KeyTextTransform(name, "asked"), IntegerField())
 
-    sums = tasks.annotate(asked=asked).values("run__cloud", "node").annotate(
+    sums = tasks.annotate(asked=asked).values(*by).annotate(
         held_gpus=Sum(amount("gpus")),
         held_cpu=Sum(amount("cpu_milli") + Coalesce(amount("beside_cpu_milli"), 0)),
         held_memory=Sum(amount("memory_mb") + Coalesce(amount("beside_memory_mb"), 0)),
     )  # fmt: skip
-    found: dict[str, dict[str, Taken]] = {}
-    rows = sums.order_by().values_list("run__cloud", "node", "held_gpus", "held_cpu", "held_memory")
-    for cloud, node, gpus, cpu, memory in rows:
-        found.setdefault(cloud, {})[node] = Taken(gpus or 0, cpu or 0, memory or 0)
-    return found
+    for *of, gpus, cpu, memory in sums.order_by().values_list(*by, "held_gpus", "held_cpu", "held_memory"):
+        yield (*of, gpus or 0, cpu or 0, memory or 0)

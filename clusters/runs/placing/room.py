@@ -2,35 +2,76 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+from django.utils import timezone
 
 from clusters.admission.codes import Code
 from clusters.admission.decision import Ask, Node, Snapshot, Verdict, advise, decide
 from clusters.admission.decision import room as left_by
 from clusters.admission.judgement import Judgement
-from clusters.admission.packing import GPU_ONLY, Field, Shape, Tasks
+from clusters.admission.order import PriorityClass
+from clusters.admission.packing import GPU_ONLY, Field, Shape, Sizes, Tasks
 from clusters.admission.words import sentence
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base import Node as Seen
-from clusters.clouds.registry import adds_nodes
+from clusters.clouds.registry import adds_nodes, places_runs
 from clusters.runs.models import Cluster
-from clusters.runs.placing.known import MOST_WAITING, Known, Taken, Waiting, read
+from clusters.runs.placing.known import MOST_WAITING, TO_END, Ending, Known, Waiting, read
+from clusters.runs.placing.rights import Rights, holdings, rights
 
+# What a run waits for that others may have to give back.
+SHORT = frozenset({Code.GPUS, Code.FRAGMENTED, Code.RESOURCES, Code.BEHIND})
+# How long it takes at most until a run begins that starts now: its image and its data are fetched first.
+TO_BEGIN = dt.timedelta(minutes=10)
 # Stands for an amount that the cloud does not report. Larger than any sum of what tasks ask.
 UNREPORTED = 1 << 60
 
 
-def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> Judgement:
-    """Judges a new run of `tasks`, after all that wait."""
-    found = snapshot(read(cloud, capacity, but))
-    verdict = advise(found, Ask("", "", tuple(each for each in tasks if each.count)))
+@dataclass(frozen=True)
+class Wish:
+    """Who would start a new run, and how. `line`: its namespace. `seconds`: its time limit."""
+
+    appcode: int
+    line: str
+    priority_class: PriorityClass = "normal"
+    seconds: int | None = None
+
+
+def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, but: Cluster | None = None) -> Judgement:
+    """Judges a new run of `tasks`, the youngest of all that wait."""
+    known, at = read(cloud, capacity, but), timezone.now()
+    asked = tuple(each for each in tasks if each.count)
+    ends = ends_at(at, wish.seconds)
+    ask = Ask("", str(wish.appcode), asked, priority_class=wish.priority_class, ends=ends)
+    found, here = snapshot(known, at), Rights()
+    if places_runs(cloud):
+        here = rights(known.waiting, at, {ask.appcode: wish.line})
+        found = replace(found, shares=here.shares)
+    verdict = advise(found, ask)
+    if verdict.code in SHORT and here.shares:
+        also = Waiting(0, asked, appcode=ask.appcode, priority_class=ask.priority_class)
+        if able := holdings(cloud, here, [*known.waiting, also], at):
+            verdict = advise(replace(found, holdings=able), ask)
     message = said(verdict, capacity)
     if verdict.code.fits == "never" and adds_nodes(cloud):
         more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
         lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
         return Judgement("waits", lacking, f"{message} {more}")
     return Judgement(verdict.code.fits, verdict.code, message)
+
+
+def decide_all(cloud: str, known: Known, at: dt.datetime) -> tuple[Snapshot, dict[str, Verdict]]:
+    """Decides about all runs of a cloud that wait. Reads what may be taken back only if one lacks room."""
+    here = rights(known.waiting, at) if known.waiting else Rights()
+    found = replace(snapshot(known, at), shares=here.shares)
+    verdicts = decide(found)
+    if any(each.code in SHORT for each in verdicts.values()) and (able := holdings(cloud, here, known.waiting, at)):
+        found = replace(found, holdings=able)
+        verdicts = decide(found)
+    return found, verdicts
 
 
 def free_for(tasks: Sequence[Tasks], known: Known) -> Judgement:
@@ -67,23 +108,35 @@ def rooms(cloud: str, capacity: Capacity) -> Callable[[Tasks], int]:
     )
 
 
-def snapshot(known: Known) -> Snapshot:
-    """Returns what `decide` needs. Runs are named by their ids."""
-    promised: dict[str, Taken] = {}
+def ends_at(at: dt.datetime, seconds: int | None) -> int | None:
+    """When a run with this time limit has ended if it starts at `at`, in seconds since 1970."""
+    return None if seconds is None else int((at + TO_BEGIN + TO_END).timestamp()) + seconds
+
+
+def snapshot(known: Known, at: dt.datetime | None = None) -> Snapshot:
+    """Returns what `decide` needs, without shares. Runs are named by their ids. `at`: now, which counts for time limits."""
+    promised: dict[str, Sizes] = {}
     for promise in known.promises:
         for node in promise.open:
             if count := promise.on(node):
-                promised[node] = promised.get(node, Taken()) + _of(promise.tasks, count)
+                promised[node] = promised.get(node, Sizes()) + _of(promise.tasks, count)
     alike: dict[Hashable, Node] = {}
     nodes = tuple(
-        _node(each, known.taken.get(each.name, Taken()), promised.get(each.name), alike)
+        _node(each, known.taken.get(each.name, Sizes()), promised.get(each.name), known.ending.get(each.name), alike)
         for each in known.capacity.nodes
     )
     # Many runs ask for the same.
     wanted = {(tuple(each.tasks), each.is_independent, each.is_replica): each for each in known.waiting}
     asked = {key: _asked(each, nodes) for key, each in wanted.items()}
     asks = tuple(
-        Ask(str(each.run), "", asked[tuple(each.tasks), each.is_independent, each.is_replica], admitted=each.started)
+        Ask(
+            str(each.run),
+            each.appcode,
+            asked[tuple(each.tasks), each.is_independent, each.is_replica],
+            each.started,
+            each.priority_class,
+            ends_at(at, each.seconds) if at else None,
+        )
         for each in known.waiting
     )
     avoiding = [each for each in known.waiting if each.avoided]
@@ -122,11 +175,11 @@ def _asked(waiting: Waiting, nodes: Sequence[Node]) -> tuple[Tasks, ...]:
     return tuple(replace(each, count=max(1, min(each.count, most[each]))) for each in found)
 
 
-def _of(tasks: Tasks, count: int) -> Taken:
-    return Taken(count * tasks.gpus, count * tasks.cpu_milli, count * tasks.memory_mb)
+def _of(tasks: Tasks, count: int) -> Sizes:
+    return Sizes(count * tasks.gpus, count * tasks.cpu_milli, count * tasks.memory_mb)
 
 
-def _node(seen: Seen, held: Taken, promised: Taken | None, alike: dict[Hashable, Node]) -> Node:
+def _node(seen: Seen, held: Sizes, promised: Sizes | None, ending: Ending | None, alike: dict[Hashable, Node]) -> Node:
     """`alike` remembers nodes by all that is asked here, since most of many are equal but for their names."""
     key = (
         seen.gpus, seen.gpu_model, seen.cpu_milli, seen.memory_mb, seen.cpu_milli_free, seen.memory_mb_free, seen.gpus_others,
@@ -135,12 +188,15 @@ def _node(seen: Seen, held: Taken, promised: Taken | None, alike: dict[Hashable,
     if key not in alike:
         alike[key] = _new_node(seen, held, promised)
     one = alike[key]
-    return Node(seen.name, one.whole, one.free, one.ready, one.drained, one.promised)
+    if ending is None:
+        ending = Ending() if held == Sizes() else Ending(ends=None)
+    ends = None if promised else ending.ends
+    return Node(seen.name, one.whole, one.free, one.ready, one.drained, one.promised, ending.sizes, ends)
 
 
-def _new_node(seen: Seen, held: Taken, promised: Taken | None) -> Node:
+def _new_node(seen: Seen, held: Sizes, promised: Sizes | None) -> Node:
     """CPU and memory of tasks are estimates, so what the cloud has seen as free caps them."""
-    away = promised or Taken()
+    away = promised or Sizes()
     cpu, memory = seen.cpu_milli or UNREPORTED, seen.memory_mb or UNREPORTED
     taints = GPU_ONLY if seen.gpu_tasks_only else frozenset[str]()
     whole = Shape(seen.gpus, cpu, memory, seen.gpu_model, taints=taints, any_model=seen.simulated)
