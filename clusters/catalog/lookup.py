@@ -30,7 +30,7 @@ from clusters.catalog.software import (
     runtime_named,
     why_not_in,
 )
-from clusters.clouds.placement import PLACES, Place, choose, places, rows_by_kind
+from clusters.clouds.placement import PLACES, Place, choose, gpu_limit, places, rows_by_kind
 from clusters.clouds.registry import driver, gateway_of, leads_routers
 from clusters.environments.models import Environment, Plugin
 from clusters.frameworks import FRAMEWORKS, ROLES
@@ -201,12 +201,13 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_routers: bool = False) ->
     resolved = Resolved(
         spec, place, image, environment, plugins, resources, *data, runs=shown, model=model, domain=domain, hooks=hooks
     )
-    quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota))
-    if quota.fits == "never":
+    most = gpu_limit(appcode, place.cloud)
+    quota = judge_quota(resolved.gpus, Quota(appcode.code, most))
+    if quota.fits == "never" and spec.priority_class != "spare":
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.active_roles[each].together)
         field = "flavor" if ROLES[role].is_fixed else "atOnce" if spec.roles[role].at_once else "count"
         more = f"/appcodes/{appcode.code}/request?gpus={resolved.gpus}"
-        turns = _turns(spec, appcode.gpu_quota // resources[role].gpus)
+        turns = _turns(spec, most // resources[role].gpus)
         raise Invalid.at("spec", "roles", role, field, message=quota.message + turns, see=more)
     return resolved
 

@@ -25,7 +25,7 @@ from clusters.catalog.lookup import Resolved, name_taken, resolve, usable_appcod
 from clusters.catalog.models import Flavor
 from clusters.clouds.drivers.base import Capacity, Mount, S3Source
 from clusters.clouds.health import silences
-from clusters.clouds.placement import Place
+from clusters.clouds.placement import Place, gpu_limit
 from clusters.clouds.registry import asked
 from clusters.frameworks import FRAMEWORKS
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
@@ -34,7 +34,7 @@ from clusters.runs.models import Cluster
 from clusters.runs.placing import room
 from clusters.runs.placing.known import capacity_of
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
-from clusters.runs.quota import UNHOOKED, UNREAD, held, waiting, why_unread
+from clusters.runs.quota import UNHOOKED, UNREAD, ahead, held, why_unread
 from datastores.models import Datastore
 from portal.models import Appcode, User
 
@@ -104,9 +104,11 @@ def preview(
     judge_hook_names(spec, appcode, name)
     capacity = capacity_of(resolved.place.cloud)
     notice = silences(timezone.now()).get(resolved.place.cloud, "")
-    queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
+    most = gpu_limit(appcode, resolved.place.cloud)
+    queue = ahead(appcode.pk, most, priority_class=spec.priority_class)
     in_use = held(appcode.pk)
-    by_quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue))
+    counted = 0 if spec.priority_class == "spare" else resolved.gpus
+    by_quota = judge_quota(counted, Quota(appcode.code, most, in_use, queue))
     source = resolved.input.run if resolved.input else None
     always = bool(spec.input and spec.input.when == "always")
     unread = why_unread(source, always=always) if source else ("", "")
@@ -114,7 +116,7 @@ def preview(
     judgements = (
         Judgement("waits", *unread) if unread[0] else NOTHING_TO_SAY,
         by_quota,
-        _room(resolved, capacity, instead_of),
+        _room(resolved, capacity, appcode, instead_of),
         Judgement("waits", "CloudUnreachable", notice) if notice else NOTHING_TO_SAY,
         Judgement("waits", UNHOOKED, f"It waits for its hook {before}.") if before else NOTHING_TO_SAY,
     )
@@ -199,9 +201,11 @@ def _code(judgement: Judgement) -> Code:
     return _CODES.get(judgement.reason) or Code(judgement.reason)
 
 
-def _room(resolved: Resolved, capacity: Capacity, instead_of: Cluster | None) -> Judgement:
+def _room(resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: Cluster | None) -> Judgement:
     tasks, cloud = placed(resolved), resolved.place.cloud
-    found = room.judge(tasks, capacity, cloud, but=instead_of)
+    spec = resolved.spec
+    wish = room.Wish(appcode.pk, resolved.place.namespace, spec.priority_class, spec.time_limit)
+    found = room.judge(tasks, capacity, cloud, wish, but=instead_of)
     if found.fits == "now" or tasks == tasks_of(resolved):
         return found
     return replace(

@@ -22,7 +22,7 @@ from billing.budgets.access import why_blocked
 from clusters.admission.order import FIRST, PriorityClass
 from clusters.catalog.admission import MOST_NAMED, Held, Holder, Quota, judge_quota
 from clusters.catalog.data import why_not_read
-from clusters.clouds.registry import places_runs
+from clusters.clouds.placement import gpu_limit
 from clusters.hooks.models import HookRun
 from clusters.manifest.input import input_of
 from clusters.runs import due_hooks
@@ -54,7 +54,7 @@ def admit(run_id: int) -> bool:
         return run.desired == Run.Desired.RUNNING and not run.verdict
     in_use, before = Held(), list[int]()
     if counted(run):  # one without GPUs waits for no other run
-        in_use, before = held(appcode.pk), ahead(appcode.pk, limit(appcode, run.cloud), run)
+        in_use, before = held(appcode.pk), ahead(appcode.pk, gpu_limit(appcode, run.cloud), run)
     _save_judged([run] if _judge(run, appcode, in_use, before, barred(appcode)) else [])
     return run.admitted_at is not None
 
@@ -80,7 +80,7 @@ def admit_waiting(appcode_id: int) -> list[int]:
             changed.append(run)
         if run.admitted_at is not None:
             in_use += Holder(f"{run.cluster.name}/{run.number}", counted(run))
-        elif 0 < counted(run) <= limit(appcode, run.cloud) and not run.refusal:
+        elif 0 < counted(run) <= gpu_limit(appcode, run.cloud) and not run.refusal:
             before.append(run.gpus)
     _save_judged(changed)
     return [run.pk for run in changed if run.admitted_at is not None]
@@ -109,7 +109,7 @@ def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], bar: tup
         waits_for, run.refusal = by_hook
         run.wait_reason, run.wait_message = (UNHOOKED, waits_for) if waits_for else ("", "")
     else:
-        judgement = judge_quota(counted(run), Quota(appcode.code, limit(appcode, run.cloud), in_use, before))
+        judgement = judge_quota(counted(run), Quota(appcode.code, gpu_limit(appcode, run.cloud), in_use, before))
         run.wait_reason, run.wait_message = judgement.reason, judgement.message
         run.admitted_at = timezone.now() if judgement.fits == "now" else None
     return was != (run.admitted_at, run.wait_reason, run.wait_message)
@@ -151,7 +151,7 @@ def held(appcode_id: int) -> Held:
 def enough(run: Run) -> int:
     """The GPU limit with which a waiting run would start despite what others hold and wait for before it. Three queries."""
     appcode = run.cluster.appcode
-    before = ahead(appcode.pk, limit(appcode, run.cloud), run)
+    before = ahead(appcode.pk, gpu_limit(appcode, run.cloud), run)
     return held(appcode.pk).gpus + sum(before) + counted(run)
 
 
@@ -170,11 +170,6 @@ def ahead(appcode_id: int, limit: int, run: Run | None = None, priority_class: P
 def counted(run: Run) -> int:
     """Its GPUs that count against the limit."""
     return 0 if class_of(run.spec.get("priorityClass")) == "spare" else run.gpus
-
-
-def limit(appcode: Appcode, cloud: str) -> int:
-    """GPUs that runs of an appcode may hold at one time for one more to start on that cloud. At most one query."""
-    return appcode.gpu_limit if appcode.gpu_borrow and places_runs(cloud) else appcode.gpu_quota
 
 
 def waits(at: dt.datetime) -> Q:

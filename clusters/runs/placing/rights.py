@@ -72,14 +72,14 @@ def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, str] 
     over = list(_rows(Q(cluster__appcode__in=exceeding))) if exceeding else []
     used = decayed_use(at, [int(each) for each in found])
     shares = {}
-    for appcode, (quota, borrow, weight) in found.items():
-        normal, spare = held.get(appcode, (0, 0))
+    for name, (quota, borrow, weight) in found.items():
+        normal, spare = held.get(name, (0, 0))
         inside = normal
         if normal > quota:
-            own = [each for each in over if each.appcode == appcode]
+            own = [each for each in over if each.appcode == name]
             inside = sum(run.gpus for run, level in levels(own, quota) if level == Level.QUOTA)
-        shares[appcode] = Share(
-            quota, inside, normal - inside, spare, lines[appcode], quota + borrow, weight, used.get(int(appcode), 0)
+        shares[name] = Share(
+            quota, inside, normal - inside, spare, lines[name], quota + borrow, weight, used.get(int(name), 0)
         )
     return Rights(shares, over)
 
