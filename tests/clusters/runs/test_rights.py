@@ -146,13 +146,14 @@ def test_runs_with_a_time_limit_start_on_nodes_that_a_larger_one_waits_for(cloud
 
 
 def test_a_preview_says_that_gpus_are_borrowed_and_what_would_be_taken_back(cloud: Told, people: Any) -> None:
-    borrowing = running(people, "borrowing", 20)
+    running(people, "inside", 12)
+    borrowing = running(people, "borrowing", 8)
 
     def sentence(size: int, appcode: str, **spec: Any) -> str:
         who = people.bob if appcode == "ops-demo" else people.root
         status, answer = api_of(who).post(f"/appcodes/{appcode}/preview", gang(size, "new", appcode, **spec))
         assert status == 200, answer
-        return str(answer["sentence"])
+        return str(answer["message"])
 
     assert "It borrows them" in sentence(4, "ops-demo")
     assert "They are spare" in sentence(4, "ops-demo", priorityClass="spare")
