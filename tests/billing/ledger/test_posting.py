@@ -91,7 +91,7 @@ def _cells(lines: list[entries.Entry], time: str) -> dict[object, object]:
     found: Counter[object] = Counter()
     for line in lines:
         period = periods.Period(line.since, line.until)
-        family = line.sku.partition(":")[0]
+        family = line.sku.partition(":")[0].removeprefix("spare-")
         seconds = int((line.until - line.since).total_seconds())
         edges = [line.since]
         while edges[-1] < line.until:
@@ -100,7 +100,7 @@ def _cells(lines: list[entries.Entry], time: str) -> dict[object, object]:
         for since, until in pairwise(edges):
             day = since.date() if time == "day" else since.date().replace(day=1)
             share = Fraction(int((until - since).total_seconds()), seconds)
-            model = line.sku[4:] if family == "gpu" else ""
+            model = line.sku.partition(":")[2]
             key = (day, line.appcode_id, line.business_line, str(line.labels.get("cluster", "")), model)
             found[(*key, posting.RESOURCES[family])] += line.quantity * share
             found[(*key, f"{family}_charge")] += Fraction(line.charge) * share
