@@ -87,7 +87,7 @@ class Price(Scoped):
         model = model_of(self.sku)
         gpu = f"one {model} GPU" if model else "one GPU of any model"
         if self.sku.startswith(SPARE):
-            gpu += ", spare: it may be taken back at any moment"
+            gpu += ", spare"
         units = {"gpu": gpu, "cpu": "one core", "memory": "one GiB", "storage": "one GiB"}
         return units.get(family(self.sku), "")
 

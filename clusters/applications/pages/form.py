@@ -175,7 +175,7 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
     time_limit_unit = choice("Unit", choices=UNIT_CHOICES, initial="hours", **aria("Unit of the time limit"))
     priority_class = choice(
         "Class",
-        "What is spare does not count against the quota, and its page closes whenever somebody needs its GPUs.",
+        "Spare GPUs have a price of their own, and do not count against the quota. Whoever works in it is interrupted then.",
         CLASS_CHOICES,
         initial="normal",
     )

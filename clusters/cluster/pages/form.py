@@ -173,7 +173,7 @@ class ClusterForm(ManifestForm[ClusterManifest]):
     time_limit_unit = choice("Unit", choices=UNIT_CHOICES, initial="hours", **aria("Unit of the time limit"))
     priority_class = choice(
         "Class",
-        "A spare run does not count against the quota. Save checkpoints in /elearn/output: it goes on from there.",
+        "Spare GPUs have a price of their own, and do not count against the quota. Save checkpoints in /elearn/output.",
         CLASS_CHOICES,
         initial="normal",
     )

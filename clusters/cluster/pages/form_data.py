@@ -27,7 +27,7 @@ UNIT_CHOICES = [(unit, unit) for unit in reversed(TIME_UNITS)]
 CLASS_CHOICES = [
     ("normal", "Normal: takes its turn in this appcode"),
     ("urgent", "Urgent: before the other runs of this appcode; may take their GPUs"),
-    ("spare", "Spare: only GPUs that nobody else needs, at a price of their own; may be taken back at any time"),
+    ("spare", "Spare: on GPUs that nobody else needs; may be taken back at any time"),
 ]
 
 INPUT = {

@@ -294,7 +294,7 @@ def test_what_is_spare_may_be_larger_than_the_quota(catalogue, people, manifest)
     people.ops.gpu_quota = 1
     people.ops.save()
     assert refused(lambda: preview(manifest(flavor="one-gpu", workers=1), acting_user=people.bob)).keys() == {
-        "spec.roles.worker.count"
+        "spec.roles.master.flavor"
     }
     spare = manifest(flavor="one-gpu", workers=1, priorityClass="spare")
     assert preview(spare, acting_user=people.bob).gpus == 2
