@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("billing", "0002_rules"),
+        ("billing", "0003_class"),
         ("portal", "0002_rules"),
     ]
 

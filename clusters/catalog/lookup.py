@@ -30,8 +30,9 @@ from clusters.catalog.software import (
     runtime_named,
     why_not_in,
 )
+from clusters.clouds.kinds import OWN
 from clusters.clouds.placement import PLACES, Place, choose, gpu_limit, places, rows_by_kind
-from clusters.clouds.registry import driver, gateway_of, leads_routers
+from clusters.clouds.registry import driver, gateway_of, leads_routers, places_runs
 from clusters.environments.models import Environment, Plugin
 from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.frameworks.base import Resources
@@ -152,6 +153,8 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_routers: bool = False) ->
     place = choose(appcode, found)
     if spec.server and not by_routers:
         errors.append(FieldError(("spec", "server"), "Only services say this of their replicas."))
+    if sentence := _why_no_class(spec, place, by_routers=by_routers):
+        errors.append(FieldError(("spec", "priorityClass"), sentence))
     runtime = runtime_named(spec, place, errors)
     named = next((Image(**row) for row in found["image"]), None)
     image = image_of(runtime) or checked(named, spec, place, errors)
@@ -210,6 +213,17 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_routers: bool = False) ->
         turns = _turns(spec, most // resources[role].gpus)
         raise Invalid.at("spec", "roles", role, field, message=quota.message + turns, see=more)
     return resolved
+
+
+def _why_no_class(spec: ClusterSpec, place: Place, *, by_routers: bool) -> str:
+    """Why it cannot have its priority class, or ""."""
+    if spec.priority_class == "normal":
+        return ""
+    if by_routers:
+        return "Replicas of a service answer people: they are always normal."
+    if not (place.cloud in OWN or places_runs(place.cloud)):
+        return f"{place.title} decides itself which run goes first and which gives way; choose normal."
+    return ""
 
 
 def _turns(spec: ClusterSpec, most: int) -> str:

@@ -6,7 +6,6 @@ in the same words. What a run waits for in its cloud is only known from the clou
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
@@ -150,30 +149,26 @@ class Size:
     cost: Cost
 
 
-def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int) -> list[Size]:
+def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int, *, spare: bool = False) -> list[Size]:
     """One Size for each flavor. Eight queries, and the price book."""
     capacity, prices, now = capacity_of(cloud), price_book(), timezone.now()
     rooms, found = room.rooms(cloud, capacity), []
     for flavor in flavors:
         task = asking("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb)
-        rates = _rates(prices, now, task, capacity, appcode_id)
+        rates = [hourly(prices, now, [size], appcode_id) for size in _held(prices, task, capacity, spare=spare)]
         found.append(Size(flavor, min(rooms(task), MOST_SHOWN), Cost(min(rates), max(rates), None)))
     return found
 
 
-def _rates(prices: Prices, now: dt.datetime, tasks: Tasks, capacity: Capacity, appcode_id: int) -> list[Decimal]:
-    """Hourly cost of these tasks, for each GPU model that they may get."""
-    return [hourly(prices, now, [size], appcode_id) for size in _held(prices, tasks, capacity)]
-
-
-def _held(prices: Prices, tasks: Tasks, capacity: Capacity) -> list[Resources]:
-    """Total resources of these tasks, for each GPU model that they may get."""
+def _held(prices: Prices, tasks: Tasks, capacity: Capacity, *, spare: bool = False) -> list[Resources]:
+    """Total resources of these tasks, for each GPU model that they may get. `spare`: on GPUs that may be taken back."""
     models, n = [tasks.gpu_model], tasks.count
     if tasks.gpus and not tasks.gpu_model:
         # If no known machine has that many GPUs: every model with a price, and models without one.
         had = {node.gpu_model for node in capacity.nodes if node.gpus >= tasks.gpus}
         models = sorted(had or prices.gpu_models | {""})
-    return [Resources(tasks.gpus * n, model, tasks.cpu_milli * n, tasks.memory_mb * n) for model in models]
+    cpu, memory = tasks.cpu_milli * n, tasks.memory_mb * n
+    return [Resources(tasks.gpus * n, model, cpu, memory, spare=spare) for model in models]
 
 
 def _scheduled(spec: ClusterSpec) -> Judgement:
@@ -266,7 +261,7 @@ def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode, capacity: Cap
     prices, now = price_book(), timezone.now()
     low = high = limit = Decimal(0)
     for tasks in tasks_of(resolved):
-        held = _held(prices, tasks, capacity)
+        held = _held(prices, tasks, capacity, spare=spec.priority_class == "spare")
         rates = [hourly(prices, now, [size], appcode.pk) for size in held]
         low, high = low + min(rates), high + max(rates)
         limit += max(planned(prices, now, spec.time_limit or 0, [size], appcode.pk) for size in held)
