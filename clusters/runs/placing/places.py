@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from django.db import transaction
@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from clusters import wakeups
 from clusters.admission.codes import Code
-from clusters.admission.decision import Node, Verdict, decide
+from clusters.admission.decision import Node, Values, Verdict, decide
 from clusters.admission.packing import Layout
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.models import CloudState
@@ -120,12 +120,14 @@ class Answer:
     reason: str = ""
     message: str = ""
     layout: Layout | None = None
+    code: str = ""
+    values: Values = field(default_factory=dict)
 
 
 def _answer(verdict: Verdict, capacity: Capacity, gpus: int) -> Answer:
     if verdict.code is Code.FITS:
         return Answer(layout=verdict.nodes or {})
-    return Answer(_reason(gpus), room.said(verdict, capacity))
+    return Answer(_reason(gpus), room.said(verdict, capacity), code=verdict.code, values=room.told(verdict, capacity))
 
 
 def _write(rows: QuerySet[Run], answers: Mapping[int, Answer], at: dt.datetime) -> None:
@@ -138,6 +140,7 @@ def _write(rows: QuerySet[Run], answers: Mapping[int, Answer], at: dt.datetime) 
     for run in runs:
         answer = answers[run.pk]
         run.wait_reason, run.wait_message = answer.reason, answer.message
+        run.wait_code, run.wait_values = answer.code, dict(answer.values)
         if answer.layout is not None:
             run.placed_at, run.layout = at, _by_role(answer.layout)
         if not answer.reason:
@@ -240,6 +243,7 @@ def _lose(run: Run, at: dt.datetime) -> Event:
     run.wait_message = (
         f"{why} It is taken off the cloud, holds nothing then, and waits again for room for all of its tasks."
     )
+    run.wait_code, run.wait_values = Code.GIVEN_BACK, {"whole": int(was_whole), "blocked": run.blocked_message[:500]}
     transaction.on_commit(partial(wakeups.wake, run.pk))
     return run_event("run.given_back", run, run.wait_message)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, Verdict, advise
+from clusters.admission.decision import Ask, Node, Snapshot, Values, Verdict, advise
 from clusters.admission.decision import room as left_by
 from clusters.admission.packing import Field, Shape, Tasks
-from clusters.admission.words import sentence
+from clusters.admission.words import sentence_of
 from clusters.clouds.drivers.base import Capacity, fit
 from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.registry import adds_nodes, orders_runs
@@ -38,9 +38,15 @@ def _judged(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Clu
 
 def said(verdict: Verdict, capacity: Capacity) -> str:
     """The sentence for a verdict."""
+    return sentence_of(verdict.code, told(verdict, capacity))
+
+
+def told(verdict: Verdict, capacity: Capacity) -> Values:
+    """The values of a verdict, and what the nodes say of themselves: all that its sentence is made of."""
     notes = fit.notes(capacity.nodes) if verdict.code is Code.NO_NODES else ""
-    closed = fit.closed(capacity) if verdict.code.fits == "waits" and not notes else ""
-    return f"{sentence(verdict, notes)}{closed}"
+    if verdict.code.fits == "waits" and not notes:
+        notes = fit.closed(capacity).strip()
+    return {**verdict.values, "notes": notes} if notes else verdict.values
 
 
 def left(known: Known) -> Field:
