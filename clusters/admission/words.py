@@ -18,8 +18,8 @@ def sentence(verdict: Verdict, notes: str = "") -> str:
 
 
 def sentence_of(code: Code, values: Values) -> str:
-    """`values` are those of a verdict, and `notes`: sentences on why nodes take no tasks, with NoNodes, and on those that take none
-    beside others. `said`: the whole sentence, of somebody whose words are quoted."""
+    """`values` are those of a verdict, and `notes`: sentences on nodes that take no tasks. `said`: the whole sentence, in the
+    words of somebody else."""
     found = _Values(values)
     if said := found.text("said"):
         return said
@@ -88,7 +88,8 @@ def _placed(values: _Values) -> str:
 
 
 def _whole(values: _Values) -> str:
-    return f"All tasks that need each other have nodes, {_span(values['seconds'])} after it got its places. It is billed from then on."
+    took = f"{_span(values['seconds'])} after it got its places"
+    return f"All tasks that need each other have nodes, {took}. It is billed from then on."
 
 
 def _started(values: _Values) -> str:

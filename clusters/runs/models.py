@@ -149,7 +149,11 @@ class Run(models.Model):
     wait_reason = models.CharField(max_length=40, blank=True)
     wait_message = models.TextField(blank=True)
     wait_code = models.CharField(
-        max_length=20, blank=True, default="", db_default="", help_text="What `wait_reason` says more precisely (admission/codes.py)."
+        max_length=20,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="What `wait_reason` says more precisely (admission/codes.py).",
     )
     wait_values = models.JSONField(
         default=dict, db_default={}, help_text="The values of `wait_code`, from which its sentence is made."

@@ -7,7 +7,7 @@ in the same transaction, and nobody has to remember to write one. Lines have cod
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -89,26 +89,31 @@ def note(runs: Sequence[Run], at: dt.datetime) -> None:
         return
     Decision.objects.bulk_create(new)
     if long := [row for row in new if row.number > MOST]:
-        Decision.objects.filter(reduce(or_, (Q(run=row.run_id, number__lte=row.number - MOST) for row in long))).delete()
+        Decision.objects.filter(
+            reduce(or_, (Q(run=row.run_id, number__lte=row.number - MOST) for row in long))
+        ).delete()
 
 
 def current(run: Run) -> Line | None:
     """What holds for a run now, or held last; None if nothing was decided about it. Its number is that of the last line."""
     found, noted = now_of(run), run.noted
     if not noted:
-        return Line(*found, run.created_at) if found else None
+        return Line(*found, run.admitted_at or run.created_at) if found else None
     code, values = found or (Code(noted["code"]), noted["values"])
     return Line(code, values, dt.datetime.fromisoformat(noted["at"]), noted["number"])
 
 
-def lines(rows: Collection[Decision]) -> list[Line]:
-    return [Line(Code(row.code), row.values, row.at, row.number) for row in rows]
+def line(row: Decision) -> Line:
+    return Line(Code(row.code), row.values, row.at, row.number)
 
 
 def _is_news(run: Run, code: Code, values: Values, at: dt.datetime) -> bool:
     """Whether people would notice it: another code, or after a while another sentence."""
     last = run.noted
-    if not last or last["code"] != code:
+    if not last:
+        # One that never waited has nothing to tell, where its cloud finds the places.
+        return code not in (Code.PLACING, Code.STARTED)
+    if last["code"] != code:
         return True
     if last["values"] == values:
         return False
