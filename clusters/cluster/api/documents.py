@@ -126,7 +126,7 @@ class DecisionStatus(Answer):
     number: int = Field(description="From 1; 0 where it is not in the history.")
     at: dt.datetime
     code: Code = Field(
-        description="As in a preview. Waits, too: Turn (nothing was decided yet), Cloud (its cloud says why), Budget, Disabled and "
+        description="As in a preview. Waits, too: Turn (not decided yet), Cloud (its cloud says why), Budget, Disabled and "
         "Expired (of its appcode), GivenBack, TakenBack. Now: Placed, Whole, and Started where the cloud places its tasks."
     )
     values: dict[str, int | str] = Field(

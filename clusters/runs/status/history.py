@@ -70,7 +70,8 @@ def now_of(run: Run) -> tuple[Code, Values] | None:
         return None
     if run.started_at is not None:
         return Code.STARTED, {"seconds": _seconds(run.admitted_at, run.started_at)}
-    return _in_cloud(run)
+    # Until its cloud was told of it, nobody knows what it waits for there.
+    return None if run.applied_at is None else _in_cloud(run)
 
 
 def note(runs: Sequence[Run], at: dt.datetime) -> None:
