@@ -13,6 +13,7 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
+from playwright.sync_api import expect
 
 from clusters.admission.codes import Code
 from clusters.clouds.drivers.base import Batch, Capacity, RunGone, TaskSeen
@@ -23,9 +24,10 @@ from clusters.runs.models import Cluster, Decision, Run
 from clusters.runs.placing import places
 from clusters.runs.status import history, observe
 from clusters.runs.status.phase_update import refresh
-from portal.models import Appcode
 from portal.actions.appcodes import disable_appcode
+from portal.models import Appcode
 from tests.api.client import api_of
+from tests.browser import assert_fits, chromium, give_session
 from tests.clusters.gangs import Told, create_theirs, gang, nodes
 
 pytestmark = pytest.mark.django_db
@@ -300,10 +302,9 @@ def test_a_pass_writes_the_lines_of_many_runs_in_one_statement(cloud: Told, peop
 
 
 def test_a_run_that_never_waited_on_a_cloud_that_places_its_tasks_has_no_line(people: Any, page_catalogue: Any) -> None:
-    run = Run(
-        cluster=Cluster(name="one"), phase="Starting", reason="PullingImage", gpus=2, admitted_at=now(), created_at=now(), applied_at=now(),
-        spec={}, roles={},
-    )  # fmt: skip
+    at = now()
+    run = Run(cluster=Cluster(name="one"), phase="Starting", reason="PullingImage", gpus=2)
+    run.created_at = run.admitted_at = run.applied_at = at
     history.note([run], now())
     assert run.noted == {}
     found = history.current(run)
@@ -314,8 +315,42 @@ def test_a_run_that_never_waited_on_a_cloud_that_places_its_tasks_has_no_line(pe
     run.reason, run.blocked_reason, run.message = "Queue", "Queue", "The queue is stopped."
     run.blocked_message = run.message
     assert history.now_of(run) == (Code.CLOUD, {"said": run.message})
-    run.reason, run.started_at = "", now() + MINUTE
+    run.reason, run.started_at = "", at + MINUTE
     assert history.now_of(run) == (Code.STARTED, {"seconds": 60})
     # One of an older version of the portal has only its sentence.
     run.wait_reason, run.wait_message = "QuotaExceeded", "Waiting for quota."
     assert history.now_of(run) == (Code.QUOTA, {"said": "Waiting for quota."})
+
+
+def test_in_a_browser_lines_have_the_readers_time_and_can_be_linked(cloud: Told, people: Any, live_server: Any) -> None:
+    """What only a browser does: the zone, the fold that opens for a link and stays as the reader left it."""
+    see(2)
+    create_theirs(people, 16, "theirs")
+    theirs = Run.objects.get(cluster__name="theirs")
+    reconcile.reconcile(theirs.pk)
+    places.place("training")
+    run = submit(people, "gang", 8)
+    places.place("training")
+    Decision.objects.filter(run=run, number=1).update(at=dt.datetime(2026, 1, 31, 18, 0, tzinfo=dt.UTC))
+    with chromium() as browser:
+        context = browser.new_context(base_url=live_server.url, timezone_id="Asia/Shanghai")
+        give_session(context, live_server.url, "bob")
+        page = context.new_page()
+        page.goto("/clusters/ops-demo/gang")
+        waited = page.locator("#waited")
+        expect(waited.locator("summary")).to_have_text("Why it waits")
+        expect(waited.locator("#decision-1")).to_contain_text("2026-02-01 02:00:00")
+        expect(waited.locator("#decision-2")).to_contain_text("It needs 8 GPUs; 0 of 16 are free")
+        assert_fits(page, "waits")
+        see(3)
+        places.place("training")
+        get_nodes(run)
+        expect(waited.locator("#decision-4")).to_contain_text("2 s after it got its places")
+        page.goto("/clusters/ops-demo/gang")
+        expect(waited.locator("#decision-4")).to_be_hidden()
+        page.goto("/clusters/ops-demo/gang#decision-2")
+        expect(waited.locator("#decision-2")).to_be_visible()
+        with page.expect_response(lambda response: "/progress" in response.url):
+            Run.objects.filter(pk=run.pk).update(roles={"master": {"ready": 0, "count": 1}})
+        expect(waited.locator("#decision-2")).to_be_visible()
+        assert_fits(page, "waited")
