@@ -1,4 +1,5 @@
-"""The sentences for verdicts, for people: what happens, what is needed, what is free, and what to do. Pure."""
+"""The sentences for verdicts and for what became of runs, for people: what happens, what is needed, what is free, and what to do.
+Pure. They are made where somebody reads them, from a code and its values."""
 
 from __future__ import annotations
 
@@ -6,16 +7,25 @@ import datetime as dt
 from collections.abc import Callable, Mapping
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Verdict
+from clusters.admission.decision import Values, Verdict
 
 SMALLER = "Choose a smaller flavor."
 SOON = "It starts as soon as enough are free."
 
 
 def sentence(verdict: Verdict, notes: str = "") -> str:
-    """`notes`: sentences on why nodes take no tasks. Raises KeyError for codes that `decide` does not give."""
-    values = _Values({**verdict.values, "notes": notes})
-    return f"{_WORDS[verdict.code](values)}{_latest(values)}{_offer(values)}"
+    """`notes`: sentences on why nodes take no tasks."""
+    return sentence_of(verdict.code, {**verdict.values, "notes": notes})
+
+
+def sentence_of(code: Code, values: Values) -> str:
+    """`values` are those of a verdict, and `notes`: sentences on nodes that take no tasks. `said`: the whole sentence, in the
+    words of somebody else."""
+    found = _Values(values)
+    if said := found.text("said"):
+        return said
+    closed = f" {found.text('notes')}" if found.text("notes") and code is not Code.NO_NODES else ""
+    return f"{_WORDS[code](found)}{_latest(found)}{_offer(found)}{closed}"
 
 
 def _latest(values: _Values) -> str:
@@ -66,7 +76,8 @@ def _fits(values: _Values) -> str:
 
 def _quota(values: _Values) -> str:
     left = max(0, values["quota"] - values["held"])
-    return f"It waits for quota: it needs {_gpus(values['gpus'])}, and {left} of {values['quota']} are free."
+    place = f" It is number {values['place']} in the queue." if values["place"] else ""
+    return f"It waits for quota: it needs {_gpus(values['gpus'])}, and {left} of {values['quota']} are free.{place}"
 
 
 def _over_limit(values: _Values) -> str:
@@ -92,7 +103,58 @@ def _taking_back(values: _Values) -> str:
 
 
 def _placing(values: _Values) -> str:
-    return f"Its {_gpus(values['gpus'])} are being placed."
+    if not values["gpus"]:
+        return "Its tasks are being placed."
+    return f"Its {_gpus(values['gpus'])} {'is' if values['gpus'] == 1 else 'are'} being placed."
+
+
+def _placed(values: _Values) -> str:
+    names, more = values.text("names"), values["more"]
+    if not names:
+        return "It has its places; its tasks may go to any node."
+    return f"It has its places on {names}{f' and {more} more nodes' if more else ''}."
+
+
+def _whole(values: _Values) -> str:
+    took = f"{_span(values['seconds'])} after it got its places"
+    return f"All tasks that need each other have nodes, {took}. It is billed from then on."
+
+
+def _started(values: _Values) -> str:
+    return f"It runs, {_span(values['seconds'])} after it was admitted."
+
+
+def _given_back(values: _Values) -> str:
+    why = (
+        "some of its tasks lost their nodes and found no room there"
+        if values["whole"]
+        else "not all of its tasks got a node there"
+    )
+    blocked = f" {values.text('blocked')}" if values.text("blocked") else ""
+    return f"It gave its places back: {why}.{blocked} It waits again, in its old order."
+
+
+def _taken_back(values: _Values) -> str:
+    what = f"{_gpus(values['gpus'])} that it had" if values["gpus"] else "Its places"
+    were = "was" if values["gpus"] == 1 else "were"
+    return f"{what} {were} taken back for a run that comes before it. It waits again, in its old order."
+
+
+def _input(values: _Values) -> str:
+    ended = "ended" if values["always"] else "succeeded"
+    return f"It reads the output of run {values.text('cluster')}/{values['run']} and starts when that has {ended}."
+
+
+def _hook(values: _Values) -> str:
+    return f"It waits for its hook {values.text('hook')}."
+
+
+def _not_before(values: _Values) -> str:
+    return f"It starts at {values.text('at')[:16].replace('T', ' ')} UTC, as was asked for."
+
+
+def _fixed(words: str) -> Callable[[_Values], str]:
+    return lambda values: words
 
 
 def _short_of_gpus(values: _Values) -> str:
@@ -161,6 +223,15 @@ def _over_pool(values: _Values) -> str:
     )
 
 
+def _span(seconds: int) -> str:
+    """ "20 s", "3 min 20 s", "2 h 5 min"."""
+    if seconds < 60:
+        return f"{seconds} s"
+    large, unit, small, less = (60, "min", 1, "s") if seconds < 3600 else (3600, "h", 60, "min")
+    rest = seconds % large // small
+    return f"{seconds // large} {unit}" + (f" {rest} {less}" if rest else "")
+
+
 def _one(values: _Values) -> str:
     return f"one {values.text('role')}"
 
@@ -187,6 +258,11 @@ _AMOUNTS: Mapping[str, Callable[[int], str]] = {
 
 _WORDS: Mapping[Code, Callable[[_Values], str]] = {
     Code.FITS: _fits,
+    Code.PLACED: _placed,
+    Code.WHOLE: _whole,
+    Code.STARTED: _started,
+    Code.GIVEN_BACK: _given_back,
+    Code.TAKEN_BACK: _taken_back,
     Code.QUOTA: _quota,
     Code.BEHIND: _behind,
     Code.TAKING_BACK: _taking_back,
@@ -199,4 +275,14 @@ _WORDS: Mapping[Code, Callable[[_Values], str]] = {
     Code.NO_SUCH_GPU: _no_such_gpu,
     Code.OVER_NODE: _over_node,
     Code.OVER_POOL: _over_pool,
+    Code.TURN: _fixed("It waits for its turn."),
+    Code.INPUT: _input,
+    Code.HOOK: _hook,
+    Code.NOT_BEFORE: _not_before,
+    # Those that quote others' words mostly have them.
+    Code.BUDGET: _fixed("A budget of its appcode is used up."),
+    Code.DISABLED: _fixed("Its appcode cannot be used now."),
+    Code.EXPIRED: _fixed("Its appcode has expired."),
+    Code.UNREACHABLE: _fixed("Its cloud cannot do it now and is asked again."),
+    Code.CLOUD: _fixed("Its cloud holds it back."),
 }

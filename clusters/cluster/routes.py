@@ -59,6 +59,7 @@ REST: list[URLPattern | URLResolver] = [
     *verb_paths(clusters.CLUSTER, REST_VERBS),
     path(f"{REST_ONE}/runs", clusters.Runs.as_view()),
     path(f"{REST_ONE}/runs/<int:run>", clusters.OneRun.as_view()),
+    path(f"{REST_ONE}/runs/<int:run>/admission", clusters.RunAdmission.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/tasks", clusters.Tasks.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/log", logs_api.TaskLog.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/log", logs_api.RunLog.as_view()),

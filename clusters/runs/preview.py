@@ -15,7 +15,7 @@ from django.utils import timezone
 from billing.metering.segments import Resources
 from billing.prices.book import price_book
 from billing.prices.rates import Prices, hourly, planned
-from clusters.admission.codes import Code
+from clusters.admission.codes import Code, code_of
 from clusters.admission.judgement import Fits, Judgement, worst
 from clusters.admission.packing import Tasks, asking
 from clusters.catalog.admission import Quota, judge_quota
@@ -33,19 +33,11 @@ from clusters.runs.models import Cluster
 from clusters.runs.placing import room
 from clusters.runs.placing.known import capacity_of
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
-from clusters.runs.quota import UNHOOKED, UNREAD, ahead, held, why_unread
+from clusters.runs.quota import UNHOOKED, ahead, held, why_unread
 from datastores.models import Datastore
 from portal.models import Appcode, User
 
 NOTHING_TO_SAY = Judgement("now", "", "")
-# Reasons that runs store while the portal holds them back.
-_CODES = {
-    "": Code.FITS,
-    "CloudUnreachable": Code.UNREACHABLE,
-    "Scheduled": Code.NOT_BEFORE,
-    UNREAD: Code.INPUT,
-    UNHOOKED: Code.HOOK,
-}
 # More room than this is shown as this number of tasks.
 MOST_SHOWN = 999
 
@@ -130,7 +122,7 @@ def preview(
         tasks=sum(each.count for each in spec.active_roles.values()),
         gpus=resolved.gpus,
         fits=judgement.fits,
-        code=_code(judgement),
+        code=code_of(judgement.reason, judgement.fits),
         sentence=" ".join(filter(None, said)),
         cost=_cost(spec, resolved, appcode, capacity),
         larger_quota=in_use.gpus + sum(queue) + resolved.gpus
@@ -188,12 +180,6 @@ def tasks_of(resolved: Resolved) -> list[Tasks]:
         for role, each in resolved.spec.active_roles.items()
         for held in (resolved.resources[role],)
     ]
-
-
-def _code(judgement: Judgement) -> Code:
-    if judgement.reason == "QuotaExceeded":
-        return Code.OVER_LIMIT if judgement.fits == "never" else Code.QUOTA
-    return _CODES.get(judgement.reason) or Code(judgement.reason)
 
 
 def _room(resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: Cluster | None) -> Judgement:

@@ -19,6 +19,8 @@ from django.db.models.fields.json import KT
 from django.utils import timezone
 
 from billing.budgets.access import why_blocked
+from clusters.admission.codes import Code
+from clusters.admission.decision import Values
 from clusters.admission.order import FIRST, PriorityClass
 from clusters.catalog.admission import MOST_NAMED, Held, Holder, Quota, judge_quota
 from clusters.catalog.data import why_not_read
@@ -29,6 +31,7 @@ from clusters.runs import due_hooks
 from clusters.runs.models import Run
 from clusters.runs.placing.known import by_class, class_of
 from clusters.runs.placing.rights import SPARE
+from clusters.runs.status import history
 from clusters.runs.status.phase import TERMINAL
 from clusters.runs.status.phase_update import refresh
 from portal.models import Appcode
@@ -98,6 +101,7 @@ def barred(appcode: Appcode) -> tuple[str, str]:
 def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], bar: tuple[str, str]) -> bool:
     """Admits a locked run of a locked appcode, or notes why not. True on a change. A run above the quota holds up no other."""
     was = (run.admitted_at, run.wait_reason, run.wait_message)
+    hook = ""
     always = reads_always(run.spec)
     unread = why_unread(run.source, always=always) if run.source else ("", "")
     if run.source and unread[0]:
@@ -106,13 +110,31 @@ def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], bar: tup
     elif bar[0]:
         run.wait_reason, run.wait_message = bar
     elif any(by_hook := due_hooks.before(run)):
-        waits_for, run.refusal = by_hook
-        run.wait_reason, run.wait_message = (UNHOOKED, waits_for) if waits_for else ("", "")
+        hook, run.refusal = by_hook
+        run.wait_reason, run.wait_message = (UNHOOKED, f"It waits for its hook {hook}.") if hook else ("", "")
     else:
         judgement = judge_quota(counted(run), Quota(appcode.code, gpu_limit(appcode, run.cloud), in_use, before))
         run.wait_reason, run.wait_message = judgement.reason, judgement.message
         run.admitted_at = timezone.now() if judgement.fits == "now" else None
+    run.wait_code, run.wait_values = _told(run, hook, gpu_limit(appcode, run.cloud), in_use.gpus, len(before))
     return was != (run.admitted_at, run.wait_reason, run.wait_message)
+
+
+def _told(run: Run, hook: str, quota: int, held: int, before: int) -> tuple[str, Values]:
+    """The code and the values of what a judged run waits for."""
+    if run.wait_reason == UNREAD and run.source:
+        return Code.INPUT, read_of(run.source, always=reads_always(run.spec))
+    if run.wait_reason == UNHOOKED:
+        return Code.HOOK, {"hook": hook}
+    if run.wait_reason == "QuotaExceeded":
+        code = Code.OVER_LIMIT if run.gpus > quota else Code.QUOTA
+        return code, {"gpus": run.gpus, "quota": quota, "held": held, "place": before + 1 if before else 0}
+    return history.of_wait(run.wait_reason, run.wait_message)
+
+
+def read_of(source: Run, *, always: bool) -> Values:
+    """The values of a wait for the output of `source`."""
+    return {"cluster": source.cluster.name, "run": source.number, "always": int(always)}
 
 
 def _save_judged(runs: list[Run]) -> None:

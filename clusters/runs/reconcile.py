@@ -61,6 +61,7 @@ from clusters.runs.code import NotYet, commit_of, planned
 from clusters.runs.models import Cluster, Run
 from clusters.runs.placing import places
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, model_folder
+from clusters.runs.status import history
 from clusters.runs.status.phase_update import refresh
 from clusters.volumes import lifecycle
 from clusters.wakeups import wake, wake_places
@@ -304,6 +305,7 @@ def _ours(run_id: int, token: uuid.UUID) -> Run | None:
 def _wait(run: Run, reason: str, message: str) -> None:
     if (run.wait_reason, run.wait_message) != (reason, message):
         run.wait_reason, run.wait_message = reason, message
+        run.wait_code, run.wait_values = history.of_wait(reason, message)
         refresh([run], timezone.now(), unsaved=["wait_reason", "wait_message"])
 
 

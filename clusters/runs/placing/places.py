@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from django.db import transaction
@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from clusters import wakeups
 from clusters.admission.codes import Code
-from clusters.admission.decision import Node, Verdict
+from clusters.admission.decision import Node, Values, Verdict
 from clusters.admission.packing import Layout, Sizes
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.models import CloudState
@@ -128,6 +128,8 @@ class Answer:
     message: str = ""
     layout: Layout | None = None
     refusal: str = ""
+    code: str = ""
+    values: Values = field(default_factory=dict)
 
 
 def _answer(verdict: Verdict, capacity: Capacity, gpus: int, *, may_grow: bool) -> Answer:
@@ -136,7 +138,7 @@ def _answer(verdict: Verdict, capacity: Capacity, gpus: int, *, may_grow: bool) 
     sentence = room.said(verdict, capacity)
     if verdict.code.fits == "never" and not may_grow:
         return Answer(refusal=sentence)
-    return Answer(_reason(gpus), sentence)
+    return Answer(_reason(gpus), sentence, code=verdict.code, values=room.told(verdict, capacity))
 
 
 def _write(rows: QuerySet[Run], answers: Mapping[int, Answer], at: dt.datetime) -> None:
@@ -149,6 +151,7 @@ def _write(rows: QuerySet[Run], answers: Mapping[int, Answer], at: dt.datetime) 
     for run in runs:
         answer = answers[run.pk]
         run.wait_reason, run.wait_message, run.refusal = answer.reason, answer.message, answer.refusal
+        run.wait_code, run.wait_values = answer.code, dict(answer.values)
         if answer.layout is not None:
             run.placed_at, run.layout = at, _by_role(answer.layout)
         if not answer.reason:
@@ -251,6 +254,7 @@ def _taken(run: Run, taker: Run, at: dt.datetime) -> Event:
     right = (
         "" if own else ", and this run is spare" if is_spare else " inside its quota, and this run has borrowed them"
     )
+    run.wait_code, run.wait_values = Code.TAKEN_BACK, {"gpus": run.gpus}
     return _take_off(run, at, "run.taken_back", f"{who} needs its GPUs{right}.", dt.timedelta(0))
 
 
@@ -267,6 +271,7 @@ def _lose(run: Run, at: dt.datetime) -> Event:
     pause = dt.timedelta(0)
     if not was_whole:
         pause = min(PAUSE * 2 ** min(run.times_given_back, 10), LONGEST_PAUSE)
+    run.wait_code, run.wait_values = Code.GIVEN_BACK, {"whole": int(was_whole), "blocked": run.blocked_message[:500]}
     return _take_off(run, at, "run.given_back", why, pause)
 
 

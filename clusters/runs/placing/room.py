@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from django.utils import timezone
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, Verdict, advise, decide
+from clusters.admission.decision import Ask, Node, Snapshot, Values, Verdict, advise, decide
 from clusters.admission.decision import room as left_by
 from clusters.admission.judgement import Judgement
 from clusters.admission.order import PriorityClass
 from clusters.admission.packing import GPU_ONLY, Field, Shape, Sizes, Tasks
-from clusters.admission.words import sentence
+from clusters.admission.words import sentence_of
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.registry import adds_nodes, places_runs
@@ -83,12 +83,19 @@ def free_for(tasks: Sequence[Tasks], known: Known) -> Judgement:
 
 def said(verdict: Verdict, capacity: Capacity) -> str:
     """The sentence for a verdict, and why some nodes take no tasks."""
+    return sentence_of(verdict.code, told(verdict, capacity))
+
+
+def told(verdict: Verdict, capacity: Capacity) -> Values:
+    """The values of a verdict, and what the nodes say of themselves: all that its sentence is made of."""
     shut = [node for node in capacity.nodes if not node.takes_tasks]
     if verdict.code is Code.NO_NODES:
-        return sentence(verdict, _notes(shut))
+        return {**verdict.values, "notes": _notes(shut)}
     with_gpus = [node for node in shut if node.gpus]
-    closed = f" {len(with_gpus)} of {len(capacity.nodes)} machines take no tasks: {_notes(with_gpus)}"
-    return f"{sentence(verdict)}{closed if with_gpus and verdict.code.fits == 'waits' else ''}"
+    if not with_gpus or verdict.code.fits != "waits":
+        return verdict.values
+    closed = f"{len(with_gpus)} of {len(capacity.nodes)} machines take no tasks: {_notes(with_gpus)}"
+    return {**verdict.values, "notes": closed}
 
 
 def _notes(nodes: Sequence[Seen]) -> str:

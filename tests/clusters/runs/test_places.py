@@ -529,6 +529,8 @@ def test_a_pass_that_dies_leaves_nothing_half_done_and_the_next_one_does_all(clo
         if mortal.child(allowed, work) == 0:
             break
         found = list(Run.objects.order_by("pk").values_list(*facts))
+        for each in Run.objects.all():
+            assert each.noted["number"] == each.decisions.count(), "a line is written with its run, or neither"
         if found != before:
             # It died between its two transactions: places are given, and none is taken.
             assert [bool(placed) for placed, *_ in found] == [True, True, False, False], allowed
