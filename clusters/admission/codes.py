@@ -17,6 +17,7 @@ class Code(StrEnum):
     GPUS = "Gpus"
     RESOURCES = "Resources"  # CPU or memory.
     FRAGMENTED = "Fragmented"
+    WINDOW = "Window"  # It fits, but on nodes that are closed or reserved before it would end.
     NO_NODES = "NoNodes"  # No node takes tasks now.
     NOT_BEFORE = "NotBefore"
     INPUT = "Input"

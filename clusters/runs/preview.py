@@ -17,6 +17,7 @@ from billing.metering.segments import Resources
 from billing.prices.book import price_book
 from billing.prices.rates import Prices, hourly, planned
 from clusters.admission.codes import Code
+from clusters.admission.windows import Asker
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.hook_lookup import judge_hook_names
 from clusters.catalog.lookup import Resolved, name_taken, resolve, usable_appcode
@@ -30,7 +31,7 @@ from clusters.frameworks import FRAMEWORKS
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import TIME_LIMIT
 from clusters.runs.models import Cluster
-from clusters.runs.placing import room
+from clusters.runs.placing import room, windows
 from clusters.runs.placing.known import capacity_of
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
 from clusters.runs.quota import UNHOOKED, UNREAD, held, waiting, why_unread
@@ -113,7 +114,7 @@ def preview(
     judgements = (
         Judgement("waits", *unread) if unread[0] else NOTHING_TO_SAY,
         by_quota,
-        _room(resolved, capacity, instead_of),
+        _room(resolved, capacity, instead_of, windows.asker(appcode.pk, spec.time_limit)),
         Judgement("waits", "CloudUnreachable", notice) if notice else NOTHING_TO_SAY,
         Judgement("waits", UNHOOKED, f"It waits for its hook {before}.") if before else NOTHING_TO_SAY,
     )
@@ -198,9 +199,9 @@ def _code(judgement: Judgement) -> Code:
     return _CODES.get(judgement.reason) or Code(judgement.reason)
 
 
-def _room(resolved: Resolved, capacity: Capacity, instead_of: Cluster | None) -> Judgement:
+def _room(resolved: Resolved, capacity: Capacity, instead_of: Cluster | None, asker: Asker) -> Judgement:
     tasks, cloud = placed(resolved), resolved.place.cloud
-    found = room.judge(tasks, capacity, cloud, but=instead_of)
+    found = room.judge(tasks, capacity, cloud, but=instead_of, asker=asker)
     if found.fits == "now" or tasks == tasks_of(resolved):
         return found
     return replace(

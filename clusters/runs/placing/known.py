@@ -21,12 +21,14 @@ from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
 
 from clusters.admission.packing import Tasks
+from clusters.admission.windows import Windows
 from clusters.clouds.drivers.base import Capacity, fit
 from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.drivers.base import Waiting as Queued
 from clusters.clouds.models import CloudState
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import SERVICES, Cluster, Run, Task
+from clusters.runs.placing import windows
 from clusters.runs.status.phase import WAITING
 
 # More waiting runs than this are not looked at: where so many lack nodes, the first leave no room.
@@ -92,6 +94,7 @@ class Known:
     taken: Mapping[str, Taken] = field(default_factory=dict)
     promises: Sequence[Promise] = ()
     waiting: Sequence[Waiting] = ()
+    windows: Windows = windows.NO_WINDOWS
 
 
 def capacity_of(cloud: str) -> Capacity:
@@ -122,8 +125,9 @@ def capacity_from(seen: Mapping[str, Any]) -> Capacity:
 
 def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: bool = True) -> Known:
     """Reads what runs hold and wait for; the run of `but` that lives now will be over. `new`: also runs that are about to be
-    admitted. `capacity` must have been read before. Five queries."""
-    return Known(capacity, taken(cloud), promises(cloud, but), waiting(cloud, but, new=new))
+    admitted. `capacity` must have been read before. Six queries, one more where there is a window."""
+    held, lacks, waits = taken(cloud), promises(cloud, but), waiting(cloud, but, new=new)
+    return Known(capacity, held, lacks, waits, windows.of(cloud, [each.run for each in waits]))
 
 
 def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
@@ -136,12 +140,14 @@ def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
     unplaced = sorted(first.union(*others, all=True) if others else first)
     cloud_of = {run.pk: run.cloud for run in placed} | {pk: cloud for pk, cloud, *_ in unplaced}
     lacks, waits = promised(placed), _waiting(unplaced)
+    closed = windows.of_clouds(capacities, [each.run for each in waits])
     return {
         name: Known(
             capacity,
             held.get(name, {}),
             [each for each in lacks if cloud_of[each.run] == name],
             [each for each in waits if cloud_of[each.run] == name],
+            closed.get(name, windows.NO_WINDOWS),
         )
         for name, capacity in capacities.items()
     }

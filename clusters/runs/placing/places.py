@@ -21,6 +21,7 @@ from clusters import wakeups
 from clusters.admission.codes import Code
 from clusters.admission.decision import Node, Verdict, decide
 from clusters.admission.packing import Layout
+from clusters.admission.windows import explained
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.models import CloudState
 from clusters.clouds.registry import places_runs
@@ -98,7 +99,7 @@ def _give(cloud: str) -> tuple[Known, Mapping[str, Node]] | None:
     capacity = capacity_of(cloud)
     known = read(cloud, capacity, new=False)
     snapshot = room.snapshot(known)
-    verdicts = decide(snapshot)
+    verdicts = explained(snapshot, decide(snapshot), known.windows)
     trouble = CloudState.objects.filter(name=cloud).values_list("trouble", flat=True).first()
     said = {int(run): each for run, each in verdicts.items() if each.code is Code.FITS or each.rank <= TOLD}
     answers = {}
@@ -213,6 +214,7 @@ def _cannot(promise: Promise, known: Known, nodes: Mapping[str, Node]) -> bool:
             held = known.taken.get(name, Taken())
             free = replace(
                 node.drained,
+                taints=node.whole.taints,  # A window that comes takes no places.
                 gpus=node.drained.gpus - held.gpus,
                 cpu_milli=node.drained.cpu_milli - held.cpu_milli,
                 memory_mb=node.drained.memory_mb - held.memory_mb,

@@ -9,6 +9,7 @@ from clusters.admission.codes import Code
 from clusters.admission.decision import Ask, Node, Snapshot, Verdict, advise
 from clusters.admission.decision import room as left_by
 from clusters.admission.packing import Field, Shape, Tasks
+from clusters.admission.windows import NOBODY, Asker, Windows, explained, tolerating
 from clusters.admission.words import sentence
 from clusters.clouds.drivers.base import Capacity, fit
 from clusters.clouds.drivers.base import Node as Seen
@@ -20,9 +21,12 @@ from clusters.runs.placing.known import GPU_ONLY, MOST_WAITING, Known, Taken, Wa
 UNREPORTED = 1 << 60
 
 
-def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> fit.Judgement:
-    """Judges a new run of `tasks`, after all that wait. Where a cloud orders runs, by what is free."""
-    found = fit.judge(tasks, capacity) if orders_runs(cloud) else _judged(tasks, capacity, cloud, but)
+def judge(
+    tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None, asker: Asker = NOBODY
+) -> fit.Judgement:
+    """Judges a new run of `tasks`, after all that wait. Where a cloud orders runs, by what is free. `asker`: what windows see of
+    it."""
+    found = fit.judge(tasks, capacity) if orders_runs(cloud) else _judged(tasks, capacity, cloud, but, asker)
     if found.fits == "never" and adds_nodes(cloud):
         more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
         lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
@@ -30,9 +34,12 @@ def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Clust
     return found
 
 
-def _judged(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None) -> fit.Judgement:
-    found = snapshot(read(cloud, capacity, but))
-    verdict = advise(found, Ask("", "", tasks_of(tasks)))
+def _judged(
+    tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None, asker: Asker
+) -> fit.Judgement:
+    known = read(cloud, capacity, but)
+    found, ask = snapshot(known), Ask("", "", tolerating(tasks_of(tasks), known.windows.tolerated(asker)))
+    verdict = explained(found, {"": advise(found, ask)}, known.windows, new=(ask, asker))[""]
     return fit.Judgement(verdict.code.fits, verdict.code, said(verdict, capacity))
 
 
@@ -67,16 +74,16 @@ def snapshot(known: Known) -> Snapshot:
             if count := promise.on(node):
                 promised[node] = promised.get(node, Taken()) + _of(promise.tasks, count)
     alike: dict[Hashable, Node] = {}
-    nodes = tuple(
+    nodes = known.windows.close(
         _node(each, known.taken.get(each.name, Taken()), promised.get(each.name), alike)
         for each in known.capacity.nodes
     )
     # Many runs ask for the same.
-    wanted = {(tuple(each.tasks), each.is_independent, each.is_replica): each for each in known.waiting}
-    asked = {key: _asked(each, nodes) for key, each in wanted.items()}
+    keys = [_key(each, known.windows) for each in known.waiting]
+    wanted = dict(zip(keys, known.waiting, strict=True))
+    asked = {key: _asked(each, nodes, key[0]) for key, each in wanted.items()}
     asks = tuple(
-        Ask(str(each.run), "", asked[tuple(each.tasks), each.is_independent, each.is_replica], admitted=each.started)
-        for each in known.waiting
+        Ask(str(each.run), "", asked[key], admitted=each.started) for key, each in zip(keys, known.waiting, strict=True)
     )
     avoiding = [each for each in known.waiting if each.avoided]
     return _avoided(avoiding, nodes, asks) if avoiding else Snapshot(nodes, asks)
@@ -103,9 +110,15 @@ def _avoided(avoiding: Sequence[Waiting], nodes: Sequence[Node], asks: Sequence[
     )
 
 
-def _asked(waiting: Waiting, nodes: Sequence[Node]) -> tuple[Tasks, ...]:
+def _key(waiting: Waiting, windows: Windows) -> tuple[frozenset[str], tuple[fit.Tasks, ...], bool, bool]:
+    """Equal for runs that ask for the same. Where its cloud places a run by itself, it does so on any node."""
+    tolerated = windows.every if waiting.started else windows.tolerated_by(waiting.run)
+    return tolerated, tuple(waiting.tasks), waiting.is_independent, waiting.is_replica
+
+
+def _asked(waiting: Waiting, nodes: Sequence[Node], tolerated: frozenset[str]) -> tuple[Tasks, ...]:
     """Independent tasks take turns where the cloud never has room for all at once."""
-    found = tasks_of(waiting.tasks)
+    found = tolerating(tasks_of(waiting.tasks), tolerated)
     if waiting.is_replica:
         return tuple(replace(each, spread=True) for each in found)
     if not waiting.is_independent:
