@@ -8,6 +8,7 @@ window: the next pass sees nodes that are open again.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from functools import partial
 
 from django.conf import settings
@@ -100,27 +101,41 @@ def announce(row: Window, cloud: str, at: dt.datetime) -> list[Run]:
     """Tells of runs on its nodes that they will be given back: by event, webhook and mail. In a transaction. Returns the runs."""
     runs = will_be_taken(closed(row), cloud)
     then = "It is taken off its nodes then, and waits again in its old place. What its programs have not saved is lost."
-    said = f"{words(row)}. {then}"
-    record_all([run_event("run.window_announced", run, said, window=row.pk) for run in runs])
-    for run in runs:
-        _mail(run, row, said, at)
+    subject = f"loses its nodes at {clock(row.starts_at)}"
+    _tell(runs, row, "run.window_announced", subject, f"{words(row)}. {then}", at)
     if row.starts_at <= at + NOTICE:
         row.told_at = at
         row.save(update_fields=["told_at"])
     return runs
 
 
-def _mail(run: Run, row: Window, said: str, at: dt.datetime) -> None:
-    """Mails who deployed it; without an address of theirs, the notification addresses of the appcode. Parts tell nobody."""
-    cluster = run.cluster
-    if cluster.part_of:
-        return
-    owner = run.created_by or cluster.created_by
-    to = [owner.email] if owner and owner.is_active and owner.email else []
-    subject = f"{cluster}: loses its nodes at {clock(row.starts_at)}"
-    text = f"{cluster}: {said}\n\n{settings.PORTAL_ORIGIN}{url_of(run)}\n"
-    for tell in extension_points.mail:
-        tell(f"run {run.pk} window {row.pk} {at:%Y-%m-%dT%H:%M}", cluster.appcode_id, subject, text, to)
+def withdraw(row: Window, runs: Sequence[Run], at: dt.datetime) -> None:
+    """Tells of these runs that what was announced will not happen. In a transaction."""
+    _tell(
+        runs,
+        row,
+        "run.window_withdrawn",
+        "keeps its nodes",
+        f"{words(row)}. This is cancelled: it keeps its nodes.",
+        at,
+    )
+
+
+def _tell(runs: Sequence[Run], row: Window, verb: str, subject: str, said: str, at: dt.datetime) -> None:
+    """By event and webhook, and by mail to who deployed it; without an address of theirs, to the notification addresses of the
+    appcode. Parts of a whole get no mail."""
+    record_all([run_event(verb, run, said, window=row.pk) for run in runs])
+    for run in runs:
+        cluster, text = run.cluster, f"{run.cluster}: {said}\n\n{settings.PORTAL_ORIGIN}{url_of(run)}\n"
+        for tell in () if cluster.part_of else extension_points.mail:
+            key = f"run {run.pk} window {row.pk} {at:%Y-%m-%dT%H:%M:%S}"
+            tell(key, cluster.appcode_id, f"{cluster}: {subject}", text, told(run))
+
+
+def told(run: Run) -> list[str]:
+    """The address of who deployed a run."""
+    owner = run.created_by or run.cluster.created_by
+    return [owner.email] if owner and owner.is_active and owner.email else []
 
 
 def words(row: Window) -> str:

@@ -111,18 +111,24 @@ class Shown:
         return bool(self.appcode)
 
     @property
+    def what(self) -> str:
+        return f"Reserved for {self.appcode or 'another appcode'}" if self.is_reservation else "Maintenance"
+
+    @property
+    def heading(self) -> str:
+        """ "Maintenance of n1 and n2"."""
+        return (
+            f"{named(self.nodes)} reserved for {self.appcode or 'another appcode'}"
+            if self.is_reservation
+            else f"Maintenance of {named(self.nodes)}"
+        )
+
+    @property
     def note(self) -> str:
-        whom = f" for {self.appcode or 'another appcode'}" if self.is_reservation else ""
-        what = f"Reserved{whom}" if self.is_reservation else "Maintenance"
         when = (
             f"until {clock(self.ends_at)}" if self.begun else f"from {clock(self.starts_at)} to {clock(self.ends_at)}"
         )
-        return f"{what} {when}: {self.reason}"
-
-    @property
-    def sentence(self) -> str:
-        """All of it in one line."""
-        return f"{named(self.nodes)}: {self.note[:1].lower()}{self.note[1:]}"
+        return f"{self.what} {when}: {self.reason.rstrip('.')}."
 
 
 def shown(appcodes: Collection[int] | None) -> dict[str, list[Shown]]:
@@ -147,7 +153,7 @@ def on_tiles(tiles: Iterable[Tile], windows: Iterable[Shown]) -> list[Tile]:
 
 
 def _with(tile: Tile, windows: Sequence[Shown]) -> Tile:
-    note = " ".join(filter(None, [tile.note, *(f"{each.note.rstrip('.')}." for each in windows)]))
+    note = " ".join(filter(None, [tile.note, *(each.note for each in windows)]))
     if any(each.begun and not each.is_open for each in windows):
         closed = tile.closed + tile.free + tile.kept
         return replace(tile, free=0, kept=0, closed=closed, keeper=0, takes_tasks=False, note=note)

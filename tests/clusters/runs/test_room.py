@@ -479,7 +479,7 @@ def test_a_preview_costs_a_constant_number_of_queries(
         create_theirs(people, 2, f"{name}-placed")
         Run.objects.update(admitted_at=timezone.now(), placed_at=timezone.now(), layout={"master": {"n0": 6}})
         create_theirs(people, 2, f"{name}-waits")
-        with django_assert_num_queries(6):
+        with django_assert_num_queries(7):
             judge([Tasks("worker", 1, 1)], capacity, "training")
 
 

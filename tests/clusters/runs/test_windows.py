@@ -1,4 +1,4 @@
-"""Maintenance and reservations on a real database: who may start on the nodes, who is told, who is taken, and what comes after."""
+"""Maintenance and reservations on a real database: who may start on the nodes, is told, is taken, and what comes after."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from django.utils.timezone import now
 
-from clusters import tasks
+from clusters import tasks, wakeups
 from clusters.clouds.models import Cloud, Window
 from clusters.cluster import actions
 from clusters.runs import reconcile, resync
 from clusters.runs.models import Run
-from clusters.runs.placing import closing
+from clusters.runs.placing import closing, places
 from portal.models import Event
 from tests.api.client import api_of
 from tests.clusters.gangs import Told, gang, nodes
@@ -44,9 +44,7 @@ def turned(run: Run) -> Run:
     return run
 
 
-def test_before_it_only_runs_start_there_that_end_in_time_and_the_others_are_told_so(
-    cloud: Told, people: Any
-) -> None:
+def test_before_it_only_runs_start_there_that_end_in_time_and_the_others_are_told_so(cloud: Told, people: Any) -> None:
     see(*nodes(1))
     row = window(people, "n0")
     endless, long, short = (
@@ -66,7 +64,11 @@ def test_before_it_only_runs_start_there_that_end_in_time_and_the_others_are_tol
     asked = gang(2, "asked", timeLimit=55 * 60)
     assert api.post("/appcodes/ops-demo/preview", asked)[1]["code"] == "Fits"
     found = api.post("/appcodes/ops-demo/preview", gang(2, "asked"))[1]
-    assert (found["fits"], found["code"], found["message"].split(". ")[0]) == ("waits", "Window", endless.message.split(". ")[0])
+    assert (found["fits"], found["code"], found["message"].split(". ")[0]) == (
+        "waits",
+        "Window",
+        endless.message.split(". ")[0],
+    )
 
 
 def test_a_run_there_is_told_and_given_back_and_starts_again_after_it_in_its_old_place(
@@ -85,7 +87,7 @@ def test_a_run_there_is_told_and_given_back_and_starts_again_after_it_in_its_old
         turned(run)
     [told] = Event.objects.filter(verb="run.window_announced")
     assert "Maintenance of n0 from" in told.message
-    assert run.given_back_at is None
+    assert not run.times_given_back
     later(row, closing.NOTICE)
     assert closing.due(now()) == {"training"}
     turned(run)
@@ -144,7 +146,7 @@ def test_a_run_that_came_to_the_nodes_of_a_window_later_leaves_them_after_a_paus
     turned(run)
     assert run.given_back_at
     assert run.not_before
-    assert run.not_before - run.given_back_at == closing.PAUSE
+    assert run.not_before - run.given_back_at == places.PAUSE
 
 
 def test_a_window_to_come_costs_no_placed_run_its_places(cloud: Told, people: Any) -> None:
@@ -161,7 +163,7 @@ def test_the_sweep_begins_a_window_for_which_nobody_waits(
     run = started(people, "gang", 8)
     tell(run, *pods(run, *everywhere(run)))
     woken: list[str] = []
-    monkeypatch.setattr(resync.wakeups, "wake_places", woken.append)
+    monkeypatch.setattr(wakeups, "wake_places", woken.append)
     resync.sweep()
     assert woken == []
     row = window(people, "n0")
