@@ -2,7 +2,7 @@
 
 from clusters.benchmarks.models import Benchmark, Measurement
 from clusters.catalog.models import Flavor, Image, ServingRuntime
-from clusters.clouds.models import Cloud, CloudState, Placement
+from clusters.clouds.models import Cloud, CloudState, Placement, Window
 from clusters.cluster_templates.models import Template
 from clusters.environments.models import Environment, Plugin
 from clusters.gateway.models import AccessToken, Origin, Visit
@@ -66,4 +66,5 @@ __all__ = [
     "Template",
     "Trial",
     "Visit",
+    "Window",
 ]

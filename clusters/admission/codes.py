@@ -23,6 +23,7 @@ class Code(StrEnum):
     GPUS = "Gpus"
     RESOURCES = "Resources"  # CPU or memory.
     FRAGMENTED = "Fragmented"
+    WINDOW = "Window"  # It fits, but on nodes that are closed or reserved before it would end.
     NO_NODES = "NoNodes"  # No node takes tasks now.
     TURN = "Turn"  # Not decided yet, or too far back in the queue.
     CLOUD = "Cloud"  # Its cloud holds it back, and says why in its own words.

@@ -161,6 +161,18 @@ def _short_of_gpus(values: _Values) -> str:
     return f"It needs {_gpus(values['needed'])}; {values.free}. {SOON}"
 
 
+def _window(values: _Values) -> str:
+    are = "are" if values["several"] else "is"
+    whom = " for its appcode" if values["mine"] else " for another appcode"
+    what = f"reserved{whom}" if values["reserved"] else "closed for maintenance"
+    if values["begun"]:
+        return f"{values.text('nodes')} {are} {what} until {values.text('until')}. It starts then, or when other nodes are free."
+    long = "its time limit is too long for that" if values["has_limit"] else "it has no time limit"
+    when = f"from {values.text('from')} to {values.text('until')}"
+    offer = f" With a time limit of {_time(values['offer_limit'])} it would start now." if values["offer_limit"] else ""
+    return f"{values.text('nodes')} {are} {what} {when}, and {long}.{offer}"
+
+
 def _no_nodes(values: _Values) -> str:
     notes = values.text("notes")
     return (
@@ -245,6 +257,12 @@ def _amount(values: _Values, name: str) -> str:
     return _AMOUNTS[values.text("resource")](values[name])
 
 
+def _time(seconds: int) -> str:
+    days, hours, minutes = seconds // 86400, seconds % 86400 // 3600, seconds % 3600 // 60
+    parts = ((days, "d"), (hours, "h"), (minutes, "min"))
+    return " ".join(f"{count} {unit}" for count, unit in parts if count)
+
+
 def _gpus(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
@@ -270,6 +288,7 @@ _WORDS: Mapping[Code, Callable[[_Values], str]] = {
     Code.GPUS: _short_of_gpus,
     Code.RESOURCES: _resources,
     Code.FRAGMENTED: _fragmented,
+    Code.WINDOW: _window,
     Code.NO_NODES: _no_nodes,
     Code.OVER_LIMIT: _over_limit,
     Code.NO_SUCH_GPU: _no_such_gpu,

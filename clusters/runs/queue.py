@@ -26,6 +26,7 @@ from clusters.clouds.models import CloudState
 from clusters.clouds.placement import titles
 from clusters.clouds.registry import all_placing
 from clusters.runs.models import Run
+from clusters.runs.placing import windows
 from clusters.runs.placing.known import UNPLACED, Known, capacity_from, lacking, read_several, taken_on
 from clusters.runs.placing.places import every_wait
 from clusters.runs.placing.room import free_for, snapshot
@@ -63,7 +64,7 @@ class Sums:
 @dataclass(frozen=True)
 class Queue:
     """One cloud. `more_waiting` and `more_holding` count the runs that are not listed. `keepers`: the runs that the reader may
-    see and for which nodes are kept, by id."""
+    see and for which nodes are kept, by id. `windows`: maintenance and reservations now and to come."""
 
     cloud: str
     title: str
@@ -77,10 +78,11 @@ class Queue:
     more_holding: int = 0
     tiles: Sequence[Tile] = ()
     keepers: Mapping[int, Run] = field(default_factory=dict)
+    windows: Sequence[windows.Shown] = ()
 
 
 def queues(appcodes: Collection[int] | None) -> list[Queue]:
-    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Sixteen
+    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Nineteen
     queries at most."""
     states = {state.name: state for state in CloudState.objects.order_by("name")}
     names, quiet = titles(), silences_of(states.values(), timezone.now())
@@ -93,8 +95,10 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
     pending = lacking([run for run, _ in waiting if run.admitted_at])
     turns = _turns([run.pk for run, _ in waiting])
     placing = all_placing() & capacities.keys()
-    known = _known(capacities, placing)
-    tiles = _tiles(known, placing, appcodes)
+    known, closed = _known(capacities, placing), windows.shown(appcodes)
+    tiles = {
+        name: windows.on_tiles(each, closed.get(name, ())) for name, each in _tiles(known, placing, appcodes).items()
+    }
     keepers = _keepers(seen, {each.keeper for several in tiles.values() for each in several if each.keeper})
     found = []
     for name in sorted({*states, *mine, *others}):
@@ -117,6 +121,7 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
                 sums.holding - len(held),
                 tiles.get(name, ()),
                 {run.pk: run for run in keepers if run.cloud == name},
+                closed.get(name, ()),
             )
         )
     return found

@@ -286,7 +286,8 @@ class PreviewDocument(Answer):
     code: Code = Field(
         description="Why, for programs; stable, while `message` may change. Now: Fits. Waits: Quota, Behind (nodes are kept for "
         "earlier runs), Placing, Gpus, Resources (CPU or memory), Fragmented (enough GPUs are free, in blocks that are too "
-        "small), NoNodes, NotBefore, Input, Hook, Unreachable. Never: OverLimit (the quota), NoSuchGpu, OverNode, OverPool."
+        "small), Window (nodes are closed or reserved before it would end), NoNodes, NotBefore, Input, Hook, Unreachable. Never: "
+        "OverLimit (the quota), NoSuchGpu, OverNode, OverPool."
     )
     message: str = Field(description="A sentence for people: what happens, what is needed and free, what to do.")
     cost_per_hour: Money = Field(description="With the dearest GPU model that its tasks may get.")

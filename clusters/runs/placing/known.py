@@ -38,11 +38,13 @@ from django.utils import timezone
 
 from clusters.admission.order import PriorityClass
 from clusters.admission.packing import Sizes, Tasks, asking
+from clusters.admission.windows import Windows
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.models import CloudState
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import SERVICES, Cluster, Run, Task
+from clusters.runs.placing import windows
 from clusters.runs.status.phase import WAITING
 
 NOTHING = Sizes()
@@ -112,6 +114,7 @@ class Known:
     promises: Sequence[Promise] = ()
     waiting: Sequence[Waiting] = ()
     ending: Mapping[str, Ending] = field(default_factory=dict)
+    windows: Windows = windows.NO_WINDOWS
 
 
 def capacity_of(cloud: str) -> Capacity:
@@ -140,8 +143,15 @@ def capacity_from(seen: Mapping[str, Any]) -> Capacity:
 
 def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: bool = True) -> Known:
     """Reads what runs hold and wait for; the run of `but` that lives now will be over. `new`: also runs that are about to be
-    admitted. `capacity` must have been read before. Six queries."""
-    return Known(capacity, taken(cloud), promises(cloud, but), waiting(cloud, but, new=new), ending(cloud))
+    admitted. `capacity` must have been read before. Seven queries."""
+    held, lacks, waits = taken(cloud), promises(cloud, but), waiting(cloud, but, new=new)
+    return Known(capacity, held, lacks, waits, ending(cloud), closing(windows.of(cloud), waits))
+
+
+def closing(found: Windows, waits: Iterable[Waiting]) -> Windows:
+    """The windows, with what they see of the runs that wait."""
+    askers = {each.run: windows.asker(int(each.appcode), each.seconds) for each in waits} if found.windows else {}
+    return replace(found, askers=askers)
 
 
 def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
@@ -154,12 +164,16 @@ def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
     unplaced = sorted(first.union(*others, all=True) if others else first)
     cloud_of = {run.pk: run.cloud for run in placed} | {pk: cloud for pk, cloud, *_ in unplaced}
     lacks, waits = promised(placed), _waiting(unplaced)
+    closed = windows.of_clouds(capacities)
     return {
         name: Known(
             capacity,
             held.get(name, {}),
             [each for each in lacks if cloud_of[each.run] == name],
             [each for each in waits if cloud_of[each.run] == name],
+            windows=closing(
+                closed.get(name, windows.NO_WINDOWS), [each for each in waits if cloud_of[each.run] == name]
+            ),
         )
         for name, capacity in capacities.items()
     }

@@ -226,6 +226,7 @@ def _cannot(promise: Promise, known: Known, nodes: Mapping[str, Node]) -> bool:
             held = known.taken.get(name, Sizes())
             free = replace(
                 node.drained,
+                taints=node.whole.taints,  # A window that comes takes no places.
                 gpus=node.drained.gpus - held.gpus,
                 cpu_milli=node.drained.cpu_milli - held.cpu_milli,
                 memory_mb=node.drained.memory_mb - held.memory_mb,

@@ -14,11 +14,13 @@ from clusters.admission.decision import room as left_by
 from clusters.admission.judgement import Judgement
 from clusters.admission.order import PriorityClass
 from clusters.admission.packing import GPU_ONLY, Field, Shape, Sizes, Tasks
+from clusters.admission.windows import Windows, explained, tolerating
 from clusters.admission.words import sentence_of
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.registry import adds_nodes, places_runs
 from clusters.runs.models import Cluster
+from clusters.runs.placing import windows
 from clusters.runs.placing.known import MOST_WAITING, TO_END, Ending, Known, Waiting, read
 from clusters.runs.placing.rights import Rights, holdings, rights
 
@@ -42,10 +44,9 @@ class Wish:
 
 def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, but: Cluster | None = None) -> Judgement:
     """Judges a new run of `tasks`, the youngest of all that wait."""
-    known, at = read(cloud, capacity, but), timezone.now()
-    asked = tuple(each for each in tasks if each.count)
-    ends = ends_at(at, wish.seconds)
-    ask = Ask("", str(wish.appcode), asked, priority_class=wish.priority_class, ends=ends)
+    known, at, asker = read(cloud, capacity, but), timezone.now(), windows.asker(wish.appcode, wish.seconds)
+    asked = tolerating([each for each in tasks if each.count], known.windows.tolerated(asker))
+    ask = Ask("", str(wish.appcode), asked, priority_class=wish.priority_class, ends=ends_at(at, wish.seconds))
     found, here = snapshot(known, at), Rights()
     if places_runs(cloud):
         here = rights(known.waiting, at, {ask.appcode: wish.line})
@@ -55,6 +56,7 @@ def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, bu
         also = Waiting(0, asked, appcode=ask.appcode, priority_class=ask.priority_class)
         if able := holdings(cloud, here, [*known.waiting, also], at):
             verdict = advise(replace(found, holdings=able), ask)
+    verdict = explained(found, {"": verdict}, known.windows, new=(ask, asker))[""]
     message = said(verdict, capacity)
     if verdict.code.fits == "never" and adds_nodes(cloud):
         more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
@@ -71,7 +73,7 @@ def decide_all(cloud: str, known: Known, at: dt.datetime) -> tuple[Snapshot, dic
     if any(each.code in SHORT for each in verdicts.values()) and (able := holdings(cloud, here, known.waiting, at)):
         found = replace(found, holdings=able)
         verdicts = decide(found)
-    return found, verdicts
+    return found, explained(found, verdicts, known.windows)
 
 
 def free_for(tasks: Sequence[Tasks], known: Known) -> Judgement:
@@ -128,23 +130,24 @@ def snapshot(known: Known, at: dt.datetime | None = None) -> Snapshot:
             if count := promise.on(node):
                 promised[node] = promised.get(node, Sizes()) + _of(promise.tasks, count)
     alike: dict[Hashable, Node] = {}
-    nodes = tuple(
+    nodes = known.windows.close(
         _node(each, known.taken.get(each.name, Sizes()), promised.get(each.name), known.ending.get(each.name), alike)
         for each in known.capacity.nodes
     )
     # Many runs ask for the same.
-    wanted = {(tuple(each.tasks), each.is_independent, each.is_replica): each for each in known.waiting}
-    asked = {key: _asked(each, nodes) for key, each in wanted.items()}
+    keys = [_key(each, known.windows) for each in known.waiting]
+    wanted = dict(zip(keys, known.waiting, strict=True))
+    asked = {key: _asked(each, nodes, key[0]) for key, each in wanted.items()}
     asks = tuple(
         Ask(
             str(each.run),
             each.appcode,
-            asked[tuple(each.tasks), each.is_independent, each.is_replica],
+            asked[key],
             each.started,
             each.priority_class,
             ends_at(at, each.seconds) if at else None,
         )
-        for each in known.waiting
+        for key, each in zip(keys, known.waiting, strict=True)
     )
     avoiding = [each for each in known.waiting if each.avoided]
     return _avoided(avoiding, nodes, asks) if avoiding else Snapshot(nodes, asks)
@@ -171,9 +174,15 @@ def _avoided(avoiding: Sequence[Waiting], nodes: Sequence[Node], asks: Sequence[
     )
 
 
-def _asked(waiting: Waiting, nodes: Sequence[Node]) -> tuple[Tasks, ...]:
+def _key(waiting: Waiting, closed: Windows) -> tuple[frozenset[str], tuple[Tasks, ...], bool, bool]:
+    """Equal for runs that ask for the same. Where its cloud places a run by itself, it does so on any node."""
+    tolerated = closed.every if waiting.started else closed.tolerated_by(waiting.run)
+    return tolerated, tuple(waiting.tasks), waiting.is_independent, waiting.is_replica
+
+
+def _asked(waiting: Waiting, nodes: Sequence[Node], tolerated: frozenset[str]) -> tuple[Tasks, ...]:
     """Independent tasks take turns where the cloud never has room for all at once."""
-    found = tuple(waiting.tasks)
+    found = tolerating(waiting.tasks, tolerated)
     if waiting.is_replica:
         return tuple(replace(each, spread=True) for each in found)
     if not waiting.is_independent:
