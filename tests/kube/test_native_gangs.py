@@ -1,0 +1,197 @@
+"""Runs whose pods kube-scheduler binds all or none, by its own PodGroups: on a control plane on which these are switched on.
+
+The plane of the other tests has them switched off, as Kubernetes 1.36 has.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from clusters.clouds.drivers.base import Plan
+from clusters.clouds.drivers.kubernetes.api import probe
+from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.clouds.drivers.kubernetes.render import gangs, names
+from tests.kube.following import Following
+from tests.kube.plane import Object, Plane
+from tests.kube.plans import plan, role, run_ref
+from tests.kube.test_fit import other_software
+
+pytestmark = pytest.mark.kube
+
+API = "scheduling.k8s.io/v1alpha2"
+EVERYWHERE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """A plane with 2 nodes of 8 GPUs each, instead of the shared one."""
+    plane = Plane(tmp_path_factory.mktemp("gangs"), gangs=EVERYWHERE)
+    plane.start()
+    try:
+        plane.add_nodes(2)
+        yield plane
+        plane.check()
+    finally:
+        plane.stop()
+
+
+def groups(plane: Plane, namespace: str) -> dict[str, Object]:
+    found = plane.request("GET", f"/apis/{API}/namespaces/{namespace}/podgroups")["items"]
+    return {each["metadata"]["name"]: each for each in found}
+
+
+def count(plane: Plane, made: Plan) -> int:
+    """Returns how many pods of a run get nodes together now."""
+    group = groups(plane, made.run.namespace)[gangs.name(made.run)]
+    return int(group["spec"]["schedulingPolicy"]["gang"]["minCount"])
+
+
+def bound(pods: dict[str, Object], made: Plan) -> int:
+    mine = (each for each in pods.values() if names.run_id_of(each["metadata"]["labels"]) == made.run.id)
+    return sum(bool(each["spec"].get("nodeName")) for each in mine)
+
+
+def left_of_trials(plane: Plane) -> list[str]:
+    paths = ("/api/v1/configmaps", "/api/v1/pods", "/apis/batch/v1/jobs", f"/apis/{API}/podgroups")
+    return [
+        f"{path} {each['metadata']['name']}"
+        for path in paths
+        for each in plane.request("GET", path, labelSelector=names.PROBE)["items"]
+    ]
+
+
+@pytest.fixture
+def line() -> str:
+    """The namespace of a business line, which the portal makes."""
+    return f"line-{secrets.token_hex(4)}"
+
+
+def test_the_connection_test_tells_an_enforcing_scheduler_from_one_that_binds_one_by_one(
+    plane: Plane, cloud: KubernetesCloud, line: str
+) -> None:
+    found = cloud.preflight([line])
+    assert found.facts[probe.FACT] == {"enforced": True, "api": API, "message": f"{probe.ENFORCED} ({API})"}
+    assert found.ok
+    assert found.message.endswith(f"{probe.ENFORCED} ({API})")
+    assert left_of_trials(plane) == []
+    plane.gangs = EVERYWHERE[:-1]
+    plane.restart_scheduler()
+    try:
+        found = cloud.preflight([line])
+        assert found.facts[probe.FACT] == {"enforced": False, "api": "", "message": probe.STORED}
+        assert found.ok
+        plane.until("/api/v1/pods", lambda pods: not pods, labelSelector=names.PROBE)
+    finally:
+        plane.gangs = EVERYWHERE
+        plane.restart_scheduler()
+
+
+def test_of_a_gang_whose_last_place_others_take_no_pod_is_bound_until_all_find_room(
+    plane: Plane, cloud: KubernetesCloud, namespace: str, line: str, following: Following
+) -> None:
+    nodes = tuple(plane.nodes())
+    other_software(plane, namespace, "thief", nodes[0], 1, 1)
+    made = plan(role("worker", 16, nodes=nodes), run=run_ref(line), gang=API)
+    cloud.apply(made)
+    path = f"/apis/{API}/namespaces/{line}/podgroups"
+
+    def told(found: dict[str, Object]) -> bool:
+        conditions = found.get(gangs.name(made.run), {}).get("status", {}).get("conditions", ())
+        return [(each["status"], each["reason"]) for each in conditions] == [("False", "Unschedulable")]
+
+    plane.until(path, told)
+    pods = plane.until(f"/api/v1/namespaces/{line}/pods", lambda pods: len(pods) == 16)
+    assert bound(pods, made) == 0
+    following.until(lambda: any("together" in each.message for each in following.of(made.run)))
+    plane.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/thief", gracePeriodSeconds="0")
+    following.until(lambda: len(following.of(made.run, "Running")) == 16)
+    cloud.delete(made.run)
+    following.until(lambda: following.is_gone(made.run))
+    assert gangs.name(made.run) not in groups(plane, line)
+
+
+def test_of_two_gangs_for_the_same_room_one_is_bound_and_the_other_has_no_node(
+    plane: Plane, cloud: KubernetesCloud, line: str, following: Following
+) -> None:
+    nodes = tuple(plane.nodes())
+    both = [plan(role("worker", 9, nodes=nodes), run=run_ref(line), gang=API) for _ in range(2)]
+    for made in both:
+        cloud.apply(made)
+    following.until(lambda: any(len(following.of(made.run, "Running")) == 9 for made in both))
+    pods = plane.until(f"/api/v1/namespaces/{line}/pods", lambda pods: len(pods) == 18)
+    assert sorted(bound(pods, made) for made in both) == [0, 9]
+    for made in both:
+        cloud.delete(made.run)
+    following.until(lambda: all(following.is_gone(made.run) for made in both))
+
+
+def test_a_failed_worker_starts_again_although_another_has_succeeded(
+    plane: Plane, cloud: KubernetesCloud, line: str, following: Following
+) -> None:
+    made = plan(role("master"), role("worker", 2), run=run_ref(line), gang=API)
+    cloud.apply(made)
+    following.until(lambda: len(following.of(made.run, "Running")) == 3)
+    plane.until(f"/apis/{API}/namespaces/{line}/podgroups", lambda _: count(plane, made) == gangs.OPEN)
+    mine = names.selector(run_id=made.run.id)
+    index = "batch.kubernetes.io/job-completion-index"
+    plane.end_pods(line, f"{mine},{names.ROLE}=worker,{index}=0", 0)
+    plane.end_pods(line, f"{mine},{names.ROLE}=worker,{index}=1", 1)
+    following.until(
+        lambda: (
+            [(each.index, each.attempt) for each in following.of(made.run, "Running") if each.role == "worker"]
+            == [(1, 1)]
+        )
+    )
+    cloud.apply(made)
+    assert count(plane, made) == gangs.OPEN, "applied again, it stays open"
+    cloud.delete(made.run)
+    following.until(lambda: following.is_gone(made.run))
+
+
+def test_a_service_whose_tasks_were_all_evicted_comes_back_even_if_its_group_was_deleted(
+    plane: Plane, cloud: KubernetesCloud, line: str, following: Following
+) -> None:
+    made = plan(role("master", restart="Always"), role("worker", 2, restart="Always"), run=run_ref(line), gang=API)
+    cloud.apply(made)
+    following.until(lambda: len(following.of(made.run, "Running")) == 3)
+    path = f"/apis/{API}/namespaces/{line}/podgroups"
+    plane.until(path, lambda _: count(plane, made) == gangs.OPEN)
+    group = f"{path}/{gangs.name(made.run)}"
+    plane.request("DELETE", group)
+    plane.request("PATCH", group, {"metadata": {"finalizers": None}})
+    cloud.apply(made)
+    assert count(plane, made) == gangs.OPEN
+    before = {each.uid for each in following.of(made.run, "Running")}
+    plane.request("DELETE", f"/api/v1/namespaces/{line}/pods", labelSelector=names.selector(run_id=made.run.id))
+    following.until(lambda: len({each.uid for each in following.of(made.run, "Running")} - before) == 3)
+    cloud.delete(made.run)
+    following.until(lambda: following.is_gone(made.run))
+
+
+def test_a_run_of_which_the_namespace_takes_no_group_starts_without_one(
+    plane: Plane, cloud: KubernetesCloud, namespace: str, following: Following
+) -> None:
+    plane.request(
+        "PATCH", f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {names.PORTAL: cloud._settings.portal}}}
+    )
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/podgroups.scheduling.k8s.io": "0"}}}
+    plane.request("POST", f"/api/v1/namespaces/{namespace}/resourcequotas", quota)
+    body = gangs.manifest(run_ref(namespace), API, 2)
+    plane.until_admitted(f"/apis/{API}/namespaces/{namespace}/podgroups", body, "exceeded quota")
+    assert "exceeded quota" in cloud.preflight([namespace]).facts[probe.FACT]["message"]
+    made = plan(role("worker", 2), run=run_ref(namespace), gang=API)
+    cloud.apply(made)
+    following.until(lambda: len(following.of(made.run, "Running")) == 2)
+    assert groups(plane, namespace) == {}
+    cloud.delete(made.run)
+    following.until(lambda: following.is_gone(made.run))
+
+
+def test_independent_and_single_tasks_have_no_group() -> None:
+    for roles in ((role("worker", 5, at_once=2),), (role("master"),)):
+        assert gangs.size(plan(*roles, gang=API)) == 0
+    assert gangs.size(plan(role("master"), role("worker", 4), gang="")) == 0
+    assert gangs.size(plan(role("master"), role("worker", 4), gang=API)) == 5
