@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import yaml
 
-from clusters.clouds.drivers.base import Plan
+from clusters.clouds.drivers.base import Plan, RunRef
 from clusters.clouds.drivers.kubernetes.api import probe
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import gangs, names
-from tests.kube.following import Following
+from tests.kube.following import Following, portal_kubeconfig
+from tests.kube.loops import Loops
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import plan, role, run_ref
+from tests.kube.test_faults import end_all
 from tests.kube.test_fit import other_software
 
 pytestmark = pytest.mark.kube
@@ -52,6 +56,16 @@ def count(plane: Plane, made: Plan) -> int:
 def bound(pods: dict[str, Object], made: Plan) -> int:
     mine = (each for each in pods.values() if names.run_id_of(each["metadata"]["labels"]) == made.run.id)
     return sum(bool(each["spec"].get("nodeName")) for each in mine)
+
+
+def until_refused(plane: Plane, run: RunRef) -> None:
+    """Waits until the scheduler says that it cannot bind all pods of the run."""
+
+    def told(found: dict[str, Object]) -> bool:
+        conditions = found.get(gangs.name(run), {}).get("status", {}).get("conditions", ())
+        return [(each["status"], each["reason"]) for each in conditions] == [("False", "Unschedulable")]
+
+    plane.until(f"/apis/{API}/namespaces/{run.namespace}/podgroups", told)
 
 
 def left_of_trials(plane: Plane) -> list[str]:
@@ -96,13 +110,7 @@ def test_of_a_gang_whose_last_place_others_take_no_pod_is_bound_until_all_find_r
     other_software(plane, namespace, "thief", nodes[0], 1, 1)
     made = plan(role("worker", 16, nodes=nodes), run=run_ref(line), gang=API)
     cloud.apply(made)
-    path = f"/apis/{API}/namespaces/{line}/podgroups"
-
-    def told(found: dict[str, Object]) -> bool:
-        conditions = found.get(gangs.name(made.run), {}).get("status", {}).get("conditions", ())
-        return [(each["status"], each["reason"]) for each in conditions] == [("False", "Unschedulable")]
-
-    plane.until(path, told)
+    until_refused(plane, made.run)
     pods = plane.until(f"/api/v1/namespaces/{line}/pods", lambda pods: len(pods) == 16)
     assert bound(pods, made) == 0
     following.until(lambda: any("together" in each.message for each in following.of(made.run)))
@@ -129,26 +137,38 @@ def test_of_two_gangs_for_the_same_room_one_is_bound_and_the_other_has_no_node(
 
 
 def test_a_failed_worker_starts_again_although_another_has_succeeded(
-    plane: Plane, cloud: KubernetesCloud, line: str, following: Following
+    plane: Plane, cloud: KubernetesCloud, namespace: str, line: str
 ) -> None:
     made = plan(role("master"), role("worker", 2), run=run_ref(line), gang=API)
-    cloud.apply(made)
-    following.until(lambda: len(following.of(made.run, "Running")) == 3)
-    plane.until(f"/apis/{API}/namespaces/{line}/podgroups", lambda _: count(plane, made) == gangs.OPEN)
-    mine = names.selector(run_id=made.run.id)
-    index = "batch.kubernetes.io/job-completion-index"
-    plane.end_pods(line, f"{mine},{names.ROLE}=worker,{index}=0", 0)
-    plane.end_pods(line, f"{mine},{names.ROLE}=worker,{index}=1", 1)
-    following.until(
-        lambda: (
-            [(each.index, each.attempt) for each in following.of(made.run, "Running") if each.role == "worker"]
-            == [(1, 1)]
-        )
+    mine, index = (
+        f"{names.selector(run_id=made.run.id)},{names.ROLE}=worker",
+        "batch.kubernetes.io/job-completion-index",
     )
-    cloud.apply(made)
-    assert count(plane, made) == gangs.OPEN, "applied again, it stays open"
-    cloud.delete(made.run)
-    following.until(lambda: following.is_gone(made.run))
+    with Following(cloud, acknowledges=False) as following:
+        cloud.apply(made)
+        following.until(lambda: len(following.of(made.run, "Running")) == 3)
+        plane.end_pods(line, f"{mine},{index}=0", 0)
+        plane.end_pods(line, f"{mine},{index}=1", 1)
+        following.until(lambda: [(each.index, each.attempt) for each in following.of(made.run, "Pending")] == [(1, 1)])
+        other_software(plane, namespace, "later", "", 1, 1)
+        plane.until(f"/api/v1/namespaces/{namespace}/pods", lambda pods: bool(pods["later"]["spec"].get("nodeName")))
+        pods = plane.request("GET", f"/api/v1/namespaces/{line}/pods", labelSelector=f"{mine},{index}=1")["items"]
+        assert sum("nodeName" in pod["spec"] for pod in pods) == 1, (
+            "Kubernetes takes no pod of a group that has ended into account"
+        )
+        assert count(plane, made) == 3
+        following.acknowledges = True
+        following.until(
+            lambda: (
+                [(each.index, each.attempt) for each in following.of(made.run, "Running") if each.role == "worker"]
+                == [(1, 1)]
+            )
+        )
+        assert count(plane, made) == gangs.OPEN
+        cloud.apply(made)
+        assert count(plane, made) == gangs.OPEN, "applied again, it stays open"
+        cloud.delete(made.run)
+        following.until(lambda: following.is_gone(made.run))
 
 
 def test_a_service_whose_tasks_were_all_evicted_comes_back_even_if_its_group_was_deleted(
@@ -195,3 +215,55 @@ def test_independent_and_single_tasks_have_no_group() -> None:
         assert gangs.size(plan(*roles, gang=API)) == 0
     assert gangs.size(plan(role("master"), role("worker", 4), gang="")) == 0
     assert gangs.size(plan(role("master"), role("worker", 4), gang=API)) == 5
+
+
+@pytest.fixture
+def loops(plane: Plane, people: Any) -> Iterator[Loops]:
+    from clusters.catalog.models import Flavor
+    from portal.models import Appcode
+
+    loops = Loops(plane, f"gangs-{secrets.token_hex(4)}", yaml.safe_load(portal_kubeconfig(plane).read_text()))
+    loops.catalogue()
+    Flavor.objects.create(name="eight-gpus", title="8 GPUs", cpu_milli=100, memory_mb=128, gpus=8)
+    Appcode.objects.update(gpu_quota=100)
+    loops.start()
+    try:
+        yield loops
+        end_all(loops)
+    finally:
+        loops.stop()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_tested_cloud_binds_nothing_of_a_run_from_which_others_take_a_gpu_after_the_decision(
+    plane: Plane, loops: Loops, people: Any, namespace: str, client: Any
+) -> None:
+    from clusters.cloud_admin import actions
+    from clusters.clouds.models import Cloud, CloudState
+    from clusters.clouds.registry import run_ref as ref_of
+    from portal.models import Event
+    from tests.api.client import api_of
+
+    assert actions.try_connection(Cloud.objects.get(name="kubernetes")).ok
+    told = api_of(people.root).get("/kubernetes/kubernetes")[1]["status"]["test"]["allOrNone"]
+    assert told == {"enforced": True, "api": API, "message": f"{probe.ENFORCED} ({API})"}
+    client.force_login(people.root)
+    assert (
+        f"all at once or none, by the PodGroups of <code>{API}</code>"
+        in client.get("/admin/clouds/kubernetes/edit").content.decode()
+    )
+    loops.until(lambda: CloudState.objects.filter(capacity__nodes__1__isnull=False).exists())
+    loops.stop_controller()  # It would see the pod before the decision.
+    other_software(plane, namespace, "thief", min(plane.nodes()), 1, 1)
+    gang = loops.create(people, "gang", workers=15)
+    loops.until(lambda: loops.run(gang).applied_at)
+    run = loops.run(gang)
+    until_refused(plane, ref_of(run))
+    mine = {"labelSelector": names.selector(portal=loops.portal, run_id=run.pk)}
+    pods = plane.until("/api/v1/pods", lambda pods: len(pods) == 16, **mine)
+    assert [name for name, pod in pods.items() if "nodeName" in pod["spec"]] == []
+    loops.start_controller()
+    loops.until(lambda: Event.objects.filter(verb="run.given_back").exists(), 60)
+    loops.until(lambda: loops.left_of(run) == [])
+    plane.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/thief", gracePeriodSeconds="0")
+    loops.disable(people, gang)

@@ -21,6 +21,7 @@ from django.core.management import CommandError, call_command
 
 from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.drivers.kubernetes.api.lookup import NO_KUEUE, ONLY_LOOKED_UP
+from clusters.clouds.drivers.kubernetes.api.probe import UNSERVED
 from tests.kube import kueue
 from tests.kube.following import ROLE, hand_over, portal_kubeconfig
 from tests.kube.plane import Plane
@@ -55,7 +56,8 @@ def test_a_connection_with_the_rights_that_are_asked_for_is_good(people: Any, ma
     report = actions.try_connection(row)
     assert report.ok, report.message
     assert report.message.startswith("Kubernetes v1.36.")
-    assert report.message.endswith("GPUs. The portal may do all that it needs.")
+    assert report.message.endswith(f"GPUs. The portal may do all that it needs. {UNSERVED}")
+    assert row.test["all_or_none"] == {"enforced": False, "api": "", "message": UNSERVED}
     row.refresh_from_db()
     assert row.uid
     assert row.test["gpus"] >= 13 * 8

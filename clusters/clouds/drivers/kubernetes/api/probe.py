@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, NotOurs
@@ -206,7 +207,8 @@ class Trial:
         wanted = {"labelSelector": f"batch.kubernetes.io/job-name={self._name}"}
         path = path_of("Pod", self._namespace)
         found = self._client.get(path, **wanted)
-        for pod in (*found["items"], *self._watched(path, found["metadata"]["resourceVersion"], SECONDS, **wanted)):
+        news = self._watched(path, found["metadata"]["resourceVersion"], SECONDS, **wanted)
+        for pod in chain(found["items"], news):
             if pod["spec"].get("nodeName") or "schedulingGroup" not in pod["spec"]:
                 return "bound"
             for each in pod["status"].get("conditions") or ():
