@@ -5,6 +5,7 @@ The plane of the other tests has them switched off, as Kubernetes 1.36 has.
 
 from __future__ import annotations
 
+import datetime as dt
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -14,14 +15,17 @@ import yaml
 
 from clusters.clouds.drivers.base import Plan, RunRef
 from clusters.clouds.drivers.kubernetes.api import probe
+from clusters.clouds.drivers.kubernetes.api.client import Client
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import gangs, names
-from tests.kube.following import Following, portal_kubeconfig
+from clusters.clouds.drivers.kubernetes.settings import Settings
+from tests.kube.following import ROLE, Following, portal_kubeconfig
 from tests.kube.loops import Loops
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import plan, role, run_ref
 from tests.kube.test_faults import end_all
 from tests.kube.test_fit import other_software
+from tests.kube.test_registration import bound as bound_to
 
 pytestmark = pytest.mark.kube
 
@@ -210,6 +214,43 @@ def test_a_run_of_which_the_namespace_takes_no_group_starts_without_one(
     following.until(lambda: following.is_gone(made.run))
 
 
+def test_a_role_without_rights_to_groups_is_told_and_its_runs_start_without_one(plane: Plane, line: str) -> None:
+    role_of_portal = yaml.safe_load(ROLE.read_text())
+    role_of_portal["rules"] = [rule for rule in role_of_portal["rules"] if gangs.PLURAL not in rule["resources"]]
+    config = bound_to(plane, f"older-{line}", role_of_portal)
+    older = KubernetesCloud(Client.connect(yaml.safe_load(config)), Settings(portal=line))
+    found = older.preflight([line])
+    assert found.ok, found.message
+    said = found.facts[probe.FACT]
+    assert not said["enforced"]
+    assert "the portal may not watch podgroups.scheduling.k8s.io, " in said["message"]
+    made = plan(role("worker", 2), run=run_ref(line), gang=API)
+    with Following(older) as following:
+        older.apply(made)
+        following.until(lambda: len(following.of(made.run, "Running")) == 2)
+        older.delete(made.run)
+        following.until(lambda: following.is_gone(made.run))
+
+
+def test_what_a_connection_test_leaves_that_dies_goes_by_itself_or_with_the_next_one(
+    plane: Plane, cloud: KubernetesCloud, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(probe, "LIFE", 1)
+        patched.setattr(probe.Trial, "judge", lambda trial: trial._make() and probe.Proof("", "died"))
+        cloud.preflight([line])
+    of_trials = {"labelSelector": names.PROBE}
+    plane.until(f"/apis/batch/v1/namespaces/{line}/jobs", lambda jobs: not jobs, **of_trials)
+    plane.until(f"/api/v1/namespaces/{line}/pods", lambda pods: not pods, **of_trials)
+    assert len(left_of_trials(plane)) == 2, "the owner and the group, which hold nothing"
+    assert cloud.preflight([line]).facts[probe.FACT]["enforced"]
+    assert len(left_of_trials(plane)) == 2, "it may be the trial of somebody who tests right now"
+    monkeypatch.setattr(probe, "LEFT_OVER", dt.timedelta(0))
+    assert cloud.preflight([line]).facts[probe.FACT]["enforced"]
+    plane.until(f"/apis/{API}/namespaces/{line}/podgroups", lambda groups: not groups)
+    assert left_of_trials(plane) == []
+
+
 def test_independent_and_single_tasks_have_no_group() -> None:
     for roles in ((role("worker", 5, at_once=2),), (role("master"),)):
         assert gangs.size(plan(*roles, gang=API)) == 0
@@ -259,8 +300,8 @@ def test_a_tested_cloud_binds_nothing_of_a_run_from_which_others_take_a_gpu_afte
     loops.until(lambda: loops.run(gang).applied_at)
     run = loops.run(gang)
     until_refused(plane, ref_of(run))
-    mine = {"labelSelector": names.selector(portal=loops.portal, run_id=run.pk)}
-    pods = plane.until("/api/v1/pods", lambda pods: len(pods) == 16, **mine)
+    mine = names.selector(portal=loops.portal, run_id=run.pk)
+    pods = plane.until("/api/v1/pods", lambda pods: len(pods) == 16, labelSelector=mine)
     assert [name for name, pod in pods.items() if "nodeName" in pod["spec"]] == []
     loops.start_controller()
     loops.until(lambda: Event.objects.filter(verb="run.given_back").exists(), 60)

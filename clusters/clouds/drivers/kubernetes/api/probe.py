@@ -45,6 +45,7 @@ UNSERVED = f"{ONE_BY_ONE}: the cluster serves no PodGroups (Kubernetes 1.36, fea
 STORED = f"{ONE_BY_ONE}: the cluster stores PodGroups, but its scheduler does not enforce them."
 UNKNOWN = "Whether its scheduler binds all tasks of a run or none is not known:"
 HOMELESS = f"{UNKNOWN} no business line with a namespace is placed there yet. Test the connection again when one is."
+AGAIN = "Apply docker/kubernetes/clusterrole.yaml again."
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def prove(
     if not api:
         return Proof("", UNSERVED)
     if lacks:
-        return Proof("", f"{UNKNOWN} the portal may not {', '.join(lacks)}.")
+        return Proof("", f"{UNKNOWN} the portal may not {', '.join(lacks)}. {AGAIN}")
     if not namespaces:
         return Proof("", HOMELESS)
     try:
