@@ -277,14 +277,16 @@ def loops(plane: Plane, people: Any) -> Iterator[Loops]:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_tested_cloud_binds_nothing_of_a_run_from_which_others_take_a_gpu_after_the_decision(
-    plane: Plane, loops: Loops, people: Any, namespace: str, client: Any
+    plane: Plane, loops: Loops, people: Any, namespace: str, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from clusters.cloud_admin import actions
     from clusters.clouds.models import Cloud, CloudState
     from clusters.clouds.registry import run_ref as ref_of
+    from clusters.runs.placing import places
     from portal.models import Event
     from tests.api.client import api_of
 
+    monkeypatch.setattr(places, "BLINK", dt.timedelta(seconds=1))
     assert actions.try_connection(Cloud.objects.get(name="kubernetes")).ok
     told = api_of(people.root).get("/kubernetes/kubernetes")[1]["status"]["test"]["allOrNone"]
     assert told == {"enforced": True, "api": API, "message": f"{probe.ENFORCED} ({API})"}
