@@ -44,7 +44,7 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
 )
 from clusters.clouds.drivers.base import Environment as PlannedEnvironment
-from clusters.clouds.registry import cloud_names, cloud_of, run_ref
+from clusters.clouds.registry import cloud_names, cloud_of, gang, run_ref
 from clusters.environments.models import Environment, Plugin
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
@@ -405,6 +405,8 @@ def plan_of(run: Run) -> Plan:
         model=_about(found.model, model_folder(spec)) if found.model else {},
         proof=run.cluster.proof,
     )
+    if run.placed_at is not None and not are_apart:
+        plan = replace(plan, gang=gang(run.cloud))
     # The portal does not know which nodes reach a volume, such as a disk of one zone.
     if run.placed_at is not None and not any(isinstance(mount.source, VolumeSource) for mount in mounts):
         roles = tuple(replace(role, nodes=places.nodes_of(run, role.role)) for role in plan.roles)

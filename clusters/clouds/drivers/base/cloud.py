@@ -121,6 +121,12 @@ class Cloud(Protocol):
         return False
 
     @classmethod
+    def gang(cls, stored: Mapping[str, Any], proved: Mapping[str, Any]) -> str:
+        """Returns how it gives all tasks of a run their places at once or none any (`Plan.gang`), "" if it does not. `proved`:
+        the facts of the last `Inspected.preflight`."""
+        return ""
+
+    @classmethod
     def adds_nodes(cls, stored: Mapping[str, Any]) -> bool:
         """Returns whether tasks that fit on none of today's nodes may make the cloud add some."""
         return False

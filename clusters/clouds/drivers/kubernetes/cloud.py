@@ -52,7 +52,7 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes import launch, logs, prometheus
-from clusters.clouds.drivers.kubernetes.api import lookup, preflight
+from clusters.clouds.drivers.kubernetes.api import lookup, preflight, probe
 from clusters.clouds.drivers.kubernetes.api.client import METADATA_LIST, Client, path_of
 from clusters.clouds.drivers.kubernetes.api.errors import Forbidden, Missing, Refused
 from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
@@ -173,6 +173,11 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         return not (settings.kueue_queue or settings.nodes_on_demand)
 
     @classmethod
+    def gang(cls, stored: Mapping[str, Any], proved: Mapping[str, Any]) -> str:
+        """Only where the portal places runs: what Kueue and autoscalers make of such pods is not tried."""
+        return str((proved.get(probe.FACT) or {}).get("api", "")) if cls.places_runs(stored) else ""
+
+    @classmethod
     def adds_nodes(cls, stored: Mapping[str, Any]) -> bool:
         return Settings.readable(stored).nodes_on_demand
 
@@ -255,7 +260,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         return preflight.uid_of(self._client)
 
     def preflight(self, namespaces: Collection[str]) -> Preflight:
-        return preflight.judge(self._client, self._settings, namespaces, lambda: self.foreign(namespaces))
+        return preflight.judge(self._client, self._settings, self._namespaces, namespaces, self.foreign)
 
     def misnamed(self, namespaces: Collection[str]) -> Mapping[str, str]:
         return lookup.look_up(self._client, self._settings, namespaces).wrong

@@ -9,13 +9,14 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, CloudRefused, Plan, RunRef, VolumeSource
 from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
-from clusters.clouds.drivers.kubernetes.api.errors import Taken
+from clusters.clouds.drivers.kubernetes.api.errors import Missing, Taken, Unavailable
 from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
-from clusters.clouds.drivers.kubernetes.render import cache, environments, kept, manifests, names, storage
+from clusters.clouds.drivers.kubernetes.render import cache, environments, gangs, kept, manifests, names, pods, storage
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.upkeep import remove_claims
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
@@ -46,7 +47,10 @@ def apply(client: Client, settings: Settings, namespaces: Namespaces, plan: Plan
         raise
     shared = [each for each in objects if _is_shared(each)]
     _apply_shared(client, settings, shared, check_room=before is not None)
-    made = current + [each for each in objects if not _is_shared(each)]
+    for group in objects:
+        if group["kind"] == gangs.KIND:
+            _make_gang(client, group, is_open=names.GANG not in owner["metadata"]["annotations"])
+    made = current + [each for each in objects if not (_is_shared(each) or each["kind"] == gangs.KIND)]
     # If the run is deleted meanwhile, the garbage collector finds these objects without an owner and deletes them.
     client.apply_all([each for each in made if not manifests.is_queued(each)])
     for queued in filter(manifests.is_queued, made):
@@ -67,6 +71,8 @@ def _start(client: Client, settings: Settings, namespaces: Namespaces, plan: Pla
     first."""
     plan = cache.settled(plan, settings)
     manifests.check(plan, settings)
+    if gangs.size(plan) and not _takes_gang(client, settings, namespaces, plan):
+        plan = replace(plan, gang="")
     claim = cache.claim_manifest(plan, settings, _now())
     if claim and (why := _why_no_room(client, settings, claim)):
         if not cache.may_be_copied(plan):
@@ -81,6 +87,8 @@ def _start(client: Client, settings: Settings, namespaces: Namespaces, plan: Pla
     watched = [(each["kind"], each["metadata"]["name"]) for each in made if each["kind"] in drift.KINDS]
     noted = {names.WORKLOADS: stops, names.OBJECTS: watched}
     told = {key: " ".join("/".join(each) for each in found) for key, found in noted.items()}
+    if gangs.size(plan):
+        told[names.GANG] = plan.gang
     owner["metadata"].setdefault("annotations", {}).update(told)
     owner = kept.with_objects(owner, [*filter(None, shared), *made], plan.proof)
     try:
@@ -89,6 +97,34 @@ def _start(client: Client, settings: Settings, namespaces: Namespaces, plan: Pla
         if found := owner_of(client, plan.run):
             return found
         raise CloudError("It was ended when it was to start.") from error
+
+
+def _takes_gang(client: Client, settings: Settings, namespaces: Namespaces, plan: Plan) -> bool:
+    """Returns whether the cluster would take the PodGroup of a run. Pods without theirs wait for ever, so what keeps it out (a
+    quota, a missing right, an upgrade) is found before there are any."""
+    namespaces.prepare(plan.run.namespace)
+    group = gangs.manifest(plan.run, plan.gang, gangs.size(plan), pods.priority_class(plan, settings))
+    try:
+        client.request("POST", gangs.path(plan.gang, plan.run.namespace), body=group, query={"dryRun": "All"})
+    except Unavailable:
+        raise
+    except CloudError as error:
+        log.warning("run %s gets no group by which all of its pods are bound together: %s", plan.run.id, error)
+        return False
+    return True
+
+
+def _make_gang(client: Client, group: Manifest, *, is_open: bool) -> None:
+    """Creates the PodGroup of a run if it is not there. `is_open`: its pods have had nodes."""
+    if is_open:
+        group = {**group, "spec": {**group["spec"], **gangs.policy(gangs.OPEN)}}
+    try:
+        client.request("POST", gangs.path(group["apiVersion"], group["metadata"]["namespace"]), body=group)
+    except Taken:
+        return
+    except Missing:
+        # Without the API there is no such field of pods either.
+        log.warning("this cluster serves no %s of %s any more", gangs.PLURAL, group["apiVersion"])
 
 
 def _apply_shared(client: Client, settings: Settings, claims: Sequence[Manifest], *, check_room: bool) -> None:
