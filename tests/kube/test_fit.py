@@ -7,9 +7,9 @@ import secrets
 from typing import Any
 
 import pytest
+from clusters.clouds.drivers.base.fit import free_rooms, judge, lay
 
 from clusters.admission.packing import asking
-from clusters.clouds.drivers.base.fit import free_rooms, judge, lay
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from tests.kube.following import Following
 from tests.kube.plane import Plane

@@ -7,12 +7,12 @@ import itertools
 from typing import Any
 
 import pytest
+from clusters.clouds.drivers.base.fit import free_rooms, judge, lay
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.admission.packing import Tasks, asking
 from clusters.clouds.drivers.base import Capacity, Node, Waiting
-from clusters.clouds.drivers.base.fit import free_rooms, judge, lay
 from clusters.clouds.drivers.local.agent import scheduler
 
 MODELS = ("", "A100", "H100")

@@ -7,7 +7,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("clusters", "0002_places"),
+        ("clusters", "0003_decisions"),
         ("portal", "0003_shares"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
