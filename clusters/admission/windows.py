@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, Verdict, outlook
+from clusters.admission.decision import Ask, Node, Snapshot, Verdict, decide, outlook
 from clusters.admission.packing import Field, Layout, Shape, Tasks, assign, split
 
 # A run on the nodes of a window has to end that long before it, as it starts and ends slower than its time limit says.
@@ -115,7 +115,9 @@ def explained(
     kept: dict[str, set[str]] = {}
     for name, run in seen.kept.items():
         kept.setdefault(run, set()).add(name)
+    decided = decide(snapshot) if new else verdicts
     promised = {node.name for node in snapshot.nodes if node.promised}
+    promised |= {node for each in decided.values() if each.code is Code.FITS for _, node in each.nodes or {}}
     remembered: dict[object, Verdict | None] = {}
     asks = [(ask, windows.askers.get(int(ask.run), NOBODY)) for ask in snapshot.asks]
     for ask, asker in [*asks, *([new] if new else [])]:

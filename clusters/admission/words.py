@@ -169,8 +169,9 @@ def _window(values: _Values) -> str:
         return f"{values.text('nodes')} {are} {what} until {values.text('until')}. It starts then, or when other nodes are free."
     long = "its time limit is too long for that" if values["has_limit"] else "it has no time limit"
     when = f"from {values.text('from')} to {values.text('until')}"
+    then = " It may start there then." if values["mine"] else ""
     offer = f" With a time limit of {_time(values['offer_limit'])} it would start now." if values["offer_limit"] else ""
-    return f"{values.text('nodes')} {are} {what} {when}, and {long}.{offer}"
+    return f"{values.text('nodes')} {are} {what} {when}, and {long}.{then}{offer}"
 
 
 def _no_nodes(values: _Values) -> str:

@@ -128,7 +128,7 @@ def _tell(runs: Sequence[Run], row: Window, verb: str, subject: str, said: str, 
     for run in runs:
         cluster, text = run.cluster, f"{run.cluster}: {said}\n\n{settings.PORTAL_ORIGIN}{url_of(run)}\n"
         for tell in () if cluster.part_of else extension_points.mail:
-            key = f"run {run.pk} window {row.pk} {at:%Y-%m-%dT%H:%M:%S}"
+            key = f"run {run.pk} window {row.pk} {at:%Y-%m-%dT%H:%M:%S.%f}"
             tell(key, cluster.appcode_id, f"{cluster}: {subject}", text, told(run))
 
 
