@@ -133,8 +133,9 @@ def delete(node: Node, ref: RunRef) -> None:
     """See `Cloud.delete`."""
     if ref.id in node.runs:
         run = node.runs[ref.id]
-        run.delete()
-        node.wake(run.ref.id)
+        if run.ref.life <= ref.life:
+            run.delete()
+            node.wake(run.ref.id)
         return
     if ref.id not in node.purged and _may_live(node, ref):
         folder = node.run_folder(ref.id)
