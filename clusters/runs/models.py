@@ -100,7 +100,8 @@ class Run(models.Model):
 
     Who writes which fields. Users (actions.py): `desired`, `stop_*`. runs/reconcile.py and runs/quota.py: `wait_*`,
     `admitted_at`, `applied_at`, `release_asked_at`, `claim_*`, `refusal`. runs/idle.py: `kept_at`, `idle_announced_at`,
-    `end_announced_at`, `needed_asked_at`, `look_at`. runs/status/observe.py and phase_update.py: everything else. `usage_*`,
+    `end_announced_at`, `needed_asked_at`, `look_at`. runs/status/observe.py, phase_update.py
+    and history.py: everything else. `usage_*`,
     `gpu_*` and `cost_*` are sums over the run's segments at `usage_as_of` and their growth rates, so that a list shows
     live cost without a join.
     """
