@@ -17,12 +17,14 @@ from django.db.models import Q
 from django.utils import timezone
 
 from clusters import wakeups
+from clusters.admission.codes import Code
 from clusters.admission.windows import clock, named
 from clusters.clouds.models import Window
 from clusters.events import run_event
 from clusters.runs.models import Run
 from clusters.runs.placing.places import FOR_GPUS, FOR_ROOM, LONGEST_PAUSE, PAUSE
 from clusters.runs.placing.windows import closed, open_at, others_on, will_be_taken
+from clusters.runs.status.history import MOST_SAID
 from clusters.runs.status.notifications import url_of
 from clusters.runs.status.phase_update import refresh
 from portal import extension_points
@@ -85,6 +87,7 @@ def _give_back(run: Run, row: Window, at: dt.datetime) -> Event:
     run.given_back_at, run.not_before = at, at + pause
     run.wait_reason = FOR_GPUS if run.gpus else FOR_ROOM
     run.wait_message = f"{words(row)}. It is taken off its nodes, holds nothing then, and waits again in its old place."
+    run.wait_code, run.wait_values = Code.GIVEN_BACK, {"said": run.wait_message[:MOST_SAID]}
     transaction.on_commit(partial(wakeups.wake, run.pk))
     return run_event("run.given_back", run, run.wait_message, window=row.pk)
 

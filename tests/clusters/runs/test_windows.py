@@ -92,6 +92,9 @@ def test_a_run_there_is_told_and_given_back_and_starts_again_after_it_in_its_old
     assert closing.due(now()) == {"training"}
     turned(run)
     assert run.given_back_at
+    last = run.decisions.last()
+    assert last
+    assert (last.code, last.values) == ("GivenBack", {"said": run.wait_message})
     assert run.wait_message.startswith("Maintenance of n0 until ")
     assert "by root: new disks. It is taken off its nodes" in run.wait_message
     assert closing.due(now()) == set()
