@@ -54,10 +54,11 @@ class Window:
 
 @dataclass(frozen=True)
 class Asker:
-    """A run as windows see it. `limit`: its time limit."""
+    """A run as windows see it. `limit`: its time limit. `is_endless`: it can have none, as a replica of a service."""
 
     appcode: int = 0
     limit: dt.timedelta | None = None
+    is_endless: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def _because(ask: Ask, asker: Asker, windows: Windows, left: _Left) -> Verdict |
         "from": clock(first.starts_at),
         "until": clock(first.ends_at),
         "has_limit": int(asker.limit is not None),
-        "offer_limit": _offer(ask.tasks, asker, windows, left),
+        "offer_limit": 0 if asker.is_endless else _offer(ask.tasks, asker, windows, left),
     }
     return Verdict(Code.WINDOW, told)
 

@@ -150,7 +150,10 @@ def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: boo
 
 def closing(found: Windows, waits: Iterable[Waiting]) -> Windows:
     """The windows, with what they see of the runs that wait."""
-    askers = {each.run: windows.asker(int(each.appcode), each.seconds) for each in waits} if found.windows else {}
+    if not found.windows:
+        return found
+    asker = windows.asker
+    askers = {each.run: asker(int(each.appcode), each.seconds, is_endless=each.is_replica) for each in waits}
     return replace(found, askers=askers)
 
 

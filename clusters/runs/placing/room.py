@@ -34,17 +34,19 @@ UNREPORTED = 1 << 60
 
 @dataclass(frozen=True)
 class Wish:
-    """Who would start a new run, and how. `line`: its namespace. `seconds`: its time limit."""
+    """Who would start a new run, and how. `line`: its namespace. `seconds`: its time limit. `is_endless`: it can have none."""
 
     appcode: int
     line: str
     priority_class: PriorityClass = "normal"
     seconds: int | None = None
+    is_endless: bool = False
 
 
 def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, but: Cluster | None = None) -> Judgement:
     """Judges a new run of `tasks`, the youngest of all that wait."""
-    known, at, asker = read(cloud, capacity, but), timezone.now(), windows.asker(wish.appcode, wish.seconds)
+    known, at = read(cloud, capacity, but), timezone.now()
+    asker = windows.asker(wish.appcode, wish.seconds, is_endless=wish.is_endless)
     asked = tolerating([each for each in tasks if each.count], known.windows.tolerated(asker))
     ask = Ask("", str(wish.appcode), asked, priority_class=wish.priority_class, ends=ends_at(at, wish.seconds))
     found, here = snapshot(known, at), Rights()

@@ -42,8 +42,8 @@ def of(cloud: str) -> Windows:
     return of_clouds([cloud]).get(cloud, NO_WINDOWS)
 
 
-def asker(appcode: int, seconds: int | None) -> Asker:
-    return Asker(appcode, dt.timedelta(seconds=seconds) if seconds else None)
+def asker(appcode: int, seconds: int | None, *, is_endless: bool = False) -> Asker:
+    return Asker(appcode, dt.timedelta(seconds=seconds) if seconds else None, is_endless)
 
 
 # Runs that are to run on. Those that have lost their places already are about to leave.
