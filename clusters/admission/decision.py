@@ -106,27 +106,31 @@ class Verdict:
 @dataclass(frozen=True)
 class Outlook:
     """`left`: what is free of each ready node after all runs that start or are being placed, also of nodes that are kept. `kept`:
-    the run that keeps a node, by the name of the node; nodes without free GPUs are kept, too, until the runs there end."""
+    the run that keeps a node, by the name of the node; nodes without free GPUs are kept, too, until the runs there end.
+    `verdicts`: as of `decide`."""
 
     left: Field
     kept: Mapping[str, str]
+    verdicts: Mapping[str, Verdict]
 
 
 def decide(snapshot: Snapshot) -> dict[str, Verdict]:
     """Verdicts in the order in which the runs start."""
-    decision = _Decision(snapshot)
-    return {ask.run: decision.add(ask, level) for ask, level in _in_order(snapshot)}
+    return _Decision(snapshot).all()
 
 
 def room(snapshot: Snapshot) -> Field:
     """Returns what the runs of `snapshot` leave for a later one."""
-    return _Decision.of_all(snapshot).pool.free
+    decision = _Decision(snapshot)
+    decision.all()
+    return decision.pool.free
 
 
 def outlook(snapshot: Snapshot) -> Outlook:
     """Returns what becomes of each node by the same decision."""
-    pool = _Decision.of_all(snapshot).pool
-    return Outlook(joined(pool.free, pool.kept), pool.keeper)
+    decision = _Decision(snapshot)
+    verdicts, pool = decision.all(), decision.pool
+    return Outlook(joined(pool.free, pool.kept), pool.keeper, verdicts)
 
 
 def advise(snapshot: Snapshot, ask: Ask) -> Verdict:
@@ -166,18 +170,15 @@ class _Decision:
     """Decides runs in order."""
 
     def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
         self.pool = _Pool(snapshot.nodes)
         self._holdings = {each.run: each for each in snapshot.holdings}
         self._leave = sum(node.whole.gpus for node in snapshot.nodes) // MOST_TAKEN
         self._has_taken = False
         self._rank = 0
 
-    @classmethod
-    def of_all(cls, snapshot: Snapshot) -> _Decision:
-        decision = cls(snapshot)
-        for ask, level in _in_order(snapshot):
-            decision.add(ask, level)
-        return decision
+    def all(self) -> dict[str, Verdict]:
+        return {ask.run: self.add(ask, level) for ask, level in _in_order(self._snapshot)}
 
     def add(self, ask: Ask, level: Level) -> Verdict:
         pool, alike = self.pool, (ask.tasks, level, ask.ends, ask.appcode if ask.priority_class == "urgent" else "")

@@ -9,15 +9,15 @@ queries depends neither on the number of clouds nor on that of runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from django.db.models import Case, Count, Exists, F, Q, QuerySet, Sum, When, Window
 from django.db.models.functions import Greatest, RowNumber
 from django.utils import timezone
 
-from clusters.admission.decision import outlook
+from clusters.admission.decision import Outlook, Snapshot, Verdict, outlook
 from clusters.admission.judgement import Judgement
 from clusters.admission.packing import Sizes, Tasks
 from clusters.clouds.drivers.base import Capacity
@@ -27,8 +27,9 @@ from clusters.clouds.placement import titles
 from clusters.clouds.registry import all_placing
 from clusters.runs.models import Run
 from clusters.runs.placing import windows
-from clusters.runs.placing.known import UNPLACED, Known, capacity_from, lacking, read_several, taken_on
-from clusters.runs.placing.places import every_wait
+from clusters.runs.placing.known import UNPLACED, Known, by_class, capacity_from, lacking, read_several, taken_on
+from clusters.runs.placing.places import HELD
+from clusters.runs.placing.rights import rights
 from clusters.runs.placing.room import free_for, snapshot
 from clusters.runs.placing.tiles import Tile, placed_tiles, seen_tiles
 
@@ -82,7 +83,7 @@ class Queue:
 
 
 def queues(appcodes: Collection[int] | None) -> list[Queue]:
-    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Nineteen
+    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Twenty-three
     queries at most."""
     states = {state.name: state for state in CloudState.objects.order_by("name")}
     names, quiet = titles(), silences_of(states.values(), timezone.now())
@@ -93,11 +94,12 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
     others = _sums((HOLDS | WAITS) & ~seen) if appcodes is not None else {}
     capacities = {name: capacity_from(state.capacity) for name, state in states.items()}
     pending = lacking([run for run, _ in waiting if run.admitted_at])
-    turns = _turns([run.pk for run, _ in waiting])
     placing = all_placing() & capacities.keys()
     known, closed = _known(capacities, placing), windows.shown(appcodes)
+    decided = _decided(known, placing)
+    turns = {run: turn for _, each in decided.values() for run, turn in _turns(each.verdicts).items()}
     tiles = {
-        name: windows.on_tiles(each, closed.get(name, ())) for name, each in _tiles(known, placing, appcodes).items()
+        name: windows.on_tiles(each, closed.get(name, ())) for name, each in _tiles(known, decided, appcodes).items()
     }
     keepers = _keepers(seen, {each.keeper for several in tiles.values() for each in several if each.keeper})
     found = []
@@ -133,19 +135,21 @@ def _joined(which: Q) -> QuerySet[Run]:
 
 def _waiting(seen: Q) -> list[tuple[Run, int]]:
     """The first waiting runs, with their places in their appcode's quota queue, all of which the reader of an appcode sees."""
-    place = Window(RowNumber(), partition_by=[F("cluster__appcode"), F("wait_reason")], order_by=F("pk").asc())
+    place = Window(
+        RowNumber(), partition_by=[F("cluster__appcode"), F("wait_reason")], order_by=[by_class().asc(), F("pk").asc()]
+    )
     rows = _joined(WAITS & seen).annotate(place=place).order_by("pk")[:MOST]
     return [(run, run.place if run.wait_reason == "QuotaExceeded" and not run.admitted_at else 0) for run in rows]
 
 
-def _turns(listed: Collection[int]) -> dict[int, tuple[int, int]]:
-    """Places of the listed runs in the queues of their clouds, among the runs of all appcodes, and the GPUs before each. One
-    query."""
-    window: Any = {"partition_by": [F("cloud")], "order_by": F("pk").asc()}
-    rows = every_wait().annotate(place=Window(RowNumber(), **window), asked=Window(Sum("gpus"), **window))
-    # No place is 0. It makes the database count all runs before it picks the listed ones.
-    rows = rows.filter(Q(place=0) | Q(pk__in=listed))
-    return {pk: (place, asked - gpus) for pk, gpus, place, asked in rows.values_list("pk", "gpus", "place", "asked")}
+def _turns(verdicts: Mapping[str, Verdict]) -> dict[int, tuple[int, int]]:
+    """Places of waiting runs in the queue of their cloud, among the runs of all appcodes, and the GPUs before each."""
+    found, before = {}, 0
+    for run, verdict in verdicts.items():
+        if verdict.rank:
+            found[int(run)] = verdict.rank, before
+            before += int(verdict.values.get("gpus", 0))
+    return found
 
 
 def _known(capacities: Mapping[str, Capacity], placing: Set[str]) -> dict[str, Known]:
@@ -155,7 +159,17 @@ def _known(capacities: Mapping[str, Capacity], placing: Set[str]) -> dict[str, K
     return others | read_several({name: capacities[name] for name in placing})
 
 
-def _tiles(known: Mapping[str, Known], placing: Set[str], appcodes: Collection[int] | None) -> dict[str, list[Tile]]:
+def _decided(known: Mapping[str, Known], placing: Set[str]) -> dict[str, tuple[Snapshot, Outlook]]:
+    """What becomes of the nodes and the runs that wait, where the portal places runs. At most four queries."""
+    at = timezone.now()
+    shares = rights([run for name in placing for run in known[name].waiting], at).shares if placing else {}
+    found = {name: replace(snapshot(known[name], at), shares=shares) for name in placing}
+    return {name: (each, outlook(each)) for name, each in found.items()}
+
+
+def _tiles(
+    known: Mapping[str, Known], decided: Mapping[str, tuple[Snapshot, Outlook]], appcodes: Collection[int] | None
+) -> dict[str, list[Tile]]:
     """Who has the GPUs of each node, by cloud. At most one query."""
     own = None
     if appcodes is not None:
@@ -163,9 +177,8 @@ def _tiles(known: Mapping[str, Known], placing: Set[str], appcodes: Collection[i
     found = {}
     for name, each in known.items():
         here, mine = _gpus(each.taken), None if own is None else _gpus(own.get(name, {}))
-        if name in placing:
-            now = snapshot(each)
-            found[name] = placed_tiles(each.capacity, here, mine, now, outlook(now))
+        if name in decided:
+            found[name] = placed_tiles(each.capacity, here, mine, *decided[name])
         else:
             found[name] = seen_tiles(each.capacity, here, mine)
     return found
@@ -200,7 +213,7 @@ def _waits(
 ) -> Waits:
     if place:
         return Waits(run, run.message, place, "quota")
-    if run.pk in turns:
+    if run.pk in turns and run.wait_reason in HELD:
         return Waits(run, run.message, turns[run.pk][0], "cloud", turns[run.pk][1])
     if run.admitted_at is None or run.wait_reason:
         return Waits(run, run.message)

@@ -143,9 +143,10 @@ def capacity_from(seen: Mapping[str, Any]) -> Capacity:
 
 def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: bool = True) -> Known:
     """Reads what runs hold and wait for; the run of `but` that lives now will be over. `new`: also runs that are about to be
-    admitted. `capacity` must have been read before. Seven queries."""
+    admitted. `capacity` must have been read before. Eight queries."""
     held, lacks, waits = taken(cloud), promises(cloud, but), waiting(cloud, but, new=new)
-    return Known(capacity, held, lacks, waits, ending(cloud), closing(windows.of(cloud), waits))
+    ending = ending_on(Q(run__cloud=cloud)).get(cloud, {})
+    return Known(capacity, held, lacks, waits, ending, closing(windows.of(cloud), waits))
 
 
 def closing(found: Windows, waits: Iterable[Waiting]) -> Windows:
@@ -161,7 +162,7 @@ def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
     """What `read` returns with admitted runs only, for several clouds, with as many queries as for one."""
     if not capacities:
         return {}
-    held = taken_on(Q(run__cloud__in=capacities))
+    held, ending = taken_on(Q(run__cloud__in=capacities)), ending_on(Q(run__cloud__in=capacities))
     placed = list(_placed(Q(cloud__in=capacities)))
     first, *others = (_unplaced(alive(name), new=False) for name in capacities)
     unplaced = sorted(first.union(*others, all=True) if others else first)
@@ -174,6 +175,7 @@ def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
             held.get(name, {}),
             [each for each in lacks if cloud_of[each.run] == name],
             [each for each in waits if cloud_of[each.run] == name],
+            ending=ending.get(name, {}),
             windows=closing(
                 closed.get(name, windows.NO_WINDOWS), [each for each in waits if cloud_of[each.run] == name]
             ),
@@ -390,18 +392,20 @@ def taken_on(which: Q) -> dict[str, dict[str, Sizes]]:
     return found
 
 
-def ending(cloud: str) -> dict[str, Ending]:
-    """Returns when runs end, by node. One query."""
-    tasks = Task.objects.filter(run__cloud=cloud, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
+def ending_on(which: Q) -> dict[str, dict[str, Ending]]:
+    """Returns when these tasks end, by cloud and node. Two queries."""
+    tasks = Task.objects.filter(which, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
     is_ending = Q(run__desired=Run.Desired.ENDED) | ~Q(run__verdict="") | Q(run__given_back_at__isnull=False)
-    lasting = tasks.exclude(is_ending).order_by().values_list("node").annotate(
+    lasting = tasks.exclude(is_ending).order_by().values_list("run__cloud", "node").annotate(
         ends=Max("run__deadline"), endless=Count("pk", filter=Q(run__deadline=None))
     )  # fmt: skip
-    found = {}
-    for node, ends, endless in lasting:
-        found[node] = Ending(ends=None if endless or ends is None else _minute(ends + TO_END))
-    for node, *sizes in amounts(tasks.filter(is_ending), "node"):
-        found[node] = replace(found.get(node, Ending()), sizes=Sizes(*sizes))
+    found: dict[str, dict[str, Ending]] = {}
+    for cloud, node, ends, endless in lasting:
+        here = Ending(ends=None if endless or ends is None else _minute(ends + TO_END))
+        found.setdefault(cloud, {})[node] = here
+    for cloud, node, *sizes in amounts(tasks.filter(is_ending), "run__cloud", "node"):
+        nodes = found.setdefault(cloud, {})
+        nodes[node] = replace(nodes.get(node, Ending()), sizes=Sizes(*sizes))
     return found
 
 
