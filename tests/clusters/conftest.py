@@ -92,14 +92,28 @@ class Loop:
 
         from clusters.runs import quota, reconcile
         from clusters.runs.models import Run
+        from clusters.runs.placing import places
 
         for appcode_id in list(Run.objects.filter(gone=False).values_list("cluster__appcode", flat=True).distinct()):
             quota.admit_waiting(appcode_id)
-        for run_id in list(Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)):
-            reconcile.reconcile(run_id)
+        for gives_places in (True, False):
+            for run_id in list(Run.objects.filter(reconcile.unsettled(now())).values_list("pk", flat=True)):
+                reconcile.reconcile(run_id)
+            if gives_places:
+                places.place(self.name)
 
     def listen(self):
-        """Applies the listing at first, then one batch of the watch per call."""
+        """Applies the listing at first, then one batch of the watch per call, and what is free then."""
+        self._hear()
+        self.look()
+
+    def look(self):
+        from clusters.clouds.registry import cloud
+        from clusters.runs.status.observe import save_capacity
+
+        save_capacity(self.name, cloud(self.name).capacity())
+
+    def _hear(self):
         from django.utils.timezone import now
 
         from clusters.clouds.registry import cloud
@@ -161,7 +175,9 @@ def loop(catalogue, node_agent):
     from clusters.clouds.registry import cloud, run_ref
     from clusters.runs.models import Run
 
-    yield Loop()
+    made = Loop()
+    made.look()
+    yield made
     # The agent outlives the test; leftovers of a failed test would hold GPUs that later tests wait for.
     for run in Run.objects.filter(gone=False, cloud="local").select_related("cluster__appcode"):
         cloud("local").delete(run_ref(run))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from clusters.clouds.drivers.base.fit import free_rooms, judge, lay
 
-from clusters.admission.packing import asking
+from clusters.admission.codes import Code
+from clusters.admission.decision import Ask, decide
+from clusters.admission.packing import asking, fill, group
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
+from clusters.runs.placing.known import Known
+from clusters.runs.placing.room import snapshot
 from tests.kube.following import Following
 from tests.kube.plane import Plane
 from tests.kube.plans import plan, role, run_ref
@@ -58,9 +62,9 @@ def test_what_fits_is_what_the_scheduler_places(
             "worker", chance.randint(1, 3), chance.choice((1, 2, 4)), chance.choice((ONE, OTHER)),
             chance.choice((500, 20_000, 60_000)), 512,
         )  # fmt: skip
-        capacity = cloud.capacity()
-        verdict = judge([tasks], capacity)
-        missing = lay([tasks], free_rooms(capacity))[1]
+        seen = snapshot(Known(cloud.capacity()))
+        verdict = decide(replace(seen, asks=(Ask("", "", (tasks,)),)))[""]
+        missing = fill([tasks], group((node.name, node.free) for node in seen.nodes if node.ready)).missing
         run = run_ref(f"test-{secrets.token_hex(4)}")
         asked = {"gpus": tasks.gpus, "gpu_model": tasks.gpu_model, "cpu_milli": tasks.cpu_milli}
         cloud.apply(plan(role("worker", tasks.count, **asked), run=run))
@@ -70,9 +74,9 @@ def test_what_fits_is_what_the_scheduler_places(
             )
         )
         waiting = sum(not task.node for task in following.of(run))
-        assert waiting == (missing.count if missing else 0), (tasks, verdict, capacity)
-        assert (verdict.fits == "now") == (waiting == 0)
-        answers.append(verdict.fits)
+        assert waiting == (missing.count if missing else 0), (tasks, verdict, seen)
+        assert (verdict.code is Code.FITS) == (waiting == 0)
+        answers.append(verdict.code.fits)
         cloud.delete(run)
         following.until(lambda run=run: following.is_gone(run))  # type: ignore[misc]
         plane.request("DELETE", f"/api/v1/namespaces/{run.namespace}")

@@ -303,7 +303,7 @@ def test_a_run_starts_when_the_hooks_before_it_have_succeeded_one_after_the_othe
     ]
     asked = manifest("train", "true", input="results", hooks=hooks, flavor="one-gpu")
     node = {"name": "here", "gpu_model": "", "gpus": 8, "gpus_free": 8, "cpu_milli": 64000, "memory_mb": 64000}
-    CloudState.objects.create(name="local", capacity={"nodes": [node], "queue": []})
+    CloudState.objects.update_or_create(name="local", defaults={"capacity": {"nodes": [node]}})
     found = preview(asked, acting_user=people.bob)
     assert (found.fits, found.sentence) == ("waits", "It waits for its hook check.")
     cluster = actions.create_cluster(asked, acting_user=people.bob)

@@ -235,8 +235,7 @@ def test_a_preview_says_what_it_would_take_and_writes_nothing(people, model, bob
         served_at=started + dt.timedelta(seconds=40),
     )
     Replica.objects.filter(pk=replica.pk).update(created_at=started)
-    node["gpus_free"] = 0
-    CloudState.objects.update(capacity={"nodes": [node]})
+    CloudState.objects.update(capacity={"nodes": [node], "others": {"n1": [1, 0, 0]}})
     status, said = bob_api.post(f"{DIGITS}/preview", {"version": 2})
     assert (status, said["fits"], said["gpus"], said["gpusFree"], said["seconds"]) == (200, "waits", 1, 0, 40)
     assert said["message"].startswith("It needs 1 GPU beside what it has; 0 are free.")
