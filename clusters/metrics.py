@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 
 from clusters.clouds.models import Cloud, CloudState
 from clusters.runs.models import Run
+from clusters.runs.placing.known import capacity_from
 from clusters.runs.status.phase import TERMINAL
 from portal.monitoring.metrics import gauge
 
@@ -37,11 +38,11 @@ def metrics() -> Iterator[Metric]:
     lost = Cloud.objects.filter(given_up_at__isnull=False).values("name")
     states = list(CloudState.objects.exclude(name__in=lost).order_by("name"))
     for state in states:
-        for node in state.capacity.get("nodes", []):
-            key = (state.name, node["gpu_model"], "true" if node.get("simulated") else "false")
-            if node["gpus"]:
-                there[key] += node["gpus"]
-                free[key] += node["gpus_free"]
+        for node in capacity_from(state.capacity).nodes:
+            key = (state.name, node.gpu_model, "true" if node.simulated else "false")
+            if node.gpus:
+                there[key] += node.gpus
+                free[key] += node.gpus_free
     labels = ("cloud", "gpu_model", "simulated")
     yield gauge("portal_gpus_available", "GPUs that a cloud has.", labels, sorted(there.items()))
     held = {key: count - free[key] for key, count in there.items()}

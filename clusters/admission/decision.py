@@ -18,6 +18,7 @@ from itertools import chain, groupby
 from math import inf
 
 from clusters.admission.codes import Code
+from clusters.admission.demand import GPU, PARTS, keeps_away
 from clusters.admission.order import Level, PriorityClass, Share, in_order
 from clusters.admission.packing import (
     Field,
@@ -32,6 +33,7 @@ from clusters.admission.packing import (
     joined,
     search,
     split,
+    sums,
     why_never,
 )
 from clusters.admission.taking import Holding, cheapest
@@ -39,8 +41,6 @@ from clusters.admission.taking import Holding, cheapest
 Values = Mapping[str, int | str]
 # Waiting runs that keep nodes, for each kind of nodes; more would leave too many idle.
 MOST_KEEPING = 3
-# What a task needs, in the order in which a shortage is named.
-RESOURCES = ("gpus", "cpu_milli", "memory_mb")
 # Part of a cloud's GPUs that one decision takes back at most, beside what its first run needs.
 MOST_TAKEN = 10
 NO_SIZES = Sizes()
@@ -76,7 +76,7 @@ class Ask:
 
     @property
     def gpus(self) -> int:
-        return sum(each.count * each.gpus for each in self.tasks)
+        return sum(each.count * each.whole_gpus for each in self.tasks)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class _Decision:
         if same is not None and not ask.admitted:
             return self._waits(*same)
         gpus = ask.gpus
-        values: dict[str, int | str] = {"gpus": gpus}
+        values: dict[str, int | str] = {"gpus": gpus, **_slices(ask.tasks)}
         if ask.admitted:
             return Verdict(Code.PLACING, values, nodes=pool.fill(ask.tasks))
         if (never := pool.never(ask.tasks)) is not None:
@@ -399,14 +399,13 @@ class _Pool:
 
     def _why_waits(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values]:
         every = self._every
-        for model in {each.gpu_model: None for each in tasks if each.gpus}:
-            these = tuple(each for each in tasks if each.gpus and each.gpu_model == model)
+        for these in _by_kind(tasks):
             needed, counts = sum(each.count * each.gpus for each in these), self.counts(these)
             if needed > int(counts["free"]):
-                return Code.GPUS, {**counts, "needed": needed, "model": model}
+                return Code.GPUS, {**counts, "needed": needed, **_kind(*these)}
         if search(tasks, every).layout is not None:
             return Code.BEHIND, {}
-        alone = [replace(each, cpu_milli=0, memory_mb=0) for each in tasks]
+        alone = [replace(each, cpu_milli=0, memory_mb=0, extra=()) for each in tasks]
         if search(alone, every).layout is not None:
             return Code.RESOURCES, _lacks(tasks, every)
         return Code.FRAGMENTED, _lacks(alone, every)
@@ -428,40 +427,102 @@ def _lacks(tasks: Sequence[Tasks], every: Field) -> Values:
         return {}
     count = sum(each.count for each in tasks if replace(each, count=missing.count) == missing)
     suiting = [shape for shape in filled.left if shape.suits(missing)]
-    able = [shape for shape in suiting if shape.gpus >= missing.gpus]
+    able = [shape for shape in suiting if shape.has(missing.resource) >= missing.gpus]
     found = {**_describe(missing, able), **({} if able else {"resource": ""})}
     return found | {
-        "count": count, "fitting": count - missing.count, "block": max([0, *(shape.gpus for shape in suiting)]),
+        "count": count, "fitting": count - missing.count, "block": max([0, *(shape.has(missing.resource) for shape in suiting)]),
         "roles": sum(1 for each in tasks if each.count),
     }  # fmt: skip
 
 
 def _why_never(code: Code, tasks: Sequence[Tasks], empty: Field) -> Values:
     if code is Code.OVER_POOL:
-        for name in RESOURCES:
-            needed = sum(each.count * getattr(each, name) for each in tasks)
-            have = sum(getattr(shape, name) * len(names) for shape, names in empty.items())
+        for name, needed, have in sums(tasks, empty):
             if needed > have:
                 return {"resource": name, "needed": needed, "most": have}
         return {"resource": "", **_lacks(tasks, empty)}
     for each in tasks:
         suiting = [shape for shape in empty if shape.suits(each)]
         if each.count and not any(shape.holds(each) for shape in suiting):
-            return _describe(each, suiting)
+            return {**_describe(each, suiting), **_outside(each, empty)}
     return {}
+
+
+def _outside(tasks: Tasks, empty: Field) -> Values:
+    """What keeps the tasks out of every node that could have them, apart from its size: a label that none has ("no_label"), or a
+    taint that they do not tolerate ("taint")."""
+    for label in sorted(tasks.labels):
+        if not any(label in shape.labels for shape in empty):
+            return {"no_label": _label(label)}
+    able = [shape for shape in empty if tasks.labels <= shape.labels]
+    if not able:
+        return {"no_label": _labels(tasks)}
+    open_to = replace(tasks, tolerated=tasks.tolerated | {taint for shape in able for taint in shape.taints})
+    barred = [shape for shape in able if shape.holds(replace(open_to, count=1)) and not shape.admits(tasks)]
+    taints = {taint for shape in barred for taint in shape.taints if "=" in taint}
+    taint = keeps_away(taints, tasks.tolerated)
+    return {"taint": taint} if taint else {}
 
 
 def _describe(tasks: Tasks, suiting: Iterable[Shape]) -> Values:
     shapes = list(suiting)
     found: dict[str, int | str] = {
         "role": tasks.role, "size": tasks.gpus, "cpu_milli": tasks.cpu_milli, "memory_mb": tasks.memory_mb,
-        "model": tasks.gpu_model, "nodes": len(shapes), "resource": "",
+        "nodes": len(shapes), "resource": "", **_kind(tasks),
     }  # fmt: skip
-    for name in RESOURCES:
-        needed, most = getattr(tasks, name), max((max(0, getattr(shape, name)) for shape in shapes), default=0)
-        if needed > most:
+    gpus = (
+        ("gpus" if tasks.resource == GPU else tasks.resource),
+        tasks.gpus,
+        [each.has(tasks.resource) for each in shapes],
+    )
+    for name, needed, have in (
+        gpus,
+        ("cpu_milli", tasks.cpu_milli, [each.cpu_milli for each in shapes]),
+        ("memory_mb", tasks.memory_mb, [each.memory_mb for each in shapes]),
+        *((name, needed, [each.has(name) for each in shapes]) for name, needed in tasks.extra),
+    ):
+        if needed > (most := max([0, *have])):
             return found | {"resource": name, "needed": needed, "most": most}
     return found
+
+
+def _by_kind(tasks: Sequence[Tasks]) -> list[tuple[Tasks, ...]]:
+    """The tasks with GPUs, first by what suits them, then, where they may go to the same nodes, together."""
+    found: dict[object, list[Tasks]] = {}
+    for key in (_one_gpu, lambda each: (each.resource, each.gpu_model)):
+        for each in tasks:
+            if each.gpus:
+                found.setdefault(key(each), []).append(each)
+    return list(dict.fromkeys(map(tuple, found.values())))
+
+
+def _slices(tasks: Sequence[Tasks]) -> Values:
+    """How many GPUs that are not whole the tasks ask for; `unit` where they are of one kind."""
+    sliced = [each for each in tasks if each.gpus and each.count and not each.whole_gpus]
+    kinds = {each.resource for each in sliced}
+    return {
+        "slices": sum(each.count * each.gpus for each in sliced), "unit": kinds.pop() if len(kinds) == 1 else "",
+    } if sliced else {}  # fmt: skip
+
+
+def _kind(*tasks: Tasks) -> Values:
+    """What the GPUs of equal tasks are, for sentences. `unit`: of what is not whole or not NVIDIA's. `labels`: of their nodes."""
+    unit = "" if tasks[0].resource == GPU else tasks[0].resource
+    labels = {_labels(each) for each in tasks}
+    named = labels.pop() if len(labels) == 1 else ""
+    model = tasks[0].gpu_model if not unit or unit == PARTS else ""
+    return {
+        "model": model, **({"unit": unit} if unit else {}), **({"labels": named} if named else {}),
+    }  # fmt: skip
+
+
+def _labels(tasks: Tasks) -> str:
+    """Those that nodes can have: others keep a run off some nodes."""
+    return ", ".join(_label(each) for each in sorted(tasks.labels) if " " not in each[0])
+
+
+def _label(label: tuple[str, str]) -> str:
+    return "=".join(label)
 
 
 def _most_first(shape: Shape) -> tuple[int, int, int]:
@@ -474,5 +535,14 @@ def _one_gpu(tasks: Tasks) -> Tasks:
 
 
 def _gpus(nodes: Field, kinds: Iterable[Tasks]) -> int:
-    """GPUs of the nodes that suit any of these."""
-    return sum(max(0, shape.gpus) * len(names) for shape, names in nodes.items() if any(map(shape.suits, kinds)))
+    """GPUs of the nodes that suit any of these, or slices where they are such."""
+    wanted = list(kinds)
+    if all(kind.resource == GPU for kind in wanted):
+        return sum(
+            max(0, shape.has(GPU)) * len(names) for shape, names in nodes.items() if any(map(shape.suits, wanted))
+        )
+    found = 0
+    for shape, names in nodes.items():
+        resources = {kind.resource for kind in wanted if shape.suits(kind)}
+        found += len(names) * sum(max(0, shape.has(resource)) for resource in resources)
+    return found

@@ -7,9 +7,12 @@ greedy best fit comes first. Where it fails, a bounded exact search follows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
+
+from clusters.admission.demand import ANY, GPU, PARTS, Demand, amount, is_whole, keeps_away
 
 Never = Literal["NoSuchGpu", "OverNode", "OverPool"]
 # Steps of the exact search before it gives up.
@@ -20,8 +23,9 @@ GPU_ONLY = frozenset({"gpu-tasks-only"})
 
 @dataclass(frozen=True)
 class Tasks:
-    """`count` equal tasks of one role. `gpu_model`: "" for any. `labels` and `tolerated` choose nodes. `spread`: goes to the
-    emptiest node and not to the fullest, since a node may be lost with all that runs there."""
+    """`count` equal tasks of one role. `gpu_model`: "" for any. `resource`: what its GPUs are. `labels` and `tolerated` (taints
+    as in `demand`) choose nodes. `spread`: goes to the emptiest node and not to the fullest, since a node may be lost with all
+    that runs there. `extra`: other resources of one task by name."""
 
     role: str
     count: int
@@ -29,10 +33,20 @@ class Tasks:
     gpu_model: str = ""
     cpu_milli: int = 0
     memory_mb: int = 0
-    resource: str = "nvidia.com/gpu"
+    resource: str = GPU
     labels: frozenset[tuple[str, str]] = frozenset()
     tolerated: frozenset[str] = frozenset()
     spread: bool = False
+    extra: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def whole_gpus(self) -> int:
+        """GPUs of one task; slices are none."""
+        return self.gpus if is_whole(self.resource) else 0
+
+    def needs(self, resource: str) -> int:
+        """How much one task needs of a resource that `Shape.has`."""
+        return (self.gpus if resource == self.resource else 0) + sum(n for name, n in self.extra if name == resource)
 
 
 @dataclass(frozen=True)
@@ -42,58 +56,131 @@ class Sizes:
     gpus: int = 0
     cpu_milli: int = 0
     memory_mb: int = 0
+    # What is no whole GPU of NVIDIA's, by resource and in order.
+    slices: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of_tasks(cls, tasks: Tasks, count: int) -> Sizes:
+        """What this many of the tasks take."""
+        is_usual = tasks.resource == GPU
+        sliced = Counter({name: count * need for name, need in tasks.extra})
+        if tasks.gpus and not is_usual:
+            sliced[tasks.resource] += count * tasks.gpus
+        gpus = count * tasks.gpus if is_usual else 0
+        return cls(gpus, count * tasks.cpu_milli, count * tasks.memory_mb, tuple(sorted(sliced.items())))
 
     def __add__(self, other: Sizes) -> Sizes:
-        return Sizes(self.gpus + other.gpus, self.cpu_milli + other.cpu_milli, self.memory_mb + other.memory_mb)
+        slices = self.slices
+        if other.slices:
+            slices = tuple(sorted((Counter(dict(slices)) + Counter(dict(other.slices))).items()))
+        return Sizes(self.gpus + other.gpus, self.cpu_milli + other.cpu_milli, self.memory_mb + other.memory_mb, slices)
+
+    def of(self, resource: str) -> int:
+        return (self.gpus if resource == GPU else 0) + sum(n for name, n in self.slices if name == resource)
 
 
-def asking(role: str, count: int, gpus: int = 0, gpu_model: str = "", cpu_milli: int = 0, memory_mb: int = 0) -> Tasks:
+def asking(
+    role: str,
+    count: int,
+    gpus: int = 0,
+    gpu_model: str = "",
+    cpu_milli: int = 0,
+    memory_mb: int = 0,
+    demand: Demand = ANY,
+) -> Tasks:
     """Returns equal tasks that may use the nodes which refuse tasks without GPUs, if they have some."""
-    return Tasks(role, count, gpus, gpu_model, cpu_milli, memory_mb, tolerated=GPU_ONLY if gpus else frozenset())
+    if demand == ANY and demand.counted(gpu_model) == GPU:
+        return Tasks(role, count, gpus, gpu_model, cpu_milli, memory_mb, tolerated=GPU_ONLY if gpus else frozenset())
+    tolerated = {*demand.tolerated(), *(GPU_ONLY if demand.resource.startswith("nvidia.com/") else ())} if gpus else ()
+    return Tasks(
+        role, count, gpus, gpu_model, cpu_milli, memory_mb, demand.counted(gpu_model), frozenset(demand.labels),
+        frozenset({*demand.tolerations, *tolerated}),
+        extra=tuple((name, amount(quantity)) for name, quantity in demand.extra),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """Free (or all) resources of a node. `resource` is the extended resource that `gpus` counts. `any_model`: its GPUs are
-    simulated and take every model."""
+    """Free (or all) resources of a node. `resource` is the extended resource that `gpus` counts; `slices` has others, by name and
+    in order. `any_model`: its GPUs are simulated and take every model."""
 
     gpus: int = 0
     cpu_milli: int = 0
     memory_mb: int = 0
     gpu_model: str = ""
-    resource: str = "nvidia.com/gpu"
+    resource: str = GPU
     labels: frozenset[tuple[str, str]] = frozenset()
     taints: frozenset[str] = frozenset()
     any_model: bool = False
+    slices: tuple[tuple[str, int], ...] = ()
+
+    def has(self, resource: str) -> int:
+        return self.gpus if resource == self.resource else next((n for name, n in self.slices if name == resource), 0)
+
+    def offers(self, resource: str) -> bool:
+        """Whether it has such a resource, of which nothing may be left."""
+        return resource == self.resource or any(name == resource for name, _ in self.slices)
+
+    def admits(self, tasks: Tasks) -> bool:
+        """Whether its labels and taints let the tasks in."""
+        return tasks.labels <= self.labels and (not self.taints or not _keeps_away(self.taints, tasks.tolerated))
 
     def suits(self, tasks: Tasks) -> bool:
-        if not (tasks.labels <= self.labels and self.taints <= tasks.tolerated):
+        if not self.admits(tasks):
             return False
-        model = self.any_model or tasks.gpu_model in ("", self.gpu_model)
-        return not tasks.gpus or (self.resource == tasks.resource and model)
+        if not tasks.gpus:
+            return True
+        # Elsewhere the model is a name; not all nodes with slices that are called GPUs say what they are.
+        chooses = tasks.resource == GPU or (tasks.resource == PARTS and bool(self.gpu_model))
+        if chooses and not self.any_model and tasks.gpu_model not in ("", self.gpu_model):
+            return False
+        return self.offers(tasks.resource)
 
     def holds(self, tasks: Tasks) -> int:
         """Returns how many of the tasks fit on one such node, at most `tasks.count`."""
         if not self.suits(tasks):
             return 0
-        sizes = ((self.gpus, tasks.gpus), (self.cpu_milli, tasks.cpu_milli), (self.memory_mb, tasks.memory_mb))
-        return max(0, min([tasks.count, *(have // need for have, need in sizes if need)]))
+        gpus = self.gpus if tasks.resource == self.resource else self.has(tasks.resource)
+        sizes = ((gpus, tasks.gpus), (self.cpu_milli, tasks.cpu_milli), (self.memory_mb, tasks.memory_mb))
+        found = max(0, min([tasks.count, *(have // need for have, need in sizes if need)]))
+        return min([found, *(max(0, self.has(name)) // need for name, need in tasks.extra)]) if tasks.extra else found
 
     def without(self, tasks: Tasks, count: int) -> Shape:
-        return replace(
+        left = replace(
             self,
-            gpus=self.gpus - count * tasks.gpus,
+            gpus=self.gpus - count * tasks.needs(self.resource)
+            if tasks.extra
+            else self.gpus - count * (tasks.gpus if tasks.resource == self.resource else 0),
             cpu_milli=self.cpu_milli - count * tasks.cpu_milli,
             memory_mb=self.memory_mb - count * tasks.memory_mb,
         )
+        if not self.slices:
+            return left
+        return replace(left, slices=tuple((name, n - count * tasks.needs(name)) for name, n in self.slices))
+
+    def no_less_than_nothing(self) -> Shape:
+        gpus, cpu, memory = (max(0, size) for size in (self.gpus, self.cpu_milli, self.memory_mb))
+        slices = tuple((name, max(0, n)) for name, n in self.slices)
+        return replace(self, gpus=gpus, cpu_milli=cpu, memory_mb=memory, slices=slices)
 
     def plus(self, more: Sizes) -> Shape:
+        return self._changed(more, 1)
+
+    def less(self, held: Sizes) -> Shape:
+        return self._changed(held, -1)
+
+    def _changed(self, by: Sizes, sign: int) -> Shape:
         return replace(
             self,
-            gpus=self.gpus + more.gpus,
-            cpu_milli=self.cpu_milli + more.cpu_milli,
-            memory_mb=self.memory_mb + more.memory_mb,
+            gpus=self.gpus + sign * by.of(self.resource),
+            cpu_milli=self.cpu_milli + sign * by.cpu_milli,
+            memory_mb=self.memory_mb + sign * by.memory_mb,
+            slices=tuple((name, n + sign * by.of(name)) for name, n in self.slices),
         )
+
+
+# Few nodes have taints, and few tasks tolerate any, but many are compared.
+_keeps_away = lru_cache(1024)(keeps_away)
 
 
 # Equal nodes → their names, sorted.
@@ -225,8 +312,7 @@ def _reserved(groups: Sequence[Tasks], found: Placement) -> Field:
             for name in names:
                 if more := each.count - mine.get(name, each.count):
                     rest = shape.without(each, more)
-                    gpus, cpu, memory = (max(0, size) for size in (rest.gpus, rest.cpu_milli, rest.memory_mb))
-                    _move(left, shape, name, replace(rest, gpus=gpus, cpu_milli=cpu, memory_mb=memory))
+                    _move(left, shape, name, rest.no_less_than_nothing())
     return left
 
 
@@ -299,7 +385,9 @@ def _ordered(tasks: Iterable[Tasks]) -> list[Tasks]:
 def why_never(tasks: Sequence[Tasks], empty: Field) -> Never | None:
     """Returns why even the empty nodes cannot hold the tasks, or None if they can or if it is not proved."""
     for each in tasks:
-        if each.count and not any(shape.suits(each) and shape.gpus >= min(each.gpus, 1) for shape in empty):
+        if each.count and not any(
+            shape.suits(each) and shape.has(each.resource) >= min(each.gpus, 1) for shape in empty
+        ):
             return "NoSuchGpu" if each.gpus else "OverNode"
         if each.count and not any(shape.holds(each) for shape in empty):
             return "OverNode"
@@ -308,17 +396,27 @@ def why_never(tasks: Sequence[Tasks], empty: Field) -> Never | None:
 
 
 def _short(tasks: Sequence[Tasks], field: Field) -> bool:
-    """Returns whether the sums alone are too large. A node that shrank below what it holds counts as full."""
-    sizes: tuple[Callable[[Tasks | Shape], int], ...] = (
-        lambda of: of.gpus,
-        lambda of: of.cpu_milli,
-        lambda of: of.memory_mb,
+    """Returns whether the sums alone are too large."""
+    return any(needed > have for _, needed, have in sums(tasks, field))
+
+
+def sums(tasks: Sequence[Tasks], field: Field) -> Iterator[tuple[str, int, int]]:
+    """What all tasks need and all nodes have of each resource, by name; GPUs as "gpus" where there is no other kind. A node that
+    shrank below what it holds counts as full."""
+    for resource in sorted({each.resource for each in tasks if each.gpus}):
+        needed = sum(each.count * each.gpus for each in tasks if each.resource == resource)
+        have = sum(max(0, shape.has(resource)) * len(names) for shape, names in field.items())
+        yield "gpus" if resource == GPU else resource, needed, have
+    sizes: tuple[tuple[str, Callable[[Tasks | Shape], int]], ...] = (
+        ("cpu_milli", lambda of: of.cpu_milli),
+        ("memory_mb", lambda of: of.memory_mb),
     )
-    return any(
-        sum(each.count * size(each) for each in tasks)
-        > sum(max(0, size(shape)) * len(names) for shape, names in field.items())
-        for size in sizes
-    )
+    for name, size in sizes:
+        have = sum(max(0, size(shape)) * len(names) for shape, names in field.items())
+        yield name, sum(each.count * size(each) for each in tasks), have
+    for name in sorted({name for each in tasks for name, _ in each.extra}):
+        have = sum(max(0, shape.has(name)) * len(names) for shape, names in field.items())
+        yield name, sum(each.count * each.needs(name) for each in tasks), have
 
 
 def _put(field: dict[Shape, tuple[str, ...]], shape: Shape, nodes: int, to: Shape) -> tuple[str, ...]:
@@ -331,10 +429,10 @@ def _put(field: dict[Shape, tuple[str, ...]], shape: Shape, nodes: int, to: Shap
     return taken
 
 
-def _size(shape: Shape) -> tuple[int | str | list[str] | list[tuple[str, str]], ...]:
+def _size(shape: Shape) -> tuple[Any, ...]:
     return (
         shape.gpus, shape.cpu_milli, shape.memory_mb, shape.gpu_model, shape.resource, sorted(shape.labels), sorted(shape.taints),
-        shape.any_model,
+        shape.any_model, shape.slices,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from clusters.admission.codes import Code
 from clusters.admission.decision import Values, Verdict
+from clusters.admission.demand import GPU, PARTS, short
 
 SMALLER = "Choose a smaller flavor."
 SOON = "It starts as soon as enough are free."
@@ -60,18 +61,34 @@ class _Values:
         """ "3 of 8 H100 are free, as 2 runs before it take 4"."""
         model = f" {self.text('model')}" if self.text("model") else ""
         before = f", as {self.ahead} {self['before']}" if self["before"] else ""
-        return f"{self['free']} of {self['total']}{model} are free{before}"
+        return f"{self['free']} of {self['total']}{model}{self.where} are free{before}"
+
+    @property
+    def where(self) -> str:
+        """ " with the label pool=a100", or ""."""
+        return f" with {_labels(self.text('labels'))}" if self.text("labels") else ""
+
+    def units(self, count: int) -> str:
+        """ "2 GPUs", "7 mig-1g.10gb"."""
+        return _units(count, self.text("unit"))
+
+    @property
+    def asked(self) -> str:
+        """All GPUs and slices that it needs."""
+        slices = [_units(self["slices"], self.text("unit") or PARTS)] if self["slices"] else []
+        return " and ".join([*([_gpus(self["gpus"])] if self["gpus"] or not slices else []), *slices])
 
 
 def _fits(values: _Values) -> str:
-    if not values["gpus"]:
+    if not (values["gpus"] or values["slices"]):
         return "It asks for no GPU."
     right = ""
     if values["borrowed"]:
         right = " It borrows them, beyond the quota: they may be taken back when others need theirs."
     if values["spare"]:
         right = " They are spare: they may be taken back as soon as others need them."
-    return f"It needs {_gpus(values['gpus'])}, and {values.free}.{right}"
+    free = ", which are free" if values["gpus"] and values["slices"] else f", and {values.free}"
+    return f"It needs {values.asked}{free}.{right}"
 
 
 def _quota(values: _Values) -> str:
@@ -103,9 +120,9 @@ def _taking_back(values: _Values) -> str:
 
 
 def _placing(values: _Values) -> str:
-    if not values["gpus"]:
+    if not (values["gpus"] or values["slices"]):
         return "Its tasks are being placed."
-    return f"Its {_gpus(values['gpus'])} {'is' if values['gpus'] == 1 else 'are'} being placed."
+    return f"Its {values.asked} {'is' if values['gpus'] + values['slices'] == 1 else 'are'} being placed."
 
 
 def _placed(values: _Values) -> str:
@@ -158,7 +175,7 @@ def _fixed(words: str) -> Callable[[_Values], str]:
 
 
 def _short_of_gpus(values: _Values) -> str:
-    return f"It needs {_gpus(values['needed'])}; {values.free}. {SOON}"
+    return f"It needs {values.units(values['needed'])}; {values.free}. {SOON}"
 
 
 def _window(values: _Values) -> str:
@@ -182,8 +199,23 @@ def _no_nodes(values: _Values) -> str:
 
 
 def _no_such_gpu(values: _Values) -> str:
+    if outside := _outside(values):
+        return outside
     kind = f"GPUs of the model {values.text('model')}" if values.text("model") else "GPUs"
-    return f"No node has {kind}, which {_one(values)} needs. Choose another flavor."
+    kind = values.text("unit") or kind
+    return f"No node{values.where} has {kind}, which {_one(values)} needs. Choose another flavor."
+
+
+def _outside(values: _Values) -> str:
+    """Why it may go to no node that could have it, or ""."""
+    if values.text("no_label"):
+        return f"No node has {_labels(values.text('no_label'))}, which {_one(values)} needs. Choose another flavor."
+    if values.text("taint"):
+        return (
+            f"The nodes{values.where} that could take {_one(values)} are kept for others by the taint {values.text('taint')}, "
+            "which its flavor does not tolerate. Choose another flavor."
+        )
+    return ""
 
 
 def _fragmented(values: _Values) -> str:
@@ -191,7 +223,7 @@ def _fragmented(values: _Values) -> str:
     if not size:
         return f"It needs room for {count} × {values.text('role')}, and there is room for {fitting} now. {SOON}"
     kind = f"{values.text('model')} GPU" if values.text("model") else "GPU"
-    needs = f"{size} {kind}{'' if size == 1 else 's'}"
+    needs = values.units(size) if values.text("unit") else f"{size} {kind}{'' if size == 1 else 's'}"
     advice = "It starts when enough whole nodes are free; tasks with fewer GPUs may start earlier."
     if fitting:
         return (
@@ -215,6 +247,8 @@ def _resources(values: _Values) -> str:
 
 
 def _over_node(values: _Values) -> str:
+    if outside := _outside(values):
+        return outside
     if not values["nodes"]:
         return f"No node takes {_one(values)}, which needs no GPU. Choose a flavor with GPUs."
     if not values.text("resource"):
@@ -250,12 +284,33 @@ def _one(values: _Values) -> str:
 
 
 def _what(values: _Values) -> str:
-    parts = {"gpus": values["size"], "cpu_milli": values["cpu_milli"], "memory_mb": values["memory_mb"]}
-    return ", ".join(_AMOUNTS[name](amount) for name, amount in parts.items() if amount)
+    parts = {
+        values.text("unit") or "gpus": values["size"],
+        "cpu_milli": values["cpu_milli"],
+        "memory_mb": values["memory_mb"],
+    }
+    return ", ".join(_said(name, amount) for name, amount in parts.items() if amount)
 
 
 def _amount(values: _Values, name: str) -> str:
-    return _AMOUNTS[values.text("resource")](values[name])
+    return _said(values.text("resource"), values[name])
+
+
+def _labels(text: str) -> str:
+    return f"the label{'s' if ', ' in text else ''} {text}"
+
+
+def _said(resource: str, amount: int) -> str:
+    return _AMOUNTS[resource](amount) if resource in _AMOUNTS else _units(amount, resource)
+
+
+def _units(count: int, unit: str) -> str:
+    """Of an extended resource."""
+    if unit.startswith("hugepages-"):
+        return f"{count / 2**30:.4g} GiB of {unit}"
+    if unit in ("", GPU):
+        return _gpus(count)
+    return f"{count} {short(unit)}{'s' if unit == PARTS and count != 1 else ''}"
 
 
 def _time(seconds: int) -> str:

@@ -3,15 +3,18 @@ never deleted, because runs and bills refer to them: `enabled: false` withdraws 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from django.http import Http404
 from drf_spectacular.utils import OpenApiExample
 from pydantic import AfterValidator, Field, StringConstraints
+from pydantic.alias_generators import to_camel
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from clusters.admission.demand import GPU
 from clusters.catalog.actions import Offer, save_offer
 from clusters.catalog.documents import (
     FlavorDocument,
@@ -26,6 +29,7 @@ from clusters.frameworks import INSTALLED
 from portal.api.operations import Document, created, operation
 from portal.api.pagination import everything
 from portal.api.views import administrator, person
+from portal.errors import Invalid
 from portal.manifests import Strict, parse
 from portal.manifests.appcode import Line
 from portal.models import User
@@ -48,6 +52,23 @@ class FlavorSpec(Strict):
     memory_mb: int = Field(ge=0, le=LARGEST)
     gpus: int = Field(default=0, ge=0, le=64)
     gpu_model: Annotated[Line, StringConstraints(max_length=60)] = Field(default="", description="Empty for any model.")
+    resource: Line = Field(
+        default=GPU,
+        description="The extended resource of Kubernetes that `gpus` counts: those of another vendor, or slices of GPUs, which "
+        "the quota of an appcode does not count. Other than nvidia.com/gpu, `gpuModel` only names it on the bill.",
+        examples=["nvidia.com/mig-1g.10gb"],
+    )
+    node_labels: dict[str, str] = Field(
+        default={}, description="Labels of the nodes that its tasks may go to.", examples=[{"pool": "a100"}]
+    )
+    tolerations: list[dict[str, str]] = Field(
+        default=[],
+        description="Taints that its tasks tolerate, as in Kubernetes.",
+        examples=[[{"key": "team", "operator": "Equal", "value": "ml", "effect": "NoSchedule"}]],
+    )
+    extra: dict[str, int | str] = Field(
+        default={}, description="Further extended resources of one task.", examples=[{"rdma/hca": 1}]
+    )
     enabled: bool = Field(default=True, description="Whether it is offered; what runs keeps what it has.")
 
 
@@ -174,7 +195,11 @@ def _named(model: type[Offer], name: str, user: User) -> Offer:
 def _save(row: Offer, spec: Strict, user: User) -> Offer:
     for field, value in spec.model_dump().items():
         setattr(row, field, value)
-    return save_offer(row, acting_user=user)
+    try:
+        return save_offer(row, acting_user=user)
+    except Invalid as invalid:
+        # In the words of the body.
+        raise Invalid([replace(each, path=tuple(map(to_camel, each.path))) for each in invalid.errors]) from invalid
 
 
 def _image(row: Image, user: User) -> dict[str, Any]:

@@ -19,6 +19,10 @@ class FlavorDocument(Answer):
     memory_mb: int
     gpus: int
     gpu_model: str = Field(description="Empty for any model.")
+    resource: str = Field(description="The extended resource of Kubernetes that `gpus` counts.")
+    node_labels: dict[str, str] = Field(description="Labels of the nodes that its tasks may go to.")
+    tolerations: list[dict[str, str]] = Field(description="Taints that its tasks tolerate, as in Kubernetes.")
+    extra: dict[str, int | str] = Field(description="Further extended resources of one task.")
     enabled: bool = Field(description="Whether it is offered; only administrators see others.")
 
 

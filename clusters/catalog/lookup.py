@@ -8,13 +8,15 @@ and hook_lookup.py their hooks; each adds an error for what cannot be used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
 
 from billing.budgets.access import why_blocked
+from clusters.admission.demand import ANY
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.data import Input, Shown, data_of, datastores_named, shown_named, source_named, why_not_mounted
 from clusters.catalog.hook_lookup import hooks_named
@@ -70,8 +72,8 @@ class Resolved:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all tasks that exist at the same time."""
-        return sum(self.resources[role].gpus * spec.together for role, spec in self.spec.active_roles.items())
+        """GPUs of all tasks that exist at the same time; slices of GPUs are none."""
+        return sum(self.resources[role].whole_gpus * spec.together for role, spec in self.spec.active_roles.items())
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ SELECT 'image', jsonb_build_object(
 FROM clusters_image WHERE enabled AND name = %(image)s
 UNION ALL
 SELECT 'flavor', jsonb_build_object(
-    'flavor', name, 'cpu_milli', cpu_milli, 'memory_mb', memory_mb, 'gpus', gpus, 'gpu_model', gpu_model
+    'flavor', name, 'cpu_milli', cpu_milli, 'memory_mb', memory_mb, 'gpus', gpus, 'gpu_model', gpu_model,
+    'resource', resource, 'node_labels', node_labels, 'tolerations', tolerations, 'extra', extra
 )
 FROM clusters_flavor WHERE enabled AND name = ANY(%(flavors)s)
 """  # noqa: S608  both are constants
@@ -165,15 +168,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_routers: bool = False) ->
     environment = environment_named(spec, appcode, place, errors)
     judge_requirements(spec, place, errors)
     plugins = plugins_named(spec, place, errors)
-    flavors = {row["flavor"]: Resources(**row) for row in found["flavor"]}
-    resources: dict[str, Resources] = {}
-    for role, role_spec in spec.roles.items():
-        if role_spec.flavor in flavors:
-            resources[role] = flavors[role_spec.flavor]
-        else:
-            path = ("spec", "roles", role, "flavor")
-            errors.append(FieldError(path, f"There is no flavor “{role_spec.flavor}”."))
-
+    resources = _sizes(spec, place, found["flavor"], errors)
     if spec.code and spec.code.git and (sentence := _why_not_fetched(spec.code.git)):
         errors.append(FieldError(("spec", "code", "git"), sentence))
     gateway = gateway_of(place.cloud) if spec.served and not by_routers else None
@@ -213,6 +208,24 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_routers: bool = False) ->
         turns = _turns(spec, most // resources[role].gpus)
         raise Invalid.at("spec", "roles", role, field, message=quota.message + turns, see=more)
     return resolved
+
+
+def _sizes(
+    spec: ClusterSpec, place: Place, rows: Iterable[Mapping[str, Any]], errors: list[FieldError]
+) -> dict[str, Resources]:
+    """What one task of each role holds. Appends an error for each flavor that is absent, or not for this place."""
+    flavors = {row["flavor"]: Resources(**row) for row in rows}
+    found = {}
+    for role, role_spec in spec.roles.items():
+        path, flavor = ("spec", "roles", role, "flavor"), flavors.get(role_spec.flavor)
+        if flavor is None:
+            errors.append(FieldError(path, f"There is no flavor “{role_spec.flavor}”."))
+        elif flavor.demand != ANY and not place.driver.has_pools:
+            what = f"Flavor “{role_spec.flavor}” demands labels, taints or devices that {place.title} does not have."
+            errors.append(FieldError(path, f"{what} Choose another flavor."))
+        else:
+            found[role] = flavor
+    return found
 
 
 def _why_no_class(spec: ClusterSpec, place: Place, *, by_routers: bool) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from django.contrib.postgres.fields import ArrayField
 from django.core.exceptions import ValidationError
 from django.db import models
 
+from clusters.admission.demand import GPU, Demand, demand_of
+from clusters.catalog.demands import check_extra, check_labels, check_resource, check_tolerations
 from clusters.frameworks import runtimes
 from clusters.manifest.cluster import ServerSpec
 from clusters.manifest.env import check_env
@@ -16,7 +19,8 @@ from portal.manifests import parse
 
 
 class Flavor(models.Model):
-    """A size of task. An empty `gpu_model` means any model."""
+    """A size of task, and what it demands of nodes. An empty `gpu_model` means any model; where `resource` counts slices, or is
+    not NVIDIA's, the model is a name with a price and chooses no node. Slices do not count against the quota of an appcode."""
 
     name = models.SlugField(max_length=63, unique=True)
     title = models.CharField(max_length=60, unique=True, help_text='As people say it: "Middle + 1 GPU".')
@@ -24,6 +28,19 @@ class Flavor(models.Model):
     memory_mb = models.PositiveIntegerField()
     gpus = models.PositiveIntegerField(default=0)
     gpu_model = models.CharField(max_length=60, blank=True)
+    resource = models.CharField(
+        max_length=317, default=GPU, db_default=GPU, help_text="The extended resource that `gpus` counts."
+    )
+    node_labels = models.JSONField(
+        default=dict, db_default={}, blank=True, help_text="Labels of the nodes that its tasks may go to."
+    )
+    tolerations = models.JSONField(
+        default=list, db_default=[], blank=True, help_text="As in Kubernetes: key, operator, value, effect."
+    )
+    extra = models.JSONField(
+        default=dict, db_default={}, blank=True,
+        help_text='Further extended resources of one task: {"rdma/hca": 1, "hugepages-2Mi": "1Gi"}.',
+    )  # fmt: skip
     enabled = models.BooleanField(default=True)
 
     class Meta:
@@ -31,6 +48,34 @@ class Flavor(models.Model):
 
     def __str__(self) -> str:
         return self.title
+
+    @property
+    def demand(self) -> Demand:
+        return demand_of(self.__dict__)
+
+    @property
+    def demanded(self) -> str:
+        """What it demands beside CPU, memory and NVIDIA's GPUs, in short."""
+        demand = self.demand
+        resource = [demand.resource] if demand.resource != GPU else []
+        labels = [f"{key}={value}" for key, value in demand.labels]
+        return ", ".join([*resource, *labels, *(f"{amount} {name}" for name, amount in demand.extra)])
+
+    def clean(self) -> None:
+        checks: dict[str, Callable[[], None]] = {
+            "resource": lambda: check_resource(self.resource),
+            "node_labels": lambda: check_labels(self.node_labels, self.gpu_model),
+            "tolerations": lambda: check_tolerations(self.tolerations),
+            "extra": lambda: check_extra(self.extra, self.resource),
+        }
+        wrong = {}
+        for field, check in checks.items():
+            try:
+                check()
+            except ValueError as error:
+                wrong[field] = str(error)
+        if wrong:
+            raise ValidationError(wrong)
 
 
 class Image(models.Model):

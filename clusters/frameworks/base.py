@@ -30,9 +30,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
+from clusters.admission.demand import DEMANDS, GPU, Demand, demand_of, is_whole
 from portal.manifests import field_error
 
 MAX_TASKS_PER_ROLE = 1000
@@ -50,7 +51,7 @@ Addresses = Mapping[tuple[str, int], str]
 @dataclass(frozen=True)
 class Resources:
     """Resources of one task of a role. Copied from the flavor when a run is made, because flavors change. `beside_…`: used on
-    the task's machine by the helpers that copy and store its data; not billed."""
+    the task's machine by the helpers that copy and store its data; not billed. `resource` and what follows: as in `Flavor`."""
 
     flavor: str
     cpu_milli: int
@@ -59,6 +60,25 @@ class Resources:
     gpu_model: str
     beside_cpu_milli: int = 0
     beside_memory_mb: int = 0
+    resource: str = GPU
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, str]] = ()
+    extra: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def demand(self) -> Demand:
+        return demand_of(self.__dict__)
+
+    @property
+    def whole_gpus(self) -> int:
+        """GPUs that count against a quota; slices do not."""
+        return self.gpus if is_whole(self.demand.counted(self.gpu_model)) else 0
+
+    def json_value(self) -> dict[str, Any]:
+        """Without what only some flavors have: release 1.0 does not know these names."""
+        is_usual = self.resource == self.demand.counted(self.gpu_model) == GPU
+        given = {"resource": not is_usual, **{name: bool(getattr(self, name)) for name in DEMANDS}}
+        return {name: value for name, value in asdict(self).items() if given.get(name, True)}
 
 
 @dataclass(frozen=True)

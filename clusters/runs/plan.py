@@ -81,6 +81,7 @@ def build_plan(
                 memory_mb=held.memory_mb,
                 gpus=held.gpus,
                 gpu_model=held.gpu_model,
+                demand=held.demand,
                 restart=restart_policy(spec.mode, role),
                 retries=spec.retries,
                 endpoints=tuple(

@@ -7,7 +7,7 @@ in the same words. What a run waits for in its cloud is only known from the clou
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from django.utils import timezone
@@ -16,6 +16,7 @@ from billing.metering.segments import Resources
 from billing.prices.book import price_book
 from billing.prices.rates import Prices, hourly, planned
 from clusters.admission.codes import Code, code_of
+from clusters.admission.demand import GPU
 from clusters.admission.judgement import Fits, Judgement, worst
 from clusters.admission.packing import Tasks, asking
 from clusters.catalog.admission import Quota, judge_quota
@@ -144,18 +145,22 @@ class Size:
 def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int, *, spare: bool = False) -> list[Size]:
     """One Size for each flavor. Eight queries, and the price book."""
     capacity, prices, now = capacity_of(cloud), price_book(), timezone.now()
-    rooms, found = room.rooms(cloud, capacity), []
-    for flavor in flavors:
-        task = asking("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb)
+    tasks, found = {flavor: _one_of(flavor) for flavor in flavors}, []
+    rooms = room.rooms(cloud, capacity, tasks.values())
+    for flavor, task in tasks.items():
         rates = [hourly(prices, now, [size], appcode_id) for size in _held(prices, task, capacity, spare=spare)]
         found.append(Size(flavor, min(rooms(task), MOST_SHOWN), Cost(min(rates), max(rates), None)))
     return found
 
 
+def _one_of(flavor: Flavor) -> Tasks:
+    return asking("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb, flavor.demand)
+
+
 def _held(prices: Prices, tasks: Tasks, capacity: Capacity, *, spare: bool = False) -> list[Resources]:
     """Total resources of these tasks, for each GPU model that they may get. `spare`: on GPUs that may be taken back."""
     models, n = [tasks.gpu_model], tasks.count
-    if tasks.gpus and not tasks.gpu_model:
+    if tasks.gpus and not tasks.gpu_model and tasks.resource == GPU:
         # If no known machine has that many GPUs: every model with a price, and models without one.
         had = {node.gpu_model for node in capacity.nodes if node.gpus >= tasks.gpus}
         models = sorted(had or prices.gpu_models | {""})
@@ -176,7 +181,7 @@ def _scheduled(spec: ClusterSpec) -> Judgement:
 def tasks_of(resolved: Resolved) -> list[Tasks]:
     """The tasks that a run would place on machines."""
     return [
-        asking(role, each.together, held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb)
+        asking(role, each.together, held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb, held.demand)
         for role, each in resolved.spec.active_roles.items()
         for held in (resolved.resources[role],)
     ]
@@ -214,7 +219,7 @@ def resources_of(resolved: Resolved) -> dict[str, dict[str, object]]:
         found[task.role] = replace(
             held, beside_cpu_milli=task.cpu_milli - held.cpu_milli, beside_memory_mb=task.memory_mb - held.memory_mb
         )
-    return {role: asdict(each) for role, each in found.items()}
+    return {role: each.json_value() for role, each in found.items()}
 
 
 def _copied(resolved: Resolved) -> list[Mount]:
@@ -264,7 +269,7 @@ def _cost_of_hooks(resolved: Resolved, appcode: Appcode, capacity: Capacity) -> 
     for hook in resolved.hooks:
         size = next((each for each in flavors if hook.flavor in (None, each.name)), None)
         if size:
-            task = asking("", 1, size.gpus, size.gpu_model, size.cpu_milli, size.memory_mb)
+            task = _one_of(size)
             seconds = hook.time_limit or TIME_LIMIT
             found += max(planned(prices, now, seconds, [each], appcode.pk) for each in _held(prices, task, capacity))
     return found

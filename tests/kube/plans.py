@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from clusters.admission.demand import Demand
 from clusters.clouds.drivers.base import (
     AccessMode,
     CodeCommit,
@@ -118,7 +119,20 @@ def every_kind(namespace: str = "ops") -> dict[str, tuple[Plan, Settings]]:
     torch = Environment("torch:3", "a digest", f"greeting==1.0 --hash=sha256:{'0' * 64}\n", "true $HOME", "import this")
     lab = role("notebook", restart="Always", gpus=0, from_image=True, argv=("jupyter", "lab"))
     ps = role("ps", restart="Always", gpus=0)
+    pool = Demand(
+        labels=(("topology.kubernetes.io/zone", "eu-1"),), tolerations=("team=ml:NoSchedule", "burst"), extra=(("rdma/hca", "1"),)
+    )  # fmt: skip
+    mig, amd = Demand("nvidia.com/mig-1g.10gb", extra=(("hugepages-2Mi", "1Gi"),)), Demand("amd.com/gpu")
     return {
+        "roles-in-three-pools": (
+            plan(
+                role("master", demand=pool, gpu_model="NVIDIA-H100"),
+                role("worker", 2, gpus=2, demand=mig, gpu_model="H100 1g.10gb"),
+                role("evaluator", demand=amd, gpu_model="MI300X"),
+                run=run,
+            ),
+            nvidia,
+        ),
         "single-machine-on-a-volume": (plan(role("master"), run=run, mounts=(output,)), main),
         "a-commit-of-a-private-repository": (
             plan(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 from django import forms
 from django.contrib import messages
@@ -12,7 +14,9 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
+from clusters.admission.demand import DEMANDS, GPU, is_gpu, short
 from clusters.catalog.actions import Offer, save_offer
+from clusters.catalog.demands import lines, pairs, taint_lines, taints
 from clusters.catalog.models import Flavor, Image
 from clusters.clouds.health import silence
 from clusters.clouds.models import CloudState
@@ -24,6 +28,7 @@ from portal.pages.appcodes import person
 from portal.pages.forms import prose, show_errors
 
 MAX_NODES = 200
+T = TypeVar("T")
 
 
 class FlavorForm(forms.Form):
@@ -37,11 +42,54 @@ class FlavorForm(forms.Form):
     )
     memory_gib = forms.DecimalField(label="Memory (GiB)", min_value=0, max_digits=10, decimal_places=3)
     gpus = forms.IntegerField(label="GPUs", min_value=0, max_value=64, initial=0)
-    gpu_model = forms.CharField(label="GPU model", max_length=60, required=False, help_text="Empty for any model.")
+    gpu_model = forms.CharField(
+        label="GPU model",
+        max_length=60,
+        required=False,
+        help_text="Empty for any model. With another resource than nvidia.com/gpu, a name with a price, e.g. H100 1g.10gb or "
+        "MI300X.",
+    )
+    resource = forms.CharField(
+        label="GPU resource",
+        max_length=317,
+        initial=GPU,
+        required=False,
+        help_text="What Kubernetes calls these GPUs, e.g. amd.com/gpu, or slices, e.g. nvidia.com/mig-1g.10gb. Slices have a "
+        "price by their model and count 0 against GPU quotas.",
+    )
+    node_labels = prose(
+        "Node labels",
+        required=False,
+        rows=2,
+        hint="Its tasks go only to nodes with all of these, e.g. pool=a100. One a line.",
+    )
+    tolerations = prose(
+        "Tolerated taints", required=False, rows=2, hint="As kubectl writes them, e.g. team=ml:NoSchedule. One a line."
+    )
+    extra = prose(
+        "Further resources",
+        required=False,
+        rows=2,
+        hint="Of one task, e.g. rdma/hca=1 or hugepages-2Mi=1Gi. One a line.",
+    )
     enabled = forms.BooleanField(label="Offered in forms", required=False, initial=True)
+
+    def clean_resource(self) -> str:
+        return self.cleaned_data["resource"] or GPU
+
+    def clean_node_labels(self) -> dict[str, str]:
+        return _read(pairs, self.cleaned_data["node_labels"])
+
+    def clean_extra(self) -> dict[str, str]:
+        return _read(pairs, self.cleaned_data["extra"])
+
+    def clean_tolerations(self) -> list[dict[str, str]]:
+        return _read(taints, self.cleaned_data["tolerations"])
 
     def write(self, flavor: Flavor) -> Flavor:
         values = self.cleaned_data
+        for name in ("resource", *DEMANDS):
+            setattr(flavor, name, values[name])
         flavor.title, flavor.gpus, flavor.gpu_model, flavor.enabled = (
             values["title"], values["gpus"], values["gpu_model"], values["enabled"],
         )  # fmt: skip
@@ -51,8 +99,17 @@ class FlavorForm(forms.Form):
 
     @staticmethod
     def filled(flavor: Flavor) -> dict[str, Any]:
-        facts = {name: getattr(flavor, name) for name in ("title", "name", "gpus", "gpu_model", "enabled")}
+        facts = {name: getattr(flavor, name) for name in ("title", "name", "gpus", "gpu_model", "resource", "enabled")}
+        facts |= {name: lines(getattr(flavor, name)) for name in ("node_labels", "extra")}
+        facts["tolerations"] = taint_lines(flavor.tolerations)
         return facts | {"cores": f"{flavor.cpu_milli / 1000:g}", "memory_gib": f"{flavor.memory_mb / 1024:g}"}
+
+
+def _read(reader: Callable[[str], T], text: str) -> T:
+    try:
+        return reader(text)
+    except ValueError as error:
+        raise forms.ValidationError(str(error)) from error
 
 
 class ImageForm(forms.Form):
@@ -105,8 +162,21 @@ class CloudNodes:
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
-        nodes: list[dict[str, Any]] = self.state.capacity.get("nodes", [])
-        return sorted(nodes, key=lambda node: (node["gpus_free"] - node["gpus"], node["name"]))[:MAX_NODES]
+        return sorted(self._every, key=lambda node: (node["gpus_free"] - node["gpus"], node["name"]))[:MAX_NODES]
+
+    @cached_property
+    def _every(self) -> list[dict[str, Any]]:
+        """With what stands beside the nodes (see `capacity_json` of runs/placing/known.py)."""
+        pools = self.state.capacity.get("pools", {})
+        return [
+            {
+                **node,
+                **facts,
+                "counted": [_counted(each) for each in facts.get("slices", ()) if is_gpu(each["resource"])],
+            }
+            for node in self.state.capacity.get("nodes", [])
+            for facts in [pools.get(node["name"], {})]
+        ]
 
     @property
     def hidden(self) -> int:
@@ -114,11 +184,15 @@ class CloudNodes:
 
     @property
     def gpus(self) -> int:
-        return sum(node["gpus"] for node in self.state.capacity.get("nodes", []))
+        return sum(node["gpus"] for node in self._every)
 
     @property
     def gpus_free(self) -> int:
-        return sum(node["gpus_free"] for node in self.state.capacity.get("nodes", []))
+        return sum(node["gpus_free"] for node in self._every)
+
+
+def _counted(slices: dict[str, Any]) -> str:
+    return f"{slices['free']} of {slices['total']} {short(slices['resource'])}"
 
 
 @require_safe

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from clusters.admission.demand import PARTS, short
 from clusters.runs.placing.tiles import STATES, State, Tile, total
 
 # More nodes than this are grouped, and more groups than this are summed up.
@@ -98,7 +99,10 @@ def machines(tiles: Iterable[Tile], keepers: Names, *, sees_all: bool = False) -
         [_box(each, keepers, words, with_model=models) for each in groups[:MOST_BOXES]],
         legend,
         _kept(drawn, keepers),
-        _rest(groups[MOST_BOXES:], len(every) - len(drawn), words),
+        [
+            *slice_lines(every),
+            *_rest(groups[MOST_BOXES:], sum(not (each.gpus or each.slices) for each in every), words),
+        ],
     )
 
 
@@ -173,6 +177,19 @@ def _rest(groups: Sequence[Sequence[Tile]], bare: int, words: Mapping[State, str
     if bare:
         said.append(f"{_nodes(bare)} without GPUs.")
     return said
+
+
+def slice_lines(tiles: Iterable[Tile]) -> list[str]:
+    """What there is of each kind of slices."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for tile in tiles:
+        for each in tile.slices:
+            kind = tile.gpu_model if each.resource == PARTS and tile.gpu_model else short(each.resource)
+            found.setdefault(kind, []).append((each.free if tile.takes_tasks else 0, each.total))
+    return [
+        f"{sum(free for free, _ in several):,} of {sum(total for _, total in several):,} {kind} free, on {_nodes(len(several))}."
+        for kind, several in sorted(found.items())
+    ]
 
 
 def names(several: Iterable[str]) -> str:

@@ -29,6 +29,7 @@ from django.db.models import (
     QuerySet,
     Sum,
     TextField,
+    Value,
     When,
     Window,
 )  # fmt: skip
@@ -36,10 +37,11 @@ from django.db.models.fields.json import KT, KeyTextTransform
 from django.db.models.functions import Cast, Coalesce, RowNumber
 from django.utils import timezone
 
+from clusters.admission.demand import GPU, demand_of
 from clusters.admission.order import PriorityClass
 from clusters.admission.packing import Sizes, Tasks, asking
 from clusters.admission.windows import Windows
-from clusters.clouds.drivers.base import Capacity
+from clusters.clouds.drivers.base import Capacity, Slices
 from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.models import CloudState
 from clusters.frameworks import FRAMEWORKS
@@ -55,6 +57,7 @@ TO_END = dt.timedelta(minutes=3)
 # How long a run avoids nodes on which its tasks did not start, after its pause.
 AVOIDED = dt.timedelta(minutes=10)
 _OTHERS = ("gpus_others", "cpu_milli_others", "memory_mb_others")
+_POOLS = ("resource", "labels", "taints", "slices")
 # Tasks without a machine, or that the cloud cannot create; also of a run in which some roles have started.
 UNPLACED = Task.objects.filter(run=OuterRef("pk"), phase="Pending", node="", reason__in=WAITING)
 
@@ -123,22 +126,51 @@ def capacity_of(cloud: str) -> Capacity:
 
 
 def capacity_json(capacity: Capacity) -> dict[str, Any]:
-    """For `CloudState.capacity`. What other software holds stands beside the nodes: programs of release 1.0 read these, too, and
-    know no other facts of a node."""
+    """For `CloudState.capacity`. What other software holds and what pools have stand beside the nodes: programs of release 1.0
+    read these, too, and know no other facts of a node. To them, a node with taints takes no tasks, and there are no GPUs but
+    NVIDIA's."""
     found = asdict(capacity)
     found["others"] = {node["name"]: [node.pop(name) for name in _OTHERS] for node in found["nodes"]}
-    return found
+    pools = {}
+    for seen, node in zip(capacity.nodes, found["nodes"], strict=True):
+        facts = {name: node.pop(name) for name in _POOLS}
+        facts = {name: value for name, value in facts.items() if value and (name, value) != ("resource", GPU)}
+        hidden: dict[str, Any] = {}
+        if seen.resource != GPU:
+            hidden = {"gpus": 0, "gpus_free": 0, "gpu_model": ""}
+        if seen.taints and seen.takes_tasks:
+            hidden |= {
+                "gpus_free": 0,
+                "takes_tasks": False,
+                "note": f"It takes only tasks that tolerate {seen.taints[0]}.",
+            }
+        facts |= {name: node[name] for name in hidden}
+        node |= hidden
+        if facts:
+            pools[seen.name] = facts
+    return found | ({"pools": pools} if pools else {})
 
 
 def capacity_from(seen: Mapping[str, Any]) -> Capacity:
     """The reverse of `capacity_json`."""
-    others = seen.get("others", {})
+    others, pools = seen.get("others", {}), seen.get("pools", {})
     return Capacity(
         tuple(
-            Seen(**node, **dict(zip(_OTHERS, others.get(node["name"], ()), strict=False)))
+            Seen(
+                **(node | _pool_from(pools[node["name"]]) if node["name"] in pools else node),
+                **dict(zip(_OTHERS, others.get(node["name"], ()), strict=False)),
+            )
             for node in seen.get("nodes", [])
         )
     )
+
+
+def _pool_from(facts: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(facts)
+    found["labels"] = tuple((key, value) for key, value in facts.get("labels", ()))
+    found["taints"] = tuple(facts.get("taints", ()))
+    found["slices"] = tuple(Slices(**each) for each in facts.get("slices", ()))
+    return found
 
 
 def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: bool = True) -> Known:
@@ -375,6 +407,7 @@ class _Asked:
             asked["gpu_model"],
             asked["cpu_milli"] + asked.get("beside_cpu_milli", 0),
             asked["memory_mb"] + asked.get("beside_memory_mb", 0),
+            demand_of(asked),
         )
 
 
@@ -387,8 +420,8 @@ def taken_on(which: Q) -> dict[str, dict[str, Sizes]]:
     """Returns what these tasks hold, by cloud and node. One query."""
     tasks = Task.objects.filter(which, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
     found: dict[str, dict[str, Sizes]] = {}
-    for cloud, node, gpus, cpu, memory in amounts(tasks, "run__cloud", "node"):
-        found.setdefault(cloud, {})[node] = Sizes(gpus, cpu, memory)
+    for cloud, node, sizes in amounts(tasks, "run__cloud", "node"):
+        found.setdefault(cloud, {})[node] = sizes
     return found
 
 
@@ -403,9 +436,9 @@ def ending_on(which: Q) -> dict[str, dict[str, Ending]]:
     for cloud, node, ends, endless in lasting:
         here = Ending(ends=None if endless or ends is None else _minute(ends + TO_END))
         found.setdefault(cloud, {})[node] = here
-    for cloud, node, *sizes in amounts(tasks.filter(is_ending), "run__cloud", "node"):
+    for cloud, node, sizes in amounts(tasks.filter(is_ending), "run__cloud", "node"):
         nodes = found.setdefault(cloud, {})
-        nodes[node] = replace(nodes.get(node, Ending()), sizes=Sizes(*sizes))
+        nodes[node] = replace(nodes.get(node, Ending()), sizes=sizes)
     return found
 
 
@@ -415,16 +448,29 @@ def _minute(at: dt.datetime) -> int:
 
 
 def amounts(tasks: QuerySet[Task], *by: str) -> Iterator[tuple[Any, ...]]:
-    """Sums of GPUs, thousandths of a core and MiB that the tasks hold, after the columns by which they are divided."""
+    """What the tasks hold, after the columns by which they are divided. One query."""
     asked = Func(F("run__resources"), F("role"), function="jsonb_extract_path", output_field=JSONField())
 
     def amount(name: str) -> Cast:
         return Cast(KeyTextTransform(name, "asked"), IntegerField())
 
-    sums = tasks.annotate(asked=asked).values(*by).annotate(
+    # In full where it is more than whole GPUs of NVIDIA's; most tasks of a node are alike.
+    full = Cast("asked", TextField())
+    more = Case(When(asked__has_any_keys=["resource", "extra"], then=full), default=Value(""), output_field=TextField())
+    sums = tasks.annotate(asked=asked).annotate(more=more).values(*by, "more").annotate(
         held_gpus=Sum(amount("gpus")),
         held_cpu=Sum(amount("cpu_milli") + Coalesce(amount("beside_cpu_milli"), 0)),
         held_memory=Sum(amount("memory_mb") + Coalesce(amount("beside_memory_mb"), 0)),
+        count=Count("pk"),
     )  # fmt: skip
-    for *of, gpus, cpu, memory in sums.order_by().values_list(*by, "held_gpus", "held_cpu", "held_memory"):
-        yield (*of, gpus or 0, cpu or 0, memory or 0)
+    found: dict[tuple[Any, ...], Sizes] = {}
+    rows = sums.order_by().values_list(*by, "held_gpus", "held_cpu", "held_memory", "more", "count")
+    for *of, gpus, cpu, memory, asks, count in rows:
+        sizes = Sizes(gpus or 0, cpu or 0, memory or 0)
+        if asks:
+            sliced = Sizes.of_tasks(_Asked({"": json.loads(asks)}, {}, {}).of("", 0, 0), count)
+            sizes = replace(sizes, gpus=sliced.gpus, slices=sliced.slices)
+        key = tuple(of)
+        found[key] = found[key] + sizes if key in found else sizes
+    for key, sizes in found.items():
+        yield (*key, sizes)

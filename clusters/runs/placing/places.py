@@ -223,15 +223,8 @@ def _cannot(promise: Promise, known: Known, nodes: Mapping[str, Node]) -> bool:
     for name, count in promise.open.items():
         node = nodes.get(name)
         if node is not None and node.ready and node.drained is not None:
-            held = known.taken.get(name, Sizes())
-            free = replace(
-                node.drained,
-                taints=node.whole.taints,  # A window that comes takes no places.
-                gpus=node.drained.gpus - held.gpus,
-                cpu_milli=node.drained.cpu_milli - held.cpu_milli,
-                memory_mb=node.drained.memory_mb - held.memory_mb,
-            )
-            able += free.holds(replace(promise.tasks, count=count))
+            free = replace(node.drained, taints=node.whole.taints)  # A window that comes takes no places.
+            able += free.less(known.taken.get(name, Sizes())).holds(replace(promise.tasks, count=count))
     return able < promise.lacks
 
 

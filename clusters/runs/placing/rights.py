@@ -130,6 +130,6 @@ def _nodes(runs: Collection[int]) -> dict[int, dict[str, Sizes]]:
     """What tasks of these runs hold on each node. One query."""
     tasks = Task.objects.filter(run__in=runs, phase__in=["Pending", "Running"]).exclude(node="")
     found: dict[int, dict[str, Sizes]] = {}
-    for run, node, *sizes in amounts(tasks, "run", "node"):
-        found.setdefault(run, {})[node] = Sizes(*sizes)
+    for run, node, sizes in amounts(tasks, "run", "node"):
+        found.setdefault(run, {})[node] = sizes
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from django.utils import timezone
@@ -16,7 +16,7 @@ from clusters.admission.order import PriorityClass
 from clusters.admission.packing import GPU_ONLY, Field, Shape, Sizes, Tasks
 from clusters.admission.windows import Windows, explained, tolerating
 from clusters.admission.words import sentence_of
-from clusters.clouds.drivers.base import Capacity
+from clusters.clouds.drivers.base import Capacity, Slices
 from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.registry import adds_nodes, places_runs
 from clusters.runs.models import Cluster
@@ -49,7 +49,7 @@ def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, bu
     asker = windows.asker(wish.appcode, wish.seconds, is_endless=wish.is_endless)
     asked = tolerating([each for each in tasks if each.count], known.windows.tolerated(asker))
     ask = Ask("", str(wish.appcode), asked, priority_class=wish.priority_class, ends=ends_at(at, wish.seconds))
-    found, here = snapshot(known, at), Rights()
+    found, here = snapshot(known, at, asked), Rights()
     if places_runs(cloud):
         here = rights(known.waiting, at, {ask.appcode: wish.line})
         found = replace(found, shares=here.shares)
@@ -80,7 +80,7 @@ def decide_all(cloud: str, known: Known, at: dt.datetime) -> tuple[Snapshot, dic
 
 def free_for(tasks: Sequence[Tasks], known: Known) -> Judgement:
     """Judges tasks by what runs hold now, whatever else waits."""
-    found = snapshot(Known(known.capacity, known.taken))
+    found = snapshot(Known(known.capacity, known.taken), tasks=tasks)
     verdict = decide(replace(found, asks=(Ask("", "", tuple(tasks)),)))[""]
     return Judgement(verdict.code.fits, verdict.code, said(verdict, known.capacity))
 
@@ -106,14 +106,15 @@ def _notes(nodes: Sequence[Seen]) -> str:
     return " ".join(sorted({node.note for node in nodes if node.note}))
 
 
-def left(known: Known) -> Field:
-    """What all runs leave for a new one."""
-    return left_by(snapshot(known))
+def left(known: Known, tasks: Iterable[Tasks] = ()) -> Field:
+    """What all runs leave for a new one. `tasks`: as in `snapshot`."""
+    return left_by(snapshot(known, tasks=tasks))
 
 
-def rooms(cloud: str, capacity: Capacity) -> Callable[[Tasks], int]:
-    """Returns how many tasks like a given one a new run finds room for. At most six queries, none for each task."""
-    field = left(read(cloud, capacity))
+def rooms(cloud: str, capacity: Capacity, wanted: Iterable[Tasks] = ()) -> Callable[[Tasks], int]:
+    """Returns how many tasks like a given one, of those `wanted`, a new run finds room for. At most six queries, none for each
+    task."""
+    field = left(read(cloud, capacity), wanted)
     return lambda task: sum(
         shape.holds(replace(task, count=MOST_WAITING)) * len(names) for shape, names in field.items()
     )
@@ -124,22 +125,32 @@ def ends_at(at: dt.datetime, seconds: int | None) -> int | None:
     return None if seconds is None else int((at + TO_BEGIN + TO_END).timestamp()) + seconds
 
 
-def snapshot(known: Known, at: dt.datetime | None = None) -> Snapshot:
-    """Returns what `decide` needs, without shares. Runs are named by their ids. `at`: now, which counts for time limits."""
+def snapshot(known: Known, at: dt.datetime | None = None, tasks: Iterable[Tasks] = ()) -> Snapshot:
+    """Returns what `decide` needs, without shares. Runs are named by their ids. `at`: now, which counts for time limits. `tasks`:
+    those of a later run. Nodes have only what somebody asks for, since nodes that are alike then cost as much as one."""
+    # Many runs ask for the same.
+    keys = [_key(each, known.windows) for each in known.waiting]
+    several = dict(zip(keys, known.waiting, strict=True))
+    asking = {task for key in several for task in key[1]} | {each.tasks for each in known.promises}
+    wanted = Wanted.of(asking.union(tasks))
     promised: dict[str, Sizes] = {}
     for promise in known.promises:
         for node in promise.open:
             if count := promise.on(node):
-                promised[node] = promised.get(node, Sizes()) + _of(promise.tasks, count)
+                promised[node] = promised.get(node, Sizes()) + Sizes.of_tasks(promise.tasks, count)
     alike: dict[Hashable, Node] = {}
     nodes = known.windows.close(
-        _node(each, known.taken.get(each.name, Sizes()), promised.get(each.name), known.ending.get(each.name), alike)
+        _node(
+            each,
+            known.taken.get(each.name, Sizes()),
+            promised.get(each.name),
+            known.ending.get(each.name),
+            alike,
+            wanted,
+        )
         for each in known.capacity.nodes
     )
-    # Many runs ask for the same.
-    keys = [_key(each, known.windows) for each in known.waiting]
-    wanted = dict(zip(keys, known.waiting, strict=True))
-    asked = {key: _asked(each, nodes, key[0]) for key, each in wanted.items()}
+    asked = {key: _asked(each, nodes, key[0]) for key, each in several.items()}
     asks = tuple(
         Ask(
             str(each.run),
@@ -161,13 +172,14 @@ def _avoided(avoiding: Sequence[Waiting], nodes: Sequence[Node], asks: Sequence[
     found = []
     for node in nodes:
         labels = every - {("open to", str(each.run)) for each in avoiding if node.name in each.avoided}
-        drained = replace(node.drained, labels=labels) if node.drained else None
-        free, whole = replace(node.free, labels=labels), replace(node.whole, labels=every)
+        drained = replace(node.drained, labels=labels | node.drained.labels) if node.drained else None
+        free = replace(node.free, labels=labels | node.free.labels)
+        whole = replace(node.whole, labels=every | node.whole.labels)
         found.append(replace(node, whole=whole, free=free, drained=drained))
     return Snapshot(
         tuple(found),
         tuple(
-            replace(ask, tasks=tuple(replace(each, labels=frozenset({mine})) for each in ask.tasks))
+            replace(ask, tasks=tuple(replace(each, labels=each.labels | {mine}) for each in ask.tasks))
             if mine in every
             else ask
             for ask in asks
@@ -193,18 +205,38 @@ def _asked(waiting: Waiting, nodes: Sequence[Node], tolerated: frozenset[str]) -
     return tuple(replace(each, count=max(1, min(each.count, most[each]))) for each in found)
 
 
-def _of(tasks: Tasks, count: int) -> Sizes:
-    return Sizes(count * tasks.gpus, count * tasks.cpu_milli, count * tasks.memory_mb)
+@dataclass(frozen=True)
+class Wanted:
+    """Labels and resources beside GPUs that somebody asks for."""
+
+    labels: frozenset[tuple[str, str]] = frozenset()
+    resources: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, tasks: Collection[Tasks]) -> Wanted:
+        extra = {name for each in tasks for name, _ in each.extra}
+        labels = frozenset({label for each in tasks for label in each.labels})
+        return cls(labels, frozenset({each.resource for each in tasks} | extra))
 
 
-def _node(seen: Seen, held: Sizes, promised: Sizes | None, ending: Ending | None, alike: dict[Hashable, Node]) -> Node:
+def _node(
+    seen: Seen,
+    held: Sizes,
+    promised: Sizes | None,
+    ending: Ending | None,
+    alike: dict[Hashable, Node],
+    wanted: Wanted,
+) -> Node:
     """`alike` remembers nodes by all that is asked here, since most of many are equal but for their names."""
+    labels = wanted.labels.intersection(seen.labels) if wanted.labels else wanted.labels
+    slices = tuple(each for each in seen.slices if each.resource in wanted.resources) if seen.slices else ()
     key = (
+        seen.resource, seen.taints, labels, slices,
         seen.gpus, seen.gpu_model, seen.cpu_milli, seen.memory_mb, seen.cpu_milli_free, seen.memory_mb_free, seen.gpus_others,
         seen.cpu_milli_others, seen.memory_mb_others, seen.gpu_tasks_only, seen.simulated, seen.takes_tasks, held, promised,
     )  # fmt: skip
     if key not in alike:
-        alike[key] = _new_node(seen, held, promised)
+        alike[key] = _new_node(seen, held, promised, labels, slices)
     one = alike[key]
     if ending is None:
         ending = Ending() if held == Sizes() else Ending(ends=None)
@@ -212,26 +244,33 @@ def _node(seen: Seen, held: Sizes, promised: Sizes | None, ending: Ending | None
     return Node(seen.name, one.whole, one.free, one.ready, one.drained, one.promised, ending.sizes, ends)
 
 
-def _new_node(seen: Seen, held: Sizes, promised: Sizes | None) -> Node:
+def _new_node(
+    seen: Seen, held: Sizes, promised: Sizes | None, labels: frozenset[tuple[str, str]], slices: Sequence[Slices]
+) -> Node:
     """CPU and memory of tasks are estimates, so what the cloud has seen as free caps them."""
     away = promised or Sizes()
     cpu, memory = seen.cpu_milli or UNREPORTED, seen.memory_mb or UNREPORTED
-    taints = GPU_ONLY if seen.gpu_tasks_only else frozenset[str]()
-    whole = Shape(seen.gpus, cpu, memory, seen.gpu_model, taints=taints, any_model=seen.simulated)
+    taints = frozenset({*(GPU_ONLY if seen.gpu_tasks_only else ()), *seen.taints})
+    whole = Shape(
+        seen.gpus, cpu, memory, seen.gpu_model, seen.resource, labels, taints, any_model=seen.simulated,
+        slices=tuple((each.resource, each.total) for each in slices),
+    )  # fmt: skip
     drained = replace(
         whole,
         gpus=max(0, seen.gpus - seen.gpus_others),
         cpu_milli=max(0, cpu - seen.cpu_milli_others),
         memory_mb=max(0, memory - seen.memory_mb_others),
+        slices=tuple((each.resource, max(0, each.total - each.others)) for each in slices),
     )
     # What is not reported as there is not free 0 either.
     cpu_free = seen.cpu_milli_free if seen.cpu_milli else None
     memory_free = seen.memory_mb_free if seen.memory_mb else None
     free = replace(
         drained,
-        gpus=max(0, drained.gpus - held.gpus - away.gpus),
+        gpus=max(0, drained.gpus - held.of(drained.resource) - away.of(drained.resource)),
         cpu_milli=_free(drained.cpu_milli - held.cpu_milli, cpu_free, away.cpu_milli),
         memory_mb=_free(drained.memory_mb - held.memory_mb, memory_free, away.memory_mb),
+        slices=tuple((name, max(0, n - held.of(name) - away.of(name))) for name, n in drained.slices),
     )
     return Node(seen.name, whole, free, ready=seen.takes_tasks, drained=drained, promised=promised is not None)
 

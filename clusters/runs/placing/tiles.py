@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from clusters.admission.decision import Outlook, Snapshot
-from clusters.clouds.drivers.base import Capacity, Node
+from clusters.admission.demand import is_gpu
+from clusters.clouds.drivers.base import Capacity, Node, Slices
 
 State = Literal["mine", "others", "other_software", "promised", "kept", "free", "closed"]
 STATES: tuple[State, ...] = get_args(State)
@@ -21,7 +22,7 @@ STATES: tuple[State, ...] = get_args(State)
 class Tile:
     """The GPUs of one node by state. `mine`: held by runs that the reader may see, `others`: by other runs. `promised`: to a run
     that is being started. `kept`: for waiting runs. `closed`: held by nobody on a node that takes no tasks. `keeper`: the run for
-    which the node is kept, or is going to be free; 0 for none."""
+    which the node is kept, or is going to be free; 0 for none. `slices`: of GPUs; they are in none of these states."""
 
     name: str
     gpus: int
@@ -36,6 +37,7 @@ class Tile:
     takes_tasks: bool = True
     note: str = ""
     keeper: int = 0
+    slices: tuple[Slices, ...] = ()
 
     def count(self, state: State) -> int:
         found: int = getattr(self, state)
@@ -59,8 +61,9 @@ def tile(node: Node, *, held: int, mine: int, promised: int = 0, keeper: int = 0
     rest: State = "kept" if keeper else "free"
     found[rest if node.takes_tasks else "closed"] = left
     return Tile(
-        node.name, gpus, **found, gpu_model=node.gpu_model, takes_tasks=node.takes_tasks, note=node.note, keeper=keeper
-    )
+        node.name, gpus, **found, gpu_model=node.gpu_model, takes_tasks=node.takes_tasks, note=node.note, keeper=keeper,
+        slices=tuple(each for each in node.slices if is_gpu(each.resource)),
+    )  # fmt: skip
 
 
 def seen_tiles(capacity: Capacity, held: Mapping[str, int], mine: Mapping[str, int] | None) -> list[Tile]:

@@ -23,6 +23,7 @@ from clusters.clouds import registry
 from clusters.clouds.drivers.base import Capacity, Cloud, CloudError, WatchExpired
 from clusters.clouds.models import CloudState
 from clusters.logs.collect import Holding
+from clusters.runs.placing import pools
 from clusters.runs.status.observe import apply_batch, apply_listing, save_capacity, save_trouble
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.monitoring.health import alive
@@ -36,6 +37,8 @@ LEAD_SECONDS = 2
 STEADY, LONGEST_PAUSE = 10.0, 5.0
 # Minimum seconds between two updates of the capacity while there is much news.
 CAPACITY_SECONDS = 0.5
+# Seconds after which it is read again what flavors and runs ask of nodes: which labels are stored, which taints tolerated.
+ASKED_SECONDS = 2.0
 # Maximum seconds for which a thread with an answer from PostgreSQL or Kubernetes waits for a computing thread. With Python's
 # default of 5 ms, at each query of a batch, the processor would be idle as long as it works.
 SWITCH_SECONDS = 0.0005
@@ -128,19 +131,19 @@ class Follower(threading.Thread):
             )
         state = CloudState.objects.filter(name=source.name).first()
         position = state.position if state else ""
-        known: Capacity | None = None
-        told = 0.0
+        known: tuple[Capacity, pools.Asked] | None = None
+        told, asked, asked_at = 0.0, pools.asked(), time.monotonic()
         holding = Holding(source)
         registry.identify(source)
         while not self._stopped.is_set():
             if not position:
-                asked_at = timezone.now()
+                listed_at = timezone.now()
                 listing = source.list()
-                apply_listing(source.name, listing, asked_at)
+                apply_listing(source.name, listing, listed_at)
                 source.acknowledge(holding.settle(listing.items))
                 position = listing.position
-                known = source.capacity()
-                save_capacity(source.name, known)
+                known = source.capacity(), asked
+                save_capacity(source.name, *known)
             try:
                 for batch in source.watch(position):
                     apply_batch(source.name, batch)
@@ -148,9 +151,11 @@ class Follower(threading.Thread):
                     position = batch.position
                     if not batch.items or known is None or time.monotonic() - told > CAPACITY_SECONDS:
                         told = time.monotonic()
-                        if (seen := source.capacity()) != known:
+                        if told - asked_at > ASKED_SECONDS:
+                            asked, asked_at = pools.asked(), told
+                        if (seen := (source.capacity(), asked)) != known:
                             known = seen
-                            save_capacity(source.name, known)
+                            save_capacity(source.name, *known)
                     if self._stopped.is_set():
                         return
             except WatchExpired:

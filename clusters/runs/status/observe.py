@@ -46,6 +46,7 @@ from clusters.logs import failure
 from clusters.manifest.input import input_of
 from clusters.runs import idle
 from clusters.runs.models import Run, Task
+from clusters.runs.placing import pools
 from clusters.runs.placing.known import capacity_json
 from clusters.runs.placing.places import FORGOTTEN, forget_tasks, start_anew, waits
 from clusters.runs.status import task_status
@@ -153,8 +154,10 @@ def _not_over(items: Sequence[Seen]) -> list[Seen]:
     ]
 
 
-def save_capacity(cloud: str, capacity: Capacity) -> None:
-    """Stores the capacity, so that pages need not call the cloud, and records its GPUs for billing from now on."""
+def save_capacity(cloud: str, reported: Capacity, asked: pools.Asked | None = None) -> None:
+    """Stores the capacity, so that pages need not call the cloud, and records its GPUs for billing from now on. `asked`: what is
+    asked of nodes now, if that was just read."""
+    capacity = pools.kept(reported, asked or pools.asked())
     found = {
         "capacity": capacity_json(capacity),
         "simulated": sum(node.gpus for node in capacity.nodes if node.simulated),

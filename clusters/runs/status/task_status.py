@@ -18,6 +18,7 @@ from django.db import transaction
 from billing.metering import record
 from billing.metering.segments import PodState
 from clusters import wakeups
+from clusters.admission.demand import demand_of
 from clusters.clouds.drivers.base import TaskSeen
 from clusters.frameworks import FRAMEWORKS
 from clusters.logs import collect
@@ -51,7 +52,7 @@ def write(cloud: str, runs: Mapping[int, Run], told: Iterable[TaskSeen], at: dt.
     it would move the pod backwards. When a cloud starts counting anew, its pod replaces the earlier one at the same place."""
     told = list(told)
     stored = {row.uid: row for row in Task.objects.filter(uid__in={item.uid for item in told})}
-    told = _with_beginnings(runs, stored, _with_models(stored, told))
+    told = _with_beginnings(runs, stored, _with_models(runs, stored, told))
     # A long listing repeats known items, which were recorded when they were written.
     seen = [item for item in told if not _is_known(stored.get(item.uid), item)]
     metered = record.record(
@@ -115,8 +116,10 @@ def _without_predecessors(items: list[TaskSeen], stored: Mapping[str, Task]) -> 
     return [item for item in items if stays(item)]
 
 
-def _with_models(stored: Mapping[str, Task], told: list[TaskSeen]) -> list[TaskSeen]:
-    """Fills in missing GPU models. The node reports the model; a pod whose node is gone keeps its model, and so its price."""
+def _with_models(runs: Mapping[int, Run], stored: Mapping[str, Task], told: list[TaskSeen]) -> list[TaskSeen]:
+    """Fills in missing GPU models. The node reports the model; a pod whose node is gone keeps its model, and so its price. Where
+    the GPUs are slices, or not NVIDIA's, their flavor says what they are."""
+    told = [_named(runs[item.run_id], item) for item in told]
     models = {uid: row.gpu_model for uid, row in stored.items() if row.gpu_model}
     models |= {item.uid: item.gpu_model for item in told if item.gpu_model}
     if not models:
@@ -124,6 +127,13 @@ def _with_models(stored: Mapping[str, Task], told: list[TaskSeen]) -> list[TaskS
     return [
         item if item.gpu_model or item.uid not in models else replace(item, gpu_model=models[item.uid]) for item in told
     ]
+
+
+def _named(run: Run, item: TaskSeen) -> TaskSeen:
+    held = run.resources.get(item.role) or {}
+    if not held.get("gpus") or demand_of(held).chooses_model:
+        return item
+    return item if item.gpu_model == held["gpu_model"] else replace(item, gpu_model=held["gpu_model"])
 
 
 def _with_beginnings(runs: Mapping[int, Run], stored: Mapping[str, Task], told: list[TaskSeen]) -> list[TaskSeen]:

@@ -49,7 +49,8 @@ def test_a_flavor_that_is_no_longer_offered_stays_for_those_who_use_it(make_clus
     ("changes", "sentence"),
     [({"name": "Not a slug"}, "name"), ({"name": "small"}, "name"), ({"title": "Small"}, "title"), ({"cores": "-1"}, "cores"),
      ({"gpus": "x"}, "gpus"), ({"memory_gib": "99999999999"}, "memory_gib"), ({"title": ""}, "title"),
-     ({"title": "a\0"}, "title")],
+     ({"title": "a\0"}, "title"), ({"resource": "gpu"}, "resource"), ({"node_labels": "pool"}, "node_labels"),
+     ({"tolerations": "team=ml:Sometimes"}, "tolerations"), ({"extra": "rdma/hca=1e3"}, "extra")],
 )  # fmt: skip
 def test_bad_input_stands_beside_its_field(changes, sentence, page_catalogue, people, as_person):
     from clusters.catalog.models import Flavor
@@ -113,12 +114,14 @@ def test_rest_writes_what_the_pages_write(page_catalogue, people):
     huge = {"name": "huge", "title": "Huge", "cpuMilli": 16000, "memoryMb": 66048}
     assert "huge" not in flavor_titles()
     status, made = root.post("/flavors", huge)
-    assert (status, made) == (201, {**huge, "gpus": 0, "gpuModel": "", "enabled": True})
+    usual = {"gpus": 0, "gpuModel": "", "resource": "nvidia.com/gpu", "nodeLabels": {}, "tolerations": [], "extra": {}}
+    assert (status, made) == (201, {**huge, **usual, "enabled": True})
     for changes, field in (
         ({}, "name"),
         ({"name": "No name"}, "name"),
         ({"name": "more"}, "title"),
         ({"gpus": 65}, "gpus"),
+        ({"name": "more", "title": "More", "nodeLabels": {"pool": "no value!"}}, "nodeLabels"),
     ):
         status, answer = root.post("/flavors", huge | changes)
         assert (status, answer["errors"][0]["path"]) == (422, field)
@@ -136,6 +139,39 @@ def test_rest_writes_what_the_pages_write(page_catalogue, people):
     assert root.post("/images", image)[1]["environment"] == "/srv/venv"
     seen = alice.get("/images/own")[1]
     assert (seen["local"], seen["environment"], seen["program"]) == (True, None, None)
+
+
+MIG = {
+    "resource": "nvidia.com/mig-1g.10gb",
+    "node_labels": {"gpu_pool": "a100"},
+    "tolerations": [
+        {"key": "team", "operator": "Equal", "value": "ml", "effect": "NoSchedule"},
+        {"key": "spot", "operator": "Exists"},
+    ],
+    "extra": {"rdma/hca": "1"},
+}
+
+
+def test_what_a_flavor_demands_of_nodes_is_the_same_on_the_page_and_over_rest(page_catalogue, people, as_person):
+    """The names of labels are not changed on the way; a page that is saved unchanged changes nothing."""
+    from clusters.catalog.models import Flavor
+    from tests.api.client import api_of
+
+    values = {
+        "title": "Slice", "name": "slice", "cores": "1", "memory_gib": "2", "gpus": "1", "gpu_model": "H100 1g.10gb",
+        "resource": MIG["resource"], "node_labels": "gpu_pool=a100", "tolerations": "team=ml:NoSchedule\nspot",
+        "extra": "rdma/hca=1", "enabled": "on",
+    }  # fmt: skip
+    page = as_person(people.root)
+    assert page.post("/admin/flavors/new", values).status_code == 302
+    read = api_of(people.alice).get("/flavors/slice")[1]
+    assert {name: read[{"node_labels": "nodeLabels"}.get(name, name)] for name in MIG} == MIG
+    shown = page.get("/admin/flavors/slice").context["form"].initial
+    assert page.post("/admin/flavors/slice", shown).status_code == 302
+    body = {name: value for name, value in read.items() if name != "name"}
+    assert api_of(people.root).put("/flavors/slice", body)[1] == read | {"enabled": True}
+    row = Flavor.objects.get(name="slice")
+    assert {name: getattr(row, name) for name in MIG} == MIG
 
 
 @pytest.mark.django_db

@@ -72,6 +72,8 @@ class Cloud(Protocol):
     asks_for_addresses: ClassVar[bool]
     # Whether a run needs a business line's namespace; otherwise it falls back to "default".
     needs_namespace: ClassVar[bool]
+    # Whether its nodes have labels, taints and other devices than GPUs, which flavors may demand.
+    has_pools: ClassVar[bool] = False
 
     name: str
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from clusters.admission.demand import GPU
 from clusters.clouds.drivers.base.plan import RunRef
 
 TaskPhase = Literal["Pending", "Running", "Succeeded", "Failed"]
@@ -176,6 +177,17 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Slices:
+    """An extended resource of one node beside its GPUs: slices of GPUs, or other devices. `free` ignores whether the node takes
+    tasks. `others`: held by what belongs to no run of the portal."""
+
+    resource: str
+    total: int
+    free: int
+    others: int = 0
+
+
+@dataclass(frozen=True)
 class Node:
     """One machine. `note`: a sentence for users, e.g. that memory limits are not enforced here, or why it takes no (new) tasks.
 
@@ -183,6 +195,9 @@ class Node:
     `cpu_milli` and `memory_mb`: available to tasks; `…_free`: not held, None if the cloud does not report it. `…_others`: held
     there by what belongs to no run of the portal, rounded up; 0 where nothing else runs, or in a report of an older release.
     `gpu_tasks_only`: refuses tasks without GPUs.
+
+    `resource`: what `gpus` counts, whole GPUs of one vendor. `labels`: sorted. `taints`: as kubectl writes them with "=" even
+    without a value; it takes only tasks that tolerate these. `slices`: by name.
     """
 
     name: str
@@ -201,6 +216,10 @@ class Node:
     gpus_others: int = 0
     cpu_milli_others: int = 0
     memory_mb_others: int = 0
+    resource: str = GPU
+    labels: tuple[tuple[str, str], ...] = ()
+    taints: tuple[str, ...] = ()
+    slices: tuple[Slices, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from clusters.admission.demand import ANY, Demand
+
 RestartPolicy = Literal["OnFailure", "Always"]
 SourceKind = Literal["s3", "nfs", "local", "volume"]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
@@ -292,6 +294,8 @@ class RolePlan:
     first_part: int = -1
     at_once: int = 0
     nodes: tuple[str, ...] = ()
+    # What its GPUs are, and which nodes it may go to besides.
+    demand: Demand = ANY
 
     @property
     def together(self) -> int:

@@ -87,6 +87,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
     longest_address = names.LONGEST_ADDRESS
     asks_for_addresses = False
     needs_namespace = True
+    has_pools = True
 
     def __init__(
         self, client: Client, settings: Settings, name: str = "kubernetes", prometheus_token: str = ""

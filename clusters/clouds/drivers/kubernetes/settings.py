@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from clusters.admission.demand import GPU as GPU
 from clusters.clouds.drivers.closed_networks import NEAR
 
-# The extended resource of NVIDIA's device plugin, and the label that its discovery puts on nodes.
-GPU = "nvidia.com/gpu"
+# The labels that the discovery of NVIDIA's and AMD's device plugins puts on nodes.
 GPU_MODEL = "nvidia.com/gpu.product"
+AMD_MODEL = "amd.com/gpu.product-name"
 # Seconds; longer than most registry outages.
 IMAGE_SECONDS = 900
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, ClassVar, Self, cast
 
+from clusters.admission.demand import ANY
 from clusters.clouds.drivers.base import (
     Access,
     Batch,
@@ -94,6 +95,8 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
         return {(role, int(index)): f"127.0.0.1:{ports[key]}" for key, (role, _, index) in split.items()}
 
     def apply(self, plan: Plan) -> None:
+        if role := next((each for each in plan.roles if each.demand != ANY), None):
+            raise CloudRefused(f"The flavor of its {role.role} demands what no node has here.")
         self._call("apply", plan=plan)
 
     @classmethod

@@ -65,6 +65,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     fields = dict(vars(value))
+    if isinstance(value, RolePlan):
+        # This machine has nothing that could be demanded, and agents of older releases know no such word.
+        del fields["demand"]
     if type(value) in _NAMES:
         fields["kind"] = _NAMES[type(value)]
     return fields

@@ -24,7 +24,7 @@ from clusters.clouds.drivers.kubernetes.render import (
     pods,
     storage,
 )
-from clusters.clouds.drivers.kubernetes.settings import GPU, Settings, quantity
+from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
 from clusters.clouds.drivers.kubernetes.watch.workloads import QUEUE
 
 Manifest = dict[str, Any]
@@ -222,7 +222,8 @@ def check(plan: Plan, settings: Settings) -> None:
     environments.check(plan, settings)
     cache.check(plan, settings)
     for role in plan.roles:
-        held = {"cpu": role.cpu_milli / 1000, "memory": role.memory_mb * 2**20, GPU: role.gpus}
+        held: dict[str, float] = {name: quantity(count) for name, count in role.demand.extra}
+        held |= {"cpu": role.cpu_milli / 1000, "memory": role.memory_mb * 2**20, role.demand.resource: role.gpus}
         for name, largest in (settings.largest_task or {}).items():
             if held.get(name, 0) > quantity(largest):
                 sentence = f"A {role.role} asks for more {name} than the {largest} that one task may have here."

@@ -11,7 +11,7 @@ from typing import Any
 
 from clusters.clouds.drivers.base import Plan, RolePlan, literal
 from clusters.clouds.drivers.kubernetes.render import code, endpoints, environments, gangs, names, storage
-from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, Settings, toleration
+from clusters.clouds.drivers.kubernetes.settings import GPU_MODEL, Settings, toleration
 
 Manifest = dict[str, Any]
 
@@ -107,13 +107,16 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
         spec["priorityClassName"] = priority
     if gangs.size(plan):
         spec["schedulingGroup"] = {"podGroupName": gangs.name(plan.run)}
-    tolerations = [toleration(taint) for taint in settings.tolerations]
-    if role.gpus:
-        tolerations.insert(0, {"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
-        if role.gpu_model:
-            spec["nodeSelector"] = {GPU_MODEL: role.gpu_model}
-        if settings.runtime_class:
-            spec["runtimeClassName"] = settings.runtime_class
+    demand = role.demand
+    taints = [*(demand.tolerated() if role.gpus else demand.tolerations), *settings.tolerations]
+    tolerations = [toleration(taint) for taint in dict.fromkeys(taints)]
+    chosen = dict(demand.labels)
+    if role.gpus and role.gpu_model and demand.chooses_model:
+        chosen[GPU_MODEL] = role.gpu_model
+    if chosen:
+        spec["nodeSelector"] = chosen
+    if role.gpus and settings.runtime_class and demand.resource.startswith("nvidia.com/"):
+        spec["runtimeClassName"] = settings.runtime_class
     if role.nodes:
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _only(role.nodes)}}
     if tolerations:
@@ -169,10 +172,14 @@ def _resources(role: RolePlan, settings: Settings) -> Manifest:
     exception: it is not billed, and most tasks need little."""
     held = {"cpu": f"{role.cpu_milli}m", "memory": f"{role.memory_mb}Mi"}
     if role.gpus:
-        held[GPU] = str(role.gpus)
+        held[role.demand.resource] = str(role.gpus)
+    held |= dict(role.demand.extra)
     disk = settings.task_disk
     return {kind: {**held, **({"ephemeral-storage": disk[kind]} if disk else {})} for kind in ("requests", "limits")}
 
 
 def _without_gpus(resources: Manifest) -> Manifest:
-    return {kind: {name: held[name] for name in held if name != GPU} for kind, held in resources.items()}
+    return {
+        kind: {name: amount for name, amount in held.items() if name in ("cpu", "memory", "ephemeral-storage")}
+        for kind, held in resources.items()
+    }

@@ -1,16 +1,21 @@
-"""GPUs of a Kubernetes cluster and the pods that hold or await them, updated pod by pod. No network calls."""
+"""GPUs and other devices of a Kubernetes cluster and the pods that hold or await them, updated pod by pod. No network calls.
+
+A node keeps all of its labels, since this cannot know which ones flavors name. Nodes of a pool share theirs but for a few, so
+each label is kept once."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from clusters.clouds.drivers.base import Capacity, Node
-from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, quantity, toleration
+from clusters.admission.demand import PARTS, WHOLE, counted
+from clusters.clouds.drivers.base import Capacity, Node, Slices
+from clusters.clouds.drivers.kubernetes.settings import AMD_MODEL, GPU, GPU_MODEL, quantity, toleration
 
 CLOSED = "It takes no new tasks."
 LOST = "It does not answer."
@@ -25,7 +30,15 @@ DISK_ADVICE = (
 )
 
 
+# Resources that are no devices. Whatever else a node offers may be asked for.
+ORDINARY = frozenset({"cpu", "memory", "pods", DISK})
+# Kubernetes' own taints come and go with the state of a node; nobody keeps a node for others by them.
+SYSTEM_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+
+# GPUs (of NVIDIA's), cores and bytes of memory.
 Amounts = tuple[float, float, float]
+# Other extended resources by name, in order.
+Devices = tuple[tuple[str, float], ...]
 NOTHING: Amounts = (0.0, 0.0, 0.0)
 
 
@@ -37,6 +50,7 @@ class Held:
     run_id: int | None
     node: str
     asked: Amounts
+    devices: Devices = ()
 
 
 class Shares:
@@ -48,6 +62,9 @@ class Shares:
         # What all pods hold by node, and what those of other software do.
         self._taken: defaultdict[str, Amounts] = defaultdict(lambda: NOTHING)
         self._others: defaultdict[str, Amounts] = defaultdict(lambda: NOTHING)
+        # Devices that all pods hold by node, and those of other software.
+        self._devices: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._others_devices: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def note(self, uid: str, now: Held | None) -> None:
         """Updates a pod; None if it holds nothing any more."""
@@ -75,10 +92,16 @@ class Shares:
             asked = held.asked
             # Rounded, because sums of fractions would not return to exactly 0.
             sums[held.node] = gpus + sign * asked[0], round(cores + sign * asked[1], 6), memory + sign * asked[2]
+        for name, count in held.devices:
+            self._devices[held.node][name] += sign * int(count)
+            if held.run_id is None:
+                self._others_devices[held.node][name] += sign * int(count)
 
     def _left(self, node: Node) -> Node:
         gpus, cores, memory = self._taken.get(node.name, NOTHING)
         others = self._others.get(node.name, NOTHING)
+        if node.slices or node.resource != GPU:
+            node, gpus, others = self._left_of_devices(node, gpus, others)
         return replace(
             node,
             gpus_free=max(0, node.gpus_free - int(gpus)),
@@ -88,6 +111,20 @@ class Shares:
             cpu_milli_others=math.ceil(round(1000 * others[1], 3)),
             memory_mb_others=math.ceil(others[2] / 2**20),
         )
+
+    def _left_of_devices(self, node: Node, gpus: float, others: Amounts) -> tuple[Node, float, Amounts]:
+        """Returns the node with what is left of its slices, and how many of its GPUs are taken. Slices may be called as GPUs."""
+        taken, foreign = self._devices.get(node.name, Counter()), self._others_devices.get(node.name, Counter())
+        taken, foreign = taken | Counter({PARTS: int(gpus)}), foreign | Counter({PARTS: math.ceil(others[0])})
+        slices = tuple(
+            replace(each, free=max(0, each.total - taken[each.resource]), others=foreign[each.resource])
+            for each in node.slices
+        )
+        if node.resource != GPU:
+            gpus, others = taken[node.resource], (foreign[node.resource], *others[1:])
+        elif any(each.resource == PARTS for each in slices):
+            gpus, others = 0, (0.0, *others[1:])
+        return replace(node, slices=slices), gpus, others
 
     def capacity(self) -> Capacity:
         return Capacity(tuple(self._left(node) for _, node in sorted(self.nodes.items())))
@@ -119,12 +156,15 @@ def node_of(
     """Converts a node. `gpus_free` ignores pods; it is 0 for a node that takes no new pods. `reserved_disk`: bytes of a node's
     disk that each task reserves. `tolerations`: taints that tasks tolerate. `heard`: when a silent node was last heard."""
     allocatable = allocatable_of(node)
-    gpus = int(allocatable(GPU))
+    marks = node["metadata"].get("labels") or {}
+    resource, gpus, slices = devices_of(node)
     ready, silent = ready_of(node), is_silent(node)
     closed = bool((node.get("spec") or {}).get("unschedulable"))
     disk = allocatable(DISK)
-    refused = taints_of(node, [toleration(each) for each in tolerations])
-    kept = f"It takes no tasks: taint {min(refused - {GPU})} keeps them away." if refused - {GPU} else ""
+    keeping = keeping_of(node, [toleration(each) for each in tolerations])
+    refused = {taint["key"] for taint in keeping}
+    of_system = sorted(key for key in refused if key.startswith(SYSTEM_TAINTS))
+    kept = f"It takes no tasks: taint {of_system[0]} keeps them away." if of_system else ""
     note = CLOSED if closed else too_little_disk(disk, reserved_disk) if disk < reserved_disk else kept
     name = node["metadata"]["name"]
     if silent:
@@ -137,7 +177,7 @@ def node_of(
         )
     return Node(
         name=name,
-        gpu_model=(node["metadata"].get("labels") or {}).get(GPU_MODEL, ""),
+        gpu_model=marks.get(GPU_MODEL if resource == GPU else AMD_MODEL, ""),
         gpus=gpus,
         gpus_free=gpus if not note else 0,
         cpu_milli=round(allocatable("cpu") * 1000),
@@ -146,7 +186,33 @@ def node_of(
         takes_tasks=not note,
         gpu_tasks_only=GPU in refused,
         silent_since=(heard.isoformat(timespec="seconds") if heard else "?") if note == LOST else "",
+        resource=resource,
+        labels=tuple(_kept_once(label) for label in sorted(marks.items())),
+        taints=tuple(
+            sorted(f"{each['key']}={each.get('value', '')}:{each['effect']}" for each in keeping if each["key"] != GPU)
+        ),
+        slices=slices,
     )
+
+
+@lru_cache(100_000)
+def _kept_once(label: tuple[str, str]) -> tuple[str, str]:
+    return label
+
+
+def devices_of(node: Mapping[str, Any]) -> tuple[str, int, tuple[Slices, ...]]:
+    """Returns what the node's GPUs are, how many whole ones it offers, and all else that is neither CPU, memory nor disk."""
+    offered = (node.get("status") or {}).get("allocatable") or {}
+    marks = node["metadata"].get("labels") or {}
+    found = {
+        counted(name, marks.get(GPU_MODEL, ""), marks): int(quantity(text))
+        for name, text in offered.items()
+        if name not in ORDINARY and not name.startswith("attachable-volumes-")
+    }
+    found = {name: count for name, count in found.items() if count}
+    resource = next((name for name in (GPU, *sorted(WHOLE)) if name in found), GPU)
+    gpus = found.pop(resource, 0)
+    return resource, gpus, tuple(Slices(name, count, count) for name, count in sorted(found.items()))
 
 
 def node_lost(node: str, heard: dt.datetime | None) -> str:
@@ -167,13 +233,13 @@ def give_up(node: str) -> str:
     return f"kubectl taint node {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute"
 
 
-def taints_of(node: Mapping[str, Any], tolerations: Iterable[Mapping[str, str]]) -> set[str]:
-    """Returns the keys of a node's taints that keep away new pods with only these tolerations."""
-    return {
-        taint["key"]
+def keeping_of(node: Mapping[str, Any], tolerations: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Returns the node's taints that keep away new pods with only these tolerations."""
+    return [
+        taint
         for taint in (node.get("spec") or {}).get("taints") or []
         if taint["effect"] in ("NoSchedule", "NoExecute") and not any(_tolerates(each, taint) for each in tolerations)
-    }
+    ]
 
 
 def _tolerates(toleration: Mapping[str, str], taint: Mapping[str, str]) -> bool:
@@ -208,6 +274,16 @@ def _requested(container: Mapping[str, Any], resource: str) -> float:
 def asked_by(pod: Mapping[str, Any]) -> tuple[float, float, float]:
     """Returns GPUs, cores and bytes of memory."""
     return asked_of(pod, GPU), asked_of(pod, "cpu"), asked_of(pod, "memory")
+
+
+def devices_by(pod: Mapping[str, Any]) -> Devices:
+    """Returns what a pod reserves of other devices."""
+    spec = pod["spec"]
+    resources = [each.get("resources") or {} for each in [*spec["containers"], *(spec.get("initContainers") or [])]]
+    resources.append(spec.get("resources") or {})
+    names = {name for each in resources for kind in ("limits", "requests") for name in each.get(kind) or ()}
+    others = names - ORDINARY - {GPU}
+    return tuple((name, asked_of(pod, name)) for name in sorted(others)) if others else ()
 
 
 def allocatable_of(node: Mapping[str, Any]) -> Callable[[str], float]:

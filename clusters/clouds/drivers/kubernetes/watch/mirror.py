@@ -184,7 +184,13 @@ class Mirror:
     def note_other_pod(self, kind: str, pod: Object) -> list[Seen]:
         """Counts the resources of a pod of other software, without news."""
         there = kind != "DELETED" and not pod_status.is_over(pod)
-        holds = capacity.Held(None, pod["spec"].get("nodeName") or "", capacity.asked_by(pod)) if there else None
+        holds = (
+            capacity.Held(
+                None, pod["spec"].get("nodeName") or "", capacity.asked_by(pod), devices=capacity.devices_by(pod)
+            )
+            if there
+            else None
+        )
         self.shares.note_other(pod["metadata"]["uid"], holds)
         return []
 
@@ -237,7 +243,7 @@ class Mirror:
             self.damages.note("Pod", pod, names.METERING)
         else:
             self.damages.mended(uid)
-        holds = capacity.Held(seen.run_id, seen.node, asked)
+        holds = capacity.Held(seen.run_id, seen.node, asked, capacity.devices_by(pod))
         self.shares.note(uid, holds if (seen.node or asked[0]) and not over else None)
 
     def _forget_pod(self, uid: str, run_id: int) -> None:
