@@ -13,20 +13,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from clusters.admission.codes import Code
 from clusters.admission.decision import Snapshot, Verdict, decide
-from clusters.admission.packing import Tasks, asking, group, place
+from clusters.admission.packing import Sizes, Tasks, asking, group, place
 from clusters.admission.words import sentence
 from clusters.clouds.drivers.base import Capacity, Node
-from clusters.runs.placing.known import Known, Promise, Sizes, Waiting
+from clusters.runs.placing.known import Known, Promise, Waiting
 from clusters.runs.placing.room import snapshot
 
-Sizes = tuple[int, int]  # GPUs and CPUs.
+Pair = tuple[int, int]  # GPUs and CPUs.
 
 
 @dataclass
 class Machine:
-    size: Sizes
+    size: Pair
     up: bool = True
-    others: Sizes = (0, 0)
+    others: Pair = (0, 0)
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Run:
         found = {each: count - self.bound.get(each, Counter()).total() for each, count in self.kinds.items()}
         return {each: count for each, count in found.items() if count}
 
-    def find(self, room: dict[str, Sizes], among: set[str]) -> int:
+    def find(self, room: dict[str, Pair], among: set[str]) -> int:
         """Takes room for what lacks a node, as far as there is any on these nodes. Returns how many tasks find none."""
         short = 0
         for each, lacks in self.lacks.items():
@@ -87,7 +87,7 @@ class Cluster(RuleBasedStateMachine):
         self.calm = self.plain = False
 
     @initialize(sizes=st.lists(machine, min_size=1, max_size=3), calm=st.booleans(), plain=st.booleans())
-    def build(self, sizes: list[Sizes], calm: bool, plain: bool) -> None:
+    def build(self, sizes: list[Pair], calm: bool, plain: bool) -> None:
         """`calm`: nothing disturbs the runs. `plain`: they have one role, and only GPUs are scarce."""
         self.machines = {
             f"n{number}": Machine((gpus, 64 if plain else cpus)) for number, (gpus, cpus) in enumerate(sizes)
@@ -190,7 +190,7 @@ class Cluster(RuleBasedStateMachine):
         for run in self.runs.values():
             run.disturbed |= any(name in nodes for nodes in (run.layout or {}).values())
 
-    def room(self, name: str) -> Sizes:
+    def room(self, name: str) -> Pair:
         node, (gpus, cpus) = self.machines[name], (0, 0)
         for run in self.runs.values():
             for each, nodes in run.bound.items():
@@ -245,7 +245,7 @@ class Cluster(RuleBasedStateMachine):
             assert able[:1] in ([], [Code.FITS]), "nothing is in the way of the first"
 
 
-def sizes_of(tasks: Tasks) -> Sizes:
+def sizes_of(tasks: Tasks) -> Pair:
     return tasks.gpus, tasks.cpu_milli
 
 

@@ -188,7 +188,7 @@ def test_the_number_of_queries_does_not_grow_with_appcodes_and_runs(cloud: Told,
     few = queries()
     for number in range(3):
         submit(people, f"more{number}", 8, "flight-demo", priorityClass="urgent")
-    assert queries() == few <= 14
+    assert queries() == few <= 16
 
 
 def test_a_run_of_an_older_release_has_no_class_and_is_normal(cloud: Told, people: Any) -> None:

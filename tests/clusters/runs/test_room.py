@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from clusters.admission.codes import Code
 from clusters.admission.decision import Verdict, decide
-from clusters.admission.packing import Tasks, asking
+from clusters.admission.packing import Sizes, Tasks, asking
 from clusters.admission.words import _WORDS, sentence
 from clusters.clouds.drivers.base import Capacity, Node
-from clusters.runs.placing.known import Known, Promise, Sizes, Waiting, capacity_from, capacity_json
+from clusters.runs.placing.known import Known, Promise, Waiting, capacity_from, capacity_json
 from clusters.runs.placing.room import snapshot
 from tests.clusters.gangs import create_theirs, gang, node, nodes
 
@@ -458,15 +458,15 @@ def test_a_preview_costs_a_constant_number_of_queries(
     training: Any, people: Any, django_assert_num_queries: Any
 ) -> None:
     from clusters.runs.models import Run
-    from clusters.runs.placing.room import judge
+    from clusters.runs.placing.room import Wish, judge
 
     capacity = Capacity(nodes(15))
     for name in ("one", "two", "three"):
         create_theirs(people, 2, f"{name}-placed")
         Run.objects.update(admitted_at=timezone.now(), placed_at=timezone.now(), layout={"master": {"n0": 6}})
         create_theirs(people, 2, f"{name}-waits")
-        with django_assert_num_queries(5):
-            judge([asking("worker", 1, 1)], capacity, "training")
+        with django_assert_num_queries(12):
+            judge([asking("worker", 1, 1)], capacity, "training", Wish(people.ops.pk, "default"))
 
 
 def test_a_stored_capacity_is_read_again_and_by_programs_of_release_1_0() -> None:
