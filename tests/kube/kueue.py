@@ -84,15 +84,33 @@ def installed(plane: Plane, version: str = VERSION) -> Iterator[None]:
         assert eventually(lambda: not any(_is_served(plane, version, each) for each in _KINDS), 60)
 
 
+@contextmanager
+def place_asked(plane: Plane) -> Iterator[None]:
+    """Serves the API of places in queues, but none of them: it answers 404."""
+    group = f"visibility.{GROUP}"
+    served = {"name": VERSION, "served": True, "storage": True, "schema": {"openAPIV3Schema": _ANY}}
+    names = {"plural": "localqueues", "singular": "localqueue", "kind": "LocalQueue", "listKind": "LocalQueueList"}
+    spec = {"group": group, "names": names, "scope": "Namespaced", "versions": [served]}
+    plane.request("POST", _PATH, {"metadata": {"name": f"localqueues.{group}"}, "spec": spec})
+    try:
+        assert eventually(lambda: _answers(plane, f"/apis/{group}"), 60)
+        yield
+    finally:
+        plane.request("DELETE", f"{_PATH}/localqueues.{group}")
+
+
 def make_queue(plane: Plane, namespace: str, name: str, version: str = VERSION) -> None:
     body = {"apiVersion": f"{GROUP}/{version}", "kind": "LocalQueue", "metadata": {"name": name}, "spec": {}}
     plane.request("POST", f"/apis/{GROUP}/{version}/namespaces/{namespace}/localqueues", body)
 
 
 def _is_served(plane: Plane, version: str, plural: str) -> bool:
+    return _answers(plane, f"/apis/{GROUP}") and _answers(plane, f"/apis/{GROUP}/{version}/{plural}")
+
+
+def _answers(plane: Plane, path: str) -> bool:
     try:
-        plane.request("GET", f"/apis/{GROUP}")
-        plane.request("GET", f"/apis/{GROUP}/{version}/{plural}")
+        plane.request("GET", path)
     except Refused as refusal:
         # 429: its storage is being created.
         if refusal.status not in (404, 429):
@@ -137,6 +155,9 @@ class Kueue:
 
     def evict(self, name: str, reason: str = "Preempted", message: str = "Preempted to accommodate a workload") -> None:
         self._say(self.workload(name), [condition("Evicted", "True", reason, message)])
+
+    def finish(self, name: str) -> None:
+        self._say(self.workload(name), [condition("Finished", "True", "Succeeded", "Somebody says so")])
 
     # -- the controller ----------------------------------------------------------------------------------------------
 
