@@ -11,6 +11,7 @@ import pytest
 
 from clusters.clouds.drivers.base import Plan, RunBlocked, RunChanged, RunDecided, RunRef
 from clusters.clouds.drivers.kubernetes.api.client import Client
+from clusters.clouds.drivers.kubernetes.api.errors import Refused
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import manifests, names
 from clusters.clouds.drivers.kubernetes.settings import GPU, Settings
@@ -176,6 +177,36 @@ def test_what_a_set_of_tasks_has_done_is_given_back_before_it_ends(plane: Plane,
             {"name": "trial", "count": 1}
         ]
         end(following, wanted.run, later.run)
+
+
+def test_where_a_job_that_ran_takes_no_other_nodes_it_is_made_as_if_it_never_had(
+    plane: Plane, following: Portal, space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older releases of Kubernetes refuse other nodes for it. The Job keeps what it has done."""
+    wanted = plan(role("trial", 2, gpus=1), run=run_ref(space))
+    name = names.workload_name(wanted.run)
+    following.start(wanted)
+    job = f"/apis/batch/v1/namespaces/{space}/jobs/{names.role_name(wanted.run, 'trial')}"
+    with Kueue(plane, space, {GPU: 2}) as queue:
+        following.until(lambda: len(following.of(wanted.run, "Running")) == 2)
+        plane.end_pods(space, f"{names.RUN_ID}={wanted.run.id},batch.kubernetes.io/job-completion-index=0", 0)
+        following.until(lambda: len(following.of(wanted.run, "Succeeded")) == 1)
+        client = following.cloud._client
+        refused: list[Object] = []
+
+        def apply(manifest: Object, **query: str) -> Object:
+            if manifest["kind"] == "Job" and not refused:
+                refused.append(plane.request("GET", job)["spec"])
+                raise Refused(422, "spec.template: field is immutable")
+            return Client.apply(client, manifest, **query)
+
+        monkeypatch.setattr(client, "apply", apply)
+        first = {task.uid for task in following.of(wanted.run)}
+        queue.evict(name)
+        following.until(lambda: [task for task in following.of(wanted.run, "Running") if task.uid not in first])
+        assert [each["suspend"] for each in refused] == [True]
+        assert {task.index for task in following.of(wanted.run) if task.uid not in first} == {1}
+        end(following, wanted.run)
 
 
 # -- runs that an earlier release started: the name of the queue is on what makes their pods, and Kueue resumes that -----------
