@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 import pytest
@@ -81,6 +82,7 @@ def lacks(message: str) -> Any:
     return asked(("QuotaReserved", "False", "Pending", message))
 
 
+NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 AFTER = "after 2026-03-01 08:00:00 UTC."
 TAKEN = ("Evicted", "True", "Preempted", "Preempted to accommodate a workload (UID: 3) due to prioritization")
 HOLDS = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue main")
@@ -176,10 +178,10 @@ def test_reserved_quota_is_kept_until_the_last_task_has_ended() -> None:
     assert duty(taken, [maker("asked")], [over]) is None, "its controller may still make pods"
     assert duty(taken, [maker("")], []) is None
     assert duty(taken, [maker("done")], [over]) == "clear"
-    after = {each["type"]: each["status"] for each in cleared(asked(HOLDS, LET_GO, TAKEN))}
+    after = {each["type"]: each["status"] for each in cleared(asked(HOLDS, LET_GO, TAKEN), NOW)}
     assert after == {"QuotaReserved": "False", "Admitted": "False", "Evicted": "True", "Requeued": "True"}
     stopped = asked(HOLDS, LET_GO, ("Evicted", "True", "ClusterQueueStopped", "The ClusterQueue is stopped"))
-    assert {each["type"]: each["status"] for each in cleared(stopped)}["Requeued"] == "False"
+    assert {each["type"]: each["status"] for each in cleared(stopped, NOW)}["Requeued"] == "False"
     assert duty(admission_of(asked(TAKEN), 1), [maker("done")], [over]) is None, "cleared"
 
 

@@ -17,10 +17,11 @@ from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.drivers.kubernetes.api.client import APPLY, Client
 from clusters.clouds.drivers.kubernetes.api.errors import Forbidden, Missing
 from clusters.clouds.drivers.kubernetes.render.names import MANAGER
+from clusters.clouds.drivers.kubernetes.render.queueing import GROUP as GROUP
+from clusters.clouds.drivers.kubernetes.render.queueing import condition
 
 Object = Mapping[str, Any]
 
-GROUP = "kueue.x-k8s.io"
 VISIBILITY = f"visibility.{GROUP}"
 # The versions whose fields the portal knows, best first.
 _KNOWN = ("v1beta2", "v1beta1")
@@ -96,7 +97,7 @@ def clear_reservation(client: Client, workload: Object, conditions: Sequence[Obj
 
 def say_ready(client: Client, workload: Object) -> None:
     """Says that all pods run: Kueue may evict what does not get there in time."""
-    ready = condition("PodsReady", "True", "Started", "All tasks of the run are running.")
+    ready = condition("PodsReady", "True", "Started", "All tasks of the run are running.", _now())
     _apply_status(client, workload, {"conditions": [ready]}, _READY)
 
 
@@ -111,17 +112,12 @@ def say_finished(client: Client, namespace: str, name: str) -> None:
     version = version_of(client)
     if not version:
         return
-    over = condition("Finished", "True", "Ended", "The run has ended.")
+    over = condition("Finished", "True", "Ended", "The run has ended.", _now())
     workload = {"apiVersion": f"{GROUP}/{version}", "metadata": {"namespace": namespace, "name": name}}
     try:
         _apply_status(client, workload, {"conditions": [over]}, _FINISHES)
     except Missing:
         return
-
-
-def condition(kind: str, status: str, reason: str, message: str) -> dict[str, str]:
-    now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": now}
 
 
 def _apply_status(client: Client, workload: Object, status: Object, manager: str) -> None:
@@ -134,6 +130,10 @@ def _apply_status(client: Client, workload: Object, status: Object, manager: str
     }
     query = {"fieldManager": manager, "force": "true"}
     client.request("PATCH", f"{_path_of(workload)}/status", body=body, content_type=APPLY, query=query)
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
 
 
 def _path_of(workload: Object) -> str:

@@ -7,7 +7,7 @@ retried, because a person waits for the answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,7 +155,7 @@ def _labels(client: Client, namespaces: Collection[str]) -> list[Mapping[str, st
 
 def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     """Returns whether a label selector matches."""
-    tests = {
+    tests: Mapping[str, Callable[[str, Collection[str]], bool]] = {
         "In": lambda key, values: labels.get(key) in values,
         "NotIn": lambda key, values: labels.get(key) not in values,
         "Exists": lambda key, _: key in labels,

@@ -10,6 +10,7 @@ templates are those of the kept objects.
 from __future__ import annotations
 
 import copy
+import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -119,6 +120,12 @@ def _add(template: Manifest, more: Object) -> None:
 def names_of(status: Object) -> Collection[str]:
     """Returns all flavors of an admitted Workload."""
     return {name for each in assigned(status).values() for name in each}
+
+
+def condition(kind: str, status: str, reason: str, message: str, at: dt.datetime) -> dict[str, str]:
+    """Returns a condition of a Workload that changes at `at`."""
+    since = at.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": since}
 
 
 def _count(manifest: Object) -> int:

@@ -201,7 +201,9 @@ class Upkeep:
         """Does what is owed; repeated until the watch shows it."""
         try:
             if owed == "clear":
-                kueue.clear_reservation(self._client, found.workload, admission.cleared(found.workload))
+                kueue.clear_reservation(
+                    self._client, found.workload, admission.cleared(found.workload, dt.datetime.now(dt.UTC))
+                )
             elif owed == "ready":
                 kueue.say_ready(self._client, found.workload)
             else:

@@ -7,13 +7,14 @@ reserved stays reserved until the portal has ended all tasks and clears it.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from clusters.clouds.drivers.kubernetes.api.kueue import GROUP, condition
 from clusters.clouds.drivers.kubernetes.render import names
+from clusters.clouds.drivers.kubernetes.render.queueing import GROUP, condition
 from clusters.clouds.drivers.kubernetes.settings import GPU
 from clusters.clouds.drivers.kubernetes.watch.workloads import QUEUED, Why, Workload, in_queue
 
@@ -93,7 +94,7 @@ def admission_of(workload: Object, run_id: int) -> Admission:
         over=is_over(workload),
         ready=_is(workload, "PodsReady"),
         counts={each["name"]: int(each.get("count", 1)) for each in spec["podSets"]},
-        done={each["name"]: int(each["count"]) for each in status.get("reclaimablePods") or []},
+        done={each["name"]: int(each["count"]) for each in status.get("reclaimablePods") or [] if each["count"]},
         why=None if is_let_go(workload) else _why(workload),
         workload={
             "apiVersion": workload["apiVersion"],
@@ -103,18 +104,18 @@ def admission_of(workload: Object, run_id: int) -> Admission:
     )
 
 
-def cleared(workload: Object) -> list[Object]:
+def cleared(workload: Object, at: dt.datetime) -> list[Object]:
     """Returns the conditions of an evicted Workload that holds nothing any more, as Kueue wants them to be."""
     evicted = _condition(workload, "Evicted")
     reason, message = evicted.get("reason") or "Evicted", evicted.get("message") or ""
     again = "True" if reason in _AT_ONCE else "False"
     changed = [
-        condition("Requeued", again, reason, message),
-        condition("QuotaReserved", "False", "Pending", message),
-        condition("Admitted", "False", "NoReservation", "The workload has no reservation"),
+        condition("Requeued", again, reason, message, at),
+        condition("QuotaReserved", "False", "Pending", message, at),
+        condition("Admitted", "False", "NoReservation", "The workload has no reservation", at),
     ]
     if _condition(workload, "PodsReady"):
-        changed.append(condition("PodsReady", "False", "WaitForStart", "Not all tasks of the run are running."))
+        changed.append(condition("PodsReady", "False", "WaitForStart", "Not all tasks of the run are running.", at))
     types = {each["type"] for each in changed}
     kept = [each for each in workload["status"]["conditions"] if each["type"] not in types]
     return [*kept, *changed]
