@@ -89,7 +89,7 @@ def places(client: Client, namespace: str, queue: str) -> dict[str, int]:
 def clear_reservation(client: Client, workload: Object, conditions: Sequence[Object]) -> None:
     """Gives back what an evicted Workload has reserved. Raises Unavailable if it has changed since."""
     metadata = {"resourceVersion": workload["metadata"]["resourceVersion"]}
-    client.patch(
+    client.patch_once(
         f"{_path_of(workload)}/status",
         {"metadata": metadata, "status": {"admission": None, "conditions": list(conditions)}},
     )
