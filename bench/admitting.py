@@ -278,11 +278,13 @@ def _pass() -> Took:
 
 
 def _judge() -> None:
-    from clusters.clouds.drivers.base.fit import Tasks
+    from clusters.admission.packing import asking
     from clusters.runs.placing import known, room
+    from portal.models import Appcode
 
-    tasks = [Tasks("master", 1, 2, "", 4000, 32_768), Tasks("worker", 3, 2, "", 4000, 32_768)]
-    verdict = room.judge(tasks, known.capacity_of(CLOUD), CLOUD)
+    tasks = [asking("master", 1, 2, "", 4000, 32_768), asking("worker", 3, 2, "", 4000, 32_768)]
+    appcode = Appcode.objects.earliest("pk")
+    verdict = room.judge(tasks, known.capacity_of(CLOUD), CLOUD, room.Wish(appcode.pk, "default"))
     if verdict.fits != "waits":
         raise RuntimeError(f"a new run among many waiting ones does not wait: {verdict}")
 

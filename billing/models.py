@@ -32,6 +32,7 @@ from billing.metering.models import UsageSegment as UsageSegment
 from billing.prices.models import Discount as Discount
 from billing.prices.models import Ownership as Ownership
 from billing.prices.models import Price as Price
+from billing.sums.models import DecayedUse as DecayedUse
 from billing.sums.models import GpuCounter as GpuCounter
 from billing.sums.models import GpuTotal as GpuTotal
 from billing.sums.models import MonthlySpending as MonthlySpending

@@ -27,6 +27,8 @@ WORTH = {
 }
 # Metered units per priced unit: cores and GiB.
 SIZE = {"gpu": 1, "cpu": 1000, "memory": 1024, "storage": 1024}
+# Begins the SKU of GPU time that may be taken back at any moment; the rest is the SKU of the same GPU.
+SPARE = "spare-"
 # Order of display.
 ORDER = {"gpu": 0, "cpu": 1, "memory": 2, "storage": 3}
 UNITS = {"gpu": "GPU-hours", "cpu": "core-hours", "memory": "GiB-hours", "storage": "GiB-hours"}
@@ -56,8 +58,19 @@ class Used:
 
 
 def family(sku: str) -> str:
-    """ "gpu" for "gpu:A100"; otherwise the SKU itself."""
-    return sku.partition(":")[0]
+    """ "gpu" for "gpu:A100" and "spare-gpu:A100"; otherwise the SKU itself."""
+    return sku.partition(":")[0].removeprefix(SPARE)
+
+
+def model_of(sku: str) -> str:
+    """The GPU model that a SKU names, or ""."""
+    return sku.partition(":")[2]
+
+
+def wider(sku: str) -> tuple[str, ...]:
+    """The SKU and those that include it, nearest first: "spare-gpu:A100", "spare-gpu", "gpu:A100", "gpu"."""
+    own = tuple(dict.fromkeys([sku, sku.partition(":")[0]]))
+    return (*own, *wider(sku.removeprefix(SPARE))) if sku.startswith(SPARE) else own
 
 
 def money(charge: Decimal) -> Decimal:

@@ -9,6 +9,7 @@ from billing.budgets import loop
 from billing.efficiency import measured, waste
 from billing.invoices import closing
 from billing.ledger import posting
+from billing.sums import decayed_use
 
 
 @shared_task(name="billing.tasks.post")
@@ -34,6 +35,11 @@ def find_waste() -> None:
 @shared_task(name="billing.tasks.forget_measured")
 def forget_measured() -> None:
     measured.forget_hours()
+
+
+@shared_task(name="billing.tasks.fold_use")
+def fold_use() -> None:
+    decayed_use.fold()
 
 
 @shared_task(name="billing.tasks.watch_budgets")

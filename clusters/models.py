@@ -2,7 +2,7 @@
 
 from clusters.benchmarks.models import Benchmark, Measurement
 from clusters.catalog.models import Flavor, Image, ServingRuntime
-from clusters.clouds.models import Cloud, CloudState, Placement
+from clusters.clouds.models import Cloud, CloudState, Placement, Window
 from clusters.cluster_templates.models import Template
 from clusters.environments.models import Environment, Plugin
 from clusters.gateway.models import AccessToken, Origin, Visit
@@ -11,7 +11,7 @@ from clusters.hooks.models import Hook, HookRun
 from clusters.model_registry.models import ModelAlias, ModelRetention, ModelVersion, RegisteredModel
 from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
 from clusters.pull_secrets.models import PullSecret
-from clusters.runs.models import Cluster, Run, Task
+from clusters.runs.models import Cluster, Decision, Run, Task
 from clusters.schedules.models import Schedule
 from clusters.services.models import (
     Replica,
@@ -31,6 +31,7 @@ __all__ = [
     "Cloud",
     "CloudState",
     "Cluster",
+    "Decision",
     "Environment",
     "Flavor",
     "GitToken",
@@ -65,4 +66,5 @@ __all__ = [
     "Template",
     "Trial",
     "Visit",
+    "Window",
 ]

@@ -17,7 +17,7 @@ from clusters.model_registry import loop as model_registry
 from clusters.model_registry import rules as model_rules
 from clusters.pipelines import loop as pipelines
 from clusters.runs import budgets, input_listing, quota, reconcile, resync
-from clusters.runs.placing import places
+from clusters.runs.placing import closing, places
 from clusters.scalars import counted
 from clusters.schedules import loop as schedules
 from clusters.services import minutes
@@ -61,6 +61,7 @@ def admit_waiting(appcode_id: int) -> None:
 @shared_task(name="clusters.tasks.place_runs")
 def place_runs(cloud: str) -> None:
     heard(places_key(cloud))
+    closing.turn(cloud)
     places.place(cloud)
 
 

@@ -23,6 +23,7 @@ from django.utils import timezone
 from encrypted_fields.fields import EncryptedTextField
 from knox.models import AbstractAuthToken
 
+from portal.lending import Share
 from portal.manifests.appcode import (
     MAX_EMAILS,
     MAX_GPU_QUOTA,
@@ -187,6 +188,10 @@ class Appcode(models.Model):
     def gpu_limit(self) -> int:
         """GPUs that its runs may hold at one time, with those that they borrow."""
         return self.gpu_quota + self.gpu_borrow
+
+    @property
+    def share(self) -> Share:
+        return Share(self.gpu_borrow, self.weight)
 
     @property
     def asked(self) -> QuotaRequest | None:

@@ -42,6 +42,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/request/withdraw", appcodes.withdraw_request, name="withdraw_request"),
     path("appcodes/<slug:code>/members", appcodes.set_member, name="set_member"),
     path("", include("portal.webhooks.routes")),
+    path("appcodes/<slug:code>/share/effect", admin.share_effect, name="share_effect"),
     path("appcodes/<slug:code>/<verdict:verdict>", admin.decide, name="decide_appcode"),
     path("profile", profile.profile, name="profile"),
     path("profile/notifications", profile.notifications, name="notifications"),

@@ -221,6 +221,8 @@ CELERY_BEAT_SCHEDULE = {
     "model-rules": {"task": "clusters.tasks.apply_model_rules", "schedule": 60.0, "options": {"expires": 60}},
     "forget": {"task": "portal.tasks.forget_deliveries", "schedule": 3600.0, "options": {"expires": 3600}},
     "forget-measured": {"task": "billing.tasks.forget_measured", "schedule": 3600.0, "options": {"expires": 3600}},
+    # Adds the ledger's new lines to what appcodes used lately.
+    "fold-use": {"task": "billing.tasks.fold_use", "schedule": 3600.0, "options": {"expires": 3600}},
     # Notices of expiring appcodes; they count in days, so a delay of minutes is fine.
     "expiry": {"task": "portal.tasks.tell_expiry", "schedule": 600.0, "options": {"expires": 600}},
     # Notices of expiring credentials of clouds.

@@ -191,7 +191,8 @@ ON CONFLICT (day, key) DO UPDATE
 IDLE = sql.SQL("""
 WITH {terms},
 idle AS MATERIALIZED (
-    SELECT m.uid, m.hour, m.appcode_id, m.gpu_model, m.measured_ms, m.busy_ms, coalesce(p.payer, 0) AS payer
+    SELECT m.uid, m.hour, m.appcode_id, m.gpu_model, m.measured_ms, m.busy_ms, coalesce(p.payer, 0) AS payer,
+        coalesce((SELECT s.labels->>'class' = 'spare' FROM billing_usagesegment s WHERE s.uid = m.uid), false) AS is_spare
     FROM billing_measuredhour m LEFT JOIN payer p ON p.appcode_id = m.appcode_id
     WHERE m.hour >= %(first)s AND m.hour < %(last)s AND m.measured_ms > m.busy_ms * 20
         AND bit_count(m.minutes::bit(64)) >= %(least)s AND {condition}
@@ -199,7 +200,7 @@ idle AS MATERIALIZED (
 priced AS (
     SELECT idle.*, measured_ms * t.rate / 1000 AS charge
     FROM idle JOIN terms t ON t.resource = 'gpu' AND t.payer = idle.payer AND t.since <= idle.hour AND t.until > idle.hour
-        AND t.model = CASE WHEN idle.gpu_model = ANY(%(models)s) THEN idle.gpu_model ELSE '' END
+        AND t.is_spare = idle.is_spare AND t.model = CASE WHEN idle.gpu_model = ANY(%(models)s) THEN idle.gpu_model ELSE '' END
 )
 {select}
 """)

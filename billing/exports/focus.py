@@ -19,7 +19,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, NamedTuple, TypeAlias
 
 from billing.ledger.entries import Entry
-from billing.money import SECONDS_PER_HOUR, SIZE, WIDE, family
+from billing.money import SECONDS_PER_HOUR, SIZE, SPARE, WIDE, family, model_of
 from billing.periods import Period, month
 
 VERSION = "1.2"
@@ -161,9 +161,13 @@ def usage(entry: Entry, account: Account, bill: Bill, *, number: int, kind: str)
     agreed = WIDE.divide(WIDE.multiply(listed, 100 - entry.discount), Decimal(100))
     cost = WIDE.multiply(quantity, agreed)
     details: dict[str, str | int] = {meter.detail: 1}
-    if model := entry.sku.partition(":")[2]:
+    if model := model_of(entry.sku):
         details["x_GpuModel"] = model
-    said = f"{meter.meter}{f' ({model})' if model else ''} of {_named(entry) or entry.uid}"
+    # Its price is agreed beforehand, as all others are: what differs is the SKU, not the pricing category.
+    if spare := entry.sku.startswith(SPARE):
+        details["x_Spare"] = "yes"
+    metered = f"{meter.meter}, spare" if spare else meter.meter
+    said = f"{metered}{f' ({model})' if model else ''} of {_named(entry) or entry.uid}"
     return Row(
         **_common(account, bill),
         BilledCost=cost,
@@ -193,7 +197,7 @@ def usage(entry: Entry, account: Account, bill: Bill, *, number: int, kind: str)
         ServiceName=meter.service,
         ServiceSubcategory=meter.subcategory,
         SkuId=entry.sku,
-        SkuMeter=meter.meter,
+        SkuMeter=metered,
         SkuPriceDetails=_json(details),
         # An identifier has one parent SKU, but the price of any GPU applies to several SKUs.
         SkuPriceId=f"{entry.sku}/{entry.price_id or 'unpriced'}",

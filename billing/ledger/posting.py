@@ -21,7 +21,7 @@ from billing.ledger.models import Due, LedgerEntry
 from billing.metering.models import UsageSegment
 from billing.metering.segments import floor
 from billing.prices.book import price_book
-from billing.prices.split import OWNERS, TERMS, terms_of
+from billing.prices.split import GPU_SKU, MODEL_KEY, MODEL_OF_SKU, OF_GPUS, OWNERS, TERMS, terms_of
 from portal.db.advisory_lock import Lock, lock_until_commit
 
 # Appcodes are divided into shards, each with its own lock, so that several processors can work off a long queue. No sum
@@ -42,9 +42,9 @@ STATEMENT = sql.SQL("""
 WITH {terms},
 taken(segment_id, posted) AS (SELECT * FROM unnest(%(segments)s::bigint[], %(posted)s::boolean[])),
 due AS MATERIALIZED (
-    SELECT s.id, s.uid, s.appcode_id, s.consumer, s.labels, s.gpus, s.gpu_model, s.cpu_milli, s.memory_mb, s.storage_mb,
+    SELECT s.id, s.uid, s.appcode_id, s.consumer, s.labels, s.gpus, {gpu_sku} AS gpu_sku, s.cpu_milli, s.memory_mb, s.storage_mb,
         s.started, s.ended, taken.posted, f.final, coalesce(p.payer, 0) * %(keys)s AS payer_key,
-        coalesce(array_position(%(models)s::text[], s.gpu_model), 0) AS model_key
+        {model_key} AS model_key
     FROM taken CROSS JOIN LATERAL (SELECT * FROM billing_usagesegment WHERE id = taken.segment_id OFFSET 0) s
     LEFT JOIN payer p ON p.appcode_id = s.appcode_id
     CROSS JOIN LATERAL (
@@ -53,7 +53,7 @@ due AS MATERIALIZED (
 ),
 owner_ AS MATERIALIZED ({owners}),
 part AS MATERIALIZED (
-    SELECT d.id, d.gpus, d.gpu_model, d.cpu_milli, d.memory_mb, d.storage_mb, d.posted, d.payer_key, d.model_key,
+    SELECT d.id, d.gpus, d.gpu_sku, d.cpu_milli, d.memory_mb, d.storage_mb, d.posted, d.payer_key, d.model_key,
         coalesce(o.business_line, '') AS business_line,
         greatest(d.started, month_.since, o.since) AS part_since, least(d.final, month_.until, o.until) AS part_until
     FROM due d
@@ -70,7 +70,7 @@ expected AS MATERIALIZED (
         q.quantity, t.price_id, t.per_hour, t.discount, q.quantity * t.rate AS charge, p.business_line, p.posted
     FROM part p
     CROSS JOIN LATERAL (VALUES
-        (p.payer_key + p.model_key, CASE p.gpu_model WHEN '' THEN 'gpu' ELSE 'gpu:' || p.gpu_model END, p.gpus),
+        (p.payer_key + p.model_key, p.gpu_sku, p.gpus),
         (p.payer_key + %(keys)s - 3, 'cpu', p.cpu_milli),
         (p.payer_key + %(keys)s - 2, 'memory', p.memory_mb),
         (p.payer_key + %(keys)s - 1, 'storage', p.storage_mb)
@@ -177,9 +177,10 @@ SUMS = {"billing_dailyusage": ("day", "daily"), "billing_monthlyusage": ("month"
 # A line may span several days. Each day's share by seconds is exact, because quantities and charges are products of seconds.
 DAILY = sql.SQL("""
 SELECT date '1970-01-01' + day::integer AS day, appcode_id, business_line, cluster, "user", framework,
-    CASE resource WHEN 'gpu' THEN substr(sku, 5) ELSE '' END AS gpu_model, {sums}
+    CASE resource WHEN 'gpu' THEN {model} ELSE '' END AS gpu_model, {sums}
 FROM (
-    SELECT day, appcode_id, business_line, cluster, "user", framework, sku, split_part(sku, ':', 1) AS resource,
+    SELECT day, appcode_id, business_line, cluster, "user", framework, sku,
+        CASE WHEN {of_gpus} THEN 'gpu' ELSE sku END AS resource,
         sum(quantity) AS quantity, sum(charge) AS charge
     FROM (
         SELECT begun / 86400 AS day, appcode_id, business_line, cluster, "user", framework, sku, quantity, charge
@@ -218,7 +219,7 @@ def daily(lines: sql.Composable) -> sql.Composed:
         )
         for resource, name in names.items()
     ]
-    return DAILY.format(lines=lines, sums=sql.SQL(", ").join(shares))
+    return DAILY.format(lines=lines, model=MODEL_OF_SKU, of_gpus=OF_GPUS, sums=sql.SQL(", ").join(shares))
 
 
 def monthly() -> sql.Composed:
@@ -248,7 +249,8 @@ ROLLUPS = sql.SQL(
     by_month=_add("billing_monthlyusage", "month", "monthly"),
 )
 POST = STATEMENT.format(
-    terms=TERMS, owners=OWNERS.format(noted=CHANGED_OWNERS), line=LINE, new=NEW, seconds=SECONDS, labels=LABELS, rollups=ROLLUPS
+    terms=TERMS, model_key=MODEL_KEY, gpu_sku=GPU_SKU, owners=OWNERS.format(noted=CHANGED_OWNERS), line=LINE, new=NEW,
+    seconds=SECONDS, labels=LABELS, rollups=ROLLUPS
 )  # fmt: skip
 PLANNING = """
 SET LOCAL enable_seqscan = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_nestloop = off; SET LOCAL enable_sort = off;

@@ -36,6 +36,8 @@ COPY = f"COPY billing_incoming ({', '.join(FIELDS)}) FROM STDIN"
 # What a segment takes from the last sighting of its pod.
 TAKEN = ("appcode_id", "consumer", "labels", "gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
 AMOUNTS = ("gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
+# `segments.is_spare` as a number.
+SPARE = sql.SQL("coalesce((labels->>'class' = 'spare')::int, 0)")
 
 # `fresh` are new sightings; only their pods are recomputed. `seen` are all sightings of these, `mended` the same with
 # possible times, `made` the results. Every join uses an index, so that statistics cannot lead to another plan.
@@ -126,8 +128,8 @@ INGEST = STATEMENT.format(
         sql.SQL(" OR ").join(
             sql.SQL(
                 "min({0}) FILTER (WHERE running IS NOT NULL) <> max({0}) FILTER (WHERE running IS NOT NULL)"
-            ).format(sql.Identifier(name))
-            for name in AMOUNTS
+            ).format(amount)
+            for amount in (*map(sql.Identifier, AMOUNTS), SPARE)
         )
     ),
     taken=_names(TAKEN),

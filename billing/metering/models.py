@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
-from billing.metering.segments import PodState, Resources, Segment
+from billing.metering.segments import PodState, Resources, Segment, is_spare
 from portal.models import Appcode
 
 
@@ -139,7 +139,9 @@ class UsageSegment(models.Model):
             appcode_id=self.appcode_id,
             consumer=self.consumer,
             labels=self.labels,
-            resources=Resources(self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb, self.storage_mb),
+            resources=Resources(
+                self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb, self.storage_mb, is_spare(self.labels)
+            ),
             started=self.started,
             ended=self.ended,
             flags=tuple(self.flags),

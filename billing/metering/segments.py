@@ -33,13 +33,15 @@ FLAGS = (START_CLAMPED, END_CLAMPED, END_MISSING, END_ESTIMATED, AMOUNTS_CHANGED
 
 @dataclass(frozen=True)
 class Resources:
-    """What one pod holds: whole GPUs of a model ("" is any), thousandths of a core, MiB of memory and of storage."""
+    """What one pod holds: whole GPUs of a model ("" is any), thousandths of a core, MiB of memory and of storage. `spare`: its
+    GPUs may be taken back at any moment."""
 
     gpus: int = 0
     gpu_model: str = ""
     cpu_milli: int = 0
     memory_mb: int = 0
     storage_mb: int = 0
+    spare: bool = False
 
     @property
     def cores(self) -> float:
@@ -57,7 +59,8 @@ class PodState:
     `scheduled_at` is when its resources were reserved, `started_at` when its program first ran (after its image and
     data were fetched), `finished_at` when its last container had ended; `phase` is Kubernetes'. `consumer` is the
     caller's key for what the pod belongs to ("run 17"). `labels` are names that survive deletion: pages group by
-    "cluster", "run", "role" and "index", and a pod with "serves" exists only for the other pods of its consumer.
+    "cluster", "run", "role" and "index", a pod with "serves" exists only for the other pods of its consumer, and one of
+    the "class" spare holds spare GPUs.
     `seen_at` is when the portal saw it; `record.record` sets it. Volumes and buckets are metered in the same way: they
     hold `storage_mb` from creation to deletion, and a change of size begins a new uid.
     """
@@ -81,7 +84,9 @@ class PodState:
 
     @property
     def resources(self) -> Resources:
-        return Resources(self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb, self.storage_mb)
+        return Resources(
+            self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb, self.storage_mb, is_spare(self.labels)
+        )
 
     @property
     def digest(self) -> str:
@@ -188,6 +193,11 @@ def segment_of(states: Iterable[PodState]) -> Segment | None:
         ended=ended,
         flags=tuple(flag for flag in FLAGS if flag in flags),
     )
+
+
+def is_spare(labels: Mapping[str, str | int]) -> bool:
+    """Whether a pod with these labels holds spare GPUs."""
+    return labels.get("class") == "spare"
 
 
 def floor(moment: dt.datetime) -> dt.datetime:

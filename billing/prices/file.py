@@ -14,12 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 
+from billing.money import wider
 from billing.prices.rates import DatedPrice, Owner, Prices
 from portal.errors import FieldError
 from portal.text.zones import utc_text
 
 HEAD = ("sku", "appcode", "business_line", "per_hour", "valid_from")
-SKU = re.compile(r"gpu(:[^\s:][^:\x00-\x1f]{0,58}[^\s:])?|cpu|memory|storage")
+SKU = re.compile(r"(?:spare-)?gpu(:[^\s:][^:\x00-\x1f]{0,58}[^\s:])?|cpu|memory|storage")
 MOST = Decimal(10) ** 8
 MAX_ROWS = 5000
 LATEST = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
@@ -107,13 +108,13 @@ def _row(line: int, cells: Sequence[str]) -> tuple[Row | None, list[FieldError]]
 
 
 def wrong_sku(sku: str) -> list[str]:
-    return [] if SKU.fullmatch(sku) else ["Use gpu, gpu:MODEL, cpu, memory or storage."]
+    return [] if SKU.fullmatch(sku) else ["Use gpu, gpu:MODEL, spare-gpu, spare-gpu:MODEL, cpu, memory or storage."]
 
 
 def wrong_price(sku: str, per_hour: Decimal | None, *, special: bool) -> str:
     """What is wrong with a price per hour, or ""."""
     if per_hour is None:
-        return "" if special or ":" in sku else "Only a special price can end; give 0 for what is free."
+        return "" if special or len(wider(sku)) > 1 else "Only a special price can end; give 0 for what is free."
     if not per_hour.is_finite() or not 0 <= per_hour < MOST or per_hour != round(per_hour, 6):
         return "Give an amount from 0 to 100 million with at most six decimals."
     return ""

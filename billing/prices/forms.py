@@ -57,8 +57,8 @@ class PriceForm(ScopeForm):
     """`actions.add_price` validates the limits again."""
 
     sku = what(
-        "<code>gpu</code> for any model, <code>gpu:MODEL</code> for one, <code>cpu</code> for a core, <code>memory</code> or"
-        " <code>storage</code> for a GiB."
+        "<code>gpu</code> for any model, <code>gpu:MODEL</code> for one, <code>spare-gpu</code> and <code>spare-gpu:MODEL</code>"
+        " where they may be taken back, <code>cpu</code> for a core, <code>memory</code> or <code>storage</code> for a GiB."
     )
     per_hour = forms.DecimalField(
         label="Price per hour",
@@ -77,7 +77,10 @@ class PriceForm(ScopeForm):
 
 
 class DiscountForm(ScopeForm):
-    sku = what("<code>*</code> for everything, <code>gpu</code> for GPUs of every model, or one of the prices.")
+    sku = what(
+        "<code>*</code> for everything, <code>gpu</code> for GPUs of every model, <code>spare-gpu</code> for those that may be"
+        " taken back, or one of the prices."
+    )
     percent = forms.DecimalField(label="Percent less", max_digits=5, decimal_places=2)
     valid_from = when("From (UTC)", "Empty: from now on.")
     valid_until = when("Until (UTC)", "Empty: until it is ended.")

@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
-from billing.money import family
+from billing.money import SPARE, family, model_of
 from billing.prices.rates import DatedDiscount, DatedPrice, Owner
 from portal.models import Appcode
 
@@ -51,8 +51,8 @@ class Scoped(models.Model):
 class Price(Scoped):
     """The price of one unit of a SKU for one hour, from `valid_from` until the next price of the same SKU and scope.
 
-    `sku` is "gpu" (any model), "gpu:<model>", "cpu" (one core), "memory" or "storage" (one GiB); money is in
-    settings.CURRENCY. `per_hour` null ends a special price: the more general one applies again. A trigger refuses to
+    `sku` is "gpu" (any model), "gpu:<model>", the same behind "spare-", "cpu" (one core), "memory" or "storage" (one GiB);
+    money is in settings.CURRENCY. `per_hour` null ends a special price: the more general one applies again. A trigger refuses to
     change or delete a price that has taken effect, because it was charged. `rates.Prices` defines which price applies.
     """
 
@@ -72,7 +72,8 @@ class Price(Scoped):
                 condition=Q(per_hour__isnull=False)
                 | Q(appcode__isnull=False)
                 | ~Q(business_line="")
-                | Q(sku__startswith="gpu:"),
+                | Q(sku__startswith="gpu:")
+                | Q(sku__startswith="spare-gpu"),
                 name="price_ends_special_only",
             ),
         ]
@@ -83,8 +84,10 @@ class Price(Scoped):
     @property
     def explained(self) -> str:
         """What one unit of it is, in words."""
-        model = self.sku.partition(":")[2]
+        model = model_of(self.sku)
         gpu = f"one {model} GPU" if model else "one GPU of any model"
+        if self.sku.startswith(SPARE):
+            gpu += ", spare"
         units = {"gpu": gpu, "cpu": "one core", "memory": "one GiB", "storage": "one GiB"}
         return units.get(family(self.sku), "")
 
@@ -94,8 +97,9 @@ class Price(Scoped):
 
 
 class Discount(Scoped):
-    """`percent` off `sku` ("*" everything, "gpu" GPUs of every model, or one SKU) from `valid_from` until
-    `valid_until`. The largest of several applies. A discount that has begun may only be ended (a trigger)."""
+    """`percent` off `sku` ("*" everything, "gpu" GPUs of every model, "spare-gpu" the spare ones among them, or one SKU)
+    from `valid_from` until `valid_until`. The largest of several applies. A discount that has begun may only be ended (a
+    trigger)."""
 
     sku = models.CharField(max_length=70)
     percent = models.DecimalField(max_digits=5, decimal_places=2)

@@ -30,6 +30,8 @@ from portal.web.downloads import download
 # Appcodes listed in a preview; its sums cover all of them.
 MAX_EFFECT = 12
 MAX_ROWS = 500
+# Suggested besides those of the models in use.
+SKUS = ("gpu", "spare-gpu", "cpu", "memory", "storage")
 MAX_SHOWN_ERRORS = 50
 
 
@@ -82,7 +84,7 @@ def _book(request: HttpRequest) -> dict[str, Any]:
     return {
         "rows": shown, "now": now, "holding": set(holding.values()), "next_change": dated.next_change(now),
         "past": past, "history": history, "search": typed, "complete": len(rows) <= MAX_ROWS, "max_effect": MAX_EFFECT,
-        "skus": sorted({"gpu", "cpu", "memory", "storage", *(row.sku for row in rows), *metered_skus()}),
+        "skus": sorted({*SKUS, *(row.sku for row in rows), *metered_skus()}),
     }  # fmt: skip
 
 
@@ -163,7 +165,7 @@ def discounts(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
     context = {
         "form": form, "rows": [(row, state_of(row.valid_from, row.valid_until, now)) for row in rows],
-        "next_cursor": following, "skus": sorted({"*", "gpu", "cpu", "memory", "storage"} | metered_skus()),
+        "next_cursor": following, "skus": sorted({"*", *SKUS} | metered_skus()),
     }  # fmt: skip
     return render(request, "billing/discounts.html", context, status=422 if form.errors else 200)
 

@@ -16,16 +16,16 @@ from fractions import Fraction
 from functools import cached_property
 
 from billing.metering.segments import Resources, Segment, floor, whole_seconds
-from billing.money import SIZE, UNIT, WIDE, WORTH, decimal, family
+from billing.money import SIZE, SPARE, UNIT, WIDE, WORTH, decimal, family, model_of, wider
 
 BEGINNING = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True, order=True)
 class DatedPrice:
-    """From `valid_from` on, an hour of one `sku` ("gpu", "gpu:<model>", "cpu", "memory" or "storage") costs `per_hour`.
-    It applies to one appcode, to one business line or, if neither is given, to everybody. `per_hour` None ends a
-    special price: the more general one applies again."""
+    """From `valid_from` on, an hour of one `sku` ("gpu", "gpu:<model>", both also behind "spare-", "cpu", "memory" or
+    "storage") costs `per_hour`. It applies to one appcode, to one business line or, if neither is given, to everybody.
+    `per_hour` None ends a special price: the more general one applies again."""
 
     sku: str
     valid_from: dt.datetime
@@ -42,7 +42,7 @@ class DatedPrice:
 @dataclass(frozen=True)
 class DatedDiscount:
     """`percent` off in [valid_from, valid_until) for one appcode, one business line or everybody. `pattern` is a SKU,
-    "gpu" for GPUs of every model, or "*" for everything."""
+    "gpu" for GPUs of every model, spare ones too, "spare-gpu" for these alone, or "*" for everything."""
 
     pattern: str
     percent: Decimal
@@ -55,7 +55,7 @@ class DatedDiscount:
     def applies(self, sku: str, appcode_id: int | None, line: str, moment: dt.datetime) -> bool:
         in_time = self.valid_from <= moment and (self.valid_until is None or moment < self.valid_until)
         meant = self.appcode_id in (None, appcode_id) and self.business_line in ("", line)
-        return in_time and meant and self.pattern in ("*", sku, family(sku))
+        return in_time and meant and self.pattern in ("*", *wider(sku))
 
 
 @dataclass(frozen=True, order=True)
@@ -96,8 +96,9 @@ ANYBODY: Payer = (None, ((BEGINNING, ""),))
 @dataclass(frozen=True)
 class Prices:
     """A price book. The nearest price applies: the appcode's, then its business line's, then everybody's; within each,
-    the GPU model's before that of any GPU. Without a price usage is free. The largest of several discounts applies;
-    they do not add up. `owners` need only include appcodes that ever belonged to a business line with special terms."""
+    the GPU model's before that of any GPU. Without a price usage is free. A spare GPU costs its own price or that of the
+    same GPU, whichever is lower. The largest of several discounts applies; they do not add up. `owners` need only include
+    appcodes that ever belonged to a business line with special terms."""
 
     dated: tuple[DatedPrice, ...]
     discounts: tuple[DatedDiscount, ...] = ()
@@ -108,7 +109,7 @@ class Prices:
     def gpu_models(self) -> frozenset[str]:
         """Models with a price or discount of their own."""
         skus = [price.sku for price in self.dated] + [discount.pattern for discount in self.discounts]
-        return frozenset(sku.removeprefix("gpu:") for sku in skus if sku.startswith("gpu:"))
+        return frozenset(model for sku in skus if (model := model_of(sku)))
 
     @cached_property
     def _terms(self) -> tuple[DatedPrice | DatedDiscount, ...]:
@@ -157,7 +158,7 @@ class Prices:
         own, lines = payer
         names = dict(lines)
         mine = {(own, "")} | {(None, line) for line in names.values()} | {(None, "")}
-        asked = (sku, family(sku))
+        asked = wider(sku)
         prices = [price for scope in mine for each in asked for price in self._book.get((*scope, each), ())]
         discounts = [
             each for each in self.discounts
@@ -189,9 +190,17 @@ class Prices:
         return book
 
     def _price(self, own: int | None, line: str, sku: str, moment: dt.datetime) -> DatedPrice | None:
+        found = self._nearest(own, line, sku, moment)
+        if sku.startswith(SPARE):
+            usual = self._nearest(own, line, sku.removeprefix(SPARE), moment)
+            if found is None or usual is None or (usual.per_hour or 0) < (found.per_hour or 0):
+                return usual
+        return found
+
+    def _nearest(self, own: int | None, line: str, sku: str, moment: dt.datetime) -> DatedPrice | None:
         nearest = [(own, "")] if own is not None else []
         for scope in dict.fromkeys([*nearest, (None, line), (None, "")]):
-            for each in dict.fromkeys([sku, family(sku)]):
+            for each in dict.fromkeys([sku, sku.partition(":")[0]]):
                 versions = self._book.get((*scope, each), ())
                 version = next((price for price in versions if floor(price.valid_from) <= moment), None)
                 if version and version.per_hour is not None:
@@ -219,8 +228,9 @@ class Prices:
 
 def quantities(resources: Resources) -> dict[str, int]:
     """Units metered per second, by SKU: GPUs, thousandths of a core, MiB. Zero amounts are left out."""
+    gpu = f"gpu:{resources.gpu_model}" if resources.gpu_model else "gpu"
     units = {
-        f"gpu:{resources.gpu_model}" if resources.gpu_model else "gpu": resources.gpus,
+        f"{SPARE}{gpu}" if resources.spare else gpu: resources.gpus,
         "cpu": resources.cpu_milli,
         "memory": resources.memory_mb,
         "storage": resources.storage_mb,

@@ -16,10 +16,18 @@ from django.db import connection
 from psycopg2 import sql
 
 from billing.metering.segments import floor
-from billing.money import SECONDS_PER_HOUR, WORTH, money
+from billing.money import SECONDS_PER_HOUR, SPARE, WORTH, family, money
 from billing.prices.rates import ANYBODY, BEGINNING, Prices
 
 Group = Literal["appcode", "consumer", "cluster", "run", "role"]
+# Of a segment `s`: the place of its GPU among the SKUs of TERMS, and its SKU. `segments.is_spare` is the reference.
+MODEL_KEY = sql.SQL("""coalesce(array_position(%(models)s::text[], s.gpu_model), 0)
+            + CASE WHEN s.labels->>'class' = 'spare' THEN %(spare)s ELSE 0 END""")
+GPU_SKU = sql.SQL("""CASE WHEN s.labels->>'class' = 'spare' THEN 'spare-gpu' ELSE 'gpu' END
+            || CASE s.gpu_model WHEN '' THEN '' ELSE ':' || s.gpu_model END""")
+# Of a ledger line: whether it is of GPUs, and their model.
+OF_GPUS = sql.SQL("(starts_with(sku, 'gpu') OR starts_with(sku, 'spare-gpu'))")
+MODEL_OF_SKU = sql.SQL("regexp_replace(sku, '^(spare-)?gpu:?', '')")
 # Columns to group and filter by. Values are text, None if a segment lacks the label.
 COLUMNS: dict[Group, sql.SQL] = {
     "appcode": sql.SQL("s.appcode_id::text"),
@@ -36,7 +44,7 @@ WITH window_(since, until) AS (SELECT * FROM unnest(%(since)s::timestamptz[], %(
 {terms},
 part AS (
     SELECT {groups}, w.since AS window_since, s.gpus, s.cpu_milli, s.memory_mb, s.storage_mb,
-        coalesce(array_position(%(models)s::text[], s.gpu_model), 0) AS model_key, coalesce(p.payer, 0) * %(keys)s AS payer_key,
+        {model_key} AS model_key, coalesce(p.payer, 0) * %(keys)s AS payer_key,
         greatest(s.started, w.since) AS since, least(coalesce(s.ended, w.until), w.until, %(now)s) AS until,
         s.ended IS NULL AND w.until >= %(now)s AS live
     FROM billing_usagesegment s
@@ -111,6 +119,7 @@ def usage(
     where, narrowed = narrowing(appcodes=appcodes, consumers=consumers, cluster=cluster, run=run)
     statement = STATEMENT.format(
         terms=TERMS,
+        model_key=MODEL_KEY,
         groups=sql.SQL(", ").join(sql.SQL("{} AS {}").format(COLUMNS[group], sql.Identifier(group)) for group in by),
         names=sql.SQL(", ").join(map(sql.Identifier, by)),
         where=where,
@@ -145,15 +154,17 @@ def narrowing(
 
 # The rates of a price book as rows, with the parameters of `terms_of`: `rate` is UNITs per unit-second, model "" stands
 # for every model without terms of its own, and payer 0 is every payer not in the table `payer`. All time is covered
-# without gaps. `key` is payer × keys + the model's place in `models` (from 1; 0 for any other), or for cpu, memory and
-# storage the last three.
-TERMS = sql.SQL("""terms(key, payer, resource, model, price_id, per_hour, discount, rate, since, until) AS MATERIALIZED (
-    SELECT * FROM unnest(%(key)s::int[], %(payer)s::int[], %(resource)s::text[], %(model)s::text[], %(price_id)s::bigint[],
-        %(per_hour)s::numeric[], %(discount)s::numeric[], %(rate)s::numeric[], %(terms_since)s::timestamptz[],
-        %(terms_until)s::timestamptz[])),
+# without gaps. `key` is payer × keys + the model's place in `models` (from 1; 0 for any other), for spare GPUs + `spare`, or
+# for cpu, memory and storage the last three.
+TERMS = sql.SQL("""terms(
+    key, payer, resource, model, is_spare, price_id, per_hour, discount, rate, since, until
+) AS MATERIALIZED (
+    SELECT * FROM unnest(%(key)s::int[], %(payer)s::int[], %(resource)s::text[], %(model)s::text[], %(is_spare)s::boolean[],
+        %(price_id)s::bigint[], %(per_hour)s::numeric[], %(discount)s::numeric[], %(rate)s::numeric[],
+        %(terms_since)s::timestamptz[], %(terms_until)s::timestamptz[])),
 payer(appcode_id, payer) AS MATERIALIZED (SELECT * FROM unnest(%(code)s::bigint[], %(code_payer)s::int[]))""")
 COLUMNS_OF_TERMS = (
-    "key", "payer", "resource", "model", "price_id", "per_hour", "discount", "rate", "terms_since", "terms_until",
+    "key", "payer", "resource", "model", "is_spare", "price_id", "per_hour", "discount", "rate", "terms_since", "terms_until",
 )  # fmt: skip
 # Which business line owned an appcode when, from the ownership rows in `noted`: a table or subquery, optionally with a
 # WHERE. The first owner applies from the beginning, the last one for ever.
@@ -169,24 +180,26 @@ OWNERS_OF_DUE = OWNERS.format(noted=sql.SQL("billing_ownership WHERE appcode_id 
 def terms_of(prices: Prices) -> dict[str, Any]:
     """The parameters of TERMS. Payers with the same terms share their rows."""
     models = sorted(prices.gpu_models)
-    skus = [("gpu", "", "gpu"), *(("gpu", model, f"gpu:{model}") for model in models)]
-    skus += [(sku, "", sku) for sku in ("cpu", "memory", "storage")]
+    skus = [("", "gpu"), *((model, f"gpu:{model}") for model in models)]
+    skus += [(model, SPARE + sku) for model, sku in skus]
+    skus += [("", sku) for sku in ("cpu", "memory", "storage")]
     payers = {payer: number for number, payer in enumerate(dict.fromkeys([ANYBODY, *prices.payers.values()]))}
     rows = [
         (
-            number * len(skus) + place, number, resource, model, rate.price and rate.price.id, rate.list_price,
-            rate.discount, rate.per_hour * WORTH[resource],
+            number * len(skus) + place, number, family(sku), model, sku.startswith(SPARE), rate.price and rate.price.id,
+            rate.list_price, rate.discount, rate.per_hour * WORTH[family(sku)],
             "-infinity" if rate.since == BEGINNING else rate.since.isoformat(),
             rate.until.isoformat() if rate.until else "infinity",
         )
         for payer, number in payers.items()
-        for place, (resource, model, sku) in enumerate(skus)
+        for place, (model, sku) in enumerate(skus)
         for rate in prices.rates_of(payer, sku)
     ]  # fmt: skip
     columns = (list(column) for column in zip(*rows, strict=True))
     return {
         "models": models,
         "keys": len(skus),
+        "spare": len(models) + 1,
         **dict(zip(COLUMNS_OF_TERMS, columns, strict=True)),
         "code": list(prices.payers),
         "code_payer": [payers[payer] for payer in prices.payers.values()],

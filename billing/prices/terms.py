@@ -34,9 +34,11 @@ def add_discount(
     start, end = now if valid_from is None else floor(valid_from), valid_until and floor(valid_until)
     errors = wrong_scope(scope)
     if sku != "*":
-        errors += [FieldError(("sku",), "Use * for everything, or gpu, gpu:MODEL, cpu, memory, storage.")] * len(
-            file.wrong_sku(sku)
-        )
+        errors += [
+            FieldError(
+                ("sku",), "Use * for everything, or gpu, gpu:MODEL, spare-gpu, spare-gpu:MODEL, cpu, memory, storage."
+            )
+        ] * len(file.wrong_sku(sku))
     if not percent.is_finite() or not 0 < percent <= 100 or percent != round(percent, 2):
         errors.append(FieldError(("percent",), "Give a number over 0, up to 100, with at most two decimals."))
     if start < now:

@@ -17,13 +17,13 @@ from psycopg2 import sql
 from billing.metering.segments import floor
 from billing.money import ORDER, SIZE, UNITS, family, hours, money
 from billing.prices.book import price_book
-from billing.prices.split import OWNERS, TERMS, narrowing, terms_of
+from billing.prices.split import GPU_SKU, MODEL_KEY, OWNERS, TERMS, narrowing, terms_of
 
 STATEMENT = sql.SQL("""
 WITH {terms},
 part AS (
-    SELECT s.gpus, s.cpu_milli, s.memory_mb, s.storage_mb, s.gpu_model,
-        coalesce(array_position(%(models)s::text[], s.gpu_model), 0) AS model_key, coalesce(p.payer, 0) * %(keys)s AS payer_key,
+    SELECT s.gpus, s.cpu_milli, s.memory_mb, s.storage_mb, {gpu_sku} AS gpu_sku,
+        {model_key} AS model_key, coalesce(p.payer, 0) * %(keys)s AS payer_key,
         greatest(s.started, %(since)s, o.since) AS since,
         least(coalesce(s.ended, %(until)s), %(until)s, %(now)s, o.until) AS until,
         s.ended IS NULL AND %(until)s >= %(now)s AND o.until > %(now)s AS live
@@ -37,7 +37,7 @@ SELECT r.sku, t.price_id IS NOT NULL, t.per_hour, t.discount,
     coalesce(sum(units) FILTER (WHERE live AND t.since <= %(now)s AND t.until > %(now)s), 0)
 FROM part
 CROSS JOIN LATERAL (VALUES
-    (payer_key + model_key, CASE gpu_model WHEN '' THEN 'gpu' ELSE 'gpu:' || gpu_model END, gpus),
+    (payer_key + model_key, gpu_sku, gpus),
     (payer_key + %(keys)s - 3, 'cpu', cpu_milli),
     (payer_key + %(keys)s - 2, 'memory', memory_mb),
     (payer_key + %(keys)s - 1, 'storage', storage_mb)
@@ -104,7 +104,9 @@ def parts(
     """The parts, GPUs first. Filters are combined with AND; `line` selects what appcodes used while they belonged to
     that business line (its path). One query besides the price book's."""
     where, narrowed = narrowing(appcodes=appcodes, consumers=consumers, cluster=cluster, run=run)
-    statement = STATEMENT.format(terms=TERMS, owned=ALWAYS if line is None else OF_LINE, where=where)
+    statement = STATEMENT.format(
+        terms=TERMS, model_key=MODEL_KEY, gpu_sku=GPU_SKU, owned=ALWAYS if line is None else OF_LINE, where=where
+    )
     since, until = window
     parameters = {
         "now": floor(now), "since": floor(since), "until": floor(until), "line": line, **narrowed, **terms_of(price_book()),

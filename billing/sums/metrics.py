@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from psycopg2 import sql
 
 from billing.metering.segments import floor
-from billing.prices.split import OWNERS_OF_DUE
+from billing.prices.split import MODEL_OF_SKU, OF_GPUS, OWNERS_OF_DUE
 from portal.monitoring.metrics import gauge
 
 # Appcodes beyond this number, in order of creation, share one series per business line and model.
@@ -41,11 +41,11 @@ used AS (
         due.gpus * greatest(0, extract(epoch FROM least(due.ended, o.until) - greatest(due.started, o.since)))::bigint
     FROM due LEFT JOIN owner_ o ON o.appcode_id = due.appcode_id
     UNION ALL
-    SELECT line.appcode_id, line.business_line, substr(line.sku, 5), -line.quantity
+    SELECT line.appcode_id, line.business_line, {model}, -line.quantity
     FROM due CROSS JOIN LATERAL (
         SELECT * FROM billing_ledgerentry WHERE segment_id = due.id AND kind <> 'credit' OFFSET 0
     ) line
-    WHERE due.posted AND starts_with(line.sku, 'gpu')
+    WHERE due.posted AND {of_gpus}
 ),
 named AS (
     SELECT id, CASE WHEN row_number() OVER (ORDER BY id) <= %(most)s THEN code ELSE %(others)s END AS code FROM portal_appcode
@@ -64,7 +64,7 @@ kept AS (
     ON CONFLICT (code, business_line, gpu_model) DO UPDATE SET seconds = excluded.seconds WHERE told.seconds < excluded.seconds
 )
 SELECT code, business_line, gpu_model, greatest(seconds, before) FROM counted
-""").format(owners=OWNERS_OF_DUE)
+""").format(owners=OWNERS_OF_DUE, model=MODEL_OF_SKU, of_gpus=OF_GPUS)
 STATE = """
 SELECT
     (SELECT posted_at FROM billing_ledgerentry WHERE kind <> 'credit' ORDER BY id DESC LIMIT 1),

@@ -68,3 +68,19 @@ class GpuCounter(models.Model):
 
     def __str__(self) -> str:
         return f"{self.code} {self.gpu_model}"
+
+
+class DecayedUse(models.Model):
+    """GPU-seconds of the ledger's lines up to `entry`, as far as they count `at` then (`billing.sums.decayed_use`). Not rounded,
+    so that errors do not add up."""
+
+    appcode = models.OneToOneField(Appcode, on_delete=models.CASCADE, primary_key=True, related_name="+")
+    gpu_seconds = models.FloatField()
+    at = models.DateTimeField()
+    entry = models.BigIntegerField()
+
+    class Meta:
+        verbose_name_plural = "decayed use"
+
+    def __str__(self) -> str:
+        return f"{self.appcode_id} {self.gpu_seconds:.0f} at {self.at:%F %T}"

@@ -22,7 +22,7 @@ from billing.metering.segments import floor
 from billing.money import Used
 from billing.periods import Range, midnight
 from billing.prices.book import price_book
-from billing.prices.split import OWNERS_OF_DUE, TERMS, terms_of
+from billing.prices.split import MODEL_OF_SKU, OF_GPUS, OWNERS_OF_DUE, TERMS, terms_of
 
 DAILY, MONTHLY, SPENDING = "billing_dailyusage", "billing_monthlyusage", "billing_monthlyspending"
 
@@ -52,7 +52,8 @@ STATEMENT = sql.SQL("""
 WITH {terms},
 piece(since, until) AS (SELECT * FROM unnest(%(pieces_since)s::timestamptz[], %(pieces_until)s::timestamptz[])),
 due AS MATERIALIZED (
-    SELECT s.id, s.appcode_id, s.labels, s.gpu_model, s.gpus, s.cpu_milli, s.memory_mb, s.storage_mb, s.started,
+    SELECT s.id, s.appcode_id, s.labels, coalesce(s.labels->>'class' = 'spare', false) AS is_spare, s.gpu_model, s.gpus,
+        s.cpu_milli, s.memory_mb, s.storage_mb, s.started,
         least(s.ended, %(now)s) AS ended, d.posted, coalesce(p.payer, 0) AS payer
     FROM billing_due d JOIN billing_usagesegment s ON s.id = d.segment_id
     LEFT JOIN payer p ON p.appcode_id = s.appcode_id
@@ -80,12 +81,13 @@ fresh AS (
     ) s
     WHERE units > 0 AND t.payer = part.payer AND t.since < part.part_until AND t.until > part.part_since
         AND part.part_since < part.part_until
-        AND (resource <> 'gpu' OR t.model = CASE WHEN part.gpu_model = ANY(%(models)s) THEN part.gpu_model ELSE '' END)
+        AND (resource <> 'gpu' OR t.is_spare = part.is_spare
+            AND t.model = CASE WHEN part.gpu_model = ANY(%(models)s) THEN part.gpu_model ELSE '' END)
 ),
 standing AS (
     SELECT (piece.since AT TIME ZONE 'UTC')::date AS day, line.appcode_id, line.business_line, line.labels,
-        CASE WHEN starts_with(sku, 'gpu') THEN substr(sku, 5) ELSE '' END AS gpu_model,
-        CASE WHEN starts_with(sku, 'gpu') THEN -quantity / whole * seconds ELSE 0 END AS gpu_seconds,
+        CASE WHEN {of_gpus} THEN {model} ELSE '' END AS gpu_model,
+        CASE WHEN {of_gpus} THEN -quantity / whole * seconds ELSE 0 END AS gpu_seconds,
         -charge / whole * seconds AS charge
     FROM due CROSS JOIN LATERAL (
         SELECT * FROM billing_ledgerentry WHERE segment_id = due.id AND kind <> 'credit' OFFSET 0
@@ -161,6 +163,8 @@ def read(
     first = sql.SQL("(place, {})").format(names[0])
     statement = STATEMENT.format(
         terms=TERMS,
+        of_gpus=OF_GPUS,
+        model=MODEL_OF_SKU,
         owners=OWNERS_OF_DUE,
         of_segments=of_segments,
         rollups=sql.SQL(" UNION ALL ").join(rollups),

@@ -1,8 +1,10 @@
-"""Decides which runs start now, wait, or can never start. Pure: equal snapshots give equal decisions.
+"""Decides which runs start now, wait, or can never start, and which give their GPUs back for them. Pure: equal snapshots give
+equal decisions.
 
-The quota of the appcode comes first. Then runs start in order, each with all of its tasks or none. The first runs that wait
-for nodes of a kind keep as many as they need; later runs only start on other nodes, so small runs do not hold up a large one for
-ever, and a large one does not leave a whole cloud idle. The exception is a run that its cloud is already placing, task by task:
+Runs start in order (`order.py`), each with all of its tasks or none. The first runs that wait for nodes of a kind keep as many as
+they need; later runs only start on other nodes, or on these if their time limit ends before the nodes are free for the first one.
+So small runs do not hold up a large one for ever, and a large one does not leave a whole cloud idle. A run that fits nowhere
+takes GPUs back from runs of a lower level (`taking.py`). The exception is a run that its cloud is already placing, task by task:
 it takes what fits and keeps nothing more.
 """
 
@@ -10,36 +12,45 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
+from math import inf
 
 from clusters.admission.codes import Code
+from clusters.admission.order import Level, PriorityClass, Share, in_order
 from clusters.admission.packing import (
     Field,
     Layout,
     Shape,
+    Sizes,
     Tasks,
     assign,
     fill,
+    freed,
     group,
     joined,
     search,
     split,
     why_never,
 )
+from clusters.admission.taking import Holding, cheapest
 
 Values = Mapping[str, int | str]
 # Waiting runs that keep nodes, for each kind of nodes; more would leave too many idle.
 MOST_KEEPING = 3
 # What a task needs, in the order in which a shortage is named.
 RESOURCES = ("gpus", "cpu_milli", "memory_mb")
+# Part of a cloud's GPUs that one decision takes back at most, beside what its first run needs.
+MOST_TAKEN = 10
+NO_SIZES = Sizes()
 
 
 @dataclass(frozen=True)
 class Node:
     """`free` leaves out what running pods hold, those of others too. `drained`: what is free once all runs have ended; None for
-    `whole`. `ready`: takes tasks now. `promised`: runs have places there that they have not taken yet."""
+    `whole`. `ready`: takes tasks now. `promised`: runs have places there that they have not taken yet. `ending`: what runs hold
+    that are being ended. `ends`: when the last run there ends by its time limit, in seconds since 1970; None if one has none."""
 
     name: str
     whole: Shape
@@ -47,24 +58,21 @@ class Node:
     ready: bool = True
     drained: Shape | None = None
     promised: bool = False
-
-
-@dataclass(frozen=True)
-class Share:
-    """GPUs of an appcode: its quota and what its living runs hold."""
-
-    quota: int
-    held: int = 0
+    ending: Sizes = NO_SIZES
+    ends: int | None = None
 
 
 @dataclass(frozen=True)
 class Ask:
-    """`tasks`: those that have no node yet. `admitted`: its cloud is already placing them, and `Share.held` counts it."""
+    """`tasks`: those that have no node yet. `admitted`: its cloud is already placing them. `ends`: when it would end by its time
+    limit if it started now, in seconds since 1970."""
 
     run: str
     appcode: str
     tasks: tuple[Tasks, ...]
     admitted: bool = False
+    priority_class: PriorityClass = "normal"
+    ends: int | None = None
 
     @property
     def gpus(self) -> int:
@@ -73,22 +81,26 @@ class Ask:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`asks` are in order: the first is the head of the queue. An appcode without a share has no quota."""
+    """`asks`: oldest first. `shares` by appcode; without any, nobody has a quota. `holdings`: runs with places that may have to
+    give them back; without those of an appcode none of its runs are taken."""
 
     nodes: tuple[Node, ...]
     asks: tuple[Ask, ...]
     shares: Mapping[str, Share] = field(default_factory=dict)
+    holdings: tuple[Holding, ...] = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
     """`rank`: place among the waiting runs from 1; 0 for a run that starts now or never, or that is being placed. `nodes`: where
-    its tasks go, with Fits (as in `packing.assign`) and Placing. `values`: see `words.sentence`."""
+    its tasks go, with Fits (as in `packing.assign`) and Placing. `takes`: runs that are to be taken back for it. `values`: see
+    `words.sentence`."""
 
     code: Code
     values: Values
     rank: int = 0
     nodes: Layout | None = None
+    takes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,8 +113,9 @@ class Outlook:
 
 
 def decide(snapshot: Snapshot) -> dict[str, Verdict]:
+    """Verdicts in the order in which the runs start."""
     decision = _Decision(snapshot)
-    return {ask.run: decision.add(ask) for ask in snapshot.asks}
+    return {ask.run: decision.add(ask, level) for ask, level in _in_order(snapshot)}
 
 
 def room(snapshot: Snapshot) -> Field:
@@ -117,11 +130,15 @@ def outlook(snapshot: Snapshot) -> Outlook:
 
 
 def advise(snapshot: Snapshot, ask: Ask) -> Verdict:
-    """Decides a later run. If it does not fit now, its values say with how many tasks of its largest role it would: `offer` of
-    `offer_role`; without them there is no such number."""
-    decision = _Decision.of_all(snapshot)
+    """Decides the youngest run. If it does not fit now, its values say with how many tasks of its largest role it would: `offer`
+    of `offer_role`; without them there is no such number."""
+    decision = _Decision(snapshot)
+    for each, level in _in_order(replace(snapshot, asks=(*snapshot.asks, ask))):
+        if each is ask:
+            break
+        decision.add(each, level)
     room = decision.pool.room()
-    verdict = decision.add(ask)
+    verdict = decision.add(ask, level)
     if verdict.code.fits == "now":
         return verdict
     largest = max(ask.tasks, key=lambda each: each.count, default=None)
@@ -137,53 +154,86 @@ def advise(snapshot: Snapshot, ask: Ask) -> Verdict:
     return replace(verdict, values={**verdict.values, "offer": count, "offer_role": largest.role}) if count else verdict
 
 
+def _in_order(snapshot: Snapshot) -> Iterable[tuple[Ask, Level]]:
+    """Runs that their cloud is placing are first."""
+    placing = [(ask, Level.QUOTA) for ask in snapshot.asks if ask.admitted]
+    waiting = [ask for ask in snapshot.asks if not ask.admitted] if placing else snapshot.asks
+    capacity = sum(node.whole.gpus for node in snapshot.nodes)
+    return chain(placing, in_order(waiting, snapshot.shares, capacity))
+
+
 class _Decision:
     """Decides runs in order."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.pool = _Pool(snapshot.nodes)
-        self._shares = snapshot.shares
-        self._held = {appcode: share.held for appcode, share in snapshot.shares.items()}
-        self._blocked: set[str] = set()  # Appcodes of which a run waits for quota.
+        self._holdings = {each.run: each for each in snapshot.holdings}
+        self._leave = sum(node.whole.gpus for node in snapshot.nodes) // MOST_TAKEN
+        self._has_taken = False
         self._rank = 0
 
     @classmethod
     def of_all(cls, snapshot: Snapshot) -> _Decision:
         decision = cls(snapshot)
-        for ask in snapshot.asks:
-            decision.add(ask)
+        for ask, level in _in_order(snapshot):
+            decision.add(ask, level)
         return decision
 
-    def add(self, ask: Ask) -> Verdict:
-        pool = self.pool
-        same = pool.waits.get(ask.tasks)
-        if same is not None and not ask.admitted and ask.appcode not in self._shares:
+    def add(self, ask: Ask, level: Level) -> Verdict:
+        pool, alike = self.pool, (ask.tasks, level, ask.ends, ask.appcode if ask.priority_class == "urgent" else "")
+        same = pool.waits.get(alike)
+        if same is not None and not ask.admitted:
             return self._waits(*same)
         gpus = ask.gpus
         values: dict[str, int | str] = {"gpus": gpus}
         if ask.admitted:
             return Verdict(Code.PLACING, values, nodes=pool.fill(ask.tasks))
-        share, held = self._shares.get(ask.appcode), self._held.get(ask.appcode, 0)
-        if share and gpus > share.quota:
-            return Verdict(Code.OVER_LIMIT, values | {"quota": share.quota})
         if (never := pool.never(ask.tasks)) is not None:
             return Verdict(never[0], {**values, **never[1]})
-        if share and gpus and (held + gpus > share.quota or ask.appcode in self._blocked):
-            self._blocked.add(ask.appcode)
-            return self._waits(Code.QUOTA, values | {"quota": share.quota, "held": held})
         counts = pool.counts(ask.tasks)
-        if (layout := pool.take(ask.tasks)) is not None:
-            self._held[ask.appcode] = held + gpus
-            return Verdict(Code.FITS, {**values, **counts}, nodes=layout)
+        layout = pool.take(ask.tasks, ask.ends)
+        if layout is None and ask.ends is not None:
+            layout = pool.take_hole(ask.tasks, ask.ends)
+        if layout is not None:
+            return Verdict(Code.FITS, {**values, **counts, **_right(level, gpus)}, nodes=layout)
         code, why = pool.why_waits(ask.tasks)
         told = {**values, **counts, **why}
+        if pool.await_ending(ask.run, ask.tasks):
+            return self._waits(Code.TAKING_BACK, told)
+        if victims := self._take_back(ask, level):
+            taken = sum(each.gpus for each in victims)
+            names = tuple(each.run for each in victims)
+            return self._waits(Code.TAKING_BACK, told | {"taken": taken, "runs": len(victims)}, names)
         if not pool.keep(ask.run, ask.tasks):
-            pool.waits[ask.tasks] = code, told
+            pool.waits[alike] = code, told
+        elif latest := pool.until[ask.run]:
+            told |= {"latest": latest}
         return self._waits(code, told)
 
-    def _waits(self, code: Code, values: Values) -> Verdict:
+    def _take_back(self, ask: Ask, level: Level) -> Sequence[Holding]:
+        """Chooses runs to be taken back, and keeps their nodes for `ask`."""
+        able = [each for each in self._holdings.values() if each.yields_to(ask, level)]
+        if not able:
+            return ()
+        found = cheapest(able, lambda victims: self.pool.would_fit(ask.tasks, victims))
+        taken = sum(each.gpus for each in found)
+        if self._has_taken and taken > self._leave:
+            return ()
+        self._leave, self._has_taken = self._leave - taken, self._has_taken or bool(found)
+        for each in found:
+            del self._holdings[each.run]
+        if found:
+            self.pool.end(found)
+            self.pool.await_ending(ask.run, ask.tasks)
+        return found
+
+    def _waits(self, code: Code, values: Values, takes: tuple[str, ...] = ()) -> Verdict:
         self._rank += 1
-        return Verdict(code, values, self._rank)
+        return Verdict(code, values, self._rank, takes=takes)
+
+
+def _right(level: Level, gpus: int) -> Values:
+    return {} if level == Level.QUOTA or not gpus else {"spare" if level == Level.SPARE else "borrowed": gpus}
 
 
 class _Pool:
@@ -204,7 +254,13 @@ class _Pool:
         self._failed: set[tuple[Tasks, ...]] = set()  # Free nodes only become fewer, so these stay without a place.
         self._counts: dict[frozenset[Tasks], Values] = {}
         self._why: dict[tuple[Tasks, ...], tuple[Code, Values]] = {}
-        self.waits: dict[tuple[Tasks, ...], tuple[Code, Values]] = {}  # Tasks that wait and keep nothing more.
+        # What waits and keeps nothing more.
+        self.waits: dict[Hashable, tuple[Code, Values]] = {}
+        self._ending = {node.name: node.ending for node in nodes if node.ready and node.ending != NO_SIZES}
+        self._ends = {node.name: node.ends for node in nodes}
+        # When a run that keeps nodes can start at the latest, by the time limits there, and None if nobody knows.
+        self.until: dict[str, int | None] = {}
+        self._failed_later: set[Hashable] = set()
 
     def room(self) -> tuple[Field, set[str]] | None:
         """What is left, and the nodes of which a part is promised; None while no node is known."""
@@ -224,7 +280,7 @@ class _Pool:
             self._change(found.left)
         return found.layout
 
-    def take(self, tasks: tuple[Tasks, ...]) -> Layout | None:
+    def take(self, tasks: tuple[Tasks, ...], ends: int | None) -> Layout | None:
         if not self._empty and not any(each.gpus for each in tasks):
             return {}  # Nodes are not known yet; runs without GPUs do not wait for them.
         if tasks in self._failed:
@@ -233,13 +289,61 @@ class _Pool:
         if found.layout is None:
             self._failed.add(tasks)
         else:
-            self._promised |= {name for _, name in found.layout}
+            mine = {name for _, name in found.layout}
+            self._promised |= mine
+            for name in mine:
+                known = self._ends[name]
+                self._ends[name] = None if known is None or ends is None else max(known, ends)
             self._change(found.left)
         return found.layout
 
+    def take_hole(self, tasks: tuple[Tasks, ...], ends: int) -> Layout | None:
+        """Takes what is free on nodes that are kept, and not needed before `ends`."""
+        if (tasks, ends) in self._failed_later:
+            return None
+        open_ = {name for name, run in self.keeper.items() if ends <= (self.until[run] or 0)}
+        _, holes = split(self.kept, open_)
+        found = assign(tasks, joined(self.free, holes), self._promised) if open_ else None
+        if found is None or found.layout is None:
+            self._failed_later.add((tasks, ends))
+            return None
+        self._promised |= {name for _, name in found.layout}
+        holes, left = split(found.left, {name for shape in self.free for name in self.free[shape]})
+        self.kept = joined(split(self.kept, open_)[0], holes)
+        self._change(left)
+        return found.layout
+
+    def await_ending(self, run: str, tasks: tuple[Tasks, ...]) -> bool:
+        """Keeps the nodes on which the tasks fit as soon as those runs have gone that are being ended."""
+        if not self._ending or tasks in self._failed_later:
+            return False
+        found = assign(tasks, freed(self.free, self._ending), self._promised)
+        if found.layout is None:
+            self._failed_later.add(tasks)
+            return False
+        mine = {name for _, name in found.layout}
+        self._keep(run, mine, None)
+        self._ending = {name: sizes for name, sizes in self._ending.items() if name not in mine}
+        return True
+
+    def would_fit(self, tasks: tuple[Tasks, ...], holdings: Iterable[Holding]) -> bool:
+        """Whether the tasks fit once these runs are gone, too."""
+        return assign(tasks, freed(self.free, self._with(holdings)), self._promised).layout is not None
+
+    def end(self, holdings: Iterable[Holding]) -> None:
+        self._ending = self._with(holdings)
+        self._failed_later.clear()
+
+    def _with(self, holdings: Iterable[Holding]) -> dict[str, Sizes]:
+        found = dict(self._ending)
+        for each in holdings:
+            for name, sizes in each.nodes.items():
+                found[name] = found.get(name, NO_SIZES) + sizes
+        return found
+
     def keep(self, run: str, tasks: tuple[Tasks, ...]) -> bool:
-        """Keeps nodes that hold all of the tasks once the runs there have ended, those with the most free resources first.
-        False if nothing is kept; then equal tasks will keep nothing either."""
+        """Keeps nodes that hold all of the tasks once the runs there have ended: those that are free first by the time limits
+        there, then those with the most free resources. False if nothing is kept; then equal tasks will keep nothing either."""
         kinds = frozenset(_one_gpu(each) for each in tasks if each.gpus)
         if self._keeping[kinds] == MOST_KEEPING:
             return False
@@ -249,6 +353,7 @@ class _Pool:
             for _, alike in groupby(shapes, key=_most_first)
             for name in sorted(name for shape in alike for name in self.free[shape])
         ]
+        names.sort(key=lambda name: inf if (ends := self._ends[name]) is None else ends)
         left = {name: self._drained[name] for name in names}
         mine: set[str] = set()
         for each in sorted(tasks, key=lambda each: (-each.gpus, -each.cpu_milli, -each.memory_mb)):
@@ -262,10 +367,16 @@ class _Pool:
             if short:
                 return False
         self._keeping[kinds] += 1
-        self.free, kept = split(self.free, mine)
-        self.kept = joined(self.kept, kept)
-        self.keeper |= dict.fromkeys(mine, run)
+        ends = [self._ends[name] for name in mine]
+        self._keep(run, mine, None if None in ends else max(each for each in ends if each is not None))
         return True
+
+    def _keep(self, run: str, names: Collection[str], until: int | None) -> None:
+        self.free, kept = split(self.free, names)
+        self.kept = joined(self.kept, kept)
+        self.keeper |= dict.fromkeys(names, run)
+        self.until[run] = until
+        self._failed_later.clear()
 
     def counts(self, tasks: tuple[Tasks, ...]) -> Values:
         """GPUs that suit the tasks: `total`, `free` (or kept for an earlier run), and `before`: those that `ahead` runs take."""

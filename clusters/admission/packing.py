@@ -14,6 +14,8 @@ from typing import Literal
 Never = Literal["NoSuchGpu", "OverNode", "OverPool"]
 # Steps of the exact search before it gives up.
 MOST_STEPS = 2000
+# Taint of a node that refuses tasks without GPUs.
+GPU_ONLY = frozenset({"gpu-tasks-only"})
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,23 @@ class Tasks:
     labels: frozenset[tuple[str, str]] = frozenset()
     tolerated: frozenset[str] = frozenset()
     spread: bool = False
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Resources of one node that somebody holds."""
+
+    gpus: int = 0
+    cpu_milli: int = 0
+    memory_mb: int = 0
+
+    def __add__(self, other: Sizes) -> Sizes:
+        return Sizes(self.gpus + other.gpus, self.cpu_milli + other.cpu_milli, self.memory_mb + other.memory_mb)
+
+
+def asking(role: str, count: int, gpus: int = 0, gpu_model: str = "", cpu_milli: int = 0, memory_mb: int = 0) -> Tasks:
+    """Returns equal tasks that may use the nodes which refuse tasks without GPUs, if they have some."""
+    return Tasks(role, count, gpus, gpu_model, cpu_milli, memory_mb, tolerated=GPU_ONLY if gpus else frozenset())
 
 
 @dataclass(frozen=True, order=True)
@@ -66,6 +85,14 @@ class Shape:
             gpus=self.gpus - count * tasks.gpus,
             cpu_milli=self.cpu_milli - count * tasks.cpu_milli,
             memory_mb=self.memory_mb - count * tasks.memory_mb,
+        )
+
+    def plus(self, more: Sizes) -> Shape:
+        return replace(
+            self,
+            gpus=self.gpus + more.gpus,
+            cpu_milli=self.cpu_milli + more.cpu_milli,
+            memory_mb=self.memory_mb + more.memory_mb,
         )
 
 
@@ -201,6 +228,16 @@ def _reserved(groups: Sequence[Tasks], found: Placement) -> Field:
                     gpus, cpu, memory = (max(0, size) for size in (rest.gpus, rest.cpu_milli, rest.memory_mb))
                     _move(left, shape, name, replace(rest, gpus=gpus, cpu_milli=cpu, memory_mb=memory))
     return left
+
+
+def freed(field: Field, more: Mapping[str, Sizes]) -> Field:
+    """The field once `more` is free on its nodes."""
+    rest, those = split(field, more)
+    found = {shape: list(names) for shape, names in rest.items()}
+    for shape, names in those.items():
+        for name in names:
+            found.setdefault(shape.plus(more[name]), []).append(name)
+    return {shape: tuple(sorted(names)) for shape, names in found.items()}
 
 
 def split(field: Field, names: Collection[str]) -> tuple[Field, Field]:

@@ -1,20 +1,39 @@
-"""The sentences for verdicts, for people: what happens, what is needed, what is free, and what to do. Pure."""
+"""The sentences for verdicts and for what became of runs, for people: what happens, what is needed, what is free, and what to do.
+Pure. They are made where somebody reads them, from a code and its values."""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Mapping
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Verdict
+from clusters.admission.decision import Values, Verdict
 
 SMALLER = "Choose a smaller flavor."
 SOON = "It starts as soon as enough are free."
 
 
 def sentence(verdict: Verdict, notes: str = "") -> str:
-    """`notes`: sentences on why nodes take no tasks. Raises KeyError for codes that `decide` does not give."""
-    values = _Values({**verdict.values, "notes": notes})
-    return f"{_WORDS[verdict.code](values)}{_offer(values)}"
+    """`notes`: sentences on why nodes take no tasks."""
+    return sentence_of(verdict.code, {**verdict.values, "notes": notes})
+
+
+def sentence_of(code: Code, values: Values) -> str:
+    """`values` are those of a verdict, and `notes`: sentences on nodes that take no tasks. `said`: the whole sentence, in the
+    words of somebody else."""
+    found = _Values(values)
+    if said := found.text("said"):
+        return said
+    closed = f" {found.text('notes')}" if found.text("notes") and code is not Code.NO_NODES else ""
+    return f"{_WORDS[code](found)}{_latest(found)}{_offer(found)}{closed}"
+
+
+def _latest(values: _Values) -> str:
+    """It holds unless somebody with more right comes."""
+    if not values["latest"]:
+        return ""
+    at = dt.datetime.fromtimestamp(values["latest"], dt.UTC)
+    return f" By the time limits of the runs there, that is at {at:%Y-%m-%d %H:%M} UTC at the latest."
 
 
 def _offer(values: _Values) -> str:
@@ -45,12 +64,20 @@ class _Values:
 
 
 def _fits(values: _Values) -> str:
-    return f"It needs {_gpus(values['gpus'])}, and {values.free}." if values["gpus"] else "It asks for no GPU."
+    if not values["gpus"]:
+        return "It asks for no GPU."
+    right = ""
+    if values["borrowed"]:
+        right = " It borrows them, beyond the quota: they may be taken back when others need theirs."
+    if values["spare"]:
+        right = " They are spare: they may be taken back as soon as others need them."
+    return f"It needs {_gpus(values['gpus'])}, and {values.free}.{right}"
 
 
 def _quota(values: _Values) -> str:
     left = max(0, values["quota"] - values["held"])
-    return f"It waits for quota: it needs {_gpus(values['gpus'])}, and {left} of {values['quota']} are free."
+    place = f" It is number {values['place']} in the queue." if values["place"] else ""
+    return f"It waits for quota: it needs {_gpus(values['gpus'])}, and {left} of {values['quota']} are free.{place}"
 
 
 def _over_limit(values: _Values) -> str:
@@ -63,12 +90,88 @@ def _behind(values: _Values) -> str:
     return "There is room for it, which is kept for runs that wait before it. It starts after them."
 
 
+def _taking_back(values: _Values) -> str:
+    if values["runs"]:
+        of = "a run" if values["runs"] == 1 else f"{values['runs']} runs"
+        return (
+            f"It needs {_gpus(values['gpus'])}. Those of {of} are taken back for it, which borrowed them or is of a lower class; "
+            "it starts as soon as they are free."
+        )
+    return (
+        f"It needs {_gpus(values['gpus'])}, which runs that are ending still hold. It starts as soon as they are free."
+    )
+
+
 def _placing(values: _Values) -> str:
-    return f"Its {_gpus(values['gpus'])} are being placed."
+    if not values["gpus"]:
+        return "Its tasks are being placed."
+    return f"Its {_gpus(values['gpus'])} {'is' if values['gpus'] == 1 else 'are'} being placed."
+
+
+def _placed(values: _Values) -> str:
+    names, more = values.text("names"), values["more"]
+    if not names:
+        return "It has its places; its tasks may go to any node."
+    return f"It has its places on {names}{f' and {more} more nodes' if more else ''}."
+
+
+def _whole(values: _Values) -> str:
+    took = f"{_span(values['seconds'])} after it got its places"
+    return f"All tasks that need each other have nodes, {took}. It is billed from then on."
+
+
+def _started(values: _Values) -> str:
+    return f"It runs, {_span(values['seconds'])} after it was admitted."
+
+
+def _given_back(values: _Values) -> str:
+    why = (
+        "some of its tasks lost their nodes and found no room there"
+        if values["whole"]
+        else "not all of its tasks got a node there"
+    )
+    blocked = f" {values.text('blocked')}" if values.text("blocked") else ""
+    return f"It gave its places back: {why}.{blocked} It waits again, in its old order."
+
+
+def _taken_back(values: _Values) -> str:
+    what = f"{_gpus(values['gpus'])} that it had" if values["gpus"] else "Its places"
+    were = "was" if values["gpus"] == 1 else "were"
+    return f"{what} {were} taken back for a run that comes before it. It waits again, in its old order."
+
+
+def _input(values: _Values) -> str:
+    ended = "ended" if values["always"] else "succeeded"
+    return f"It reads the output of run {values.text('cluster')}/{values['run']} and starts when that has {ended}."
+
+
+def _hook(values: _Values) -> str:
+    return f"It waits for its hook {values.text('hook')}."
+
+
+def _not_before(values: _Values) -> str:
+    return f"It starts at {values.text('at')[:16].replace('T', ' ')} UTC, as was asked for."
+
+
+def _fixed(words: str) -> Callable[[_Values], str]:
+    return lambda values: words
 
 
 def _short_of_gpus(values: _Values) -> str:
     return f"It needs {_gpus(values['needed'])}; {values.free}. {SOON}"
+
+
+def _window(values: _Values) -> str:
+    are = "are" if values["several"] else "is"
+    whom = " for its appcode" if values["mine"] else " for another appcode"
+    what = f"reserved{whom}" if values["reserved"] else "closed for maintenance"
+    if values["begun"]:
+        return f"{values.text('nodes')} {are} {what} until {values.text('until')}. It starts then, or when other nodes are free."
+    long = "its time limit is too long for that" if values["has_limit"] else "it has no time limit"
+    when = f"from {values.text('from')} to {values.text('until')}"
+    then = " It may start there then." if values["mine"] else ""
+    offer = f" With a time limit of {_time(values['offer_limit'])} it would start now." if values["offer_limit"] else ""
+    return f"{values.text('nodes')} {are} {what} {when}, and {long}.{then}{offer}"
 
 
 def _no_nodes(values: _Values) -> str:
@@ -133,6 +236,15 @@ def _over_pool(values: _Values) -> str:
     )
 
 
+def _span(seconds: int) -> str:
+    """ "20 s", "3 min 20 s", "2 h 5 min"."""
+    if seconds < 60:
+        return f"{seconds} s"
+    large, unit, small, less = (60, "min", 1, "s") if seconds < 3600 else (3600, "h", 60, "min")
+    rest = seconds % large // small
+    return f"{seconds // large} {unit}" + (f" {rest} {less}" if rest else "")
+
+
 def _one(values: _Values) -> str:
     return f"one {values.text('role')}"
 
@@ -144,6 +256,12 @@ def _what(values: _Values) -> str:
 
 def _amount(values: _Values, name: str) -> str:
     return _AMOUNTS[values.text("resource")](values[name])
+
+
+def _time(seconds: int) -> str:
+    days, hours, minutes = seconds // 86400, seconds % 86400 // 3600, seconds % 3600 // 60
+    parts = ((days, "d"), (hours, "h"), (minutes, "min"))
+    return " ".join(f"{count} {unit}" for count, unit in parts if count)
 
 
 def _gpus(count: int) -> str:
@@ -159,15 +277,32 @@ _AMOUNTS: Mapping[str, Callable[[int], str]] = {
 
 _WORDS: Mapping[Code, Callable[[_Values], str]] = {
     Code.FITS: _fits,
+    Code.PLACED: _placed,
+    Code.WHOLE: _whole,
+    Code.STARTED: _started,
+    Code.GIVEN_BACK: _given_back,
+    Code.TAKEN_BACK: _taken_back,
     Code.QUOTA: _quota,
     Code.BEHIND: _behind,
+    Code.TAKING_BACK: _taking_back,
     Code.PLACING: _placing,
     Code.GPUS: _short_of_gpus,
     Code.RESOURCES: _resources,
     Code.FRAGMENTED: _fragmented,
+    Code.WINDOW: _window,
     Code.NO_NODES: _no_nodes,
     Code.OVER_LIMIT: _over_limit,
     Code.NO_SUCH_GPU: _no_such_gpu,
     Code.OVER_NODE: _over_node,
     Code.OVER_POOL: _over_pool,
+    Code.TURN: _fixed("It waits for its turn."),
+    Code.INPUT: _input,
+    Code.HOOK: _hook,
+    Code.NOT_BEFORE: _not_before,
+    # Those that quote others' words mostly have them.
+    Code.BUDGET: _fixed("A budget of its appcode is used up."),
+    Code.DISABLED: _fixed("Its appcode cannot be used now."),
+    Code.EXPIRED: _fixed("Its appcode has expired."),
+    Code.UNREACHABLE: _fixed("Its cloud cannot do it now and is asked again."),
+    Code.CLOUD: _fixed("Its cloud holds it back."),
 }

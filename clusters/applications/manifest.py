@@ -23,6 +23,7 @@ from clusters.manifest.cluster import (
     ClusterMetadata,
     EndpointSpec,
     IdleSpec,
+    PriorityClass,
     usual_idle,
 )
 from clusters.manifest.input import InputSpec
@@ -49,6 +50,7 @@ SAME = (
     "runs",
     "model",
     "time_limit",
+    "priority_class",
     "idle",
     "access",
 )
@@ -108,6 +110,10 @@ class ApplicationSpec(Strict):
     command: str = Field(default="", description="What to run; of Jupyter: what to run before it.")
     env: dict[str, str] = Field(default_factory=dict)
     time_limit: int | None = Field(default=None, description="Seconds after which it is ended.")
+    priority_class: PriorityClass = Field(
+        default="normal",
+        description="'urgent' comes before other runs of its appcode; 'spare' runs on GPUs that nobody else needs.",
+    )
     idle: IdleSpec = Field(
         default=IdleSpec(), description="What follows on hours without work; what is usual depends on the type."
     )
@@ -181,7 +187,9 @@ def application_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
         "image": spec["image"],
         "flavor": role["flavor"],
         "storage": {"datastore": spec["home"]} if spec.get("home") else None,
-        **{key: spec[key] for key in map(_key, SAME) if key not in ("image", "access", "idle")},
+        **{key: spec[key] for key in map(_key, SAME) if key not in ("image", "access", "idle", "priorityClass")},
+        # Absent in what was stored before there were classes.
+        "priorityClass": spec.get("priorityClass", "normal"),
         "endpoints": role["endpoints"],
         "idle": spec["idle"],
         "access": spec["access"],

@@ -15,7 +15,7 @@ from clusters.catalog.lookup import resolve, usable_appcode
 from clusters.cluster import actions
 from clusters.runs.models import Cluster
 from clusters.runs.placing.known import capacity_of
-from clusters.runs.placing.room import judge
+from clusters.runs.placing.room import Wish, judge
 from clusters.runs.preview import placed
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, User
@@ -114,7 +114,7 @@ def _judge(name: str, spec: BenchmarkSpec, appcode: Appcode) -> None:
             said = dict.fromkeys(_as_said(each, spec, where, point.words) for each in invalid.errors)
             raise Invalid(list(said)) from invalid
         cloud = resolved.place.cloud
-        judged = judge(placed(resolved), capacity_of(cloud), cloud)
+        judged = judge(placed(resolved), capacity_of(cloud), cloud, Wish(appcode.pk, resolved.place.namespace))
         if judged.fits == "never":
             at = where if point.count > spec.counts[0] else ("spec", "flavor")
             raise Invalid.at(*at, message=f"{point.words}: {judged.message}")

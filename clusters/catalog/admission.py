@@ -1,7 +1,7 @@
 """Why a run may start within the quota of its appcode, waits, or never can, in a sentence that users can act on. Pure.
 
 A run needs room within two limits. The portal enforces the quota, which is judged here before submit (preview) and in the
-queue. The cloud enforces the capacity of its machines, which `clouds/drivers/base/fit.py` judges.
+queue. The capacity of machines is judged by `clusters/admission`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clusters.clouds.drivers.base.fit import Judgement
+from clusters.admission.judgement import Judgement
 
 # Number of runs named among those that hold GPUs.
 MOST_NAMED = 3

@@ -30,8 +30,9 @@ from clusters.catalog.software import (
     runtime_named,
     why_not_in,
 )
-from clusters.clouds.placement import PLACES, Place, choose, places, rows_by_kind
-from clusters.clouds.registry import driver, gateway_of, leads_routers
+from clusters.clouds.kinds import OWN
+from clusters.clouds.placement import PLACES, Place, choose, gpu_limit, places, rows_by_kind
+from clusters.clouds.registry import driver, gateway_of, leads_routers, places_runs
 from clusters.environments.models import Environment, Plugin
 from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.frameworks.base import Resources
@@ -152,6 +153,8 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_routers: bool = False) ->
     place = choose(appcode, found)
     if spec.server and not by_routers:
         errors.append(FieldError(("spec", "server"), "Only services say this of their replicas."))
+    if sentence := _why_no_class(spec, place, by_routers=by_routers):
+        errors.append(FieldError(("spec", "priorityClass"), sentence))
     runtime = runtime_named(spec, place, errors)
     named = next((Image(**row) for row in found["image"]), None)
     image = image_of(runtime) or checked(named, spec, place, errors)
@@ -201,14 +204,26 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_routers: bool = False) ->
     resolved = Resolved(
         spec, place, image, environment, plugins, resources, *data, runs=shown, model=model, domain=domain, hooks=hooks
     )
-    quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota))
-    if quota.fits == "never":
+    most = gpu_limit(appcode, place.cloud)
+    quota = judge_quota(resolved.gpus, Quota(appcode.code, most))
+    if quota.fits == "never" and spec.priority_class != "spare":
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.active_roles[each].together)
         field = "flavor" if ROLES[role].is_fixed else "atOnce" if spec.roles[role].at_once else "count"
         more = f"/appcodes/{appcode.code}/request?gpus={resolved.gpus}"
-        turns = _turns(spec, appcode.gpu_quota // resources[role].gpus)
+        turns = _turns(spec, most // resources[role].gpus)
         raise Invalid.at("spec", "roles", role, field, message=quota.message + turns, see=more)
     return resolved
+
+
+def _why_no_class(spec: ClusterSpec, place: Place, *, by_routers: bool) -> str:
+    """Why it cannot have its priority class, or ""."""
+    if spec.priority_class == "normal":
+        return ""
+    if by_routers:
+        return "Replicas of a service answer people: they are always normal."
+    if not (place.cloud in OWN or places_runs(place.cloud)):
+        return f"{place.title} decides itself which run goes first and which gives way; choose normal."
+    return ""
 
 
 def _turns(spec: ClusterSpec, most: int) -> str:

@@ -66,6 +66,15 @@ class KubernetesShown(Answer):
     settings: Settings
 
 
+class AllOrNone(Answer):
+    """Whether the scheduler binds all tasks of a run to nodes or none: tried with two pods. `api`: of the PodGroups by
+    which it does, "" if it does not."""
+
+    enforced: bool
+    api: str = Field(examples=["scheduling.k8s.io/v1alpha2"])
+    message: str
+
+
 class TestStatus(Answer):
     """The result of the last connection test; null for what it could not determine."""
 
@@ -86,6 +95,9 @@ class TestStatus(Answer):
         default={},
         examples=[{"runtime_class": "This cluster has no RuntimeClass “nvidia”."}],
         description="What the settings name and the cluster does not have, by the name of the setting.",
+    )
+    all_or_none: AllOrNone | None = Field(
+        default=None, description="Null where the portal does not choose nodes, and if the test did not come that far."
     )
 
 

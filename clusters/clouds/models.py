@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import Q
 from encrypted_fields.fields import EncryptedTextField
 
-from portal.models import OrgNode
+from portal.models import Appcode, OrgNode, User
 
 # Default cloud: the portal's own machine.
 LOCAL = "local"
@@ -90,3 +90,33 @@ class CloudState(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Window(models.Model):
+    """A stretch of time on named nodes of a cloud, for nobody (maintenance), or for the runs of one appcode (a reservation).
+    Where it is judged and kept: runs/placing/windows.py and closing.py. `told_at`: runs that will be taken were told for the last
+    time. `begun_at`: they were taken."""
+
+    cloud = models.ForeignKey(Cloud, on_delete=models.CASCADE, related_name="windows")
+    nodes = models.JSONField(help_text='Names of its nodes: ["n1", "n2"]')
+    starts_at = models.DateTimeField()
+    ends_at = models.DateTimeField()
+    appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, null=True, related_name="+")
+    reason = models.CharField(max_length=200)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    told_at = models.DateTimeField(null=True)
+    begun_at = models.DateTimeField(null=True)
+    cancelled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["starts_at", "pk"]
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=Q(ends_at__gt=models.F("starts_at")), name="window_ends_after_start"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["cloud", "ends_at"], condition=Q(cancelled_at=None), name="window_open"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.cloud}/{self.pk}"

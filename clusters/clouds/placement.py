@@ -18,7 +18,7 @@ from django.db.models import Q
 from clusters.clouds.drivers.base import Cloud as Driver
 from clusters.clouds.kinds import DRIVERS, OWN
 from clusters.clouds.models import Cloud
-from clusters.clouds.registry import own_kinds, rows
+from clusters.clouds.registry import own_kinds, places_runs, rows
 from portal.errors import Invalid
 from portal.models import Appcode
 
@@ -139,3 +139,9 @@ def titles() -> dict[str, str]:
 
 def _nowhere(sentence: str) -> Invalid:
     return Invalid.at("metadata", "appcode", message=sentence)
+
+
+def gpu_limit(appcode: Appcode, cloud: str) -> int:
+    """GPUs that runs of an appcode may hold at one time for one more to start on that cloud: where the portal does not place
+    runs, it cannot take any back, and nothing is borrowed. At most one query."""
+    return appcode.gpu_limit if appcode.gpu_borrow and places_runs(cloud) else appcode.gpu_quota

@@ -107,21 +107,23 @@ def leads_routers(name: str) -> bool:
     return bool(kind) and DRIVERS[kind].leads_routers(stored)
 
 
-def orders_runs(name: str) -> bool:
-    """Returns whether a cloud decides itself which run starts next. One query, none for this machine."""
-    kind, stored = _stored(name)
-    return not kind or DRIVERS[kind].orders_runs(stored)
-
-
 def places_runs(name: str) -> bool:
     """Returns whether the portal decides on which nodes of a cloud tasks run. One query, none for this machine."""
     kind, stored = _stored(name)
     return bool(kind) and DRIVERS[kind].places_runs(stored)
 
 
+def gang(name: str) -> str:
+    """Returns how a cloud gives all tasks of a run their places at once, as `Cloud.gang`. One query, none for this machine."""
+    found = (
+        None if name in OWN else models.Cloud.objects.filter(name=name).values_list("kind", "settings", "test").first()
+    )
+    return DRIVERS[found[0]].gang(found[1], found[2]) if found else ""
+
+
 def all_placing() -> set[str]:
     """Returns the clouds on whose nodes the portal places runs. One query."""
-    found = models.Cloud.objects.exclude(kind__in=OWN).values_list("name", "kind", "settings")
+    found = models.Cloud.objects.values_list("name", "kind", "settings")
     return {name for name, kind, stored in found if DRIVERS[kind].places_runs(stored)}
 
 

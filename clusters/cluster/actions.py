@@ -20,6 +20,8 @@ from django.db.models import Count, Max, Q
 from django.utils import timezone
 
 from clusters import wakeups
+from clusters.admission.codes import code_of
+from clusters.admission.decision import Values
 from clusters.catalog.data import why_frozen
 from clusters.catalog.folders import output_folder
 from clusters.catalog.hook_lookup import judge_hook_names
@@ -35,11 +37,13 @@ from clusters.runs import quota
 from clusters.runs.ending import ask_to_end
 from clusters.runs.models import SERVICES, Cluster, Run
 from clusters.runs.preview import resources_of
+from clusters.runs.status import history
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid, sentence
 from portal.events import record_all
 from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, Event, User
+from portal.text.zones import utc_text
 
 
 def create_cluster(
@@ -363,8 +367,11 @@ def _new_run(
     source = resolved.input.run if resolved.input else None
     if not_before is not None and not_before > timezone.now():
         wait = ("Scheduled", f"It starts at {not_before.astimezone(dt.UTC):%Y-%m-%d %H:%M} UTC, as was asked for.")
+        values: Values = {"at": utc_text(not_before)}
     else:
-        wait = quota.why_unread(source, always=quota.reads_always(cluster.spec)) if source else ("", "")
+        always = quota.reads_always(cluster.spec)
+        wait = quota.why_unread(source, always=always) if source else ("", "")
+        values = quota.read_of(source, always=always) if source and wait[0] else {}
     cluster.run_count += 1
     folder = output_folder(spec.output_path, name=cluster.name, run=cluster.run_count)
     if why := why_frozen(resolved.output, folder):
@@ -384,9 +391,14 @@ def _new_run(
         roles={role: {"ready": 0, "count": each.count} for role, each in spec.active_roles.items()},
         wait_reason=wait[0],
         wait_message=wait[1],
+        wait_code=code_of(wait[0]) if wait[0] else "",
+        wait_values=values,
         reason=wait[0] or "Submitted",
         message=wait[1] or "Waiting for the scheduler.",
     )
+    if wait[0]:
+        history.note([run], run.created_at)
+        run.save(update_fields=["noted"])
     cluster.current_run = run
     cluster.save(update_fields=["run_count", "current_run", "changed_at"])
     deployed = cluster_event("cluster.deployed", cluster, acting_user, f"Run {run.number} submitted.", run=run.number)

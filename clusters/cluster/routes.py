@@ -6,9 +6,10 @@ from clusters.cluster.api import clusters
 from clusters.cluster.api import exec as exec_api
 from clusters.cluster.api import logs as logs_api
 from clusters.cluster.api import queue as queue_api
+from clusters.cluster.api import shares as shares_api
 from clusters.cluster.api import terminal as terminal_api
 from clusters.cluster.api.verbs import VERBS as REST_VERBS
-from clusters.cluster.pages import cluster, last_lines, logs, metrics, new, queue, terminal, verbs
+from clusters.cluster.pages import cluster, last_lines, logs, metrics, new, queue, shares, terminal, verbs
 from clusters.cluster.pages import list as listing
 from portal.api.verbs import verb_paths
 
@@ -25,6 +26,7 @@ PAGES: list[URLPattern | URLResolver] = [
     path("clusters/start", new.start, name="start_card"),
     path("clusters/preview", new.preview_cluster, name="preview_cluster"),
     path("queue", queue.queue, name="queue"),
+    path("queue/shares", shares.shares, name="shares"),
     path("clusters/import", new.import_clusters, name="import_clusters"),
     path("clusters/datastores", new.datastore_choices, name="datastore_choices"),
     path(ONE, cluster.overview, name="cluster"),
@@ -59,6 +61,7 @@ REST: list[URLPattern | URLResolver] = [
     *verb_paths(clusters.CLUSTER, REST_VERBS),
     path(f"{REST_ONE}/runs", clusters.Runs.as_view()),
     path(f"{REST_ONE}/runs/<int:run>", clusters.OneRun.as_view()),
+    path(f"{REST_ONE}/runs/<int:run>/admission", clusters.RunAdmission.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/tasks", clusters.Tasks.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/log", logs_api.TaskLog.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/log", logs_api.RunLog.as_view()),
@@ -68,5 +71,6 @@ REST: list[URLPattern | URLResolver] = [
     path(f"{REST_ONE}/input", clusters.ClusterInput.as_view()),
     path(f"{REST_ONE}/usage", clusters.ClusterUsage.as_view()),
     path("queue", queue_api.QueueView.as_view()),
+    path("shares", shares_api.SharesView.as_view()),
     path("serving-runtimes", clusters.ServingRuntimes.as_view()),
 ]

@@ -25,8 +25,8 @@ def note_due(ended: Iterable[Run]) -> None:
 
 
 def before(run: Run) -> tuple[str, str]:
-    """For a locked run that nothing else holds back: what it waits for, and why it will never start. Each is a sentence or "";
-    both are "" once all its `before` hooks have succeeded. These hooks run one after the other, so this marks the first
+    """For a locked run that nothing else holds back: the hook that it waits for, or a sentence on why it will never start. Both
+    are "" once all its `before` hooks have succeeded. These hooks run one after the other, so this marks the first
     unfinished one as due. One query, none without hooks."""
     names = [said["name"] for said in run.spec.get("hooks") or () if said["on"] == "before"]
     rows = {row.name: row for row in run.hook_runs.select_related("did__cluster")} if names else {}
@@ -36,7 +36,7 @@ def before(run: Run) -> tuple[str, str]:
             HookRun.objects.create(run=run, name=name, before=True)
             _wake(run)
         if row is None or not (row.message or (row.did and row.did.phase in TERMINAL)):
-            return f"It waits for its hook {name}.", ""
+            return name, ""
         if row.did is None:
             return "", f"Its hook {name} could not be done: {row.message}"
         if row.did.phase != Run.Phase.SUCCEEDED:

@@ -148,6 +148,21 @@ class Run(models.Model):
 
     wait_reason = models.CharField(max_length=40, blank=True)
     wait_message = models.TextField(blank=True)
+    wait_code = models.CharField(
+        max_length=20,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="What `wait_reason` says more precisely (admission/codes.py).",
+    )
+    wait_values = models.JSONField(
+        default=dict, db_default={}, help_text="The values of `wait_code`, from which its sentence is made."
+    )
+    noted = models.JSONField(
+        default=dict,
+        db_default={},
+        help_text='Its newest Decision: {"number": 3, "at": …, "code": "Gpus", "values": {…}}. status/history.py writes it.',
+    )
     admitted_at = models.DateTimeField(null=True)
     placed_at = models.DateTimeField(
         null=True, help_text="Since when it has places on the nodes in `layout`; where the portal places its tasks."
@@ -291,6 +306,27 @@ class Run(models.Model):
 
     def _elapsed(self, now: dt.datetime) -> int:
         return max(0, int((now - self.usage_as_of).total_seconds())) if self.usage_as_of else 0
+
+
+class Decision(models.Model):
+    """What was decided about a run: why it waited, which places it got, and when it lost them. status/history.py adds rows, and
+    removes the oldest where there are too many; nothing changes one."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="decisions", db_index=False)
+    number = models.PositiveIntegerField(help_text="From 1.")
+    at = models.DateTimeField()
+    code = models.CharField(max_length=20, help_text="One of admission/codes.py.")
+    values = models.JSONField(default=dict)
+
+    class Meta:
+        ordering: ClassVar = ["run_id", "number"]
+        constraints: ClassVar = [
+            # Its index also finds those of a run, in order.
+            models.UniqueConstraint(fields=["run", "number"], name="decision_number_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run}: {self.number}"
 
 
 class Task(models.Model):

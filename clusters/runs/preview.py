@@ -6,7 +6,6 @@ in the same words. What a run waits for in its cloud is only known from the clou
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
@@ -16,15 +15,16 @@ from django.utils import timezone
 from billing.metering.segments import Resources
 from billing.prices.book import price_book
 from billing.prices.rates import Prices, hourly, planned
-from clusters.admission.codes import Code
+from clusters.admission.codes import Code, code_of
+from clusters.admission.judgement import Fits, Judgement, worst
+from clusters.admission.packing import Tasks, asking
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.hook_lookup import judge_hook_names
 from clusters.catalog.lookup import Resolved, name_taken, resolve, usable_appcode
 from clusters.catalog.models import Flavor
 from clusters.clouds.drivers.base import Capacity, Mount, S3Source
-from clusters.clouds.drivers.base.fit import Fits, Judgement, Tasks, worst
 from clusters.clouds.health import silences
-from clusters.clouds.placement import Place
+from clusters.clouds.placement import Place, gpu_limit
 from clusters.clouds.registry import asked
 from clusters.frameworks import FRAMEWORKS
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
@@ -33,19 +33,11 @@ from clusters.runs.models import Cluster
 from clusters.runs.placing import room
 from clusters.runs.placing.known import capacity_of
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
-from clusters.runs.quota import UNHOOKED, UNREAD, held, waiting, why_unread
+from clusters.runs.quota import UNHOOKED, ahead, held, why_unread
 from datastores.models import Datastore
 from portal.models import Appcode, User
 
 NOTHING_TO_SAY = Judgement("now", "", "")
-# Reasons that runs store while the portal holds them back.
-_CODES = {
-    "": Code.FITS,
-    "CloudUnreachable": Code.UNREACHABLE,
-    "Scheduled": Code.NOT_BEFORE,
-    UNREAD: Code.INPUT,
-    UNHOOKED: Code.HOOK,
-}
 # More room than this is shown as this number of tasks.
 MOST_SHOWN = 999
 
@@ -103,9 +95,11 @@ def preview(
     judge_hook_names(spec, appcode, name)
     capacity = capacity_of(resolved.place.cloud)
     notice = silences(timezone.now()).get(resolved.place.cloud, "")
-    queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
+    most = gpu_limit(appcode, resolved.place.cloud)
+    queue = ahead(appcode.pk, most, priority_class=spec.priority_class)
     in_use = held(appcode.pk)
-    by_quota = judge_quota(resolved.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue))
+    counted = 0 if spec.priority_class == "spare" else resolved.gpus
+    by_quota = judge_quota(counted, Quota(appcode.code, most, in_use, queue))
     source = resolved.input.run if resolved.input else None
     always = bool(spec.input and spec.input.when == "always")
     unread = why_unread(source, always=always) if source else ("", "")
@@ -113,7 +107,7 @@ def preview(
     judgements = (
         Judgement("waits", *unread) if unread[0] else NOTHING_TO_SAY,
         by_quota,
-        _room(resolved, capacity, instead_of),
+        _room(resolved, capacity, appcode, instead_of),
         Judgement("waits", "CloudUnreachable", notice) if notice else NOTHING_TO_SAY,
         Judgement("waits", UNHOOKED, f"It waits for its hook {before}.") if before else NOTHING_TO_SAY,
     )
@@ -128,7 +122,7 @@ def preview(
         tasks=sum(each.count for each in spec.active_roles.values()),
         gpus=resolved.gpus,
         fits=judgement.fits,
-        code=_code(judgement),
+        code=code_of(judgement.reason, judgement.fits),
         sentence=" ".join(filter(None, said)),
         cost=_cost(spec, resolved, appcode, capacity),
         larger_quota=in_use.gpus + sum(queue) + resolved.gpus
@@ -147,30 +141,26 @@ class Size:
     cost: Cost
 
 
-def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int) -> list[Size]:
+def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int, *, spare: bool = False) -> list[Size]:
     """One Size for each flavor. Eight queries, and the price book."""
     capacity, prices, now = capacity_of(cloud), price_book(), timezone.now()
     rooms, found = room.rooms(cloud, capacity), []
     for flavor in flavors:
-        task = Tasks("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb)
-        rates = _rates(prices, now, task, capacity, appcode_id)
-        found.append(Size(flavor, int(min(rooms(task), MOST_SHOWN)), Cost(min(rates), max(rates), None)))
+        task = asking("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb)
+        rates = [hourly(prices, now, [size], appcode_id) for size in _held(prices, task, capacity, spare=spare)]
+        found.append(Size(flavor, min(rooms(task), MOST_SHOWN), Cost(min(rates), max(rates), None)))
     return found
 
 
-def _rates(prices: Prices, now: dt.datetime, tasks: Tasks, capacity: Capacity, appcode_id: int) -> list[Decimal]:
-    """Hourly cost of these tasks, for each GPU model that they may get."""
-    return [hourly(prices, now, [size], appcode_id) for size in _held(prices, tasks, capacity)]
-
-
-def _held(prices: Prices, tasks: Tasks, capacity: Capacity) -> list[Resources]:
-    """Total resources of these tasks, for each GPU model that they may get."""
+def _held(prices: Prices, tasks: Tasks, capacity: Capacity, *, spare: bool = False) -> list[Resources]:
+    """Total resources of these tasks, for each GPU model that they may get. `spare`: on GPUs that may be taken back."""
     models, n = [tasks.gpu_model], tasks.count
     if tasks.gpus and not tasks.gpu_model:
         # If no known machine has that many GPUs: every model with a price, and models without one.
         had = {node.gpu_model for node in capacity.nodes if node.gpus >= tasks.gpus}
         models = sorted(had or prices.gpu_models | {""})
-    return [Resources(tasks.gpus * n, model, tasks.cpu_milli * n, tasks.memory_mb * n) for model in models]
+    cpu, memory = tasks.cpu_milli * n, tasks.memory_mb * n
+    return [Resources(tasks.gpus * n, model, cpu, memory, spare=spare) for model in models]
 
 
 def _scheduled(spec: ClusterSpec) -> Judgement:
@@ -186,21 +176,17 @@ def _scheduled(spec: ClusterSpec) -> Judgement:
 def tasks_of(resolved: Resolved) -> list[Tasks]:
     """The tasks that a run would place on machines."""
     return [
-        Tasks(role, each.together, held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb)
+        asking(role, each.together, held.gpus, held.gpu_model, held.cpu_milli, held.memory_mb)
         for role, each in resolved.spec.active_roles.items()
         for held in (resolved.resources[role],)
     ]
 
 
-def _code(judgement: Judgement) -> Code:
-    if judgement.reason == "QuotaExceeded":
-        return Code.OVER_LIMIT if judgement.fits == "never" else Code.QUOTA
-    return _CODES.get(judgement.reason) or Code(judgement.reason)
-
-
-def _room(resolved: Resolved, capacity: Capacity, instead_of: Cluster | None) -> Judgement:
+def _room(resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: Cluster | None) -> Judgement:
     tasks, cloud = placed(resolved), resolved.place.cloud
-    found = room.judge(tasks, capacity, cloud, but=instead_of)
+    spec = resolved.spec
+    wish = room.Wish(appcode.pk, resolved.place.namespace, spec.priority_class, spec.time_limit)
+    found = room.judge(tasks, capacity, cloud, wish, but=instead_of)
     if found.fits == "now" or tasks == tasks_of(resolved):
         return found
     return replace(
@@ -261,7 +247,7 @@ def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode, capacity: Cap
     prices, now = price_book(), timezone.now()
     low = high = limit = Decimal(0)
     for tasks in tasks_of(resolved):
-        held = _held(prices, tasks, capacity)
+        held = _held(prices, tasks, capacity, spare=spec.priority_class == "spare")
         rates = [hourly(prices, now, [size], appcode.pk) for size in held]
         low, high = low + min(rates), high + max(rates)
         limit += max(planned(prices, now, spec.time_limit or 0, [size], appcode.pk) for size in held)
@@ -278,7 +264,7 @@ def _cost_of_hooks(resolved: Resolved, appcode: Appcode, capacity: Capacity) -> 
     for hook in resolved.hooks:
         size = next((each for each in flavors if hook.flavor in (None, each.name)), None)
         if size:
-            task = Tasks("", 1, size.gpus, size.gpu_model, size.cpu_milli, size.memory_mb)
+            task = asking("", 1, size.gpus, size.gpu_model, size.cpu_milli, size.memory_mb)
             seconds = hook.time_limit or TIME_LIMIT
             found += max(planned(prices, now, seconds, [each], appcode.pk) for each in _held(prices, task, capacity))
     return found

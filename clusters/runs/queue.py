@@ -1,15 +1,16 @@
 """Which runs wait for what, their places, and which runs hold what, on each cloud. Reads only.
 
 The idea: details only of runs that the reader may see. Everyone else's runs are two sums per cloud, computed by the database,
-so that neither names nor the number of appcodes leak, and "others" on the nodes. What a run waits for is decided as in the
-preview (`clouds/drivers/base/fit.py`), unless its cloud or the pass over its places (`places.py`) says it. The number of queries
-depends neither on the number of clouds nor on that of runs.
+so that neither names nor the number of appcodes leak, and "others" on the nodes. The pass over the places of a cloud
+(`places.py`) or the cloud itself says what a run waits for; where neither does, it is decided by what is free. The number of
+queries depends neither on the number of clouds nor on that of runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from django.db.models import Case, Count, Exists, F, Q, QuerySet, Sum, When, Window
@@ -17,16 +18,18 @@ from django.db.models.functions import Greatest, RowNumber
 from django.utils import timezone
 
 from clusters.admission.decision import outlook
+from clusters.admission.judgement import Judgement
+from clusters.admission.packing import Sizes, Tasks
 from clusters.clouds.drivers.base import Capacity
-from clusters.clouds.drivers.base.fit import Tasks, judge
 from clusters.clouds.health import silences_of
 from clusters.clouds.models import CloudState
 from clusters.clouds.placement import titles
 from clusters.clouds.registry import all_placing
 from clusters.runs.models import Run
-from clusters.runs.placing.known import UNPLACED, Taken, capacity_from, lacking, read_several, taken_on
+from clusters.runs.placing import windows
+from clusters.runs.placing.known import UNPLACED, Known, capacity_from, lacking, read_several, taken_on
 from clusters.runs.placing.places import every_wait
-from clusters.runs.placing.room import snapshot
+from clusters.runs.placing.room import free_for, snapshot
 from clusters.runs.placing.tiles import Tile, placed_tiles, seen_tiles
 
 # Maximum length of each list: the first that wait, and those that hold most.
@@ -61,7 +64,7 @@ class Sums:
 @dataclass(frozen=True)
 class Queue:
     """One cloud. `more_waiting` and `more_holding` count the runs that are not listed. `keepers`: the runs that the reader may
-    see and for which nodes are kept, by id."""
+    see and for which nodes are kept, by id. `windows`: maintenance and reservations now and to come."""
 
     cloud: str
     title: str
@@ -75,10 +78,11 @@ class Queue:
     more_holding: int = 0
     tiles: Sequence[Tile] = ()
     keepers: Mapping[int, Run] = field(default_factory=dict)
+    windows: Sequence[windows.Shown] = ()
 
 
 def queues(appcodes: Collection[int] | None) -> list[Queue]:
-    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Sixteen
+    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Nineteen
     queries at most."""
     states = {state.name: state for state in CloudState.objects.order_by("name")}
     names, quiet = titles(), silences_of(states.values(), timezone.now())
@@ -90,12 +94,17 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
     capacities = {name: capacity_from(state.capacity) for name, state in states.items()}
     pending = lacking([run for run, _ in waiting if run.admitted_at])
     turns = _turns([run.pk for run, _ in waiting])
-    tiles = _tiles(capacities, appcodes)
+    placing = all_placing() & capacities.keys()
+    known, closed = _known(capacities, placing), windows.shown(appcodes)
+    tiles = {
+        name: windows.on_tiles(each, closed.get(name, ())) for name, each in _tiles(known, placing, appcodes).items()
+    }
     keepers = _keepers(seen, {each.keeper for several in tiles.values() for each in several if each.keeper})
     found = []
     for name in sorted({*states, *mine, *others}):
         capacity = capacities.get(name, Capacity(()))
-        here = [_waits(run, place, capacity, pending, turns) for run, place in waiting if run.cloud == name]
+        free = partial(free_for, known=known.get(name, Known(capacity)))
+        here = [_waits(run, place, free, pending, turns) for run, place in waiting if run.cloud == name]
         held = [run for run in holding if run.cloud == name]
         sums = mine.get(name, Sums())
         found.append(
@@ -112,6 +121,7 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
                 sums.holding - len(held),
                 tiles.get(name, ()),
                 {run.pk: run for run in keepers if run.cloud == name},
+                closed.get(name, ()),
             )
         )
     return found
@@ -138,22 +148,26 @@ def _turns(listed: Collection[int]) -> dict[int, tuple[int, int]]:
     return {pk: (place, asked - gpus) for pk, gpus, place, asked in rows.values_list("pk", "gpus", "place", "asked")}
 
 
-def _tiles(capacities: Mapping[str, Capacity], appcodes: Collection[int] | None) -> dict[str, list[Tile]]:
-    """Who has the GPUs of each node, by cloud. At most eight queries."""
-    placing = all_placing() & capacities.keys()
-    known = read_several({name: capacities[name] for name in placing})
-    held = {name: each.taken for name, each in known.items()} | taken_on(Q(run__cloud__in=capacities.keys() - placing))
+def _known(capacities: Mapping[str, Capacity], placing: Set[str]) -> dict[str, Known]:
+    """What is known of each cloud; where the portal places no runs, only what they hold. At most six queries."""
+    held = taken_on(Q(run__cloud__in=capacities.keys() - placing))
+    others = {name: Known(capacity, held.get(name, {})) for name, capacity in capacities.items()}
+    return others | read_several({name: capacities[name] for name in placing})
+
+
+def _tiles(known: Mapping[str, Known], placing: Set[str], appcodes: Collection[int] | None) -> dict[str, list[Tile]]:
+    """Who has the GPUs of each node, by cloud. At most one query."""
     own = None
     if appcodes is not None:
-        own = taken_on(Q(run__cloud__in=capacities, run__cluster__appcode__in=list(appcodes)))
+        own = taken_on(Q(run__cloud__in=known.keys(), run__cluster__appcode__in=list(appcodes)))
     found = {}
-    for name, capacity in capacities.items():
-        here, mine = _gpus(held.get(name, {})), None if own is None else _gpus(own.get(name, {}))
-        if name in known:
-            now = snapshot(known[name])
-            found[name] = placed_tiles(capacity, here, mine, now, outlook(now))
+    for name, each in known.items():
+        here, mine = _gpus(each.taken), None if own is None else _gpus(own.get(name, {}))
+        if name in placing:
+            now = snapshot(each)
+            found[name] = placed_tiles(each.capacity, here, mine, now, outlook(now))
         else:
-            found[name] = seen_tiles(capacity, here, mine)
+            found[name] = seen_tiles(each.capacity, here, mine)
     return found
 
 
@@ -161,7 +175,7 @@ def _keepers(seen: Q, runs: Collection[int]) -> list[Run]:
     return list(Run.objects.filter(seen, pk__in=runs).select_related("cluster__appcode")) if runs else []
 
 
-def _gpus(nodes: Mapping[str, Taken]) -> dict[str, int]:
+def _gpus(nodes: Mapping[str, Sizes]) -> dict[str, int]:
     return {node: held.gpus for node, held in nodes.items()}
 
 
@@ -180,7 +194,7 @@ def _sums(which: Q) -> dict[str, Sums]:
 def _waits(
     run: Run,
     place: int,
-    capacity: Capacity,
+    free: Callable[[Sequence[Tasks]], Judgement],
     pending: Mapping[int, Sequence[Tasks]],
     turns: Mapping[int, tuple[int, int]],
 ) -> Waits:
@@ -188,16 +202,12 @@ def _waits(
         return Waits(run, run.message, place, "quota")
     if run.pk in turns:
         return Waits(run, run.message, turns[run.pk][0], "cloud", turns[run.pk][1])
-    if capacity.in_order:
-        order = next((n for n, each in enumerate(capacity.queue, 1) if each.run_id == run.pk), 0)
-        before = sum(each.gpus for each in capacity.queue[: max(0, order - 1)])
-        return Waits(run, run.message, order, "cloud" if order else "", before)
     if run.admitted_at is None or run.wait_reason:
         return Waits(run, run.message)
     tasks = pending[run.pk]
     if run.placed_at:
         return Waits(run, f"{_lacks(tasks, run)}{run.message}")
-    verdict = judge(tasks, replace(capacity, queue=()))
+    verdict = free(tasks)
     why = run.message if verdict.fits == "now" or run.blocked_message else verdict.message
     return Waits(run, f"{_lacks(tasks, run)}{why}")
 

@@ -1,4 +1,7 @@
-"""Which runs count against the quota of their appcode, and which wait for it: first come, first served.
+"""Which runs count against the limit of their appcode, and which wait for it: urgent ones first, then in order.
+
+The limit is the quota and what the appcode may borrow beyond it; where the portal does not place runs, nothing can be taken back,
+so the limit is the quota. Spare runs count against nothing.
 
 Decisions are made under the lock of the appcode's row, so that two runs are never admitted to the same GPUs.
 """
@@ -7,23 +10,33 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Sum, Window
+from django.db.models.fields.json import KT
 from django.utils import timezone
 
 from billing.budgets.access import why_blocked
+from clusters.admission.codes import Code
+from clusters.admission.decision import Values
+from clusters.admission.order import FIRST, PriorityClass
 from clusters.catalog.admission import MOST_NAMED, Held, Holder, Quota, judge_quota
 from clusters.catalog.data import why_not_read
+from clusters.clouds.placement import gpu_limit
 from clusters.hooks.models import HookRun
 from clusters.manifest.input import input_of
 from clusters.runs import due_hooks
 from clusters.runs.models import Run
+from clusters.runs.placing.known import by_class, class_of
+from clusters.runs.placing.rights import SPARE
+from clusters.runs.status import history
 from clusters.runs.status.phase import TERMINAL
 from clusters.runs.status.phase_update import refresh
 from portal.models import Appcode
 
+COUNTS = Q(gpus__gt=0) & ~SPARE
 # Number of an appcode's waiting runs that one pass checks and gives their places.
 QUEUE_LIMIT = 100
 JOINED = ("cluster__appcode", "source__cluster")
@@ -43,9 +56,8 @@ def admit(run_id: int) -> bool:
     if run.desired != Run.Desired.RUNNING or run.verdict or run.admitted_at is not None:
         return run.desired == Run.Desired.RUNNING and not run.verdict
     in_use, before = Held(), list[int]()
-    if run.gpus:  # one without GPUs waits for no other run
-        older = waiting(appcode.pk).filter(pk__lt=run_id).values_list("gpus", flat=True)
-        in_use, before = held(appcode.pk), [gpus for gpus in older if 0 < gpus <= appcode.gpu_quota]
+    if counted(run):  # one without GPUs waits for no other run
+        in_use, before = held(appcode.pk), ahead(appcode.pk, gpu_limit(appcode, run.cloud), run)
     _save_judged([run] if _judge(run, appcode, in_use, before, barred(appcode)) else [])
     return run.admitted_at is not None
 
@@ -59,17 +71,19 @@ def admit_waiting(appcode_id: int) -> list[int]:
     appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
     appcode = appcodes.get(pk=appcode_id)
     bar = barred(appcode)
-    queue = waiting(appcode_id).exclude(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
-    others = waiting(appcode_id).filter(gpus=0).values_list("pk", flat=True)[:QUEUE_LIMIT]
+    queue = waiting(appcode_id).filter(COUNTS).values_list("pk", flat=True)[:QUEUE_LIMIT]
+    others = waiting(appcode_id).exclude(COUNTS).values_list("pk", flat=True)[:QUEUE_LIMIT]
     rows = Run.objects.filter(waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
     rows = rows.select_for_update(of=("self",), no_key=True)
     in_use, before, changed = held(appcode_id), list[int](), list[Run]()
-    for run in rows.select_related(*JOINED):
+    for run in sorted(
+        rows.select_related(*JOINED), key=lambda run: (FIRST[class_of(run.spec.get("priorityClass"))], run.pk)
+    ):
         if _judge(run, appcode, in_use, before, bar):
             changed.append(run)
         if run.admitted_at is not None:
-            in_use += Holder(f"{run.cluster.name}/{run.number}", run.gpus)
-        elif 0 < run.gpus <= appcode.gpu_quota and not run.refusal:
+            in_use += Holder(f"{run.cluster.name}/{run.number}", counted(run))
+        elif 0 < counted(run) <= gpu_limit(appcode, run.cloud) and not run.refusal:
             before.append(run.gpus)
     _save_judged(changed)
     return [run.pk for run in changed if run.admitted_at is not None]
@@ -87,6 +101,7 @@ def barred(appcode: Appcode) -> tuple[str, str]:
 def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], bar: tuple[str, str]) -> bool:
     """Admits a locked run of a locked appcode, or notes why not. True on a change. A run above the quota holds up no other."""
     was = (run.admitted_at, run.wait_reason, run.wait_message)
+    hook = ""
     always = reads_always(run.spec)
     unread = why_unread(run.source, always=always) if run.source else ("", "")
     if run.source and unread[0]:
@@ -95,13 +110,31 @@ def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], bar: tup
     elif bar[0]:
         run.wait_reason, run.wait_message = bar
     elif any(by_hook := due_hooks.before(run)):
-        waits_for, run.refusal = by_hook
-        run.wait_reason, run.wait_message = (UNHOOKED, waits_for) if waits_for else ("", "")
+        hook, run.refusal = by_hook
+        run.wait_reason, run.wait_message = (UNHOOKED, f"It waits for its hook {hook}.") if hook else ("", "")
     else:
-        judgement = judge_quota(run.gpus, Quota(appcode.code, appcode.gpu_quota, in_use, before))
+        judgement = judge_quota(counted(run), Quota(appcode.code, gpu_limit(appcode, run.cloud), in_use, before))
         run.wait_reason, run.wait_message = judgement.reason, judgement.message
         run.admitted_at = timezone.now() if judgement.fits == "now" else None
+    run.wait_code, run.wait_values = _told(run, hook, gpu_limit(appcode, run.cloud), in_use.gpus, len(before))
     return was != (run.admitted_at, run.wait_reason, run.wait_message)
+
+
+def _told(run: Run, hook: str, quota: int, held: int, before: int) -> tuple[str, Values]:
+    """The code and the values of what a judged run waits for."""
+    if run.wait_reason == UNREAD and run.source:
+        return Code.INPUT, read_of(run.source, always=reads_always(run.spec))
+    if run.wait_reason == UNHOOKED:
+        return Code.HOOK, {"hook": hook}
+    if run.wait_reason == "QuotaExceeded":
+        code = Code.OVER_LIMIT if run.gpus > quota else Code.QUOTA
+        return code, {"gpus": run.gpus, "quota": quota, "held": held, "place": before + 1 if before else 0}
+    return history.of_wait(run.wait_reason, run.wait_message)
+
+
+def read_of(source: Run, *, always: bool) -> Values:
+    """The values of a wait for the output of `source`."""
+    return {"cluster": source.cluster.name, "run": source.number, "always": int(always)}
 
 
 def _save_judged(runs: list[Run]) -> None:
@@ -127,8 +160,8 @@ def reads_always(spec: Mapping[str, Any]) -> bool:
 
 
 def held(appcode_id: int) -> Held:
-    """The GPUs that count against an appcode's quota: those of runs that are admitted and not gone. One query."""
-    runs = Run.objects.filter(cluster__appcode=appcode_id, gone=False, admitted_at__isnull=False, gpus__gt=0)
+    """The GPUs that count against an appcode's limit: those of runs that are admitted and not gone. One query."""
+    runs = Run.objects.filter(COUNTS, cluster__appcode=appcode_id, gone=False, admitted_at__isnull=False)
     rows = runs.annotate(sum=Window(Sum("gpus")), count=Window(Count("pk"))).order_by("-gpus", "pk")
     found = list(rows.values_list("cluster__name", "number", "gpus", "sum", "count")[:MOST_NAMED])
     if not found:
@@ -138,15 +171,27 @@ def held(appcode_id: int) -> Held:
 
 
 def enough(run: Run) -> int:
-    """The GPU quota with which a waiting run would start despite what others hold and wait for before it. Two queries."""
+    """The GPU limit with which a waiting run would start despite what others hold and wait for before it. Three queries."""
     appcode = run.cluster.appcode
-    older = waiting(appcode.pk).filter(pk__lt=run.pk, gpus__lte=appcode.gpu_quota)
-    return held(appcode.pk).gpus + (older.aggregate(gpus=Sum("gpus"))["gpus"] or 0) + run.gpus
+    before = ahead(appcode.pk, gpu_limit(appcode, run.cloud), run)
+    return held(appcode.pk).gpus + sum(before) + counted(run)
 
 
 def waiting(appcode_id: int) -> QuerySet[Run]:
-    """Runs of an appcode that only the portal keeps from starting, oldest first. Runs scheduled for later hold up nobody."""
-    return Run.objects.filter(waits(timezone.now()), cluster__appcode=appcode_id).order_by("pk")
+    """Runs of an appcode that only the portal keeps from starting, in order. Runs scheduled for later hold up nobody."""
+    return Run.objects.filter(waits(timezone.now()), cluster__appcode=appcode_id).order_by(by_class(), "pk")
+
+
+def ahead(appcode_id: int, limit: int, run: Run | None = None, priority_class: PriorityClass = "normal") -> list[int]:
+    """The GPUs of each waiting run of an appcode that is before `run`, or before a new one of that class. One query."""
+    mine = FIRST[class_of(run.spec.get("priorityClass")) if run else priority_class], run.pk if run else inf
+    rows = waiting(appcode_id).filter(COUNTS, gpus__lte=limit).values_list("pk", "gpus", KT("spec__priorityClass"))
+    return [gpus for pk, gpus, stored in rows if (FIRST[class_of(stored)], pk) < mine]
+
+
+def counted(run: Run) -> int:
+    """Its GPUs that count against the limit."""
+    return 0 if class_of(run.spec.get("priorityClass")) == "spare" else run.gpus
 
 
 def waits(at: dt.datetime) -> Q:

@@ -44,7 +44,7 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
 )
 from clusters.clouds.drivers.base import Environment as PlannedEnvironment
-from clusters.clouds.registry import cloud_names, cloud_of, run_ref
+from clusters.clouds.registry import cloud_names, cloud_of, gang, run_ref
 from clusters.environments.models import Environment, Plugin
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
@@ -61,6 +61,7 @@ from clusters.runs.code import NotYet, commit_of, planned
 from clusters.runs.models import Cluster, Run
 from clusters.runs.placing import places
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, model_folder
+from clusters.runs.status import history
 from clusters.runs.status.phase_update import refresh
 from clusters.volumes import lifecycle
 from clusters.wakeups import wake, wake_places
@@ -304,6 +305,7 @@ def _ours(run_id: int, token: uuid.UUID) -> Run | None:
 def _wait(run: Run, reason: str, message: str) -> None:
     if (run.wait_reason, run.wait_message) != (reason, message):
         run.wait_reason, run.wait_message = reason, message
+        run.wait_code, run.wait_values = history.of_wait(reason, message)
         refresh([run], timezone.now(), unsaved=["wait_reason", "wait_message"])
 
 
@@ -403,6 +405,8 @@ def plan_of(run: Run) -> Plan:
         model=_about(found.model, model_folder(spec)) if found.model else {},
         proof=run.cluster.proof,
     )
+    if run.placed_at is not None and not are_apart:
+        plan = replace(plan, gang=gang(run.cloud))
     # The portal does not know which nodes reach a volume, such as a disk of one zone.
     if run.placed_at is not None and not any(isinstance(mount.source, VolumeSource) for mount in mounts):
         roles = tuple(replace(role, nodes=places.nodes_of(run, role.role)) for role in plan.roles)

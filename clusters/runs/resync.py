@@ -19,7 +19,7 @@ from clusters.logs import collect
 from clusters.runs import idle, input_listing
 from clusters.runs.ending import end_by_portal, span
 from clusters.runs.models import Cluster, Run, Task
-from clusters.runs.placing import places
+from clusters.runs.placing import closing, places
 from clusters.runs.quota import HELD, waits
 from clusters.runs.reconcile import unsettled
 from clusters.runs.status.phase import TERMINAL
@@ -95,7 +95,7 @@ def _sweep_runs(at: dt.datetime) -> None:
     rows = Run.objects.filter(gone=False, desired="running").filter(
         Q(placed_at=None, wait_reason__in=places.HELD) | places.LACK
     )
-    for name in rows.order_by().values_list("cloud", flat=True).distinct():
+    for name in {*rows.order_by().values_list("cloud", flat=True).distinct(), *closing.due(at)}:
         wakeups.wake_places(name)
     queues = Run.objects.filter(waits(at), wait_reason__in=HELD).order_by("cluster__appcode")
     for appcode_id in queues.values_list("cluster__appcode", flat=True).distinct():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.lookup import Resolved, resolve
 from clusters.catalog.models import ServingRuntime
+from clusters.clouds.placement import gpu_limit
 from clusters.manifest.cluster import ClusterSpec
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.models import Cluster
@@ -58,7 +59,7 @@ def judge_size(replicas: ReplicasSpec, resolved: Resolved, appcode: Appcode) -> 
     not count: it waits, or does what `whenFull` says."""
     for field in ("least", "most"):
         count = getattr(replicas, field)
-        quota = judge_quota(resolved.gpus * count, Quota(appcode.code, appcode.gpu_quota))
+        quota = judge_quota(resolved.gpus * count, Quota(appcode.code, gpu_limit(appcode, resolved.place.cloud)))
         if quota.fits == "never":
             more = f"/appcodes/{appcode.code}/request?gpus={resolved.gpus * count}"
             raise Invalid.at("spec", "replicas", field, message=quota.message, see=more)

@@ -13,14 +13,15 @@ from statistics import median
 
 from django.db.models import F
 
+from clusters.admission.judgement import Fits, worst
 from clusters.catalog.admission import Quota, judge_quota
 from clusters.catalog.lookup import Resolved, require_active, usable_appcode
-from clusters.clouds.drivers.base.fit import Fits, worst
+from clusters.clouds.placement import gpu_limit
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.placing.known import capacity_of
-from clusters.runs.placing.room import judge, rooms
+from clusters.runs.placing.room import Wish, judge, rooms
 from clusters.runs.preview import Cost, cost_of, placed
-from clusters.runs.quota import held, waiting
+from clusters.runs.quota import ahead, held
 from clusters.services import checks, revisions
 from clusters.services.manifest import DeploySpec, ServiceManifest, ServiceSpec
 from clusters.services.models import Replica, Service
@@ -84,13 +85,14 @@ def _of(spec: ServiceSpec, version: ModelVersion, appcode: Appcode, service: Ser
     capacity = capacity_of(resolved.place.cloud)
     tasks = [replace(each, count=count) for each in placed(resolved)]
     free_for = rooms(resolved.place.cloud, capacity)
-    room = int(min((free_for(each) for each in tasks), default=0))
+    room = min((free_for(each) for each in tasks), default=0)
     in_use = held(appcode.pk)
-    queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
+    most = gpu_limit(appcode, resolved.place.cloud)
+    queue = ahead(appcode.pk, most)
     gpus = resolved.gpus * count
-    here = judge(tasks, capacity, resolved.place.cloud)
-    judgement = worst(judge_quota(gpus, Quota(appcode.code, appcode.gpu_quota, in_use, queue)), here)
-    left = max(0, appcode.gpu_quota - in_use.gpus)
+    here = judge(tasks, capacity, resolved.place.cloud, Wish(appcode.pk, resolved.place.namespace))
+    judgement = worst(judge_quota(gpus, Quota(appcode.code, most, in_use, queue)), here)
+    left = max(0, most - in_use.gpus)
     free = min(room * resolved.gpus, left)
     seconds = _start_seconds(service, appcode)
     fits = judgement.fits

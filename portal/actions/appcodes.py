@@ -18,6 +18,7 @@ from portal import events, extension_points
 from portal.access import MANAGE, require, require_administrator
 from portal.actions.requests import give, give_alone, judge_expiry, locked, new_terms, note_of, send, terms_of
 from portal.errors import Conflict, FieldError, Invalid
+from portal.lending import Share
 from portal.manifests.appcode import AppcodeManifest
 from portal.models import Appcode, Event, Membership, OrgNode, QuotaRequest, User
 from portal.terms import Terms
@@ -44,8 +45,10 @@ def request_appcode(manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
         )
         errors.append(FieldError(("metadata", "name"), sentence))
     now = timezone.now()
-    terms = spec.over(new_terms(now))
+    terms, share = spec.over(new_terms(now)), spec.share.over(Share())
     judge_expiry(terms, None, now, ("spec", "expires"), errors)
+    if not administrator:
+        errors += _foreign(share, Share(), "An administrator sets it, with the approval or later.")
     if errors or node is None:
         raise Invalid(errors)
     appcode = Appcode.objects.create(
@@ -61,8 +64,9 @@ def request_appcode(manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
     Membership.objects.bulk_create(Membership(user=user, appcode=appcode, role=Role.OWNER) for user in owners)
     if administrator:
         said = f"created with the owners {', '.join(spec.owners)} and {terms.words(settings.CURRENCY)}"
+        said += f"; {share.words}" if share != Share() else ""
         record(appcode, "appcode.created", acting_user, said)
-        give(appcode, terms, now, acting_user)
+        give(appcode, terms, now, acting_user, share)
     else:
         send(appcode, terms, "", now, acting_user)
     return appcode
@@ -72,7 +76,8 @@ def request_appcode(manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
 def change_appcode(appcode: Appcode, manifest: AppcodeManifest, *, acting_user: User) -> Appcode:
     """Changes the appcode to match the manifest; its code stays. Owners missing from the manifest become developers.
     Only administrators change quota, last day and, once it is approved, the org node; owners request the former
-    (`requests.ask`). An appcode that was never approved is thereby submitted again."""
+    (`requests.ask`). What it may borrow and its weight are never theirs to change. An appcode that was never approved is
+    thereby submitted again."""
     appcode = locked(appcode)
     require(acting_user, appcode, MANAGE)
     spec, administrator = manifest.spec, acting_user.is_administrator
@@ -83,7 +88,7 @@ def change_appcode(appcode: Appcode, manifest: AppcodeManifest, *, acting_user: 
     owners = people_named(spec.owners, ("spec", "owners"), errors, known=appcode)
     waiting, now = appcode.state == State.REQUESTED, timezone.now()
     has = terms_of(appcode)
-    terms = spec.over(has)
+    terms, lent, share = spec.over(has), appcode.share, spec.share.over(appcode.share)
     if node is not None and node.pk != appcode.org_node_id and not administrator and not waiting:
         errors.append(FieldError(("spec", "orgNode"), "Runs live below the org node; ask an administrator to move it."))
     judge_expiry(terms, has, now, ("spec", "expires"), errors)
@@ -92,22 +97,29 @@ def change_appcode(appcode: Appcode, manifest: AppcodeManifest, *, acting_user: 
         fields = [("quota", "gpus"), ("quota", "storage"), ("quota", "budget"), ("expires",)]
         pairs = zip(fields, astuple(terms), astuple(has), strict=True)
         errors += [FieldError(("spec", *path), sentence) for path, wanted, given in pairs if wanted != given]
+    if not administrator:
+        errors += _foreign(share, lent, "An administrator sets it.")
     if errors or node is None:
         raise Invalid(errors)
-    before = _fields(appcode, has)
+    before = _fields(appcode, has, lent)
     appcode.org_node, appcode.name, appcode.remark = node, spec.name or appcode.code, spec.remark
     appcode.emails = spec.emails
     appcode.save()
     _set_owners(appcode, owners)
-    changed = [name for name, value in _fields(appcode, terms).items() if value != before[name]]
+    changed = [name for name, value in _fields(appcode, terms, share).items() if value != before[name]]
     said = f"changed {', '.join(changed)}" if changed else "saved as it was"
-    said += f": {terms.words(settings.CURRENCY)}" if terms != has else ""
-    event = record(appcode, "appcode.changed", acting_user, said)
+    given = [terms.words(settings.CURRENCY)] if terms != has else []
+    given += [share.words] if share != lent else []
+    said += f": {'; '.join(given)}" if given else ""
+    event = record(appcode, "appcode.changed", acting_user, said, borrow=share.borrow, weight=share.weight)
     asked = appcode.asked
+    if waiting and share != lent:
+        appcode.gpu_borrow, appcode.weight = share.borrow, share.weight
+        appcode.save(update_fields=["gpu_borrow", "weight"])
     if waiting and (changed or asked is None or asked.state != QuotaRequest.State.WAITING):
         send(appcode, terms, asked.reason if asked else "", now, acting_user)
-    elif terms != has:
-        give_alone(appcode, has, terms, event, now, acting_user)
+    elif (terms, share) != (has, lent):
+        give_alone(appcode, has, terms, event, now, acting_user, share)
     return appcode
 
 
@@ -138,15 +150,27 @@ def enable_appcode(appcode: Appcode, *, acting_user: User) -> Appcode:
     return appcode
 
 
-def record(appcode: Appcode, verb: str, actor: User, message: str) -> Event:
-    return events.record(verb, actor=actor, object=f"appcode {appcode.code}", appcode=appcode.code, message=message)
+def record(appcode: Appcode, verb: str, actor: User, message: str, **facts: object) -> Event:
+    return events.record(
+        verb, actor=actor, object=f"appcode {appcode.code}", appcode=appcode.code, message=message, **facts
+    )
 
 
-def _fields(appcode: Appcode, terms: Terms) -> dict[str, object]:
+def _foreign(share: Share, has: Share, sentence: str) -> list[FieldError]:
+    """Errors for what somebody who is no administrator would change."""
+    return [
+        FieldError(("spec", "share", name), sentence)
+        for name in ("borrow", "weight")
+        if getattr(share, name) != getattr(has, name)
+    ]
+
+
+def _fields(appcode: Appcode, terms: Terms, share: Share) -> dict[str, object]:
     owners = sorted(appcode.memberships.filter(role=Role.OWNER).values_list("user__username", flat=True))
     return {
         "org node": appcode.org_node_id, "name": appcode.name, "addresses": list(appcode.emails), "remark": appcode.remark,
         "GPU quota": terms.gpus, "storage quota": terms.storage, "budget": terms.budget, "last day": terms.expires,
+        "may borrow": share.borrow, "weight": share.weight,
         "owners": owners,
     }  # fmt: skip
 

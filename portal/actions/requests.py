@@ -17,6 +17,7 @@ from django.utils import timezone
 from portal import events, extension_points
 from portal.access import MANAGE, require, require_administrator
 from portal.errors import Conflict, FieldError, Invalid
+from portal.lending import Share
 from portal.manifests.appcode import MAX_REASON, Answered, Granted, Wanted
 from portal.models import Appcode, Event, Membership, QuotaRequest, User
 from portal.terms import MARKS, MAX_DAYS, Terms, day, due, followed, is_over, mark, when
@@ -110,7 +111,8 @@ def withdraw(appcode: Appcode, *, acting_user: User) -> QuotaRequest:
 
 @transaction.atomic
 def approve(appcode: Appcode, granted: Granted, *, acting_user: User) -> Appcode:
-    """Grants quota, budget and last day as requested, or as `granted` overrides them, and makes a new appcode active."""
+    """Grants quota, budget and last day as requested, or as `granted` overrides them, and makes a new appcode active. What it
+    may borrow and its weight change only if `granted` says so."""
     require_administrator(acting_user)
     appcode = locked(appcode)
     row, now = _undecided(appcode, granted.revision), timezone.now()
@@ -118,9 +120,12 @@ def approve(appcode: Appcode, granted: Granted, *, acting_user: User) -> Appcode
     check_expiry(terms, None, now, ("expires",))
     other = "" if terms == row.terms else f"; asked for were {row.words}"
     appcode.state = Appcode.State.ACTIVE
-    give(appcode, terms, now, acting_user)
+    lent, share = appcode.share, granted.share.over(appcode.share)
+    give(appcode, terms, now, acting_user, share)
+    other += f"; {share.words}" if share != lent else ""
     got = terms_of(appcode)
-    verb = "renewed" if not new and got == replace(has, expires=got.expires) and _later(got, has) else "approved"
+    same = got == replace(has, expires=got.expires) and share == lent
+    verb = "renewed" if not new and same and _later(got, has) else "approved"
     _decide(appcode, row, State.APPROVED, "", acting_user, verb, f"{verb}: {got.words(settings.CURRENCY)}{other}", got)
     return appcode
 
@@ -177,8 +182,10 @@ def _tell_expiry(pk: int, now: dt.datetime) -> bool:
     return True
 
 
-def give(appcode: Appcode, terms: Terms, now: dt.datetime, user: User) -> None:
-    """Applies terms to a locked appcode, in the transaction of an administrator's decision."""
+def give(appcode: Appcode, terms: Terms, now: dt.datetime, user: User, share: Share | None = None) -> None:
+    """Applies terms and a share (None: as it is) to a locked appcode, in the transaction of an administrator's decision."""
+    if share is not None:
+        appcode.gpu_borrow, appcode.weight = share.borrow, share.weight
     _set(appcode, terms, now)
     if terms.budget is not None:
         for grant in extension_points.grant_budget:
@@ -257,10 +264,12 @@ def _decide(
     return row
 
 
-def give_alone(appcode: Appcode, has: Terms, terms: Terms, event: Event, now: dt.datetime, user: User) -> None:
+def give_alone(
+    appcode: Appcode, has: Terms, terms: Terms, event: Event, now: dt.datetime, user: User, share: Share | None = None
+) -> None:
     """Applies an administrator's change that no request asked for. An open request adopts the changed terms where it
     requested no change; if it asks for nothing else, it counts as approved."""
-    give(appcode, terms, now, user)
+    give(appcode, terms, now, user, share)
     row = appcode.asked
     if row and row.is_open:
         asked = followed(row.terms, has, terms)
@@ -278,7 +287,8 @@ def give_alone(appcode: Appcode, has: Terms, terms: Terms, event: Event, now: dt
 
 
 def _has(appcode: Appcode) -> str:
-    return terms_of(appcode).words(settings.CURRENCY)
+    words, share = terms_of(appcode).words(settings.CURRENCY), appcode.share
+    return words if share == Share() else f"{words}; it {share.words}"
 
 
 def _record(verb: str, appcode: Appcode, user: User | None, said: str, terms: Terms) -> None:
@@ -286,6 +296,7 @@ def _record(verb: str, appcode: Appcode, user: User | None, said: str, terms: Te
     events.record(
         f"appcode.{verb}", actor=user, object=f"appcode {appcode.code}", appcode=appcode.code, message=said,
         gpus=terms.gpus, storage=terms.storage, budget=budget, expires=terms.expires and str(terms.expires),
+        borrow=appcode.gpu_borrow, weight=appcode.weight,
     )  # fmt: skip
 
 

@@ -137,6 +137,7 @@ def _appcode_document(appcode: Appcode, budget: Decimal | None) -> dict[str, Any
             "resourceType": appcode.resource_type,
             "quota": _quota(terms).json_value(),
             "expires": appcode.expires_on and appcode.expires_on.isoformat(),
+            "share": {"borrow": appcode.gpu_borrow, "weight": appcode.weight},
         },
         "status": AppcodeStatus.of(
             appcode,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
+from portal.lending import Share
 from portal.manifests import Manifest, Strict, stripped
 from portal.terms import Terms
 
@@ -135,6 +136,30 @@ class Quota(Strict):
     budget: Budget | None = Field(default=None, description="Money a month, as text; null: as it is.")
 
 
+class ShareSpec(Strict):
+    """What only administrators set. Fields left out stay unchanged; a new appcode borrows nothing and has the weight 1."""
+
+    borrow: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_GPU_QUOTA,
+        description="GPUs that its runs may hold beyond the quota, as long as nobody else needs them.",
+    )
+    weight: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_WEIGHT,
+        description="Its part of the GPUs that are lent, against those of other appcodes. 0: what nobody else wants.",
+    )
+
+    def over(self, share: Share) -> Share:
+        """`share` with the given fields replaced."""
+        return Share(
+            share.borrow if self.borrow is None else self.borrow,
+            share.weight if self.weight is None else self.weight,
+        )
+
+
 class TermsSpec(Strict):
     quota: Quota = Quota()
     expires: Expires = None
@@ -159,6 +184,7 @@ class AppcodeSpec(TermsSpec):
     emails: Annotated[list[Email], AfterValidator(_emails)]
     remark: Annotated[Line, AfterValidator(_at_most_100), Field(description="At most 100 characters.")] = ""
     resource_type: Literal["gpu-cloud"] = "gpu-cloud"
+    share: ShareSpec = ShareSpec()
 
 
 class AppcodeManifest(Manifest):
@@ -176,7 +202,9 @@ class Wanted(TermsSpec):
 
 
 class Granted(TermsSpec):
-    """An administrator's approval: the request as sent, with the given fields replaced."""
+    """An administrator's approval: the request as sent, with the given fields replaced, and perhaps another share."""
+
+    share: ShareSpec = ShareSpec()
 
     revision: Annotated[int, Field(description="Of the request that was read; another one meanwhile is a conflict.")]
 

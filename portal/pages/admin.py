@@ -19,6 +19,8 @@ from portal.actions import org as org_actions
 from portal.actions import people as people_actions
 from portal.actions import requests as requests_actions
 from portal.errors import Conflict, Invalid
+from portal.lending import Share
+from portal.manifests.appcode import MAX_GPU_QUOTA, MAX_WEIGHT
 from portal.models import Appcode, OrgNode, User
 from portal.pages import decisions, layout
 from portal.pages.appcodes import appcode_page, attempt, get_or_post, person
@@ -109,6 +111,21 @@ def decide(request: HttpRequest, code: str, verdict: str) -> HttpResponse:
     else:
         messages.success(request, said)
     return redirect("admin_appcodes") if listed else redirect("appcode", code)
+
+
+@require_safe
+@for_administrators
+def share_effect(request: HttpRequest, code: str) -> HttpResponse:
+    """A fragment for both forms: who gains and who loses by the typed values. What is no number yet counts as it is."""
+    appcode = access.appcode_for(person(request), code)
+
+    def typed(name: str, most: int, otherwise: int) -> int:
+        said = layout.words(request, name)
+        return min(int(said), most) if said.isascii() and said.isdecimal() else otherwise
+
+    share = Share(typed("borrow", MAX_GPU_QUOTA, appcode.gpu_borrow), typed("weight", MAX_WEIGHT, appcode.weight))
+    said = decisions.effect_of(appcode, typed("gpus", MAX_GPU_QUOTA, appcode.gpu_quota), share)
+    return render(request, "portal/_effect.html", {"code": code, "effect": said})
 
 
 # The organisation

@@ -289,6 +289,8 @@ def change_appcode(request: HttpRequest, code: str) -> HttpResponse:
             messages.success(request, f"{code} is requested again." if again else f"{code} is changed.")
             return redirect("appcode", code)
     context = {"form": form, "appcode": appcode, "prices": extension_points.gpu_prices_of(appcode)}
+    if user.is_administrator:
+        context["effect"] = decisions.effect_of(appcode, appcode.gpu_quota, appcode.share)
     return render(request, "portal/appcode_form.html", context)
 
 

@@ -13,6 +13,7 @@ from django.forms import BoundField
 
 from portal import extension_points
 from portal.extension_points import GpuPrices
+from portal.lending import Share, Stand, effect
 from portal.models import Appcode, OrgNode, QuotaRequest
 from portal.pages.forms import DecisionForm
 from portal.terms import Terms
@@ -26,6 +27,8 @@ class Given:
     gpus: int = 0
     storage: int = 0
     budget: Decimal = Decimal(0)
+    borrow: int = 0
+    weight: int = 0
 
     def __add__(self, other: Given) -> Given:
         return Given(
@@ -33,6 +36,8 @@ class Given:
             self.gpus + other.gpus,
             self.storage + other.storage,
             self.budget + other.budget,
+            self.borrow + other.borrow,
+            self.weight + other.weight,
         )
 
 
@@ -58,19 +63,27 @@ class Card:
     line_given: Given
     platform: Platform
     form: DecisionForm
+    effect: Sequence[str]
 
     @property
     def rows(self) -> list[tuple[str, str, str, object, object, BoundField, object, object]]:
         """Rows of (kind of value, label, unit, current value, requested value, field, the line's total, the platform's total)."""
         has, asked, line, everybody = self.has, self.asked.terms, self.line_given, self.platform.given
         units = {"gpus": "", "storage": "GiB", "budget": settings.CURRENCY, "expires": ""}
-        return [
+        given = self.appcode.share
+        lent = [
+            (name, str(self.form[name].label), "", getattr(given, name), None, self.form[name], getattr(line, name),
+             getattr(everybody, name))
+            for name in ("borrow", "weight")
+        ]  # fmt: skip
+        terms: list[tuple[str, str, str, object, object, BoundField, object, object]] = [
             (
                 name, str(self.form[name].label), unit, getattr(has, name, None), getattr(asked, name), self.form[name],
                 getattr(line, name, None), getattr(everybody, name, None),
             )
             for name, unit in units.items()
         ]  # fmt: skip
+        return [*terms[:1], *lent, *terms[1:]]
 
 
 def waiting() -> QuerySet[Appcode]:
@@ -81,7 +94,7 @@ def waiting() -> QuerySet[Appcode]:
 
 
 def _form(appcode: Appcode, asked: QuotaRequest) -> DecisionForm:
-    first = {**DecisionForm.shown(asked.terms), "revision": asked.revision}
+    first = {**DecisionForm.shown(asked.terms), **DecisionForm.shown_share(appcode.share), "revision": asked.revision}
     return DecisionForm(initial=first, auto_id=f"id_{appcode.pk}_%s")
 
 
@@ -92,12 +105,13 @@ def cards(appcodes: Sequence[Appcode], typed: DecisionForm | None = None, of: st
     if not decidable:
         return []
     lines = {node.path: node for node in OrgNode.objects.exclude(namespace=None)}
-    active = list(Appcode.objects.filter(state=Appcode.State.ACTIVE).select_related("org_node"))
+    active = _active()
     budgets = extension_points.budgets_of([each.pk for each in active])
     given: dict[str, Given] = {}
     for each in active:
         path = _line(each, lines)
-        one = Given(1, each.gpu_quota, each.storage_quota_gib, budgets.get(each.pk, Decimal(0)))
+        money = budgets.get(each.pk, Decimal(0))
+        one = Given(1, each.gpu_quota, each.storage_quota_gib, money, each.gpu_borrow, each.weight)
         given[path] = given.get(path, Given()) + one
     volumes, use, pool = (
         extension_points.volumes_gib.only,
@@ -117,9 +131,25 @@ def cards(appcodes: Sequence[Appcode], typed: DecisionForm | None = None, of: st
             Card(
                 each, asked, has if each.state == Appcode.State.ACTIVE else None, used.get(each.code, 0), lines.get(path),
                 given.get(path, Given()), platform, typed if typed and each.code == of else _form(each, asked),
+                _effect(each, asked.gpus, each.share, active, platform.pool),
             )
         )  # fmt: skip
     return found
+
+
+def effect_of(appcode: Appcode, gpus: int, share: Share) -> tuple[str, ...]:
+    """Sentences on who gains and who loses if the appcode gets this quota and share."""
+    pool = extension_points.gpu_pool.only
+    return _effect(appcode, gpus, share, _active(), pool() if pool else None)
+
+
+def _active() -> list[Appcode]:
+    return list(Appcode.objects.filter(state=Appcode.State.ACTIVE).select_related("org_node"))
+
+
+def _effect(appcode: Appcode, gpus: int, share: Share, active: Sequence[Appcode], pool: int | None) -> tuple[str, ...]:
+    stands = {each.code: Stand(each.gpu_quota, each.gpu_borrow, each.weight) for each in active}
+    return effect(appcode.code, stands.pop(appcode.code, None), Stand(gpus, share.borrow, share.weight), stands, pool)
 
 
 def _line(appcode: Appcode, lines: Container[str]) -> str:

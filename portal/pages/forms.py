@@ -14,6 +14,7 @@ from django.conf import settings
 from django.utils.html import format_html
 
 from portal.errors import FieldError, Invalid
+from portal.lending import Share
 from portal.manifests import parse
 from portal.manifests.appcode import (
     MAX_EMAILS,
@@ -21,6 +22,7 @@ from portal.manifests.appcode import (
     MAX_REASON,
     MAX_REMARK,
     MAX_TOKEN_DAYS,
+    MAX_WEIGHT,
     Answered,
     AppcodeManifest,
     Granted,
@@ -108,6 +110,34 @@ class TermsForm(forms.Form):
         return {"gpus": terms.gpus, "storage": terms.storage, "budget": budget, "expires": expires}
 
 
+class ShareForm(forms.Form):
+    """What only administrators set. Empty fields leave values unchanged."""
+
+    borrow = Words(
+        label="May borrow",
+        required=False,
+        help_text="GPUs that its runs may hold beyond the quota while nobody else needs them.",
+        widget=forms.NumberInput(attrs={"min": 0, "class": "num"}),
+    )
+    weight = Words(
+        label="Weight",
+        required=False,
+        help_text="Its part of what is lent, against those of other appcodes. 0: what nobody else wants.",
+        widget=forms.NumberInput(attrs={"min": 0, "max": MAX_WEIGHT, "class": "num"}),
+    )
+
+    def share(self) -> dict[str, Any]:
+        """The input of a valid form, as in a manifest."""
+        typed = self.cleaned_data
+        return {"share": {name: typed[name] for name in ("borrow", "weight") if typed.get(name)}}
+
+    @staticmethod
+    def shown_share(share: Share) -> dict[str, Any]:
+        """Initial values of the form."""
+        return {"borrow": share.borrow, "weight": share.weight}
+
+
+SHARE_PATHS = {"share": "borrow", "share.borrow": "borrow", "share.weight": "weight"}
 TERMS_PATHS = {
     "quota": "gpus", "quota.gpus": "gpus", "quota.storage": "storage", "quota.budget": "budget", "expires": "expires",
 }  # fmt: skip
@@ -133,10 +163,10 @@ class RequestForm(TermsForm):
         return parse(Wanted, {**self.terms(), "reason": " ".join(self.cleaned_data["reason"].split())})
 
 
-class DecisionForm(TermsForm):
-    """An administrator's decision: other terms than requested, or a note."""
+class DecisionForm(TermsForm, ShareForm):
+    """An administrator's decision: other terms than requested, a share, or a note."""
 
-    PATHS: ClassVar = TERMS_PATHS | {"note": "note"}
+    PATHS: ClassVar = TERMS_PATHS | SHARE_PATHS | {"note": "note"}
 
     revision = forms.IntegerField(widget=forms.HiddenInput())
     note = prose(
@@ -151,7 +181,7 @@ class DecisionForm(TermsForm):
         """Raises Invalid. Call it on a bound form."""
         if not self.is_valid():
             raise Invalid([])
-        return parse(Granted, {**self.terms(), "revision": self.cleaned_data["revision"]})
+        return parse(Granted, {**self.terms(), **self.share(), "revision": self.cleaned_data["revision"]})
 
     def answered(self) -> Answered:
         """Raises Invalid. Call it on a bound form."""
@@ -161,7 +191,7 @@ class DecisionForm(TermsForm):
         return parse(Answered, {"revision": self.cleaned_data["revision"], "note": note})
 
 
-class AppcodeForm(TermsForm):
+class AppcodeForm(TermsForm, ShareForm):
     """Requests or changes an appcode: every field of its manifest."""
 
     PATHS: ClassVar = {
@@ -172,7 +202,7 @@ class AppcodeForm(TermsForm):
         "spec.emails": "emails",
         "spec.remark": "remark",
         "spec.resourceType": "resource_type",
-        **{f"spec.{path}": name for path, name in TERMS_PATHS.items()},
+        **{f"spec.{path}": name for path, name in (TERMS_PATHS | SHARE_PATHS).items()},
     }
 
     org_node = Words(label="Business line", help_text="The part of the organisation that pays.", widget=forms.Select())
@@ -216,6 +246,8 @@ class AppcodeForm(TermsForm):
         if appcode is not None:
             self.fields["code"].disabled = True
             self.fields["code"].help_text = "A code cannot be changed."
+        if not administrator:
+            del self.fields["borrow"], self.fields["weight"]
         new = appcode is None or appcode.state == Appcode.State.REQUESTED
         if new:
             self.fields[
@@ -234,7 +266,7 @@ class AppcodeForm(TermsForm):
         spec["resourceType"] = typed["resource_type"]
         spec["owners"] = [name for name in re.split(r"[\s,;]+", typed["owners"]) if name]
         spec["emails"] = [email for email in re.split(r"[\s,;]+", typed["emails"]) if email]
-        return parse(AppcodeManifest, {"metadata": {"name": typed["code"]}, "spec": spec | self.terms()})
+        return parse(AppcodeManifest, {"metadata": {"name": typed["code"]}, "spec": spec | self.terms() | self.share()})
 
     @staticmethod
     def fields_of(appcode: Appcode, terms: Terms) -> dict[str, Any]:
@@ -243,7 +275,7 @@ class AppcodeForm(TermsForm):
         return {
             "org_node": appcode.org_node.path, "code": appcode.code, "name": appcode.name, "owners": ", ".join(sorted(owners)),
             "emails": "\n".join(appcode.emails), "remark": appcode.remark, "resource_type": appcode.resource_type,
-            **TermsForm.shown(terms),
+            **TermsForm.shown(terms), **ShareForm.shown_share(appcode.share),
         }  # fmt: skip
 
 

@@ -55,7 +55,8 @@ PLATFORM_GROUPS = {
     "month": "Months closed", "prices": "Price lists imported", "person": "People", "token": "API tokens",
     "org": "Business lines",
     "kubernetes": "Kubernetes clusters registered and changed",
-    "cloud": "What clouds say of themselves", "flavor": "Flavors", "image": "Images", "folder": "Allowed folders",
+    "cloud": "What clouds say of themselves", "window": "Maintenance and reservations of nodes",
+    "flavor": "Flavors", "image": "Images", "folder": "Allowed folders",
     "registry": "Registries of images", "plugin": "Plugins of images", "servingruntime": "Serving runtimes",
     "demo": "The demonstration",
 }  # fmt: skip

@@ -23,6 +23,7 @@ from billing.invoices import closing
 from billing.ledger import posting
 from billing.models import Closing, Credit, Discount, Invoice, InvoiceLine, Price, UsageSegment
 from clusters.catalog.models import Flavor, Image
+from clusters.clouds.models import CloudState
 from clusters.cluster_templates.models import Template
 from clusters.environments.models import Environment, Plugin
 from clusters.gateway.models import Origin
@@ -58,6 +59,7 @@ contexts: [{name: main, context: {cluster: one, user: me}}]
 clusters: [{name: one, cluster: {server: "https://127.0.0.1:1"}}]
 users: [{name: me, user: {token: secret}}]
 """
+NODE = {"gpus": 0, "gpus_free": 0, "gpu_model": "", "cpu_milli": 8000, "memory_mb": 1 << 15}
 # The spec of a cluster template, in the form in which a cluster's is stored.
 SAVED = ClusterSpec.model_validate(SPEC).model_dump(mode="json", by_alias=True)
 SLUG = f"{MONTH.since:%Y-%m}"
@@ -123,6 +125,13 @@ def application(name: str) -> dict[str, Any]:
 def kubernetes(name: str) -> dict[str, Any]:
     spec = {"title": "Training", "kubeconfig": KUBECONFIG}
     return {"kind": "kubernetes-cluster", "metadata": {"name": name}, "spec": spec}
+
+
+def window() -> dict[str, Any]:
+    at = timezone.now() + dt.timedelta(days=1)
+    return {
+        "nodes": ["gpu-1"], "startsAt": at.isoformat(), "endsAt": (at + dt.timedelta(hours=1)).isoformat(), "reason": "Disks",
+    }  # fmt: skip
 
 
 def datastore(name: str, bucket: str) -> dict[str, Any]:
@@ -216,6 +225,8 @@ def make(bucket: str) -> World:
     post("alice", "/appcodes/ops-demo/pipelines/nightly/run", {})
     post("alice", "/appcodes/ops-demo/schedules", schedule("night"))
     post("root", "/kubernetes", kubernetes("training"))
+    CloudState.objects.create(name="training", capacity={"nodes": [{"name": "gpu-1", **NODE}]})
+    closed = post("root", "/clouds/training/windows", window())["id"]
     requests.ask(people.ops, Wanted(quota=Quota(gpus=16)), acting_user=people.alice)
     post("alice", "/appcodes/ops-demo/webhooks", webhook("chat"))
     post("root", "/webhooks", webhook("chat"))
@@ -262,7 +273,8 @@ def make(bucket: str) -> World:
         "schedules/{name}": "night", "schedules/{appcode}/{name}": "night",
         "pipelines/{name}": "nightly", "pipelines/{appcode}/{name}": "nightly", "{stage}": "train",
         "environments/{name}": "torch", "webhooks/{name}": "chat", "kubernetes/{name}": "training", "clouds/{name}": "training",
-        "{host}": "git.example.com", "{node}": "gpu-1",
+        "{host}": "git.example.com", "{node}": "gpu-1", "windows/{pk}": closed,
+        "windows/{id}": closed,
         "flavors/{name}": "middle", "images/{name}": "tensorflow", "serving-runtimes/{name}": "triton",
         "{image}": "tensorflow", "plugins/{image}/{name}": "tree", "plugins/{name}": "tree",
         "/appcodes/{code}/webhooks/{name}/deliveries/{uid}": ours, "/webhooks/{name}/deliveries/{uid}": everybodys,
@@ -327,6 +339,7 @@ def _bodies(bucket: str) -> dict[str, str]:
         "new-benchmark": benchmark("second"),
         "webhook": webhook("chat"),
         "new-webhook": webhook("second"),
+        "window": window(),
         "kubernetes": kubernetes("training"),
         "new-kubernetes": kubernetes("second"),
     }
@@ -347,6 +360,7 @@ def _bodies(bucket: str) -> dict[str, str]:
         "prices": prices, "prices-form": urlencode({"text": prices}), "cluster-form": urlencode(typed),
         "application-form": urlencode(web), "card": urlencode({"start": "hello-gpu", "appcode": "ops-demo"}),
         "store-form": urlencode(store), "cloud-form": urlencode(cloud),
+        "window-form": urlencode({"nodes": "gpu-1", "ends_at": window()["endsAt"], "reason": "Disks", "save": "1"}),
         "template-form": urlencode({"name": "mine", "whose": "ops-demo", "spec": json.dumps(SAVED)}),
         "schedule-form": urlencode(
             {"name": "week", "starts": "ops-demo/pipeline/nightly", "cron": "0 4 * * 1", "time_zone": "UTC",

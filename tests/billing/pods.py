@@ -19,8 +19,12 @@ def at(seconds: float) -> dt.datetime:
     return T0 + dt.timedelta(seconds=seconds)
 
 
-def pod(appcode: int, uid: str = "p-1", *, begin: int = 0, end: int | None = HOUR, **held: object) -> PodState:
+def pod(
+    appcode: int, uid: str = "p-1", *, begin: int = 0, end: int | None = HOUR, kind: str = "", **held: object
+) -> PodState:
+    """`kind`: its priority class, where it is not normal."""
     labels = {"cluster": "show1", "run": "1", "role": "worker", "index": "0", "framework": "tensorflow", "user": "bob"}
+    labels |= {"class": kind} if kind else {}
     held = {"gpus": 1, "cpu_milli": 1500, "memory_mb": 2048} | held
     state = PodState(
         uid, "local", appcode, "run 1", labels, "Running", scheduled_at=at(begin), started_at=at(begin), **held

@@ -44,6 +44,7 @@ MERGE = "application/merge-patch+json"
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 # With Kubernetes' client defaults (20 writes a second), tests would measure those limits.
 FAST_CLIENT = ("--kube-api-qps=1000", "--kube-api-burst=1000", "--leader-elect=false")
+GANGS = ("--feature-gates=GenericWorkload=true,GangScheduling=true",)
 # Generous, because a program that ends is noticed earlier.
 START_SECONDS = 120.0
 # Seconds after which our watch checks whether the programs still run.
@@ -64,9 +65,12 @@ class Refused(Exception):
 class Plane:
     """One control plane. Start it from a main thread (see services.spawn). Logs are in `folder`/log."""
 
-    def __init__(self, folder: Path, address: str = "127.0.0.1", audited: str = "") -> None:
+    def __init__(
+        self, folder: Path, address: str = "127.0.0.1", audited: str = "", gangs: Collection[str] = ()
+    ) -> None:
         """`address`: where the API server listens; containers, if any, must be able to reach it. `audited`: a user whose
-        calls the API server logs (see `calls_of_audited`)."""
+        calls the API server logs (see `calls_of_audited`). `gangs`: the programs in which PodGroups are switched on."""
+        self.gangs = gangs
         self.folder = services.private_folder(folder)
         self.logs = services.private_folder(folder / "log")
         self._keys = services.private_folder(folder / "keys")
@@ -126,6 +130,10 @@ class Plane:
         # A new kwok leaves nodes alone until the leases of the old one expire, so delete those.
         self.request("DELETE", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
         self._start(self._controller_manager(), self._scheduler(), self._kwok())
+
+    def restart_scheduler(self) -> None:
+        self._stop("kube-scheduler")
+        self._start(self._scheduler())
 
     def stop_apiserver(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Stops the API server, by default as if its machine were lost: every watch breaks. SIGTERM says goodbye to
@@ -432,6 +440,8 @@ class Plane:
         services.stop(service, process)
 
     def _service(self, name: str, ready: Callable[[], bool], *flags: str) -> Service:
+        if name in self.gangs:
+            flags += GANGS
         # GOGC=200 halves the number of garbage collections at the cost of memory.
         return Service(name, (self._program, name, *flags), ready, env={"GOGC": "200"})
 
@@ -477,6 +487,7 @@ class Plane:
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
             "--service-cluster-ip-range=10.96.0.0/16",
+            *(["--runtime-config=scheduling.k8s.io/v1alpha2=true"] if "kube-apiserver" in self.gangs else []),
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={self._service_accounts}",
             f"--service-account-signing-key-file={self._service_accounts}",

@@ -7,8 +7,9 @@ import secrets
 from typing import Any
 
 import pytest
+from clusters.clouds.drivers.base.fit import free_rooms, judge, lay
 
-from clusters.clouds.drivers.base.fit import Tasks, free_rooms, judge, lay
+from clusters.admission.packing import asking
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from tests.kube.following import Following
 from tests.kube.plane import Plane
@@ -53,7 +54,7 @@ def test_what_fits_is_what_the_scheduler_places(
     following.until(is_seen)
     answers = []
     for _ in range(10):
-        tasks = Tasks(
+        tasks = asking(
             "worker", chance.randint(1, 3), chance.choice((1, 2, 4)), chance.choice((ONE, OTHER)),
             chance.choice((500, 20_000, 60_000)), 512,
         )  # fmt: skip

@@ -21,6 +21,7 @@ from django.core.management import CommandError, call_command
 
 from clusters.clouds.drivers.base import CloudError
 from clusters.clouds.drivers.kubernetes.api.lookup import KUEUE_CONFIG, NO_KUEUE, ONLY_LOOKED_UP
+from clusters.clouds.drivers.kubernetes.api.probe import UNSERVED
 from tests.kube import kueue
 from tests.kube.following import ROLE, hand_over, portal_kubeconfig
 from tests.kube.plane import Plane
@@ -55,7 +56,8 @@ def test_a_connection_with_the_rights_that_are_asked_for_is_good(people: Any, ma
     report = actions.try_connection(row)
     assert report.ok, report.message
     assert report.message.startswith("Kubernetes v1.36.")
-    assert report.message.endswith("GPUs. The portal may do all that it needs.")
+    assert report.message.endswith(f"GPUs. The portal may do all that it needs. {UNSERVED}")
+    assert row.test["all_or_none"] == {"enforced": False, "api": "", "message": UNSERVED}
     row.refresh_from_db()
     assert row.uid
     assert row.test["gpus"] >= 13 * 8
@@ -281,7 +283,7 @@ def test_what_may_not_be_looked_up_is_said_and_refuses_nothing(plane: Plane, peo
     report = actions.try_connection(row)
     assert report.ok
     assert "Whether there is a RuntimeClass “nope” could not be checked: " in report.message
-    assert report.message.endswith("Apply docker/kubernetes/clusterrole.yaml again.")
+    assert "Apply docker/kubernetes/clusterrole.yaml again." in report.message
     assert "get runtimeclasses.node.k8s.io" in report.json_value()["missing_optional"]
 
 
@@ -476,7 +478,7 @@ class TestCommand:
         how = ["--kubeconfig", str(tmp_path / "config"), "--default", "--business-line", "qunarcorp.flight"]
         for _ in range(2):
             said = run(*how, "--title", "Plane", "--set", "quota={count/pods: '9'}")
-            assert said.endswith("The portal may do all that it needs.\n"), said
+            assert said.endswith(f"The portal may do all that it needs. {UNSERVED}\n"), said
         row = Cloud.objects.get(kind="kubernetes")
         assert (row.revision, row.title, row.is_default, row.settings) == (
             1,

@@ -21,6 +21,7 @@ from clusters.clouds.drivers.base import CloudError, Mount, NfsSource, RunChange
 from clusters.clouds.drivers.kubernetes.api.client import Client
 from clusters.clouds.drivers.kubernetes.api.lookup import CLASSES, look_up
 from clusters.clouds.drivers.kubernetes.api.preflight import Right, inspect, rights_of
+from clusters.clouds.drivers.kubernetes.api.probe import FACT
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names, pods
 from clusters.clouds.drivers.kubernetes.repair.upkeep import PLACES
@@ -31,6 +32,7 @@ from tests.kube.following import ROLE, Following, portal_kubeconfig
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import data, endpoint, plan, role, run_ref, volume
 from tests.kube.test_kueue import Portal, end
+from tests.kube.test_native_gangs import API, EVERYWHERE
 
 pytestmark = pytest.mark.kube
 
@@ -71,7 +73,7 @@ class Audited(Plane):
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
-    plane = Audited(tmp_path_factory.mktemp("audited"))
+    plane = Audited(tmp_path_factory.mktemp("audited"), gangs=EVERYWHERE)
     plane.start()
     try:
         plane.add_nodes(1)
@@ -96,7 +98,7 @@ def test_every_right_is_used(audited: Audited, cloud: KubernetesCloud) -> None:
 
 def live(plane: Plane, cloud: KubernetesCloud, following: Following) -> None:
     """Does everything that a portal ever does in a cluster."""
-    inspect(cloud._client, rights_of(yaml.safe_load(ROLE.read_text())))
+    assert cloud.preflight(["ops"]).facts[FACT]["enforced"]
     names_all = replace(
         cloud._settings, kueue_queue="gpus", **{**dict.fromkeys(CLASSES, "mine"), "storage_classes": ("mine",)}
     )
@@ -112,7 +114,7 @@ def live(plane: Plane, cloud: KubernetesCloud, following: Following) -> None:
         role("evaluator", 2, restart="Always", gpus=0),
     )
     mounts = (*data(), Mount("/elearn/more", True, NfsSource("nfs.example", "/data")))
-    cloud.apply(plan(*roles, run=run, mounts=mounts))
+    cloud.apply(plan(*roles, run=run, mounts=mounts, gang=API))
     following.until(lambda: len(following.of(run, "Running")) == 4)
     # A simulated node has no logs and no programs.
     for ask in (lambda: cloud.log(run, "master", 0, attempt=0), lambda: cloud.exec(run, "master", 0, ["true"])):

@@ -82,7 +82,9 @@ def test_a_living_appcode_keeps_what_it_has_until_everything_changes_at_once(peo
         f"approved: 12 GPUs, 2,048 GiB of volumes, 500.00 USD a month, until {end}; asked for were 16 GPUs, 2,048 GiB of "
         f"volumes, 500.00 USD a month, until {end}"
     )
-    assert approved.data == {"gpus": 12, "storage": 2048, "budget": "500.00", "expires": str(end)}
+    assert approved.data == {
+        "gpus": 12, "storage": 2048, "budget": "500.00", "expires": str(end), "borrow": 0, "weight": 1,
+    }  # fmt: skip
 
 
 def test_a_budget_that_is_there_keeps_its_policy_and_is_not_taken_away(people: Any) -> None:

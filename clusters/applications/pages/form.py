@@ -14,7 +14,7 @@ from django import forms
 
 from clusters.applications.manifest import USUAL_SIZE, ApplicationManifest, cluster_manifest
 from clusters.cluster.pages.choices import Offer, flavor_label
-from clusters.cluster.pages.form_data import UNIT_CHOICES, duration, seconds
+from clusters.cluster.pages.form_data import CLASS_CHOICES, UNIT_CHOICES, duration, seconds
 from clusters.environments.models import Plugin
 from clusters.frame.env_text import read_env, write_env
 from clusters.frame.form import ManifestForm, area, aria, choice, line, number
@@ -41,6 +41,7 @@ FIELDS: tuple[tuple[str, ...], ...] = (
         "idle_after_unit",
         "time_limit",
         "time_limit_unit",
+        "priority_class",
         "access",
         "people",
     ),
@@ -62,6 +63,7 @@ FIELD_OF_PATH = {
     "spec.storage.size": "size",
     "spec.outputPath": "output_path",
     "spec.timeLimit": "time_limit",
+    "spec.priorityClass": "priority_class",
     "spec.idle": "idle_policy",
     "spec.idle.after": "idle_after",
     "spec.access.people": "people",
@@ -73,6 +75,7 @@ USUAL: dict[str, Any] = {
     "outputPath": "{name}/{run}",
     "env": {},
     "timeLimit": None,
+    "priorityClass": "normal",
     "idle": None,
     "endpoints": [],
     "runs": [],
@@ -170,6 +173,12 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
         "Time limit", "It is ended after this long, whatever it does. Empty: it has no end of its own.", required=False
     )
     time_limit_unit = choice("Unit", choices=UNIT_CHOICES, initial="hours", **aria("Unit of the time limit"))
+    priority_class = choice(
+        "Class",
+        "Spare GPUs have a price of their own, and do not count against the quota. Whoever works in it is interrupted then.",
+        CLASS_CHOICES,
+        initial="normal",
+    )
     access = choice("Who else may open it", "Developers and owners of the appcode always may.", initial="members")
     people = line("People", "User names, divided by commas.", required=False)
 
@@ -248,6 +257,7 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
             *(["size"] if said["storage"] != NEW else []),
             *(["output_path"] if not said["output"] else []),
             *(["people"] if said["access"] != "people" else []),
+            *(["priority_class"] if said["priority_class"] == "normal" else []),
         }
         found = []
         for field in self.fields_at(step):
@@ -308,6 +318,7 @@ def document_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "command": values["command"],
         "env": env,
         "timeLimit": seconds(values["time_limit"], values["time_limit_unit"]),
+        "priorityClass": values["priority_class"] or "normal",
         "endpoints": served,
         "idle": _idle_of(values),
         "access": {"to": values["access"], **({"people": people} if values["access"] == "people" else {})},
@@ -346,6 +357,7 @@ def fields_of(manifest: ApplicationManifest) -> dict[str, str]:
         "output_path": spec.output_path,
         "time_limit": limit,
         "time_limit_unit": unit,
+        "priority_class": spec.priority_class,
         "idle_policy": spec.idle.policy,
         "idle_after": idle,
         "idle_after_unit": idle_unit,

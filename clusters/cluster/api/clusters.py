@@ -21,6 +21,7 @@ from clusters.catalog.specs_in_lists import page_of_specs
 from clusters.clouds.health import silences
 from clusters.cluster import actions
 from clusters.cluster.api.documents import (
+    AdmissionDocument,
     ClusterDocument,
     ClusterPage,
     ClusterUsageDocument,
@@ -29,6 +30,8 @@ from clusters.cluster.api.documents import (
     RunDocument,
     RunPage,
     TaskPage,
+    admission_document,
+    decision_document,
     input_document,
     preview_document,
     read_manifest,
@@ -50,7 +53,7 @@ from datastores.files.api import told
 from datastores.files.downloads import LOOK_SECONDS
 from portal.access import OPERATE, appcode_for
 from portal.api.operations import Document, created, operation
-from portal.api.pagination import LIST_PARAMETERS, MAX_SEARCH, PAGE_PARAMETERS, everything, number, text, whole
+from portal.api.pagination import LIST_PARAMETERS, MAX_SEARCH, PAGE_PARAMETERS, everything, number, page, text, whole
 from portal.api.verbs import Kind
 from portal.api.views import person
 from portal.errors import Invalid
@@ -169,6 +172,17 @@ class OneRun(APIView):
         """One run"""
         found = run_for(person(request), code, name, run)
         return run_document(found, looks=looks_at(found, person(request)))
+
+
+class RunAdmission(APIView):
+    @operation("runs_admission", AdmissionDocument, parameters=PAGE_PARAMETERS)
+    def get(self, request: Request, code: str, name: str, run: int) -> Document:
+        """Whether a run has what it asked for, why it waited, and where it was placed
+
+        The history of what was decided about it, newest first."""
+        found = run_for(person(request), code, name, run)
+        lines = page(request, found.decisions.all(), order="-number", render=decision_document).data
+        return admission_document(found, lines["items"], lines["next"])
 
 
 class Tasks(APIView):

@@ -18,7 +18,8 @@ from pydantic.alias_generators import to_camel
 from billing.sums.access import SegmentRow
 from billing.sums.breakdown import Part
 from billing.sums.serializers import UsagePart, usage_parts
-from clusters.admission.codes import Code
+from clusters.admission.codes import Code, Fits
+from clusters.admission.decision import Values
 from clusters.clouds.health import silence_of
 from clusters.cluster.api.summaries import Looks
 from clusters.frame.documents import Phase
@@ -26,8 +27,9 @@ from clusters.frameworks import ROLES
 from clusters.gateway.origins import openings
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec, RoleName
 from clusters.runs.input_listing import Change
-from clusters.runs.models import Cluster, Run, Task
+from clusters.runs.models import Cluster, Decision, Run, Task
 from clusters.runs.preview import Preview
+from clusters.runs.status import history
 from clusters.runs.status.hook_status import ShownHook, hooks_of
 from clusters.scalars.counted import gpu_seconds, kept
 from clusters.scalars.crashes import Crash
@@ -118,12 +120,52 @@ class CrashStatus(Answer):
     gpu_seconds: int = Field(description="What these had taken the first time, with all GPUs of the run.")
 
 
+class DecisionStatus(Answer):
+    """What was decided about a run, for programs by a code with its values, and for people in a sentence."""
+
+    number: int = Field(description="From 1; 0 where it is not in the history.")
+    at: dt.datetime
+    code: Code = Field(
+        description="As in a preview. Waits, too: Turn (not decided yet), Cloud (its cloud says why), Budget, Disabled and "
+        "Expired (of its appcode), GivenBack, TakenBack. Now: Placed, Whole, and Started where the cloud places its tasks."
+    )
+    values: dict[str, int | str] = Field(
+        description="What the sentence is made of: counts, and names of nodes or of runs of the same appcode.",
+        examples=[{"needed": 8, "free": 5, "total": 16}],
+    )
+    sentence: str
+
+
+class AdmissionStatus(Answer):
+    """Whether a run has what it asked for, and why not. Once it is over: what was decided last."""
+
+    verdict: Fits
+    code: Code
+    values: dict[str, int | str]
+    sentence: str
+    as_of: dt.datetime = Field(description="Since when it holds: the time of the last line of its history.")
+
+
+class AdmissionDocument(Answer):
+    """The same, null before anything was decided, with a page of the history of decisions, newest first. The newest 200 are
+    kept. A line whose code is that of the line before it tells of other numbers, and comes at least a minute later."""
+
+    verdict: Fits | None
+    code: Code | None
+    values: dict[str, int | str]
+    sentence: str
+    as_of: dt.datetime | None
+    history: list[DecisionStatus]
+    next: str | None = Field(description="Where the next page is; null after the last.")
+
+
 class RunStatus(Answer):
     """The observed state of a run. Seconds and cost grow while it holds GPUs."""
 
     phase: Phase
     reason: str = Field(examples=["WaitingForGPUs"], description="A word for programs; empty when all is well.")
     message: str = Field(description="A sentence for people.")
+    admission: AdmissionStatus | None = Field(description="Null before anything was decided about it.")
     run: int
     part_of: str = Field(examples=["sweeps/lr"], description="What made its cluster; empty where somebody did.")
     cloud: str = Field(examples=["training"], description="Where it was made; “local” is the portal's own machine.")
@@ -244,7 +286,8 @@ class PreviewDocument(Answer):
     code: Code = Field(
         description="Why, for programs; stable, while `message` may change. Now: Fits. Waits: Quota, Behind (nodes are kept for "
         "earlier runs), Placing, Gpus, Resources (CPU or memory), Fragmented (enough GPUs are free, in blocks that are too "
-        "small), NoNodes, NotBefore, Input, Hook, Unreachable. Never: OverLimit (the quota), NoSuchGpu, OverNode, OverPool."
+        "small), Window (nodes are closed or reserved before it would end), NoNodes, NotBefore, Input, Hook, Unreachable. Never: "
+        "OverLimit (the quota), NoSuchGpu, OverNode, OverPool."
     )
     message: str = Field(description="A sentence for people: what happens, what is needed and free, what to do.")
     cost_per_hour: Money = Field(description="With the dearest GPU model that its tasks may get.")
@@ -324,6 +367,7 @@ def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None, lo
     looks = looks or Looks(crashes=kept(run))
     return RunStatus.of(
         run,
+        admission=_admission(run),
         run=run.number,
         part_of=run.cluster.part_of,
         notice="" if run.is_terminal else notices.get(run.cloud, ""),
@@ -341,6 +385,31 @@ def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None, lo
         gpu_seconds=run.gpu_seconds_at(now),
         cost=money(run.cost_at(now)),
     )
+
+
+def _admission(run: Run) -> AdmissionStatus | None:
+    found = history.current(run)
+    return AdmissionStatus.of(found, **_decided(found)) if found else None
+
+
+def admission_document(run: Run, lines: list[Any], following: str | None) -> dict[str, Any]:
+    """`lines`: a page of the history as `decision_document` makes them."""
+    found = _admission(run)
+    told = dict(found) if found else {"verdict": None, "code": None, "values": {}, "sentence": "", "as_of": None}
+    return AdmissionDocument(**told, history=lines, next=following).json_value()
+
+
+def decision_document(row: Decision) -> dict[str, Any]:
+    found = history.line(row)
+    return DecisionStatus.of(found, values=_named(found.values)).json_value()
+
+
+def _decided(found: history.Line) -> dict[str, Any]:
+    return {"verdict": found.code.fits, "values": _named(found.values), "as_of": found.at}
+
+
+def _named(values: Values) -> dict[str, int | str]:
+    return {to_camel(name): value for name, value in values.items()}
 
 
 def _straggler(found: Straggler) -> StragglerStatus:

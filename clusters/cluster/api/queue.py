@@ -82,6 +82,21 @@ class NodeGpus(Answer):
     )
 
 
+class NodesClosed(Answer):
+    """A stretch of time on nodes: maintenance, or a reservation for one appcode."""
+
+    id: int
+    kind: Literal["maintenance", "reservation"]
+    nodes: list[str]
+    starts_at: dt.datetime
+    ends_at: dt.datetime
+    begun: bool
+    appcode: str | None = Field(
+        description="For which the nodes are reserved; null for maintenance, and for one that you cannot see."
+    )
+    reason: str
+
+
 class QueueDocument(Answer):
     """Waiting and holding runs of one cloud, and its nodes. `more_…` count further runs of yours that are not listed."""
 
@@ -96,6 +111,9 @@ class QueueDocument(Answer):
     more_waiting: int
     more_holding: int
     nodes: list[NodeGpus] = Field(description="At most 2,000.")
+    windows: list[NodesClosed] = Field(
+        description="Now and to come, the earliest first. Before one, only runs start on its nodes that end in time."
+    )
 
 
 # Maximum length of `nodes`.
@@ -121,6 +139,7 @@ def document(found: Queue) -> dict[str, object]:
         holding=[HoldingRun.of(run, gpus=run.gpu_rate, since=run.started_at, **_names(run)) for run in found.holding],
         others=OtherRuns.of(found.others),
         nodes=[NodeGpus.of(each, kept_for=_kept_for(found, each)) for each in found.tiles[:MOST_NODES]],
+        windows=[NodesClosed.of(each, appcode=each.appcode or None) for each in found.windows],
     ).json_value()
 
 

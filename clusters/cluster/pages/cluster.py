@@ -29,6 +29,7 @@ from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands
 from clusters.clouds.health import silence_of
 from clusters.clouds.registry import driver
 from clusters.cluster.api.documents import to_manifest
+from clusters.cluster.pages.decisions import waited
 from clusters.cluster.pages.list import Row, first_sentence, row_of, where
 from clusters.cluster.pages.new import curl
 from clusters.frame.env_text import write_env
@@ -358,6 +359,7 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
     framework = FRAMEWORKS[run.spec["framework"]]
     return {
         "steps": timeline(run, rows),
+        "waited": waited(run, everything="all" in request.GET),
         "tasks": ordered if everything else ordered[:MAX_TASK_ROWS],
         "says_its_own": says_its_own(run),
         "no_commands": _no_commands(run.cloud),

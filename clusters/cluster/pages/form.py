@@ -11,6 +11,7 @@ from django import forms
 
 from clusters.cluster.pages.choices import Offer
 from clusters.cluster.pages.form_data import (
+    CLASS_CHOICES,
     FIELD_OF_PATH,
     INPUT_INITIAL,
     UNIT_CHOICES,
@@ -29,7 +30,8 @@ from portal.errors import FieldError, Invalid
 
 FOLDED = (
     "input_path", "input_version", "input_mode", "input_fold", "input_folds", "framework", "keras", "mode", "completion",
-    "retries", "time_limit", "time_limit_unit", "schedule_after", "output_path", "home", "endpoints", "access", "notebook",
+    "retries", "time_limit", "time_limit_unit", "priority_class", "schedule_after", "output_path", "home", "endpoints", "access",
+    "notebook",
     *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in ("flavor", "count")),
 )  # fmt: skip
 
@@ -169,6 +171,12 @@ class ClusterForm(ManifestForm[ClusterManifest]):
     )
     time_limit = number("Time limit", "The run is stopped after this long.", required=False)
     time_limit_unit = choice("Unit", choices=UNIT_CHOICES, initial="hours", **aria("Unit of the time limit"))
+    priority_class = choice(
+        "Class",
+        "Spare GPUs have a price of their own, and do not count against the quota. Save checkpoints in /elearn/output.",
+        CLASS_CHOICES,
+        initial="normal",
+    )
     schedule_after = Words(
         label="Schedule after (UTC)",
         required=False,

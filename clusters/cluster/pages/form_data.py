@@ -24,6 +24,11 @@ from portal.text.zones import zone_of
 # Largest first: a filled form shows the largest unit that leaves a whole number.
 TIME_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 UNIT_CHOICES = [(unit, unit) for unit in reversed(TIME_UNITS)]
+CLASS_CHOICES = [
+    ("normal", "Normal: takes its turn in this appcode"),
+    ("urgent", "Urgent: before the other runs of this appcode; may take their GPUs"),
+    ("spare", "Spare: on GPUs that nobody else needs; may be taken back at any time"),
+]
 
 INPUT = {
     "path": "input_path",
@@ -51,6 +56,7 @@ FIELD_OF_PATH: dict[str, str] = {
     },
     "spec.outputPath": "output_path",
     "spec.timeLimit": "time_limit",
+    "spec.priorityClass": "priority_class",
     "spec.scheduleAfter": "schedule_after",
     "spec.code": "code_files",
     **{f"spec.input.{key}": name for key, name in INPUT.items()},
@@ -96,6 +102,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         **_completion(values, roles),
         "retries": values.get("retries", "").strip() or None,
         "timeLimit": seconds(values.get("time_limit", ""), values.get("time_limit_unit", "")),
+        "priorityClass": values.get("priority_class") or "normal",
         "scheduleAfter": _utc(values.get("schedule_after", ""), values.get("schedule_zone", "")),
         "hooks": read_hooks(values),
     }
@@ -128,6 +135,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "retries": "" if spec.retries is None else str(spec.retries),
         "time_limit": limit,
         "time_limit_unit": unit,
+        "priority_class": spec.priority_class,
         "schedule_after": _local(spec.schedule_after),
         "schedule_zone": "UTC",
         "home": spec.home or "",

@@ -328,7 +328,7 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
         "cluster": cluster,
         "living": cluster and cluster.current_run and not cluster.current_run.is_terminal,
         "differs": differences(form, cluster) if cluster else [],
-        "sizes": _sizes(form.offer),
+        "sizes": _sizes(form.offer, spare=form["priority_class"].value() == "spare"),
         **form.complaints(),
         "manifest": text,
         "curl": curl(address, text, method="PUT" if cluster else "POST"),
@@ -361,10 +361,10 @@ def shown(field: Field, value: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
-def _sizes(offer: Offer) -> list[Size]:
-    """The flavors with their availability where the appcode runs."""
+def _sizes(offer: Offer, *, spare: bool) -> list[Size]:
+    """The flavors with their availability and price where the appcode runs."""
     appcode = next((each for each in offer.appcodes if each.code == offer.appcode), None)
-    return sizes(offer.flavors, offer.place.cloud, appcode.pk) if appcode and offer.place else []
+    return sizes(offer.flavors, offer.place.cloud, appcode.pk, spare=spare) if appcode and offer.place else []
 
 
 def curl(address: str, document: str, *, method: str = "POST") -> str:

@@ -87,7 +87,7 @@ def fields(starter: Starter, offer: Offer) -> dict[str, str]:
     appcode = next((each for each in offer.appcodes if each.code == offer.appcode), None)
     plain = next((each.name for each in offer.flavors if not each.gpus), "")
     gpus = sorted((each for each in offer.flavors if each.gpus), key=lambda each: each.gpus)
-    fits = bool(gpus) and appcode is not None and starter.gpus * gpus[0].gpus <= appcode.gpu_quota
+    fits = bool(gpus) and appcode is not None and starter.gpus * gpus[0].gpus <= appcode.gpu_limit
     computing = gpus[0].name if fits else plain
     filled = {
         "appcode": offer.appcode,

@@ -11,45 +11,52 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from django.db.models import Count, Exists, F, Func, IntegerField, JSONField, OuterRef, Q, QuerySet, Sum, TextField
+from django.db.models import (
+    Case,
+    Count,
+    Exists,
+    F,
+    Func,
+    IntegerField,
+    JSONField,
+    Max,
+    OuterRef,
+    Q,
+    QuerySet,
+    Sum,
+    TextField,
+    When,
+    Window,
+)  # fmt: skip
 from django.db.models.fields.json import KT, KeyTextTransform
-from django.db.models.functions import Cast, Coalesce
+from django.db.models.functions import Cast, Coalesce, RowNumber
 from django.utils import timezone
 
-from clusters.admission.packing import Tasks
-from clusters.clouds.drivers.base import Capacity, fit
+from clusters.admission.order import PriorityClass
+from clusters.admission.packing import Sizes, Tasks, asking
+from clusters.admission.windows import Windows
+from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base import Node as Seen
-from clusters.clouds.drivers.base import Waiting as Queued
 from clusters.clouds.models import CloudState
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import SERVICES, Cluster, Run, Task
+from clusters.runs.placing import windows
 from clusters.runs.status.phase import WAITING
 
+NOTHING = Sizes()
 # More waiting runs than this are not looked at: where so many lack nodes, the first leave no room.
 MOST_WAITING = 1000
+# How long the end of a run takes at most, after its time limit: until its program has ended and its output is stored.
+TO_END = dt.timedelta(minutes=3)
 # How long a run avoids nodes on which its tasks did not start, after its pause.
 AVOIDED = dt.timedelta(minutes=10)
 _OTHERS = ("gpus_others", "cpu_milli_others", "memory_mb_others")
-# Keeps tasks without GPUs away from nodes that refuse them.
-GPU_ONLY = frozenset({"gpu-tasks-only"})
 # Tasks without a machine, or that the cloud cannot create; also of a run in which some roles have started.
 UNPLACED = Task.objects.filter(run=OuterRef("pk"), phase="Pending", node="", reason__in=WAITING)
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Resources of one node."""
-
-    gpus: int = 0
-    cpu_milli: int = 0
-    memory_mb: int = 0
-
-    def __add__(self, other: Taken) -> Taken:
-        return Taken(self.gpus + other.gpus, self.cpu_milli + other.cpu_milli, self.memory_mb + other.memory_mb)
 
 
 @dataclass(frozen=True)
@@ -74,24 +81,40 @@ class Promise:
 @dataclass(frozen=True)
 class Waiting:
     """A run without places. `started`: its cloud has it already, and places its tasks by itself. `is_independent`: its tasks do
-    not need each other. `avoided`: nodes where it does not go. `is_replica`: of a service, which lives on if others do."""
+    not need each other. `avoided`: nodes where it does not go. `is_replica`: of a service, which lives on if others do. `appcode`
+    and `line`: by id, and by namespace. `seconds`: its time limit."""
 
     run: int
-    tasks: Sequence[fit.Tasks]
+    tasks: Sequence[Tasks]
     started: bool = False
     is_independent: bool = False
     avoided: frozenset[str] = frozenset()
     is_replica: bool = False
+    appcode: str = ""
+    line: str = ""
+    priority_class: PriorityClass = "normal"
+    seconds: int | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`sizes`: what runs hold on a node that are being ended. `ends`: when the last of the others ends by its time limit, in
+    seconds since 1970; None if one has none."""
+
+    sizes: Sizes = NOTHING
+    ends: int | None = 0
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of one cloud. `taken`: by node, by tasks of runs. `waiting` is in order."""
+    """What is known of one cloud. `taken`: by node, by tasks of runs. `waiting`: oldest first."""
 
     capacity: Capacity
-    taken: Mapping[str, Taken] = field(default_factory=dict)
+    taken: Mapping[str, Sizes] = field(default_factory=dict)
     promises: Sequence[Promise] = ()
     waiting: Sequence[Waiting] = ()
+    ending: Mapping[str, Ending] = field(default_factory=dict)
+    windows: Windows = windows.NO_WINDOWS
 
 
 def capacity_of(cloud: str) -> Capacity:
@@ -111,19 +134,24 @@ def capacity_from(seen: Mapping[str, Any]) -> Capacity:
     """The reverse of `capacity_json`."""
     others = seen.get("others", {})
     return Capacity(
-        nodes=tuple(
+        tuple(
             Seen(**node, **dict(zip(_OTHERS, others.get(node["name"], ()), strict=False)))
             for node in seen.get("nodes", [])
-        ),
-        queue=tuple(Queued(**each) for each in seen.get("queue", [])),
-        in_order=seen.get("in_order", False),
+        )
     )
 
 
 def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: bool = True) -> Known:
     """Reads what runs hold and wait for; the run of `but` that lives now will be over. `new`: also runs that are about to be
-    admitted. `capacity` must have been read before. Five queries."""
-    return Known(capacity, taken(cloud), promises(cloud, but), waiting(cloud, but, new=new))
+    admitted. `capacity` must have been read before. Seven queries."""
+    held, lacks, waits = taken(cloud), promises(cloud, but), waiting(cloud, but, new=new)
+    return Known(capacity, held, lacks, waits, ending(cloud), closing(windows.of(cloud), waits))
+
+
+def closing(found: Windows, waits: Iterable[Waiting]) -> Windows:
+    """The windows, with what they see of the runs that wait."""
+    askers = {each.run: windows.asker(int(each.appcode), each.seconds) for each in waits} if found.windows else {}
+    return replace(found, askers=askers)
 
 
 def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
@@ -136,26 +164,19 @@ def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
     unplaced = sorted(first.union(*others, all=True) if others else first)
     cloud_of = {run.pk: run.cloud for run in placed} | {pk: cloud for pk, cloud, *_ in unplaced}
     lacks, waits = promised(placed), _waiting(unplaced)
+    closed = windows.of_clouds(capacities)
     return {
         name: Known(
             capacity,
             held.get(name, {}),
             [each for each in lacks if cloud_of[each.run] == name],
             [each for each in waits if cloud_of[each.run] == name],
+            windows=closing(
+                closed.get(name, windows.NO_WINDOWS), [each for each in waits if cloud_of[each.run] == name]
+            ),
         )
         for name, capacity in capacities.items()
     }
-
-
-def tasks_of(several: Iterable[fit.Tasks]) -> tuple[Tasks, ...]:
-    return tuple(task_of(each) for each in several if each.count)
-
-
-def task_of(each: fit.Tasks) -> Tasks:
-    return Tasks(
-        each.role, each.count, each.gpus, each.gpu_model, each.cpu_milli, each.memory_mb,
-        tolerated=GPU_ONLY if each.gpus else frozenset(),
-    )  # fmt: skip
 
 
 # Runs that are to run on their cloud, and whose places are not to be cleared first.
@@ -177,7 +198,9 @@ def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list
 
 
 # One run that waits: its columns in `_unplaced`.
-Row = tuple[int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, str, str, str]
+Row = tuple[
+    int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, int, str, str | None, str | None, str, str, str
+]  # fmt: skip
 
 
 def _unplaced(which: Q, *, new: bool) -> QuerySet[Run, Row]:
@@ -186,29 +209,62 @@ def _unplaced(which: Q, *, new: bool) -> QuerySet[Run, Row]:
     admitted = (Q(admitted_at__isnull=False) & able) | (Q(wait_reason="", source=None) if new else Q())
     unplaced = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
     runs = Run.objects.filter(which, due(), admitted, unplaced, placed_at=None, blocked_message="")
-    return runs.order_by("pk").values_list(
-        "pk", "cloud", "applied_at", "avoided", "not_before", "cluster__part_of", KT("spec__framework"),
+    # The first of each appcode, then the second of each: the many runs of one do not hide those of others.
+    own = Window(RowNumber(), partition_by=[F("cluster__appcode")], order_by=[by_class().asc(), F("pk").asc()])
+    first = runs.annotate(turn=own).order_by("turn", "pk").values("pk")[:MOST_WAITING]
+    return Run.objects.filter(pk__in=first).order_by("pk").values_list(
+        "pk", "cloud", "applied_at", "avoided", "not_before", "cluster__part_of", KT("spec__framework"), "cluster__appcode",
+        "namespace", KT("spec__priorityClass"), KT("spec__timeLimit"),
         Cast("resources", TextField()), Cast("roles", TextField()), KT("spec__roles"),
-    )[:MOST_WAITING]  # fmt: skip
+    )  # fmt: skip
+
+
+def by_class() -> Case:
+    """0 for urgent runs, 2 for spare ones."""
+    urgent, spare = When(spec__priorityClass="urgent", then=0), When(spec__priorityClass="spare", then=2)
+    return Case(urgent, spare, default=1, output_field=IntegerField())
 
 
 def _waiting(rows: Sequence[Row]) -> list[Waiting]:
     seen = _seen([pk for pk, *_ in rows])
     # As text, since many runs ask for the same, and reading JSON takes longer than the rest.
     asked: dict[tuple[str, ...], _Asked] = {}
-    unseen: dict[tuple[str, ...], tuple[fit.Tasks, ...]] = {}
+    unseen: dict[tuple[str, ...], tuple[Tasks, ...]] = {}
     found, at = [], timezone.now()
-    for pk, _, applied_at, avoided, not_before, part_of, framework, *texts in rows:
+    for (
+        pk,
+        _,
+        applied_at,
+        avoided,
+        not_before,
+        part_of,
+        framework,
+        appcode,
+        line,
+        priority_class,
+        limit,
+        *texts,
+    ) in rows:
         key = tuple(texts)
         if key not in asked:
             asked[key] = _Asked(*map(json.loads, texts))
             unseen[key] = tuple(asked[key].lacking({}))
         tasks = tuple(asked[key].lacking(seen[pk])) if pk in seen else unseen[key]
-        if any(each.count for each in tasks):
+        if tasks:
             away = frozenset[str](avoided) if not_before and at < not_before + AVOIDED else frozenset[str]()
             independent, replica = FRAMEWORKS[framework].is_independent, part_of.startswith(SERVICES)
-            found.append(Waiting(pk, tasks, applied_at is not None, independent, away, replica))
+            found.append(
+                Waiting(
+                    pk, tasks, applied_at is not None, independent, away, replica, str(appcode), line, class_of(priority_class),
+                    int(limit) if limit else None,
+                )
+            )  # fmt: skip
     return found
+
+
+def class_of(stored: str | None) -> PriorityClass:
+    """Runs of older releases have none."""
+    return "urgent" if stored == "urgent" else "spare" if stored == "spare" else "normal"
 
 
 def _but(cluster: Cluster | None) -> Q:
@@ -249,7 +305,7 @@ def _promises(run: Run, bound: Counter[tuple[str, str]], done: Counter[str]) -> 
     for role in run.resources:
         held = sum(count for (of, _), count in bound.items() if of == role)
         wanted = _lacking(run, role, held, done[role])
-        groups.setdefault(replace(task_of(wanted), role="", count=0), []).append((role, wanted.count))
+        groups.setdefault(replace(wanted, role="", count=0), []).append((role, wanted.count))
     for tasks, roles in groups.items():
         if lacks := sum(count for _, count in roles):
             most, here = Counter[str](), Counter[str]()
@@ -262,10 +318,10 @@ def _promises(run: Run, bound: Counter[tuple[str, str]], done: Counter[str]) -> 
 
 def alike(run: Run) -> Mapping[str, Tasks]:
     """By role what one task asks for; equal where tasks of several roles ask for the same."""
-    return {role: replace(task_of(_lacking(run, role, 0, 0)), role="", count=0) for role in run.resources}
+    return {role: replace(_lacking(run, role, 0, 0), role="", count=0) for role in run.resources}
 
 
-def lacking(runs: Sequence[Run]) -> Mapping[int, list[fit.Tasks]]:
+def lacking(runs: Sequence[Run]) -> Mapping[int, list[Tasks]]:
     """Returns by run the tasks that should have a node now and have none. One query."""
     seen = _seen([run.pk for run in runs])
     return {run.pk: _asked_by(run).lacking(seen.get(run.pk, {})) for run in runs}
@@ -282,7 +338,7 @@ def _seen(runs: Sequence[int]) -> dict[int, dict[str, tuple[int, int]]]:
     return found
 
 
-def _lacking(run: Run, role: str, held: int, done: int) -> fit.Tasks:
+def _lacking(run: Run, role: str, held: int, done: int) -> Tasks:
     return _asked_by(run).of(role, held, done)
 
 
@@ -298,15 +354,16 @@ class _Asked:
     roles: Mapping[str, Any]
     spec: Mapping[str, Any]
 
-    def lacking(self, seen: Mapping[str, tuple[int, int]]) -> list[fit.Tasks]:
+    def lacking(self, seen: Mapping[str, tuple[int, int]]) -> list[Tasks]:
         """Tasks that should have a node now and have none. `seen`: as of `_seen`."""
-        return [self.of(role, *seen.get(role, (0, 0))) for role in self.resources]
+        found = [self.of(role, *seen.get(role, (0, 0))) for role in self.resources]
+        return [each for each in found if each.count]
 
-    def of(self, role: str, held: int, done: int) -> fit.Tasks:
+    def of(self, role: str, held: int, done: int) -> Tasks:
         left = self.roles.get(role, {}).get("count", 0) - done
         at_once = self.spec.get(role, {}).get("atOnce") or left
         asked = self.resources[role]
-        return fit.Tasks(
+        return asking(
             role,
             max(0, min(at_once, left) - held),
             asked["gpus"],
@@ -316,26 +373,51 @@ class _Asked:
         )
 
 
-def taken(cloud: str) -> dict[str, Taken]:
+def taken(cloud: str) -> dict[str, Sizes]:
     """Returns what tasks of the portal hold, by node. One query."""
     return taken_on(Q(run__cloud=cloud)).get(cloud, {})
 
 
-def taken_on(which: Q) -> dict[str, dict[str, Taken]]:
+def taken_on(which: Q) -> dict[str, dict[str, Sizes]]:
     """Returns what these tasks hold, by cloud and node. One query."""
     tasks = Task.objects.filter(which, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
+    found: dict[str, dict[str, Sizes]] = {}
+    for cloud, node, gpus, cpu, memory in amounts(tasks, "run__cloud", "node"):
+        found.setdefault(cloud, {})[node] = Sizes(gpus, cpu, memory)
+    return found
+
+
+def ending(cloud: str) -> dict[str, Ending]:
+    """Returns when runs end, by node. One query."""
+    tasks = Task.objects.filter(run__cloud=cloud, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
+    is_ending = Q(run__desired=Run.Desired.ENDED) | ~Q(run__verdict="") | Q(run__given_back_at__isnull=False)
+    lasting = tasks.exclude(is_ending).order_by().values_list("node").annotate(
+        ends=Max("run__deadline"), endless=Count("pk", filter=Q(run__deadline=None))
+    )  # fmt: skip
+    found = {}
+    for node, ends, endless in lasting:
+        found[node] = Ending(ends=None if endless or ends is None else _minute(ends + TO_END))
+    for node, *sizes in amounts(tasks.filter(is_ending), "node"):
+        found[node] = replace(found.get(node, Ending()), sizes=Sizes(*sizes))
+    return found
+
+
+def _minute(at: dt.datetime) -> int:
+    """The full minute after `at`, in seconds since 1970."""
+    return -(-int(at.timestamp()) // 60) * 60
+
+
+def amounts(tasks: QuerySet[Task], *by: str) -> Iterator[tuple[Any, ...]]:
+    """Sums of GPUs, thousandths of a core and MiB that the tasks hold, after the columns by which they are divided."""
     asked = Func(F("run__resources"), F("role"), function="jsonb_extract_path", output_field=JSONField())
 
     def amount(name: str) -> Cast:
         return Cast(KeyTextTransform(name, "asked"), IntegerField())
 
-    sums = tasks.annotate(asked=asked).values("run__cloud", "node").annotate(
+    sums = tasks.annotate(asked=asked).values(*by).annotate(
         held_gpus=Sum(amount("gpus")),
         held_cpu=Sum(amount("cpu_milli") + Coalesce(amount("beside_cpu_milli"), 0)),
         held_memory=Sum(amount("memory_mb") + Coalesce(amount("beside_memory_mb"), 0)),
     )  # fmt: skip
-    found: dict[str, dict[str, Taken]] = {}
-    rows = sums.order_by().values_list("run__cloud", "node", "held_gpus", "held_cpu", "held_memory")
-    for cloud, node, gpus, cpu, memory in rows:
-        found.setdefault(cloud, {})[node] = Taken(gpus or 0, cpu or 0, memory or 0)
-    return found
+    for *of, gpus, cpu, memory in sums.order_by().values_list(*by, "held_gpus", "held_cpu", "held_memory"):
+        yield (*of, gpus or 0, cpu or 0, memory or 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from django.db import transaction
@@ -19,16 +19,16 @@ from django.utils import timezone
 
 from clusters import wakeups
 from clusters.admission.codes import Code
-from clusters.admission.decision import Node, Verdict, decide
-from clusters.admission.packing import Layout
+from clusters.admission.decision import Node, Values, Verdict
+from clusters.admission.packing import Layout, Sizes
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.models import CloudState
-from clusters.clouds.registry import places_runs
+from clusters.clouds.registry import driver, places_runs
 from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import Run, Task
 from clusters.runs.placing import room
-from clusters.runs.placing.known import ALIVE, Known, Promise, Taken, alike, alive, capacity_of, due, promises, read
+from clusters.runs.placing.known import ALIVE, Known, Promise, alike, alive, capacity_of, class_of, due, promises, read
 from clusters.runs.status.phase_update import refresh
 from portal.db.advisory_lock import Lock, lock_until_commit
 from portal.events import record_all
@@ -46,6 +46,8 @@ PATIENCE, BLINK = dt.timedelta(minutes=5), dt.timedelta(seconds=10)
 PAUSE, LONGEST_PAUSE = dt.timedelta(seconds=30), dt.timedelta(minutes=10)
 # Columns of a run that `start_anew` changes, beside those that a lost run changes.
 FORGOTTEN = ("placed_at", "layout", "whole_at", "lacks_since", "given_back_at", "started_at", "phase", "phase_since")
+# And those that taking it off its cloud changes.
+LOST = ("given_back_at", "times_given_back", "not_before", "avoided", "wait_reason", "wait_message")
 TURN = "It waits for its turn."
 OLD = "That is what was known when the cloud answered last:"
 
@@ -79,16 +81,20 @@ def wait(run: Run) -> tuple[str, str]:
 
 
 def place(cloud: str) -> None:
-    """Makes one pass over the runs of a cloud that wait for places, then over placed ones that lack nodes. The number of queries
-    does not grow with them. Two transactions: each locks its runs in pk order, as everything does, so that none waits for another
-    in a circle."""
+    """Makes one pass over the runs of a cloud that wait for places, then over placed ones that lack nodes, then takes back what
+    others are to get. The number of queries does not grow with them. Three transactions: each locks its runs in pk order, as
+    everything does, so that none waits for another in a circle."""
     if found := _give(cloud):
-        _give_back(cloud, *found)
+        known, nodes, takes = found
+        _give_back(cloud, known, nodes)
+        if takes:
+            _take_back(cloud, takes)
 
 
 @transaction.atomic
-def _give(cloud: str) -> tuple[Known, Mapping[str, Node]] | None:
-    """Gives places to runs that wait. Returns what it knew of the cloud, and its nodes; None where the portal places nothing."""
+def _give(cloud: str) -> tuple[Known, Mapping[str, Node], Mapping[int, int]] | None:
+    """Gives places to runs that wait. Returns what it knew of the cloud, its nodes, and which runs are to be taken back for
+    which; None where the portal places nothing."""
     lock_until_commit(Lock.PLACES, cloud)
     at = timezone.now()
     if not places_runs(cloud):
@@ -97,35 +103,42 @@ def _give(cloud: str) -> tuple[Known, Mapping[str, Node]] | None:
         return None
     capacity = capacity_of(cloud)
     known = read(cloud, capacity, new=False)
-    snapshot = room.snapshot(known)
-    verdicts = decide(snapshot)
+    snapshot, verdicts = room.decide_all(cloud, known, at)
+    may_grow = driver(cloud).is_remote
     trouble = CloudState.objects.filter(name=cloud).values_list("trouble", flat=True).first()
     said = {int(run): each for run, each in verdicts.items() if each.code is Code.FITS or each.rank <= TOLD}
     answers = {}
     rows = waits(cloud).filter(pk__in=said)
     for run_id, gpus, *told in rows.values_list("pk", "gpus", "wait_reason", "wait_message"):
-        answer = _answer(said[run_id], capacity, gpus)
+        answer = _answer(said[run_id], capacity, gpus, may_grow=may_grow)
         if trouble and answer.reason:
             answer = replace(answer, message=f"{answer.message} {OLD} {trouble}")
         if [answer.reason, answer.message] != told:
             answers[run_id] = answer
     _write(waits(cloud), answers, at)
-    return known, {node.name: node for node in snapshot.nodes}
+    takes = {int(run): int(taker) for taker, each in verdicts.items() for run in each.takes}
+    return known, {node.name: node for node in snapshot.nodes}, takes
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a waiting run is told: a reason and a message, or its places, and nothing if it needs none."""
+    """What a waiting run is told: a reason and a message, or its places, and nothing if it needs none; or why it never starts."""
 
     reason: str = ""
     message: str = ""
     layout: Layout | None = None
+    refusal: str = ""
+    code: str = ""
+    values: Values = field(default_factory=dict)
 
 
-def _answer(verdict: Verdict, capacity: Capacity, gpus: int) -> Answer:
+def _answer(verdict: Verdict, capacity: Capacity, gpus: int, *, may_grow: bool) -> Answer:
     if verdict.code is Code.FITS:
         return Answer(layout=verdict.nodes or {})
-    return Answer(_reason(gpus), room.said(verdict, capacity))
+    sentence = room.said(verdict, capacity)
+    if verdict.code.fits == "never" and not may_grow:
+        return Answer(refusal=sentence)
+    return Answer(_reason(gpus), sentence, code=verdict.code, values=room.told(verdict, capacity))
 
 
 def _write(rows: QuerySet[Run], answers: Mapping[int, Answer], at: dt.datetime) -> None:
@@ -137,12 +150,13 @@ def _write(rows: QuerySet[Run], answers: Mapping[int, Answer], at: dt.datetime) 
     runs = list(rows.select_related("cluster").prefetch_related("cluster__appcode"))
     for run in runs:
         answer = answers[run.pk]
-        run.wait_reason, run.wait_message = answer.reason, answer.message
+        run.wait_reason, run.wait_message, run.refusal = answer.reason, answer.message, answer.refusal
+        run.wait_code, run.wait_values = answer.code, dict(answer.values)
         if answer.layout is not None:
             run.placed_at, run.layout = at, _by_role(answer.layout)
         if not answer.reason:
             transaction.on_commit(partial(wakeups.wake, run.pk))
-    refresh(runs, at, unsaved=["wait_reason", "wait_message", "placed_at", "layout"])
+    refresh(runs, at, unsaved=["wait_reason", "wait_message", "refusal", "placed_at", "layout"])
 
 
 def _by_role(layout: Layout) -> dict[str, dict[str, int]]:
@@ -196,12 +210,11 @@ def _give_back(cloud: str, known: Known, nodes: Mapping[str, Node]) -> None:
         cannot = any(_cannot(each, known, nodes) for each in missing)
         if is_late or (cannot and not (run.whole_at and held)):
             # Kubernetes may have a reason that the portal does not know, such as the number of pods of a node.
-            run.avoided = [] if cannot else sorted({node for promise in missing for node in promise.open})
+            elsewhere = not cannot and len(nodes) > 1
+            run.avoided = sorted({node for promise in missing for node in promise.open}) if elsewhere else []
             lost.append(run)
     record_all([_lose(run, at) for run in lost])
-    refresh(
-        lost, at, unsaved=["given_back_at", "times_given_back", "not_before", "avoided", "wait_reason", "wait_message"]
-    )
+    refresh(lost, at, unsaved=LOST)
 
 
 def _cannot(promise: Promise, known: Known, nodes: Mapping[str, Node]) -> bool:
@@ -210,9 +223,10 @@ def _cannot(promise: Promise, known: Known, nodes: Mapping[str, Node]) -> bool:
     for name, count in promise.open.items():
         node = nodes.get(name)
         if node is not None and node.ready and node.drained is not None:
-            held = known.taken.get(name, Taken())
+            held = known.taken.get(name, Sizes())
             free = replace(
                 node.drained,
+                taints=node.whole.taints,  # A window that comes takes no places.
                 gpus=node.drained.gpus - held.gpus,
                 cpu_milli=node.drained.cpu_milli - held.cpu_milli,
                 memory_mb=node.drained.memory_mb - held.memory_mb,
@@ -221,8 +235,32 @@ def _cannot(promise: Promise, known: Known, nodes: Mapping[str, Node]) -> bool:
     return able < promise.lacks
 
 
+@transaction.atomic
+def _take_back(cloud: str, takes: Mapping[int, int]) -> None:
+    """Takes runs off their cloud for others, which still wait. Whoever was asked to end meanwhile is left alone."""
+    lock_until_commit(Lock.PLACES, cloud)
+    at = timezone.now()
+    rows = Run.objects.filter(alive(cloud), pk__in=takes, placed_at__isnull=False).order_by("pk")
+    runs = list(rows.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode"))
+    takers = every_wait().filter(cloud=cloud, pk__in=takes.values()).select_related("cluster__appcode").in_bulk()
+    taken = [run for run in runs if takes[run.pk] in takers]
+    record_all([_taken(run, takers[takes[run.pk]], at) for run in taken])
+    refresh(taken, at, unsaved=LOST)
+
+
+def _taken(run: Run, taker: Run, at: dt.datetime) -> Event:
+    own = taker.cluster.appcode_id == run.cluster.appcode_id
+    who = f"{taker.cluster.name}/{taker.number}, of a higher class," if own else "Another appcode"
+    is_spare = class_of(run.spec.get("priorityClass")) == "spare"
+    right = (
+        "" if own else ", and this run is spare" if is_spare else " inside its quota, and this run has borrowed them"
+    )
+    run.wait_code, run.wait_values = Code.TAKEN_BACK, {"gpus": run.gpus}
+    return _take_off(run, at, "run.taken_back", f"{who} needs its GPUs{right}.", dt.timedelta(0))
+
+
 def _lose(run: Run, at: dt.datetime) -> Event:
-    """Has a run taken off its cloud, and returns what to tell of it. It waits again as soon as nothing of it is left there."""
+    """Has a run taken off its cloud that cannot get its places, and returns what to tell of it."""
     was_whole = run.whole_at is not None
     why = (
         "Some of its tasks lost their nodes and find no room there."
@@ -234,6 +272,12 @@ def _lose(run: Run, at: dt.datetime) -> Event:
     pause = dt.timedelta(0)
     if not was_whole:
         pause = min(PAUSE * 2 ** min(run.times_given_back, 10), LONGEST_PAUSE)
+    run.wait_code, run.wait_values = Code.GIVEN_BACK, {"whole": int(was_whole), "blocked": run.blocked_message[:500]}
+    return _take_off(run, at, "run.given_back", why, pause)
+
+
+def _take_off(run: Run, at: dt.datetime, kind: str, why: str, pause: dt.timedelta) -> Event:
+    """Has a run taken off its cloud, and returns what to tell of it. It waits again as soon as nothing of it is left there."""
     run.times_given_back += 1
     run.given_back_at, run.not_before = at, at + pause
     run.wait_reason = _reason(run.gpus)
@@ -241,7 +285,7 @@ def _lose(run: Run, at: dt.datetime) -> Event:
         f"{why} It is taken off the cloud, holds nothing then, and waits again for room for all of its tasks."
     )
     transaction.on_commit(partial(wakeups.wake, run.pk))
-    return run_event("run.given_back", run, run.wait_message)
+    return run_event(kind, run, run.wait_message)
 
 
 def start_anew(run: Run, at: dt.datetime) -> None:

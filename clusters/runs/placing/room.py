@@ -2,45 +2,106 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+from django.utils import timezone
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, Verdict, advise
+from clusters.admission.decision import Ask, Node, Snapshot, Values, Verdict, advise, decide
 from clusters.admission.decision import room as left_by
-from clusters.admission.packing import Field, Shape, Tasks
-from clusters.admission.words import sentence
-from clusters.clouds.drivers.base import Capacity, fit
+from clusters.admission.judgement import Judgement
+from clusters.admission.order import PriorityClass
+from clusters.admission.packing import GPU_ONLY, Field, Shape, Sizes, Tasks
+from clusters.admission.windows import Windows, explained, tolerating
+from clusters.admission.words import sentence_of
+from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.base import Node as Seen
-from clusters.clouds.registry import adds_nodes, orders_runs
+from clusters.clouds.registry import adds_nodes, places_runs
 from clusters.runs.models import Cluster
-from clusters.runs.placing.known import GPU_ONLY, MOST_WAITING, Known, Taken, Waiting, read, task_of, tasks_of
+from clusters.runs.placing import windows
+from clusters.runs.placing.known import MOST_WAITING, TO_END, Ending, Known, Waiting, read
+from clusters.runs.placing.rights import Rights, holdings, rights
 
+# What a run waits for that others may have to give back.
+SHORT = frozenset({Code.GPUS, Code.FRAGMENTED, Code.RESOURCES, Code.BEHIND})
+# How long it takes at most until a run begins that starts now: its image and its data are fetched first.
+TO_BEGIN = dt.timedelta(minutes=10)
 # Stands for an amount that the cloud does not report. Larger than any sum of what tasks ask.
 UNREPORTED = 1 << 60
 
 
-def judge(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None = None) -> fit.Judgement:
-    """Judges a new run of `tasks`, after all that wait. Where a cloud orders runs, by what is free."""
-    found = fit.judge(tasks, capacity) if orders_runs(cloud) else _judged(tasks, capacity, cloud, but)
-    if found.fits == "never" and adds_nodes(cloud):
+@dataclass(frozen=True)
+class Wish:
+    """Who would start a new run, and how. `line`: its namespace. `seconds`: its time limit."""
+
+    appcode: int
+    line: str
+    priority_class: PriorityClass = "normal"
+    seconds: int | None = None
+
+
+def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, but: Cluster | None = None) -> Judgement:
+    """Judges a new run of `tasks`, the youngest of all that wait."""
+    known, at, asker = read(cloud, capacity, but), timezone.now(), windows.asker(wish.appcode, wish.seconds)
+    asked = tolerating([each for each in tasks if each.count], known.windows.tolerated(asker))
+    ask = Ask("", str(wish.appcode), asked, priority_class=wish.priority_class, ends=ends_at(at, wish.seconds))
+    found, here = snapshot(known, at), Rights()
+    if places_runs(cloud):
+        here = rights(known.waiting, at, {ask.appcode: wish.line})
+        found = replace(found, shares=here.shares)
+    verdict = advise(found, ask)
+    if verdict.code in SHORT and here.shares:
+        also = Waiting(0, asked, appcode=ask.appcode, priority_class=ask.priority_class)
+        if able := holdings(cloud, here, [*known.waiting, also], at):
+            verdict = advise(replace(found, holdings=able), ask)
+    verdict = explained(found, {"": verdict}, known.windows, new=(ask, asker))[""]
+    message = said(verdict, capacity)
+    if verdict.code.fits == "never" and adds_nodes(cloud):
         more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
         lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
-        return fit.Judgement("waits", lacking, f"{found.message} {more}")
-    return found
+        return Judgement("waits", lacking, f"{message} {more}")
+    return Judgement(verdict.code.fits, verdict.code, message)
 
 
-def _judged(tasks: Sequence[fit.Tasks], capacity: Capacity, cloud: str, but: Cluster | None) -> fit.Judgement:
-    found = snapshot(read(cloud, capacity, but))
-    verdict = advise(found, Ask("", "", tasks_of(tasks)))
-    return fit.Judgement(verdict.code.fits, verdict.code, said(verdict, capacity))
+def decide_all(cloud: str, known: Known, at: dt.datetime) -> tuple[Snapshot, dict[str, Verdict]]:
+    """Decides about all runs of a cloud that wait. Reads what may be taken back only if one lacks room."""
+    here = rights(known.waiting, at) if known.waiting else Rights()
+    found = replace(snapshot(known, at), shares=here.shares)
+    verdicts = decide(found)
+    if any(each.code in SHORT for each in verdicts.values()) and (able := holdings(cloud, here, known.waiting, at)):
+        found = replace(found, holdings=able)
+        verdicts = decide(found)
+    return found, explained(found, verdicts, known.windows)
+
+
+def free_for(tasks: Sequence[Tasks], known: Known) -> Judgement:
+    """Judges tasks by what runs hold now, whatever else waits."""
+    found = snapshot(Known(known.capacity, known.taken))
+    verdict = decide(replace(found, asks=(Ask("", "", tuple(tasks)),)))[""]
+    return Judgement(verdict.code.fits, verdict.code, said(verdict, known.capacity))
 
 
 def said(verdict: Verdict, capacity: Capacity) -> str:
-    """The sentence for a verdict."""
-    notes = fit.notes(capacity.nodes) if verdict.code is Code.NO_NODES else ""
-    closed = fit.closed(capacity) if verdict.code.fits == "waits" and not notes else ""
-    return f"{sentence(verdict, notes)}{closed}"
+    """The sentence for a verdict, and why some nodes take no tasks."""
+    return sentence_of(verdict.code, told(verdict, capacity))
+
+
+def told(verdict: Verdict, capacity: Capacity) -> Values:
+    """The values of a verdict, and what the nodes say of themselves: all that its sentence is made of."""
+    shut = [node for node in capacity.nodes if not node.takes_tasks]
+    if verdict.code is Code.NO_NODES:
+        return {**verdict.values, "notes": _notes(shut)}
+    with_gpus = [node for node in shut if node.gpus]
+    if not with_gpus or verdict.code.fits != "waits":
+        return verdict.values
+    closed = f"{len(with_gpus)} of {len(capacity.nodes)} machines take no tasks: {_notes(with_gpus)}"
+    return {**verdict.values, "notes": closed}
+
+
+def _notes(nodes: Sequence[Seen]) -> str:
+    return " ".join(sorted({node.note for node in nodes if node.note}))
 
 
 def left(known: Known) -> Field:
@@ -48,35 +109,45 @@ def left(known: Known) -> Field:
     return left_by(snapshot(known))
 
 
-def rooms(cloud: str, capacity: Capacity) -> Callable[[fit.Tasks], float]:
-    """Returns how many tasks like a given one a new run finds room for. At most seven queries, none for each task."""
-    if orders_runs(cloud):
-        free = fit.free_rooms(capacity)
-        return lambda task: sum(each.holds(task) for each in free)
+def rooms(cloud: str, capacity: Capacity) -> Callable[[Tasks], int]:
+    """Returns how many tasks like a given one a new run finds room for. At most six queries, none for each task."""
     field = left(read(cloud, capacity))
     return lambda task: sum(
-        shape.holds(replace(task_of(task), count=MOST_WAITING)) * len(names) for shape, names in field.items()
+        shape.holds(replace(task, count=MOST_WAITING)) * len(names) for shape, names in field.items()
     )
 
 
-def snapshot(known: Known) -> Snapshot:
-    """Returns what `decide` needs. Runs are named by their ids."""
-    promised: dict[str, Taken] = {}
+def ends_at(at: dt.datetime, seconds: int | None) -> int | None:
+    """When a run with this time limit has ended if it starts at `at`, in seconds since 1970."""
+    return None if seconds is None else int((at + TO_BEGIN + TO_END).timestamp()) + seconds
+
+
+def snapshot(known: Known, at: dt.datetime | None = None) -> Snapshot:
+    """Returns what `decide` needs, without shares. Runs are named by their ids. `at`: now, which counts for time limits."""
+    promised: dict[str, Sizes] = {}
     for promise in known.promises:
         for node in promise.open:
             if count := promise.on(node):
-                promised[node] = promised.get(node, Taken()) + _of(promise.tasks, count)
+                promised[node] = promised.get(node, Sizes()) + _of(promise.tasks, count)
     alike: dict[Hashable, Node] = {}
-    nodes = tuple(
-        _node(each, known.taken.get(each.name, Taken()), promised.get(each.name), alike)
+    nodes = known.windows.close(
+        _node(each, known.taken.get(each.name, Sizes()), promised.get(each.name), known.ending.get(each.name), alike)
         for each in known.capacity.nodes
     )
     # Many runs ask for the same.
-    wanted = {(tuple(each.tasks), each.is_independent, each.is_replica): each for each in known.waiting}
-    asked = {key: _asked(each, nodes) for key, each in wanted.items()}
+    keys = [_key(each, known.windows) for each in known.waiting]
+    wanted = dict(zip(keys, known.waiting, strict=True))
+    asked = {key: _asked(each, nodes, key[0]) for key, each in wanted.items()}
     asks = tuple(
-        Ask(str(each.run), "", asked[tuple(each.tasks), each.is_independent, each.is_replica], admitted=each.started)
-        for each in known.waiting
+        Ask(
+            str(each.run),
+            each.appcode,
+            asked[key],
+            each.started,
+            each.priority_class,
+            ends_at(at, each.seconds) if at else None,
+        )
+        for key, each in zip(keys, known.waiting, strict=True)
     )
     avoiding = [each for each in known.waiting if each.avoided]
     return _avoided(avoiding, nodes, asks) if avoiding else Snapshot(nodes, asks)
@@ -103,9 +174,15 @@ def _avoided(avoiding: Sequence[Waiting], nodes: Sequence[Node], asks: Sequence[
     )
 
 
-def _asked(waiting: Waiting, nodes: Sequence[Node]) -> tuple[Tasks, ...]:
+def _key(waiting: Waiting, closed: Windows) -> tuple[frozenset[str], tuple[Tasks, ...], bool, bool]:
+    """Equal for runs that ask for the same. Where its cloud places a run by itself, it does so on any node."""
+    tolerated = closed.every if waiting.started else closed.tolerated_by(waiting.run)
+    return tolerated, tuple(waiting.tasks), waiting.is_independent, waiting.is_replica
+
+
+def _asked(waiting: Waiting, nodes: Sequence[Node], tolerated: frozenset[str]) -> tuple[Tasks, ...]:
     """Independent tasks take turns where the cloud never has room for all at once."""
-    found = tasks_of(waiting.tasks)
+    found = tolerating(waiting.tasks, tolerated)
     if waiting.is_replica:
         return tuple(replace(each, spread=True) for each in found)
     if not waiting.is_independent:
@@ -114,11 +191,11 @@ def _asked(waiting: Waiting, nodes: Sequence[Node]) -> tuple[Tasks, ...]:
     return tuple(replace(each, count=max(1, min(each.count, most[each]))) for each in found)
 
 
-def _of(tasks: Tasks, count: int) -> Taken:
-    return Taken(count * tasks.gpus, count * tasks.cpu_milli, count * tasks.memory_mb)
+def _of(tasks: Tasks, count: int) -> Sizes:
+    return Sizes(count * tasks.gpus, count * tasks.cpu_milli, count * tasks.memory_mb)
 
 
-def _node(seen: Seen, held: Taken, promised: Taken | None, alike: dict[Hashable, Node]) -> Node:
+def _node(seen: Seen, held: Sizes, promised: Sizes | None, ending: Ending | None, alike: dict[Hashable, Node]) -> Node:
     """`alike` remembers nodes by all that is asked here, since most of many are equal but for their names."""
     key = (
         seen.gpus, seen.gpu_model, seen.cpu_milli, seen.memory_mb, seen.cpu_milli_free, seen.memory_mb_free, seen.gpus_others,
@@ -127,12 +204,15 @@ def _node(seen: Seen, held: Taken, promised: Taken | None, alike: dict[Hashable,
     if key not in alike:
         alike[key] = _new_node(seen, held, promised)
     one = alike[key]
-    return Node(seen.name, one.whole, one.free, one.ready, one.drained, one.promised)
+    if ending is None:
+        ending = Ending() if held == Sizes() else Ending(ends=None)
+    ends = None if promised else ending.ends
+    return Node(seen.name, one.whole, one.free, one.ready, one.drained, one.promised, ending.sizes, ends)
 
 
-def _new_node(seen: Seen, held: Taken, promised: Taken | None) -> Node:
+def _new_node(seen: Seen, held: Sizes, promised: Sizes | None) -> Node:
     """CPU and memory of tasks are estimates, so what the cloud has seen as free caps them."""
-    away = promised or Taken()
+    away = promised or Sizes()
     cpu, memory = seen.cpu_milli or UNREPORTED, seen.memory_mb or UNREPORTED
     taints = GPU_ONLY if seen.gpu_tasks_only else frozenset[str]()
     whole = Shape(seen.gpus, cpu, memory, seen.gpu_model, taints=taints, any_model=seen.simulated)

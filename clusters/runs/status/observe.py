@@ -138,7 +138,12 @@ def _missing(runs: QuerySet[Run], uids: set[str], asked_at: dt.datetime, last_se
 
 
 def _not_over(items: Sequence[Seen]) -> list[Seen]:
-    """The items without those of runs that are over and fully recorded, which are most of a long listing."""
+    """The items without those of runs that are over and fully recorded, which are most of a long listing, and without what is
+    left of runs that begin anew."""
+    lives = {item.run_id: item.life for item in items if isinstance(item, RunGone)}
+    anew = Run.objects.filter(pk__in=lives, gone=False).only("times_given_back", "given_back_at")
+    former = {run.pk for run in anew if run.life > lives[run.pk]}
+    items = [item for item in items if item.run_id not in former]
     ids = {item.run_id for item in items} - {item.run_id for item in items if isinstance(item, RunFound)}
     over = set(Run.objects.filter(pk__in=ids, gone=True, phase__in=TERMINAL).values_list("pk", flat=True))
     ended = set(Task.objects.filter(run__in=over, phase__in=ENDED).values_list("uid", flat=True))

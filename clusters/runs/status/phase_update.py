@@ -25,8 +25,9 @@ from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.due_hooks import note_due
 from clusters.runs.models import Run, Task
+from clusters.runs.status import history
 from clusters.runs.status.notifications import tell
-from clusters.runs.status.phase import TROUBLES, RunState, TaskState, next_phase
+from clusters.runs.status.phase import ORDERED, TROUBLES, RunState, TaskState, next_phase
 from portal.db.bulk_update import update_rows
 from portal.events import record_all
 from portal.models import Event
@@ -34,7 +35,8 @@ from portal.text.zones import utc_text
 
 FIELDS = [
     "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline",
-    "finished_at", "look_at", "roles", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate",
+    "finished_at", "look_at", "roles", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate", "wait_code", "wait_values",
+    "noted",
 ]  # fmt: skip
 RECOUNT = dt.timedelta(minutes=1)
 # Precision of a cost in its column.
@@ -110,6 +112,7 @@ def refresh(
     if told:
         tell(told)
         note_due(run for run in moved if run.is_terminal)
+    history.note(runs, now)
     # With `metered` None the caller may have changed rows in ways not seen here, so all are written.
     update_rows(runs if metered is None else [run for run in runs if _kept(run) != before[run.pk]], [*FIELDS, *unsaved])
 
@@ -143,6 +146,9 @@ def _tasks_of(runs: Sequence[Run]) -> tuple[dict[int, dict[str, int]], dict[int,
 
 
 def _phase_changed(run: Run, now: dt.datetime) -> Event:
+    if run.phase == Run.Phase.QUEUED and run.reason in ORDERED:
+        # It was taken back: its time limit does not count while it waits, and begins anew with it.
+        run.started_at = run.deadline = None
     if run.phase == Run.Phase.RUNNING and run.started_at is None:
         run.started_at = now
         limit = run.spec.get("timeLimit")

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 from django.db.models import Avg, F
 
+from clusters.admission.judgement import Fits, Judgement, worst
 from clusters.catalog.admission import Quota, judge_quota
-from clusters.clouds.drivers.base.fit import Fits, Judgement, free_rooms, worst
-from clusters.runs.placing.known import capacity_of
-from clusters.runs.placing.room import judge
+from clusters.clouds.placement import gpu_limit
+from clusters.runs.placing.known import capacity_of, read
+from clusters.runs.placing.room import Wish, judge, left
 from clusters.runs.preview import NOTHING, Cost, cost_of, placed
-from clusters.runs.quota import held, waiting
+from clusters.runs.quota import ahead, held
 from clusters.services.checks import resolved_as
 from clusters.services.manifest import DeploySpec, ServiceSpec
 from clusters.services.models import Replica, Service
@@ -39,15 +40,18 @@ def takes(spec: ServiceSpec, model: str, appcode: Appcode, count: int) -> Takes:
     resolved = resolved_as(spec, model, appcode)
     capacity = capacity_of(resolved.place.cloud)
     tasks = [replace(each, count=count) for each in placed(resolved)]
-    queue = [gpus for gpus in waiting(appcode.pk).values_list("gpus", flat=True) if 0 < gpus <= appcode.gpu_quota]
-    quota = judge_quota(resolved.gpus * count, Quota(appcode.code, appcode.gpu_quota, held(appcode.pk), queue))
-    room = judge(tasks, capacity, resolved.place.cloud) if count else Judgement("now", "", "")
+    most = gpu_limit(appcode, resolved.place.cloud)
+    queue = ahead(appcode.pk, most)
+    quota = judge_quota(resolved.gpus * count, Quota(appcode.code, most, held(appcode.pk), queue))
+    wish = Wish(appcode.pk, resolved.place.namespace)
+    room = judge(tasks, capacity, resolved.place.cloud, wish) if count else Judgement("now", "", "")
     found = worst(quota, room)
     each = cost_of(resolved.spec, appcode)
+    field = left(read(resolved.place.cloud, capacity))
     return Takes(
         count=count,
         gpus=resolved.gpus * count,
-        free=sum(int(each.gpus) for each in free_rooms(capacity)),
+        free=sum(shape.gpus * len(names) for shape, names in field.items()),
         fits=found.fits,
         sentence=found.message,
         cost=sum((each for _ in range(count)), NOTHING),

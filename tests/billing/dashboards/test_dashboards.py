@@ -63,6 +63,8 @@ def pod(appcode: Appcode, begin: dt.datetime, end: dt.datetime | None, **facts: 
     # Clusters set this label on parameter servers.
     if labels["role"] == "ps":
         labels["serves"] = "yes"
+    if kind := str(facts.pop("kind", "")):
+        labels["class"] = kind
     uid = str(
         facts.pop(
             "uid", f"{appcode.code}-{labels['cluster']}-{labels['run']}-{labels['role']}-{labels['index']}-{begin:%s}"
@@ -125,7 +127,13 @@ def told(range_: Range, group: Group, where: dict[Group, str]) -> dict[tuple[dt.
 @pytest.fixture
 def prices(db):
     long_ago = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
-    for sku, per_hour in (("gpu", "1.5"), ("gpu:A100", "2.4"), ("cpu", "0.03"), ("memory", "0.004")):
+    for sku, per_hour in (
+        ("gpu", "1.5"),
+        ("gpu:A100", "2.4"),
+        ("spare-gpu", "0.9"),
+        ("cpu", "0.03"),
+        ("memory", "0.004"),
+    ):
         Price.objects.create(sku=sku, per_hour=Decimal(per_hour), valid_from=long_ago)
     Price.objects.create(sku="gpu", per_hour=Decimal("1.7"), valid_from=LAST + dt.timedelta(days=12, seconds=17))
 
@@ -153,7 +161,7 @@ def test_whatever_was_posted_and_whatever_was_not_the_sums_are_those_of_the_segm
                 cluster=chance.choice(["one", "two"]), user=chance.choice(["bob", "ann", ""]), gpus=chance.randrange(3),
                 gpu_model=chance.choice(["", "A100", "H200"]), cpu_milli=chance.choice([0, 1500]),
                 memory_mb=chance.choice([0, 2048]),
-                framework=chance.choice(["tensorflow", "pytorch"]),
+                framework=chance.choice(["tensorflow", "pytorch"]), kind=chance.choice(["", "spare"]),
             )  # fmt: skip
 
     first = list(some(25))

@@ -36,11 +36,13 @@ def use(
     run: int = 1,
     role: str = "worker",
     index: int = 0,
+    kind: str = "",
     **held: object,
 ) -> None:
     """Records a task of `appcode` that holds one GPU from `begin` for `seconds`, or still holds it."""
     uid = f"{appcode.code}-{cluster}-{run}-{role}-{index}-{begin:%s}"
     labels = {"cluster": cluster, "run": run, "role": role, "index": index, "attempt": 0}
+    labels |= {"class": kind} if kind else {}
     state = PodState(
         uid, "local", appcode.pk, f"run {run}", labels, "Running", started_at=begin, **({"gpus": 1} | held)
     )

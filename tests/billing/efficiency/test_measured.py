@@ -161,6 +161,10 @@ def test_hours_in_which_gpus_were_held_idle_and_what_they_cost(people):
     Price.objects.create(sku="gpu:H200", per_hour=Decimal("7.2"), valid_from=BEGIN + HOUR)
     hold(people.flight, "pod-a", gpus=2)
     hold(people.ops, "pod-b", gpus=1, model="H200")
+    Price.objects.create(sku="spare-gpu", per_hour=1, valid_from=BEGIN)
+    hold(people.flight, "pod-c", gpus=3, **{"class": "spare"})
+    for n in range(60):
+        measured.record([minute("pod-c", BEGIN + n * MINUTE, 0.0)])
     for n in range(120):
         # pod-a is idle in both hours, pod-b only in the second; 5 % counts as busy.
         measured.record(
@@ -170,14 +174,15 @@ def test_hours_in_which_gpus_were_held_idle_and_what_they_cost(people):
         measured.record([minute("pod-b", BEGIN + (120 + n) * MINUTE, 0.0)])
     found = measured.idle(DAYS)
     assert (found.hours, found.used.gpu_seconds, found.used.cost) == (
-        3,
-        5 * 3600,
-        Decimal("7.2") + Decimal("14.4") + Decimal("7.2"),
+        4,
+        8 * 3600,
+        Decimal("7.2") + Decimal("14.4") + Decimal("7.2") + 3,
     )
     assert [(task.uid, task.hours, task.used.cost, task.cluster, task.task) for task in found.tasks] == [
         ("pod-a", 2, Decimal("21.6"), "show1", "worker-0"), ("pod-b", 1, Decimal("7.2"), "show1", "worker-0"),
+        ("pod-c", 1, Decimal(3), "show1", "worker-0"),
     ]  # fmt: skip
-    assert [hours for hours, _ in found.columns.values()] == [3, 0, 0]
+    assert [hours for hours, _ in found.columns.values()] == [4, 0, 0]
     measured.record([minute("pod-b", BEGIN + 134 * MINUTE, 0.0)])
     assert measured.idle(DAYS, appcodes=[people.ops.pk]).hours == 2
     assert measured.idle(DAYS, appcodes=[]).hours == 0

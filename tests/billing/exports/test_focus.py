@@ -50,6 +50,7 @@ def months(people):
     for sku, per_hour in (
         ("gpu", "1.2"),
         ("gpu:A100", "3.3333"),
+        ("spare-gpu:A100", "1.1"),
         ("cpu", "0.03"),
         ("memory", "0.004"),
         ("storage", "0.0001"),
@@ -63,6 +64,7 @@ def months(people):
     record(
         pod(people.ops.pk, "p-1", end=HOUR + 7, gpu_model="A100"), pod(people.ops.pk, "p-2", end=3 * HOUR + 1, gpus=0),
         pod(people.flight.pk, "p-3", end=1234, storage_mb=777), pod(people.flight.pk, "p-4", end=40 * DAY),
+        pod(people.flight.pk, "p-7", end=99, gpu_model="A100", kind="spare"),
     )  # fmt: skip
     posting.post(at(4 * HOUR))
     # Late news with other times, which reverses lines within the month.
@@ -119,6 +121,12 @@ def test_every_kind_of_charge_is_what_the_specification_calls_it(months):
     assert (late["SubAccountId"], late["BillingAccountId"], late["ResourceName"]) == (
         "ops-demo", "qunarcorp.ops", "show1-1-worker-0",
     )  # fmt: skip
+    spare = next(row for row in march if row["ResourceId"] == "p-7" and "gpu" in row["SkuId"])
+    assert (spare["SkuId"], spare["SkuMeter"], spare["ListUnitPrice"]) == ("spare-gpu:A100", "GPU time, spare", "1.1")
+    # It is agreed before use, and does not follow demand.
+    assert spare["PricingCategory"] == "Standard"
+    assert spare["SkuPriceDetails"] == '{"GpuCount":1,"x_GpuModel":"A100","x_Spare":"yes"}'
+    assert spare["ChargeDescription"] == "GPU time, spare (A100) of show1-1-worker-0"
     discounted = [row for row in march if row["x_DiscountPercent"] == "12.5"]
     assert discounted
     assert {Decimal(row["ContractedUnitPrice"]) / Decimal(row["ListUnitPrice"]) for row in discounted} == {

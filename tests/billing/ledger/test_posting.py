@@ -91,7 +91,7 @@ def _cells(lines: list[entries.Entry], time: str) -> dict[object, object]:
     found: Counter[object] = Counter()
     for line in lines:
         period = periods.Period(line.since, line.until)
-        family = line.sku.partition(":")[0]
+        family = line.sku.partition(":")[0].removeprefix("spare-")
         seconds = int((line.until - line.since).total_seconds())
         edges = [line.since]
         while edges[-1] < line.until:
@@ -100,7 +100,7 @@ def _cells(lines: list[entries.Entry], time: str) -> dict[object, object]:
         for since, until in pairwise(edges):
             day = since.date() if time == "day" else since.date().replace(day=1)
             share = Fraction(int((until - since).total_seconds()), seconds)
-            model = line.sku[4:] if family == "gpu" else ""
+            model = line.sku.partition(":")[2]
             key = (day, line.appcode_id, line.business_line, str(line.labels.get("cluster", "")), model)
             found[(*key, posting.RESOURCES[family])] += line.quantity * share
             found[(*key, f"{family}_charge")] += Fraction(line.charge) * share
@@ -426,6 +426,7 @@ pods = st.tuples(
         {
             "gpus": st.integers(0, 8), "gpu_model": st.sampled_from(["", "A100", "T4"]),
             "cpu_milli": st.integers(0, 9000), "memory_mb": st.integers(0, 9000), "storage_mb": st.integers(0, 3),
+            "kind": st.sampled_from(["", "spare", "urgent"]),
         }
     ),
 )  # fmt: skip
@@ -433,11 +434,11 @@ scopes = st.sampled_from(
     [{}, {"appcode": "ops"}, {"appcode": "flight"}, {"business_line": "x"}, {"business_line": "y"}]
 )
 money_of = st.decimals(min_value=0, max_value=1000, places=6)
-skus = st.sampled_from(["gpu", "gpu:A100", "cpu", "memory", "storage"])
+skus = st.sampled_from(["gpu", "gpu:A100", "spare-gpu", "spare-gpu:A100", "cpu", "memory", "storage"])
 price_rows = st.lists(st.tuples(skus, st.none() | money_of, begins, scopes), max_size=8)
 discount_rows = st.lists(
     st.tuples(
-        st.sampled_from(["*", "gpu", "gpu:A100", "cpu", "memory"]),
+        st.sampled_from(["*", "gpu", "gpu:A100", "spare-gpu", "spare-gpu:A100", "cpu", "memory"]),
         st.decimals(min_value=Decimal("0.01"), max_value=100, places=2),
         begins, st.none() | lengths, scopes,
     ),
@@ -452,7 +453,7 @@ def set_terms(codes: dict[str, object], drawn_prices, drawn_discounts, drawn_own
 
     rows = {}
     for sku, per_hour, since, facts in drawn_prices:
-        if per_hour is None and not facts and ":" not in sku:
+        if per_hour is None and not facts and sku in ("gpu", "cpu", "memory", "storage"):
             per_hour = Decimal(0)
         rows[(sku, since, *facts.items())] = Price(sku=sku, per_hour=per_hour, valid_from=at(since), **scope(facts))
     for row in rows.values():
@@ -520,9 +521,7 @@ def live_equals_ledger(codes: dict[str, object], now: dt.datetime) -> None:
         )
         lines = LedgerEntry.objects.filter(appcode=code)
         assert sum(row.charge for row in rows) == sum(line.charge for line in lines)
-        assert sum(row.gpu_seconds for row in rows) == sum(
-            line.quantity for line in lines if line.sku.startswith("gpu")
-        )
+        assert sum(row.gpu_seconds for row in rows) == sum(line.quantity for line in lines if "gpu" in line.sku)
 
 
 @given(

@@ -28,7 +28,9 @@ moments = st.one_of(
 )
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 labels = st.dictionaries(
-    st.sampled_from(["role", "run", 'a"b\\']), st.one_of(texts, st.integers(-9, 9) | st.just(2**70)), max_size=2
+    st.sampled_from(["role", "run", "class", 'a"b\\']),
+    st.one_of(texts, st.just("spare"), st.integers(-9, 9) | st.just(2**70)),
+    max_size=2,
 )
 states = st.builds(
     PodState,

@@ -27,6 +27,7 @@ def used(people):
     for sku, per_hour in (
         ("gpu", "1.23"),
         ("gpu:A100", "3.3333"),
+        ("spare-gpu", "0.7"),
         ("cpu", "0.031"),
         ("memory", "0.0047"),
         ("storage", "0.0001"),
@@ -39,6 +40,7 @@ def used(people):
     held = {"cpu_milli": 1500, "memory_mb": 2049, "storage_mb": 33}
     use(people.ops, MONTH.since - dt.timedelta(seconds=99), 3 * HOUR + 1, **held)
     use(people.ops, MONTH.since, 1234, cluster="edge", run=2, gpus=3, gpu_model="A100", **held)
+    use(people.ops, MONTH.since, 55, cluster="edge", run=2, role="ps", gpus=2, gpu_model="A100", kind="spare", **held)
     use(people.flight, MONTH.since, HOUR, cluster="wing")
     use(
         people.ops,
@@ -74,7 +76,8 @@ def test_parts_are_what_the_segments_say(used):
 def test_parts_add_up_to_every_page_and_to_the_ledger(used, client):
     now = timezone.now().replace(microsecond=0)
     parts = breakdown.parts(now, window=MONTH.window, appcodes=[used.ops.pk])
-    assert {(part.sku, str(part.per_hour), str(part.discount)) for part in parts if part.sku.startswith("gpu")} == {
+    assert {(part.sku, str(part.per_hour), str(part.discount)) for part in parts if "gpu" in part.sku} == {
+        ("spare-gpu:A100", "0.700000", "0"),
         ("gpu", "1.230000", "0"), ("gpu", "1.500000", "0"), ("gpu", "1.500000", "7.50"), ("gpu:A100", "3.333300", "0"),
     }  # fmt: skip
     whole = sum((part.charge for part in parts), Decimal(0))

@@ -27,6 +27,7 @@ HOUR = dt.timedelta(hours=1)
 
 def tell(appcode: Appcode, uid: str, begin: dt.datetime, end: dt.datetime | None, **facts: object) -> None:
     labels = {"cluster": "show1", "run": "1", "role": "worker", "index": "0", "user": "bob", "framework": "tensorflow"}
+    labels |= {"class": str(facts.pop("kind"))} if "kind" in facts else {}
     held = {"gpus": 2, "gpu_model": "A100", "phase": "Running" if end is None else "Succeeded"} | facts
     with transaction.atomic():
         record.record([PodState(uid, "local", appcode.pk, "run 1", labels, started_at=begin, finished_at=end, **held)])
@@ -47,8 +48,8 @@ def of_ledger() -> dict[tuple[str, ...], int]:
     """Returns GPU-seconds per series from the ledger entries alone."""
     codes = dict(Appcode.objects.values_list("pk", "code"))
     found: Counter[tuple[str, ...]] = Counter()
-    for line in LedgerEntry.objects.filter(sku__startswith="gpu"):
-        found[codes[line.appcode_id], line.business_line, line.sku[4:]] += line.quantity
+    for line in LedgerEntry.objects.filter(sku__contains="gpu"):
+        found[codes[line.appcode_id], line.business_line, line.sku.partition(":")[2]] += line.quantity
     return dict(+found)
 
 
@@ -62,7 +63,7 @@ def of_totals() -> dict[tuple[str, ...], int]:
 def test_totals_are_the_ledgers_whatever_happens_to_it(people):
     first, *_, last = months_back(4)
     for n, since in enumerate(months_back(4)):
-        tell(people.ops, f"a-{n}", since + HOUR, since + 5 * HOUR)
+        tell(people.ops, f"a-{n}", since + HOUR, since + 5 * HOUR, **({"kind": "spare"} if n % 2 else {}))
         tell(people.ops, f"b-{n}", since, since + 2 * HOUR, gpu_model=f"M{n % 2}", gpus=1, cpu_milli=500)
         tell(people.flight, f"c-{n}", since, since + HOUR, gpus=0, cpu_milli=500)
     posting.post(NOW)

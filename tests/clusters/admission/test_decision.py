@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Share, Snapshot, advise, decide
+from clusters.admission.decision import Ask, Node, Snapshot, advise, decide
+from clusters.admission.order import Share
 from clusters.admission.packing import Shape, Tasks, assign, group, place, search, why_never
 from clusters.admission.words import sentence
 
@@ -18,18 +19,14 @@ def cloud(gpus, count, free=None):
     return tuple(Node(f"n{i}", whole, left) for i in range(count))
 
 
-def codes(nodes, *asks, quota=1000):
+def codes(nodes, *asks):
     tasks = [Ask(f"r{i}", "ops", (Tasks("worker", count, gpus),)) for i, (count, gpus) in enumerate(asks)]
-    return [verdict.code for verdict in decide(Snapshot(nodes, tuple(tasks), {"ops": Share(quota)})).values()]
+    return [verdict.code for verdict in decide(Snapshot(nodes, tuple(tasks))).values()]
 
 
 @pytest.mark.parametrize(("nodes", "run"), [(cloud(8, 15), (10, 8)), (cloud(1, 99), (65, 1))])
 def test_of_two_runs_that_fit_alone_exactly_one_starts(nodes, run):
     assert codes(nodes, run, run) == [Code.FITS, Code.GPUS]
-
-
-def test_a_quota_of_7_never_holds_a_run_of_10():
-    assert codes(cloud(8, 4), (10, 1), quota=7) == [Code.OVER_LIMIT]
 
 
 def test_a_run_larger_than_nodes_or_pool_can_never_start_and_blocks_nobody():
@@ -56,23 +53,12 @@ def test_a_run_that_other_software_keeps_out_for_ever_keeps_no_node():
     assert [each.code for each in verdicts.values()] == [Code.GPUS, Code.FITS]
 
 
-def test_a_run_that_waits_for_quota_blocks_its_appcode_alone():
-    wanted = (("a", "x", 4), ("b", "x", 1), ("c", "y", 1))
-    asks = tuple(Ask(run, appcode, (Tasks("w", 1, gpus),)) for run, appcode, gpus in wanted)
-    verdicts = decide(Snapshot(cloud(8, 1), asks, {"x": Share(4, 2), "y": Share(4)}))
-    assert [(verdict.code, verdict.rank) for verdict in verdicts.values()] == [
-        (Code.QUOTA, 1),
-        (Code.QUOTA, 2),
-        (Code.FITS, 0),
-    ]
-
-
 def test_a_run_that_lacks_cpu_says_so_and_nodes_that_do_not_suit_it_stay_open():
     whole = Shape(8, 8000, 0, "H200")
     nodes = (Node("n", whole, Shape(8, 1000, 0, "H200")), Node("m", Shape(1, 8000, 0, "L4"), Shape(1, 8000, 0, "L4")))
     several = (Tasks("w", 1, 8, "H200", 8000),), (Tasks("w", 1, 1, "H200"),), (Tasks("w", 1, 1, "L4"),)
     asks = tuple(Ask(f"r{i}", "ops", tasks) for i, tasks in enumerate(several))
-    verdicts = decide(Snapshot(nodes, asks, {"ops": Share(20)}))
+    verdicts = decide(Snapshot(nodes, asks))
     assert [verdict.code for verdict in verdicts.values()] == [Code.RESOURCES, Code.BEHIND, Code.FITS]
     assert verdicts["r2"].nodes == {("w", "m"): 1}
 
@@ -180,7 +166,7 @@ pool = st.lists(st.tuples(shapes, st.integers(0, 4), st.booleans()), max_size=4)
 
 
 @given(pool, asked, st.integers(0, 8))
-def test_no_node_and_no_quota_is_exceeded_and_what_is_remembered_changes_no_verdict(nodes, several, quota):
+def test_no_node_is_exceeded_and_what_is_remembered_changes_no_verdict(nodes, several, quota):
     def verdicts(role):
         asks = [
             Ask(f"r{i}", appcode, (replace(tasks, role=role(i)),), admitted)
@@ -192,16 +178,14 @@ def test_no_node_and_no_quota_is_exceeded_and_what_is_remembered_changes_no_verd
     others = verdicts(lambda i: f"w{i}")[1]
     assert [each.code for each in found.values()] == [each.code for each in others.values()]
     assert [each.rank for each in found.values()] == [each.rank for each in others.values()]
-    gpus, held = dict.fromkeys((node.name for node in nodes if node.ready), 0), 0
+    gpus = dict.fromkeys((node.name for node in nodes if node.ready), 0)
     for ask in asks:
         verdict = found[ask.run]
         for (_, name), count in (verdict.nodes or {}).items():
             gpus[name] += count * ask.tasks[0].gpus
         if nodes and verdict.code is Code.FITS:
             assert sum(verdict.nodes.values()) >= ask.tasks[0].count, "whole or not at all"
-            held += ask.gpus * (ask.appcode == "x")
     assert all(gpus[node.name] <= node.free.gpus for node in nodes if node.ready)
-    assert held <= quota
 
 
 def test_a_run_that_is_being_placed_takes_what_fits_and_keeps_nothing_more():
@@ -248,6 +232,55 @@ def test_a_gang_that_waits_or_never_starts_is_told_how_many_of_its_workers_would
     assert offered(cloud(8, 2, free=4), master, workers) == 7
     assert offered(cloud(8, 2, free=0), master, workers) is None
     assert offered(cloud(8, 2), Tasks("worker", 1, 16)) is None
+
+
+def limited(run, gpus, ends, count=1):
+    return Ask(run, "", (Tasks("w", count, gpus),), ends=ends)
+
+
+def test_a_run_that_ends_in_time_starts_on_nodes_that_are_kept_and_delays_nobody():
+    whole, free = Shape(8, 64000, 1 << 20, "H200"), Shape(4, 64000, 1 << 20, "H200")
+    nodes = (Node("late", whole, free, ends=900), Node("soon", whole, free, ends=500))
+    asks = (limited("large", 8, None), limited("whole", 8, None), limited("long", 4, 501), limited("short", 4, 500))
+    found = decide(Snapshot(nodes, asks))
+    assert (found["large"].code, found["large"].values["latest"]) == (Code.FRAGMENTED, 500)
+    assert found["whole"].values["latest"] == 900
+    assert found["short"].nodes == {("w", "soon"): 1}
+    assert found["long"].nodes == {("w", "late"): 1}
+    endless = (replace(nodes[0], ends=None), nodes[1])
+    assert decide(Snapshot(endless, asks[:2]))["whole"].values.get("latest") is None
+    assert (
+        decide(Snapshot(endless, (*asks[:2], limited("short", 4, 1), limited("also", 4, 1))))["also"].code
+        is Code.BEHIND
+    )
+
+
+ending = st.none() | st.integers(1, 9)
+
+
+@given(
+    st.lists(st.tuples(shapes, st.integers(0, 4), ending), min_size=1, max_size=4),
+    st.lists(st.tuples(kinds, ending), max_size=6),
+)
+def test_no_start_that_is_promised_at_the_latest_is_delayed_by_later_runs(nodes, several):
+    """At that time all that held the nodes has ended, and of the runs that were let in meanwhile none is left on them."""
+    nodes = tuple(
+        Node(f"n{i}", shape, replace(shape, gpus=min(free, shape.gpus)), ends=ends)
+        for i, (shape, free, ends) in enumerate(nodes)
+    )
+    asks = tuple(Ask(f"r{i}", "", (replace(tasks, role="w"),), ends=ends) for i, (tasks, ends) in enumerate(several))
+    found = decide(Snapshot(nodes, asks))
+    promised = {ask.run: latest for ask in asks if (latest := found[ask.run].values.get("latest"))}
+    for head, latest in promised.items():
+        at_work = {node.name for node in nodes if node.ends is None or node.ends > latest}
+        ahead = list(asks[: asks.index(next(each for each in asks if each.run == head))])
+        for ask in asks:
+            if found[ask.run].code is Code.FITS and (ask.ends is None or ask.ends > latest):
+                at_work |= {name for _, name in found[ask.run].nodes}
+        also = tuple(ask for ask in ahead if promised.get(ask.run, latest + 1) <= latest)
+        then = tuple(replace(node, free=node.whole, ends=0) for node in nodes if node.name not in at_work)
+        mine = next(ask for ask in asks if ask.run == head)
+        assert decide(Snapshot(then, (*also, mine)))[head].code is Code.FITS
 
 
 def test_replicas_of_a_service_go_to_different_nodes_and_those_without_gpus_not_where_most_gpus_are():

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from clusters.admission.codes import Code
 from clusters.admission.decision import Snapshot, Verdict, decide
-from clusters.admission.packing import Tasks, group, place
+from clusters.admission.packing import Tasks, asking, group, place
 from clusters.admission.words import sentence
-from clusters.clouds.drivers.base import Capacity, Node, fit
-from clusters.runs.placing.known import Known, Promise, Taken, Waiting, tasks_of
+from clusters.clouds.drivers.base import Capacity, Node
+from clusters.runs.placing.known import Known, Promise, Taken, Waiting
 from clusters.runs.placing.room import snapshot
 
 Sizes = tuple[int, int]  # GPUs and CPUs.
@@ -33,7 +33,7 @@ class Machine:
 class Run:
     """`layout` and `bound`: by kind of task, as tasks of several roles that ask for the same are one kind."""
 
-    roles: tuple[fit.Tasks, ...]
+    roles: tuple[Tasks, ...]
     layout: dict[Tasks, dict[str, int]] | None = None
     bound: dict[Tasks, Counter[str]] = field(default_factory=dict)
     disturbed: bool = False
@@ -41,7 +41,7 @@ class Run:
     @property
     def kinds(self) -> Counter[Tasks]:
         found = Counter[Tasks]()
-        for each in tasks_of(self.roles):
+        for each in self.roles:
             found[kind(each)] += each.count
         return found
 
@@ -98,7 +98,7 @@ class Cluster(RuleBasedStateMachine):
     def submit(self, asked: list[tuple[int, int, int]]) -> None:
         if self.plain:
             asked = [(count, gpus or 1, 0) for count, gpus, _ in asked[:1]]
-        roles = (fit.Tasks(f"r{n}", count, gpus, "", cpus) for n, (count, gpus, cpus) in enumerate(asked))
+        roles = (asking(f"r{n}", count, gpus, "", cpus) for n, (count, gpus, cpus) in enumerate(asked))
         self.newest += 1
         self.runs[self.newest] = Run(tuple(roles))
         self.look()
@@ -114,7 +114,7 @@ class Cluster(RuleBasedStateMachine):
             if verdict.code is not Code.FITS:
                 continue
             run, layout = self.runs[int(name)], dict[Tasks, dict[str, int]]()
-            kinds = {each.role: kind(each) for each in tasks_of(run.roles)}
+            kinds = {each.role: kind(each) for each in run.roles}
             assert verdict.nodes is not None
             for (of, node), count in verdict.nodes.items():
                 layout.setdefault(kinds[of], {})[node] = count

@@ -52,12 +52,13 @@ def documents(draw: Any) -> dict[str, Any]:
         "command": draw(st.sampled_from(["python app.py", "true\nfalse"])),
         "env": draw(st.dictionaries(st.from_regex(r"\AX_[A-Z]{1,5}\Z"), st.text(alphabet="ab =|'\"", max_size=9))),
         "timeLimit": draw(st.none() | st.integers(60, 60 * 86400)),
+        "priorityClass": draw(st.sampled_from(["urgent", "normal", "spare"])),
         "endpoints": draw(endpoints),
         "idle": draw(idle),
         "access": draw(access),
     }
-    said = draw(st.sets(st.sampled_from(["input", "output", "outputPath", "env", "timeLimit", "access", "idle"])))
-    optional = {"input", "output", "outputPath", "env", "timeLimit", "access", "idle"}
+    optional = {"input", "output", "outputPath", "env", "timeLimit", "priorityClass", "access", "idle"}
+    said = draw(st.sets(st.sampled_from(sorted(optional))))
     if spec["type"] == "tensorboard":
         spec["runs"] = draw(
             st.lists(st.builds("{}/{}".format, names, st.integers(1, 999)), min_size=1, unique=True, max_size=3)
@@ -89,6 +90,10 @@ def test_there_and_back(document: dict[str, Any], retries: int) -> None:
     assert again.spec == manifest.spec.model_copy(update={"storage": again.spec.storage})
     # A manifest that was read can be sent back: the cluster keeps the fields that applications lack.
     assert cluster_manifest(again, before=stored) == cluster
+    # What was stored before there were classes is normal.
+    del stored["priorityClass"]
+    assert application_spec(stored)["priorityClass"] == "normal"
+    stored["priorityClass"] = cluster.spec.priority_class
     assert application_spec(cluster_manifest(again, before=stored).spec.model_dump(mode="json", by_alias=True)) == shown
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusters.admission.judgement import worst
 from clusters.catalog.admission import Held, Quota, judge_quota
-from clusters.clouds.drivers.base.fit import worst
 
 
 def test_more_than_the_quota_never_fits_and_says_what_to_do():

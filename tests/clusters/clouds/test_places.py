@@ -270,3 +270,31 @@ def test_a_cluster_on_which_a_run_is_being_made_is_not_removed(training, people,
     thread.join(60)
     assert str(raised[0]).startswith("Training has 1 run of ours.")
     assert Cloud.objects.filter(name="training").exists()
+
+
+def test_a_class_is_chosen_where_the_portal_orders_runs(training, people, ops_line, manifest):
+    urgent, spare, normal = (
+        manifest(image="container-only", priorityClass=name) for name in ("urgent", "spare", "normal")
+    )
+    here = manifest(priorityClass="spare")
+    assert resolve(here.spec, people.ops).spec.priority_class == "spare"
+    cloud_actions.place(ops_line, "training", acting_user=people.root)
+    assert resolve(urgent.spec, people.ops).place.cloud == "training"
+    Cloud.objects.filter(pk=training.pk).update(settings={"nodes_on_demand": True})
+    assert resolve(normal.spec, people.ops).place.cloud == "training"
+    sentence = "Training decides itself which run goes first and which gives way; choose normal."
+    for each in (urgent, spare):
+        assert refused(lambda spec=each.spec: resolve(spec, people.ops)) == {"spec.priorityClass": sentence}
+    cloud_actions.place(ops_line, "local", acting_user=people.root)
+    always = refused(lambda: resolve(here.spec, people.ops, by_routers=True))
+    assert always["spec.priorityClass"] == "Replicas of a service answer people: they are always normal."
+
+
+def test_what_is_spare_may_be_larger_than_the_quota(catalogue, people, manifest):
+    people.ops.gpu_quota = 1
+    people.ops.save()
+    assert refused(lambda: preview(manifest(flavor="one-gpu", workers=1), acting_user=people.bob)).keys() == {
+        "spec.roles.master.flavor"
+    }
+    spare = manifest(flavor="one-gpu", workers=1, priorityClass="spare")
+    assert preview(spare, acting_user=people.bob).gpus == 2

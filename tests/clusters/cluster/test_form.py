@@ -100,6 +100,7 @@ def manifests(draw):
         "access": draw(ACCESS),
         "retries": draw(st.none() | st.integers(0, 10)),
         "timeLimit": draw(st.none() | st.integers(60, 60 * 86400)),
+        "priorityClass": draw(st.sampled_from(["urgent", "normal", "spare"])),
         "scheduleAfter": draw(st.none() | TIMES),
         "hooks": draw(HOOKS),
     }
@@ -325,6 +326,15 @@ def test_the_preview_tells_tasks_gpus_and_cost_before_there_is_a_name(page_catal
     assert "6.00" in page
     assert "12.00" in page
     assert "Still needed: Name, Command." in page
+    # Spare GPUs have a price of their own; cores and memory keep theirs.
+    Price.objects.create(
+        sku="spare-gpu", per_hour="0.5", valid_from=timezone.now().replace(microsecond=0) - dt.timedelta(hours=1)
+    )
+    assert "6.00" in client.post("/clusters/preview", body).content.decode()
+    page = client.post("/clusters/preview", body | {"priority_class": "spare"}).content.decode()
+    assert "1.50" in page
+    assert "3.00" in page
+    assert "6.00" not in page
 
 
 def test_the_preview_of_redeploy_has_the_estimate_and_what_differs(make_cluster, people, as_person):

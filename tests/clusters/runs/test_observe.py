@@ -7,11 +7,11 @@ import pytest
 from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 
-from billing.models import Observation
+from billing.models import Observation, Price, UsageSegment
 from clusters.clouds.drivers.base import Batch, EndpointSeen, RunFound, RunGone, TaskSeen
 from clusters.clouds.registry import run_ref
 from clusters.cluster import actions
-from clusters.runs.models import Run, Task
+from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.status import observe as runs_observe
 from clusters.runs.status import phase_update
 from tests.clusters.test_lifecycle import tasks_seen, told_apart
@@ -107,3 +107,18 @@ def test_an_endpoint_that_no_listing_has_is_not_opened_any_more(run):
     runs_observe.apply_listing("local", Batch("t.2", (found, again)), now())
     run.refresh_from_db()
     assert run.endpoints == {"web": {"address": "127.0.0.1:2", "since": since, "routed": False}}
+
+
+def test_the_class_of_a_run_is_on_its_bill_and_stays_when_the_cluster_gets_another(run):
+    """Tasks hold spare GPUs from their first sighting to their end, whatever the next run of the cluster is to be."""
+    Run.objects.update(spec={**run.spec, "priorityClass": "spare"})
+    for sku, per_hour in (("gpu", 2), ("spare-gpu", 1)):
+        Price.objects.create(sku=sku, per_hour=per_hour, valid_from=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+    tasks = [running(run, role, index) for role, index in (("master", 0), ("worker", 0), ("worker", 1))]
+    tell(*tasks)
+    Cluster.objects.update(spec={**run.cluster.spec, "priorityClass": "normal"})
+    tell(*(replace(task, phase="Succeeded", finished_at=task.started_at + dt.timedelta(seconds=60)) for task in tasks))
+    segments = [row.segment for row in UsageSegment.objects.all()]
+    assert [(each.resources.spare, each.labels["class"], each.flags) for each in segments] == [(True, "spare", ())] * 3
+    run.refresh_from_db()
+    assert round(run.cost * 60) == 3

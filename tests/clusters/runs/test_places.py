@@ -4,7 +4,6 @@ not real: it notes what it is told, and tests give its news."""
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import threading
 import uuid
 from collections import Counter
@@ -16,101 +15,37 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
-from clusters.admission.decision import decide
-from clusters.clouds.drivers.base import Batch, Capacity, Node, RunFound, RunGone, TaskSeen
+from clusters.clouds.drivers.base import RunFound, RunGone
 from clusters.cluster import actions
 from clusters.runs import reconcile
 from clusters.runs.models import Cluster, Run
 from clusters.runs.placing import known, places
-from clusters.runs.status import observe
 from portal.models import Event
 from tests import mortal
 from tests.api.client import api_of
-from tests.clusters.gangs import Told, gang, node, nodes
+from tests.clusters.gangs import Told, node, nodes
+from tests.clusters.runs.placing import (
+    SECOND,
+    everywhere,
+    failed,
+    gone,
+    older,
+    place,
+    pod,
+    pods,
+    see,
+    started,
+    submit,
+    tell,
+    told_by,
+)  # fmt: skip
 
 pytestmark = pytest.mark.django_db
-position = itertools.count(1)
-SECOND = dt.timedelta(seconds=1)
-TIMES = ("admitted_at", "placed_at", "whole_at", "lacks_since", "given_back_at", "applied_at", "not_before")
 
 
 @pytest.fixture
 def cloud(training: Any, monkeypatch: pytest.MonkeyPatch) -> Told:
-    told = Told()
-    monkeypatch.setattr(reconcile, "cloud_of", lambda run: told)
-    return told
-
-
-def see(*seen: Node) -> None:
-    observe.save_capacity("training", Capacity(seen))
-
-
-def submit(people: Any, name: str, size: int, **spec: Any) -> Run:
-    """Creates a run by REST, and has it admitted. It waits for its places then."""
-    status, answer = api_of(people.bob).post("/appcodes/ops-demo/clusters", gang(size, name, **spec))
-    assert status == 201, answer
-    run = Run.objects.get(cluster__name=name)
-    reconcile.reconcile(run.pk)
-    run.refresh_from_db()
-    return run
-
-
-def place(run: Run) -> Run:
-    places.place("training")
-    run.refresh_from_db()
-    return run
-
-
-def started(people: Any, name: str, size: int, **spec: Any) -> Run:
-    """A run that got its places and of which the cloud was told."""
-    run = place(submit(people, name, size, **spec))
-    assert run.placed_at
-    reconcile.reconcile(run.pk)
-    run.refresh_from_db()
-    assert run.applied_at
-    return run
-
-
-def older(run: Run, by: dt.timedelta) -> None:
-    """Moves all that happened to the run into the past."""
-    run.refresh_from_db()
-    Run.objects.filter(pk=run.pk).update(**{name: at - by for name in TIMES if (at := getattr(run, name))})
-
-
-def tell(run: Run, *items: Any) -> None:
-    observe.apply_batch("training", Batch(f"p.{next(position)}", items))
-    run.refresh_from_db()
-
-
-def pod(run: Run, role: str = "master", index: int = 0, at: str = "", attempt: int = 0, **more: Any) -> TaskSeen:
-    """A pod that waits, or that runs on the node `at`."""
-    uid, begun = f"{run.pk}-{role}-{index}-{attempt}", now() - SECOND
-    if not at:
-        return TaskSeen(run.pk, role, index, attempt, uid, "Pending", "Unschedulable", **more)
-    times = {"scheduled_at": begun, "began_at": begun, "started_at": begun}
-    return TaskSeen(run.pk, role, index, attempt, uid, "Running", node=at, **{**times, **more})
-
-
-def failed(task: TaskSeen, reason: str = "Error") -> TaskSeen:
-    return replace(task, phase="Failed", reason=reason, finished_at=now(), exit_code=1, disrupted=reason != "Error")
-
-
-def gone(run: Run) -> RunGone:
-    run.refresh_from_db()
-    return RunGone(run.pk, life=run.life)
-
-
-def pods(run: Run, *where: str) -> list[TaskSeen]:
-    """All pods of a gang, on these nodes."""
-    names = [("master", 0), *(("worker", index) for index in range(len(where) - 1))]
-    return [pod(run, role, index, at) for (role, index), at in zip(names, where, strict=True)]
-
-
-def everywhere(run: Run) -> list[str]:
-    """A node for each task, as the layout of a run that takes whole nodes has them."""
-    found = [name for held in run.layout.values() for name, count in held.items() for _ in range(count)]
-    assert len(found) == run.gpus
-    return found
+    return told_by(monkeypatch)
 
 
 def gave_back(run: Run, then: dt.timedelta) -> bool:
@@ -198,7 +133,7 @@ def test_a_node_that_goes_before_its_tasks_came_costs_a_run_its_places(cloud: To
     assert Event.objects.filter(verb="run.given_back").count() == 1
     # Until it is gone it holds what its tasks hold, and no more.
     other = place(submit(people, "other", 105))
-    assert (other.placed_at, "104 of 112 are free" in other.message) == (None, True)
+    assert (other.placed_at, "runs that are ending still hold" in other.message) == (None, True)
     actions.disable(other.cluster, acting_user=people.bob)
     assert "n0" not in everywhere(place(submit(people, "third", 104)))
 
@@ -546,12 +481,12 @@ def test_a_second_pass_decides_on_what_the_first_has_written(
     """The first has read when an older run comes that would fit alone, too; a second pass that did not wait would place both."""
     old, new = submit(people, "old", 80), submit(people, "new", 80)
     Run.objects.filter(pk=old.pk).update(not_before=now() + dt.timedelta(hours=1))
-    has_read, go_on = threading.Event(), threading.Event()
+    has_read, go_on, decide_all = threading.Event(), threading.Event(), places.room.decide_all
 
-    def slow(snapshot: Any) -> Any:
+    def slow(*about: Any) -> Any:
         has_read.set()
         assert go_on.wait(60)
-        return decide(snapshot)
+        return decide_all(*about)
 
     def one() -> None:
         try:
@@ -559,11 +494,11 @@ def test_a_second_pass_decides_on_what_the_first_has_written(
         finally:
             connection.close()
 
-    monkeypatch.setattr(places, "decide", slow)
+    monkeypatch.setattr(places.room, "decide_all", slow)
     thread = threading.Thread(target=one)
     thread.start()
     assert has_read.wait(60)
-    monkeypatch.setattr(places, "decide", decide)
+    monkeypatch.setattr(places.room, "decide_all", decide_all)
     Run.objects.filter(pk=old.pk).update(not_before=None)
     with connection.cursor() as cursor:
         cursor.execute("SET lock_timeout = '300ms'")
@@ -594,6 +529,8 @@ def test_a_pass_that_dies_leaves_nothing_half_done_and_the_next_one_does_all(clo
         if mortal.child(allowed, work) == 0:
             break
         found = list(Run.objects.order_by("pk").values_list(*facts))
+        for each in Run.objects.all():
+            assert each.noted["number"] == each.decisions.count(), "a line is written with its run, or neither"
         if found != before:
             # It died between its two transactions: places are given, and none is taken.
             assert [bool(placed) for placed, *_ in found] == [True, True, False, False], allowed

@@ -48,7 +48,6 @@ from clusters.clouds.drivers.base.observations import (
     TaskPhase,
     TaskSeen,
     Unreadable,
-    Waiting,
 )
 from clusters.clouds.drivers.base.plan import (
     CODE,
@@ -135,7 +134,6 @@ __all__ = [
     "Unreadable",
     "VolumeRef",
     "VolumeSource",
-    "Waiting",
     "WatchExpired",
     "expand",
     "literal",

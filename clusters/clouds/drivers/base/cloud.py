@@ -116,14 +116,15 @@ class Cloud(Protocol):
         return cpu_milli, memory_mb
 
     @classmethod
-    def orders_runs(cls, stored: Mapping[str, Any]) -> bool:
-        """Returns whether the cloud, or a queue in it, decides which run starts next."""
-        return True
-
-    @classmethod
     def places_runs(cls, stored: Mapping[str, Any]) -> bool:
         """Returns whether the portal decides on which nodes tasks run, all tasks of a run or none."""
         return False
+
+    @classmethod
+    def gang(cls, stored: Mapping[str, Any], proved: Mapping[str, Any]) -> str:
+        """Returns how it gives all tasks of a run their places at once or none any (`Plan.gang`), "" if it does not. `proved`:
+        the facts of the last `Inspected.preflight`."""
+        return ""
 
     @classmethod
     def adds_nodes(cls, stored: Mapping[str, Any]) -> bool:

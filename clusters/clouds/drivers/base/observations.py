@@ -187,9 +187,9 @@ class Node:
     """One machine. `note`: a sentence for users, e.g. that memory limits are not enforced here, or why it takes no (new) tasks.
 
     `silent_since`: when a machine that does not answer was last heard (ISO 8601, UTC; "?" if unknown), "" for all others.
-    `cpu_milli` and `memory_mb`: available to tasks; `…_free`: neither held nor (in a capacity that is `in_order`) awaited by a
-    run, None if the cloud does not report it. `…_others`: held there by what belongs to no run of the portal, rounded up; 0 where
-    nothing else runs, or in a report of an older release. `gpu_tasks_only`: refuses tasks without GPUs.
+    `cpu_milli` and `memory_mb`: available to tasks; `…_free`: not held, None if the cloud does not report it. `…_others`: held
+    there by what belongs to no run of the portal, rounded up; 0 where nothing else runs, or in a report of an older release.
+    `gpu_tasks_only`: refuses tasks without GPUs.
     """
 
     name: str
@@ -211,22 +211,8 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A run that waits for GPUs (or for CPU or memory, then with 0 GPUs)."""
-
-    run_id: int
-    gpus: int
-    gpu_model: str
-
-
-@dataclass(frozen=True)
 class Capacity:
-    """`in_order`: runs start strictly in the order of `queue`, and later ones take nothing that an earlier one could use.
-    Otherwise any run that fits starts."""
-
     nodes: tuple[Node, ...]
-    queue: tuple[Waiting, ...] = ()
-    in_order: bool = False
 
 
 @dataclass(frozen=True)

@@ -328,3 +328,5 @@ class Plan:
     code: CodeFiles | CodeCommit | None = None
     # User name and password by registry, for pulling container images; never given to tasks.
     registries: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)
+    # How the cloud gives all tasks their places at once or none any, in its own words (`Cloud.gang`); "" if it does not.
+    gang: str = ""

@@ -52,7 +52,7 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes import launch, logs, prometheus
-from clusters.clouds.drivers.kubernetes.api import kueue, lookup, preflight
+from clusters.clouds.drivers.kubernetes.api import kueue, lookup, preflight, probe
 from clusters.clouds.drivers.kubernetes.api.client import METADATA_LIST, Client, path_of
 from clusters.clouds.drivers.kubernetes.api.errors import Forbidden, Missing, Refused
 from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
@@ -167,15 +167,15 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         return Gateway(settings.apps_domain, settings.gateway_address) if settings.serves else None
 
     @classmethod
-    def orders_runs(cls, stored: Mapping[str, Any]) -> bool:
-        """Only Kueue does: kube-scheduler places pods one by one."""
-        return bool(Settings.readable(stored).kueue_queue)
-
-    @classmethod
     def places_runs(cls, stored: Mapping[str, Any]) -> bool:
         """Kueue decides itself, and an autoscaler adds nodes only for pods that wait."""
         settings = Settings.readable(stored)
         return not (settings.kueue_queue or settings.nodes_on_demand)
+
+    @classmethod
+    def gang(cls, stored: Mapping[str, Any], proved: Mapping[str, Any]) -> str:
+        """Only where the portal places runs: what Kueue and autoscalers make of such pods is not tried."""
+        return str((proved.get(probe.FACT) or {}).get("api", "")) if cls.places_runs(stored) else ""
 
     @classmethod
     def adds_nodes(cls, stored: Mapping[str, Any]) -> bool:
@@ -262,7 +262,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         return preflight.uid_of(self._client)
 
     def preflight(self, namespaces: Collection[str]) -> Preflight:
-        return preflight.judge(self._client, self._settings, namespaces, lambda: self.foreign(namespaces))
+        return preflight.judge(self._client, self._settings, self._namespaces, namespaces, self.foreign)
 
     def misnamed(self, namespaces: Collection[str]) -> Mapping[str, str]:
         return lookup.look_up(self._client, self._settings, namespaces).wrong

@@ -9,19 +9,22 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, CloudRefused, Plan, RunRef, VolumeSource
 from clusters.clouds.drivers.kubernetes.api import kueue
 from clusters.clouds.drivers.kubernetes.api.client import MERGE, METADATA, Client, path_of
-from clusters.clouds.drivers.kubernetes.api.errors import Missing, Refused, Taken
+from clusters.clouds.drivers.kubernetes.api.errors import Missing, Refused, Taken, Unavailable
 from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
 from clusters.clouds.drivers.kubernetes.render import (
     cache,
     environments,
+    gangs,
     kept,
     manifests,
     names,
+    pods,
     queueing,
     storage,
 )
@@ -56,7 +59,10 @@ def apply(client: Client, settings: Settings, namespaces: Namespaces, plan: Plan
         raise
     shared = [each for each in objects if _is_shared(each)]
     _apply_shared(client, settings, shared, check_room=before is not None)
-    made = current + [each for each in objects if not _is_shared(each)]
+    for group in objects:
+        if group["kind"] == gangs.KIND:
+            _make_gang(client, group, is_open=names.GANG not in owner["metadata"]["annotations"])
+    made = current + [each for each in objects if not (_is_shared(each) or each["kind"] == gangs.KIND)]
     # If the run is deleted meanwhile, the garbage collector finds these objects without an owner and deletes them.
     drafts = [each for each in made if queueing.is_draft(each)]
     ordered = [each for each in made if queueing.is_ordered(each)]
@@ -82,6 +88,8 @@ def _start(client: Client, settings: Settings, namespaces: Namespaces, plan: Pla
     first."""
     plan = cache.settled(plan, settings)
     manifests.check(plan, settings)
+    if gangs.size(plan) and not _takes_gang(client, settings, namespaces, plan):
+        plan = replace(plan, gang="")
     claim = cache.claim_manifest(plan, settings, _now())
     if claim and (why := _why_no_room(client, settings, claim)):
         if not cache.may_be_copied(plan):
@@ -98,6 +106,8 @@ def _start(client: Client, settings: Settings, namespaces: Namespaces, plan: Pla
     watched = [(each["kind"], each["metadata"]["name"]) for each in made if each["kind"] in drift.KINDS]
     noted = {names.WORKLOADS: manifests.workloads(plan), names.OBJECTS: watched}
     told = {key: " ".join("/".join(each) for each in found) for key, found in noted.items()}
+    if gangs.size(plan):
+        told[names.GANG] = plan.gang
     owner["metadata"].setdefault("annotations", {}).update(told)
     owner = kept.with_objects(owner, [*filter(None, shared), *made], plan.proof)
     try:
@@ -106,6 +116,34 @@ def _start(client: Client, settings: Settings, namespaces: Namespaces, plan: Pla
         if found := owner_of(client, plan.run):
             return found
         raise CloudError("It was ended when it was to start.") from error
+
+
+def _takes_gang(client: Client, settings: Settings, namespaces: Namespaces, plan: Plan) -> bool:
+    """Returns whether the cluster would take the PodGroup of a run. Pods without theirs wait for ever, so what keeps it out (a
+    quota, a missing right, an upgrade) is found before there are any."""
+    namespaces.prepare(plan.run.namespace)
+    group = gangs.manifest(plan.run, plan.gang, gangs.size(plan), pods.priority_class(plan, settings))
+    try:
+        client.request("POST", gangs.path(plan.gang, plan.run.namespace), body=group, query={"dryRun": "All"})
+    except Unavailable:
+        raise
+    except CloudError as error:
+        log.warning("run %s gets no group by which all of its pods are bound together: %s", plan.run.id, error)
+        return False
+    return True
+
+
+def _make_gang(client: Client, group: Manifest, *, is_open: bool) -> None:
+    """Creates the PodGroup of a run if it is not there. `is_open`: its pods have had nodes."""
+    if is_open:
+        group = {**group, "spec": {**group["spec"], **gangs.policy(gangs.OPEN)}}
+    try:
+        client.request("POST", gangs.path(group["apiVersion"], group["metadata"]["namespace"]), body=group)
+    except Taken:
+        return
+    except Missing:
+        # Without the API there is no such field of pods either.
+        log.warning("this cluster serves no %s of %s any more", gangs.PLURAL, group["apiVersion"])
 
 
 def _apply_shared(client: Client, settings: Settings, claims: Sequence[Manifest], *, check_room: bool) -> None:

@@ -72,6 +72,10 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
         return cls(access.settings["socket"])
 
     @classmethod
+    def places_runs(cls, stored: Mapping[str, Any]) -> bool:
+        return True
+
+    @classmethod
     def why_no_environments(cls, stored: Mapping[str, Any]) -> str:
         return ""
 

@@ -41,7 +41,6 @@ from clusters.clouds.drivers.base import (
     TaskSeen,
     VolumeRef,
     VolumeSource,
-    Waiting,
 )
 
 SOURCES: dict[str, type[Source]] = {"s3": S3Source, "nfs": NfsSource, "local": LocalSource, "volume": VolumeSource}
@@ -92,7 +91,7 @@ def _code_from(data: dict[str, Any]) -> CodeFiles | CodeCommit:
 
 def _role_from(data: dict[str, Any]) -> RolePlan:
     endpoints = tuple(Endpoint(**endpoint) for endpoint in data["endpoints"])
-    return RolePlan(**{**data, "argv": tuple(data["argv"]), "endpoints": endpoints})
+    return RolePlan(**{**data, "argv": tuple(data["argv"]), "endpoints": endpoints, "nodes": tuple(data["nodes"])})
 
 
 def _source_from(data: dict[str, Any]) -> Source:
@@ -119,8 +118,7 @@ def batch_from(data: dict[str, Any]) -> Batch:
 
 
 def capacity_from(data: dict[str, Any]) -> Capacity:
-    nodes = tuple(Node(**node) for node in data["nodes"])
-    return Capacity(nodes, tuple(Waiting(**waiting) for waiting in data["queue"]), data["in_order"])
+    return Capacity(tuple(Node(**node) for node in data["nodes"]))
 
 
 def measurements_from(data: dict[str, Any]) -> Measurements:

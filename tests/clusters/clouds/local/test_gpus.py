@@ -1,4 +1,4 @@
-"""GPUs: a task sees exactly its own, no GPU has two tasks, and the queue reports what it waits for."""
+"""GPUs: a task sees exactly its own, and no GPU has two tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusters.clouds.drivers.base import CloudRefused, TaskSeen, Waiting
+from clusters.clouds.drivers.base import CloudRefused, TaskSeen
 from tests.clusters.clouds.local.agents import Agent, role
 
 SAY = 'echo "$CUDA_VISIBLE_DEVICES"; sleep 600'
@@ -30,25 +30,19 @@ def test_tasks_of_one_run_see_different_gpus(agent: Agent) -> None:
     assert (node.gpus, node.gpus_free, node.simulated) == (8, 0, True)
 
 
-def test_a_run_waits_until_all_its_gpus_are_free(make_agent: Callable[..., Agent]) -> None:
+def test_a_run_starts_as_soon_as_all_its_gpus_are_free_whatever_came_before(make_agent: Callable[..., Agent]) -> None:
+    """The portal decides the order. Here a run only waits for processes that have not ended yet."""
     agent = make_agent("--gpus", "4")
     first = agent.apply(role(SAY, gpus=3))
     agent.running(first)
     second = agent.apply(role(SAY, count=2, gpus=1))
-    third = agent.apply(role("true", gpus=1))
-    free = agent.apply(role("true"))
-    waiting = agent.until(lambda: agent.task(third))
+    waiting = agent.until(lambda: agent.task(second))
     assert (waiting.phase, waiting.reason, waiting.gpus) == ("Pending", "Unschedulable", ())
-    assert waiting.message == "Waits for 1 GPU: 1 of 4 free; second in the queue."
-    other = agent.task(second)
-    assert other is not None
-    assert other.message == "Waits for 2 GPUs: 1 of 4 free; first in the queue."
-    assert agent.cloud.capacity().queue == (Waiting(second.id, 2, ""), Waiting(third.id, 1, ""))
-    assert agent.ended(free).phase == "Succeeded"
-    assert agent.task(third) == waiting
+    assert waiting.message == "It starts as soon as what ran in its place before has ended."
+    assert agent.ended(agent.apply(role("true", gpus=1))).phase == "Succeeded"
+    assert agent.task(second) == waiting
     agent.cloud.delete(first)
     assert len(agent.running(second, index=1).gpus) == 1
-    assert agent.ended(third).phase == "Succeeded"
     seen = [item for item in agent.seen if isinstance(item, TaskSeen)]
     released = next(item.finished_at for item in seen if item.run_id == first.id and item.phase == "Failed")
     assigned = next(item.scheduled_at for item in seen if item.run_id == second.id and item.gpus)
@@ -67,17 +61,12 @@ def test_a_run_waits_for_cpu_and_memory_too_and_what_can_never_fit_is_refused(
     first = agent.apply(role("sleep 600", cpu_milli=cpus - 200))
     agent.running(first)
     waits = agent.apply(role("sleep 600", count=2, cpu_milli=200))
-    # 100 millicores would fit, but they are reserved for the run that came first.
-    behind = agent.apply(role("true", cpu_milli=100))
     told = agent.until(lambda: agent.task(waits))
     assert (told.phase, told.reason) == ("Pending", "WaitingForResources")
-    assert told.message == f"Waits for 0.4 CPUs: 0.2 of {cpus / 1000:g} free; first in the queue."
-    assert agent.until(lambda: agent.task(behind)).message.startswith("Waits for its turn")
     node = agent.cloud.capacity().nodes[0]
-    assert (node.cpu_milli_free, node.memory_mb_free) == (0, node.memory_mb - 4 * 64)
+    assert (node.cpu_milli_free, node.memory_mb_free) == (200, node.memory_mb - 64)
     agent.cloud.delete(first)
     agent.running(waits, index=1)
-    assert agent.ended(behind).phase == "Succeeded"
     # After a kill, the new agent still counts what runs.
     agent.signal(signal.SIGKILL)
     agent.start()
@@ -113,7 +102,7 @@ def test_a_second_attempt_keeps_the_gpus_before_anybody_else(make_agent: Callabl
     assert second.finished_at <= after.scheduled_at
 
 
-def test_a_deleted_run_leaves_the_queue(make_agent: Callable[..., Agent]) -> None:
+def test_a_deleted_run_that_waits_never_starts(make_agent: Callable[..., Agent]) -> None:
     agent = make_agent("--gpus", "1")
     agent.running(agent.apply(role(SAY, gpus=1)))
     run = agent.apply(role(SAY, gpus=1))
@@ -123,7 +112,6 @@ def test_a_deleted_run_leaves_the_queue(make_agent: Callable[..., Agent]) -> Non
     end = agent.task(run)
     assert end is not None
     assert (end.phase, end.reason, end.scheduled_at) == ("Failed", "Stopped", None)
-    assert agent.cloud.capacity().queue == ()
 
 
 def test_a_simulated_gpu_is_of_the_model_asked_for(agent: Agent) -> None:

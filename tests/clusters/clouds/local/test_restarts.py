@@ -10,11 +10,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusters.clouds.drivers.base import TaskSeen
+from clusters.clouds.drivers.base import CloudRefused, RunGone, TaskSeen
 from clusters.clouds.drivers.local.task import processes
 from clusters.clouds.drivers.local.task.shim import start_time
 from tests.clusters.clouds.local.agents import PATIENCE, Agent, Agents, role
@@ -41,7 +42,6 @@ def test_tasks_live_on_when_the_agent_is_killed_and_are_found_again(make_agent: 
     assert [agent.output(run, index=index) for index in range(2)] == before
     assert {item.uid for item in agent.listed(run) if item.phase == "Running"} == uids
     assert agent.cloud.capacity().nodes[0].gpus_free == 0
-    assert len(agent.cloud.capacity().queue) == 1
     agent.cloud.delete(run)
     agent.gone(run)
     assert agent.ended(waiting).phase == "Succeeded"
@@ -258,3 +258,37 @@ def test_what_starts_where_another_lived_is_named_by_its_own_pid_alone(tmp_path:
     script.write_text('import os, sys; os.pwrite(int(sys.argv[2]), b"407\\n", 0)')
     processes.start(str(script), tmp_path)
     assert (tmp_path / "lock").read_text() == "407\n"
+
+
+def test_a_run_that_lost_its_places_begins_anew_with_nothing_of_its_earlier_life(
+    make_agent: Callable[..., Agent],
+) -> None:
+    """In the same life it never comes back. What is late about the earlier one does not touch the next."""
+    agent = make_agent("--gpus", "1")
+    plan = agent.plan(role("date +%s%N; sleep 600", gpus=1))
+    agent.cloud.apply(plan)
+    first = agent.running(plan.run)
+    before = agent.until_output(plan.run, "\n")
+    agent.cloud.delete(plan.run)
+    assert agent.gone(plan.run).life == 0
+    agent.cloud.apply(plan)
+    assert not [item for item in agent.listed(plan.run) if item.phase in ("Pending", "Running")]
+    again = replace(plan, run=replace(plan.run, life=1))
+    with pytest.raises(CloudRefused, match="was deleted"):
+        agent.cloud.reserve(plan.run, {"worker": 1})
+    assert agent.cloud.reserve(again.run, {"worker": 1}).keys() == {("worker", 0)}
+    assert agent.listed(plan.run) == []
+    agent.cloud.apply(again)
+    second = agent.until(lambda: next((item for item in agent.seen if is_next(item, first)), None))
+    agent.cloud.delete(plan.run)
+    agent.cloud.apply(plan)
+    agent.signal(signal.SIGKILL)
+    agent.start()
+    assert [(item.uid, item.attempt, item.phase) for item in agent.listed(plan.run)] == [(second.uid, 0, "Running")]
+    assert before not in agent.output(plan.run)
+    agent.cloud.delete(again.run)
+    agent.until(lambda: any(isinstance(item, RunGone) and item.life == 1 for item in agent.seen))
+
+
+def is_next(item: object, first: TaskSeen) -> bool:
+    return isinstance(item, TaskSeen) and item.phase == "Running" and item.uid != first.uid

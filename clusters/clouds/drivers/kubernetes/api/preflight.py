@@ -16,8 +16,10 @@ from typing import Any
 import yaml
 
 from clusters.clouds.drivers.base import CloudError, Preflight
-from clusters.clouds.drivers.kubernetes.api import kueue, lookup
+from clusters.clouds.drivers.kubernetes.api import kueue, lookup, probe
 from clusters.clouds.drivers.kubernetes.api.client import AT_ONCE, Client, path_of
+from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
+from clusters.clouds.drivers.kubernetes.render import gangs
 from clusters.clouds.drivers.kubernetes.settings import GPU, Settings
 from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, DISK_ADVICE, allocatable_of, gib
 
@@ -25,6 +27,8 @@ from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, DISK_ADVICE,
 ROLE = Path(__file__).parents[5] / "docker" / "kubernetes" / "clusterrole.yaml"
 # Optional rights; without them administrators act themselves.
 OPTIONAL = ROLE.with_name("nodes.yaml")
+# Resources of the role that the portal works without.
+SPARED = lookup.ONLY_LOOKED_UP | {gangs.PLURAL}
 ADVICE = "Apply docker/kubernetes/clusterrole.yaml and bind it to the portal's user."
 STRANGER = "What answers at this address is not the API server of a Kubernetes cluster."
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -76,9 +80,14 @@ def rights_of(role: Mapping[str, Any]) -> tuple[Right, ...]:
 
 
 def judge(
-    client: Client, settings: Settings, namespaces: Collection[str], foreign: Callable[[], Mapping[str, str]]
+    client: Client,
+    settings: Settings,
+    keeper: Namespaces,
+    namespaces: Collection[str],
+    foreign: Callable[[Collection[str]], Mapping[str, str]],
 ) -> Preflight:
-    """Summarizes `inspect`, the settings' lookup and the namespaces' ownership in a sentence. Raises CloudError."""
+    """Summarizes `inspect`, the settings' lookup, the namespaces' ownership and whether runs are bound whole in a sentence.
+    Raises CloudError."""
     reserved_disk = settings.reserved_disk
     queued = bool(settings.kueue_queue)
     found = inspect(client, _wanted(queued), reserved_disk, _optional(queued))
@@ -87,10 +96,15 @@ def judge(
     facts["missing"] = [str(right) for right in found.missing]
     facts["missing_optional"] = [str(right) for right in found.without]
     facts["misnamed"] = dict(named.wrong)
-    ok, message = _verdict(found, reserved_disk, foreign)
+    ok, message = _verdict(found, reserved_disk, lambda: foreign(namespaces))
     if ok:
         overlooked = lookup.overlooked_autoscaler(client, settings)
         message = " ".join(filter(None, [message, *dict.fromkeys(named.wrong.values()), *named.unchecked, overlooked]))
+        if not (settings.kueue_queue or settings.nodes_on_demand):
+            lacks = [str(each) for each in found.without if each.resource == gangs.PLURAL]
+            proof = probe.prove(client, settings, keeper, namespaces, lacks)
+            facts[probe.FACT] = {"enforced": bool(proof.api), "api": proof.api, "message": proof.message}
+            message = f"{message} {proof.message}"
     return Preflight(ok and not named.wrong, message, found.uid, facts)
 
 
@@ -121,7 +135,7 @@ def _of_role() -> tuple[Right, ...]:
 
 def _is_needed(right: Right, queued: bool) -> bool:
     """Returns whether the portal cannot work without it. `queued`: runs go through a Kueue queue."""
-    if right.resource in lookup.ONLY_LOOKED_UP or right.group == kueue.VISIBILITY:
+    if right.resource in SPARED or right.group == kueue.VISIBILITY:
         return False
     return queued or (right.group != kueue.GROUP and right not in _FOR_QUEUES)
 

@@ -18,6 +18,7 @@ from clusters.clouds.drivers.kubernetes.render import (
     code,
     endpoints,
     environments,
+    gangs,
     names,
     network_policy,
     pods,
@@ -152,15 +153,18 @@ def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manife
     made += [_role(plan, role, settings) for role in plan.roles]
     if settings.kueue_queue:
         made.append(queueing.draft(plan, settings.kueue_queue))
-    return _of_run(made, plan.run, owner_uid, settings)
+    if count := gangs.size(plan):
+        made.append(gangs.manifest(plan.run, plan.gang, count, pods.priority_class(plan, settings)))
+    return of_run(made, plan.run, owner_uid, settings.portal)
 
 
 def secret_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manifest]:
     """Returns the Secrets of a run, which every apply renders anew: passwords change while it runs."""
-    return _of_run([*storage.secret_manifest(plan), _registries(plan)], plan.run, owner_uid, settings)
+    return of_run([*storage.secret_manifest(plan), _registries(plan)], plan.run, owner_uid, settings.portal)
 
 
-def _of_run(made: list[Manifest], run: RunRef, owner_uid: str, settings: Settings) -> list[Manifest]:
+def of_run(made: list[Manifest], run: RunRef, owner_uid: str, portal: str) -> list[Manifest]:
+    """Returns `made` as objects of a run: with its labels, in its namespace, owned by its owner."""
     reference = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -168,7 +172,7 @@ def _of_run(made: list[Manifest], run: RunRef, owner_uid: str, settings: Setting
         "uid": owner_uid,
         "blockOwnerDeletion": True,
     }
-    labels = names.run_labels(settings.portal, run)
+    labels = names.run_labels(portal, run)
     for manifest in made:
         metadata = manifest["metadata"]
         metadata["labels"] = {**labels, **metadata.get("labels", {})}

@@ -59,6 +59,10 @@ NOT_STORED = f"{PREFIX}/not-stored"
 WORKLOADS = f"{PREFIX}/workloads"
 OBJECTS = f"{PREFIX}/objects"
 ENDING = f"{PREFIX}/ending"
+# On the owner, until its pods have nodes: the API whose PodGroup binds all of them or none (render/gangs.py).
+GANG = f"{PREFIX}/gang"
+# On what the connection test makes and removes: the portal that tests.
+PROBE = f"{PREFIX}/probe"
 # How often the run was taken off the cluster before, on its owner.
 LIFE = f"{PREFIX}/life"
 # On the objects that make the pods of a run in a Kueue queue: the queue.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusters.clouds.drivers.base import Plan, RolePlan, literal
-from clusters.clouds.drivers.kubernetes.render import code, endpoints, environments, names, storage
+from clusters.clouds.drivers.kubernetes.render import code, endpoints, environments, gangs, names, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, Settings, toleration
 
 Manifest = dict[str, Any]
@@ -103,9 +103,10 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
     led = endpoints.entrance_container(plan, role, settings)
     if init := [*program.init, *made.init, *stored.init, *led]:
         spec["initContainers"] = init
-    batch = any(each.restart == "OnFailure" for each in plan.roles)
-    if priority := settings.batch_priority_class if batch else settings.service_priority_class:
+    if priority := priority_class(plan, settings):
         spec["priorityClassName"] = priority
+    if gangs.size(plan):
+        spec["schedulingGroup"] = {"podGroupName": gangs.name(plan.run)}
     tolerations = [toleration(taint) for taint in settings.tolerations]
     if role.gpus:
         tolerations.insert(0, {"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
@@ -124,6 +125,12 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
         },
         "spec": spec,
     }
+
+
+def priority_class(plan: Plan, settings: Settings) -> str:
+    """Returns the priority class of all pods of a run, "" for the cluster's own."""
+    batch = any(each.restart == "OnFailure" for each in plan.roles)
+    return settings.batch_priority_class if batch else settings.service_priority_class
 
 
 def _only(nodes: tuple[str, ...]) -> Manifest:

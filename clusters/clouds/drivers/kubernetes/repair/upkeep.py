@@ -17,8 +17,8 @@ from typing import Any
 from clusters.clouds.drivers.base import CloudError, RunGone, RunRef, Seen, TaskSeen
 from clusters.clouds.drivers.kubernetes.api import kueue
 from clusters.clouds.drivers.kubernetes.api.client import MERGE, METADATA_LIST, STRATEGIC, Client, path_of
-from clusters.clouds.drivers.kubernetes.api.errors import Missing, Refused
-from clusters.clouds.drivers.kubernetes.render import names
+from clusters.clouds.drivers.kubernetes.api.errors import Missing, Refused, Taken
+from clusters.clouds.drivers.kubernetes.render import gangs, manifests, names
 from clusters.clouds.drivers.kubernetes.repair.tampering import Damage
 from clusters.clouds.drivers.kubernetes.watch import admission
 from clusters.clouds.drivers.kubernetes.watch.absent import Key
@@ -94,6 +94,8 @@ class Upkeep:
             owner = mirror.runs.owners.get(run_id)
             if owner and not self._begin(("end", run_id), self._end, owner):
                 mirror.runs.left_behind.add(run_id)
+        for owner, run in list(mirror.runs.bound_gangs()):
+            self._begin(("gang", run.id), self._open_gang, owner, run)
         for uid, damage in list(mirror.damages.found.items()):
             self._begin(("repair", uid), self._repair, damage)
         for namespace in list(mirror.bounds.found):
@@ -221,6 +223,33 @@ class Upkeep:
             for each in found
             if each.name in read[place]
         }
+
+    def _open_gang(self, owner: Owner, run: RunRef) -> None:
+        """Lets single pods of a run get nodes from now on. The count of a group can be changed since Kubernetes 1.37; before,
+        another group takes its place. New pods wait while it is away, and are scheduled when there is the next one."""
+        path = gangs.path(owner.gang, run.namespace, gangs.name(run))
+        try:
+            self._client.patch(path, {"spec": gangs.policy(gangs.OPEN)})
+        except Missing:
+            self._make_open(owner, run)
+        except Refused:
+            # Its finalizer keeps it as long as it has pods: it protects them from a group that does not come back.
+            with suppress(Missing):
+                self._client.delete(path)
+                self._client.patch(path, {"metadata": {"finalizers": None}})
+            self._make_open(owner, run)
+        with suppress(Missing):
+            note = {"metadata": {"annotations": {names.GANG: None}}}
+            self._client.patch(path_of("ConfigMap", owner.namespace, owner.name), note)
+
+    def _make_open(self, owner: Owner, run: RunRef) -> None:
+        made = manifests.of_run([gangs.manifest(run, owner.gang, gangs.OPEN)], run, owner.uid, self._portal)
+        try:
+            self._client.request("POST", gangs.path(owner.gang, run.namespace), body=made[0])
+        except Taken as error:
+            raise CloudError("An apply has made the group again meanwhile.") from error
+        except Missing:
+            log.info("run %s: this cluster serves no %s of %s any more", run.id, gangs.PLURAL, owner.gang)
 
     def _repair(self, damage: Damage) -> None:
         """Restores metadata; repeated until the watch shows it. Objects being deleted accept no new finalizer."""

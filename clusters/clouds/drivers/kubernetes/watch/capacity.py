@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusters.clouds.drivers.base import Capacity, Node, Waiting
+from clusters.clouds.drivers.base import Capacity, Node
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, quantity, toleration
 
 CLOSED = "It takes no new tasks."
@@ -31,22 +31,16 @@ NOTHING: Amounts = (0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Held:
-    """What one live pod holds on `node`, or awaits (`node` ""). `asked`: GPUs, cores and bytes of memory as the scheduler counts
-    them. `run_id`: None for other software."""
+    """What one live pod holds on `node`; nothing yet if that is "". `asked`: GPUs, cores and bytes of memory as the scheduler
+    counts them. `run_id`: None for other software."""
 
     run_id: int | None
     node: str
     asked: Amounts
-    gpu_model: str = ""
-    created: str = ""
-
-    @property
-    def gpus(self) -> int:
-        return int(self.asked[0])
 
 
 class Shares:
-    """Tracks what pods hold on each node (ours and those of other software), and what waiting pods request."""
+    """Tracks what pods hold on each node (ours and those of other software)."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -54,10 +48,9 @@ class Shares:
         # What all pods hold by node, and what those of other software do.
         self._taken: defaultdict[str, Amounts] = defaultdict(lambda: NOTHING)
         self._others: defaultdict[str, Amounts] = defaultdict(lambda: NOTHING)
-        self._waiting: dict[int, dict[str, Held]] = {}
 
     def note(self, uid: str, now: Held | None) -> None:
-        """Updates a pod; None if it holds and awaits nothing any more."""
+        """Updates a pod; None if it holds nothing any more."""
         before = self._held.get(uid)
         if before == now:
             return
@@ -65,16 +58,10 @@ class Shares:
             del self._held[uid]
             if before.node:
                 self._take(before, -1)
-            elif before.run_id is not None:
-                del self._waiting[before.run_id][uid]
-                if not self._waiting[before.run_id]:
-                    del self._waiting[before.run_id]
         if now is not None:
             self._held[uid] = now
             if now.node:
                 self._take(now, 1)
-            elif now.run_id is not None:
-                self._waiting.setdefault(now.run_id, {})[uid] = now
 
     def note_other(self, uid: str, now: Held | None) -> None:
         """Updates a pod of other software. A pod of ours that lost its labels still counts as ours."""
@@ -103,16 +90,7 @@ class Shares:
         )
 
     def capacity(self) -> Capacity:
-        """Returns nodes and queue. Runs are queued in the order of their oldest waiting pod."""
-        nodes = (self._left(node) for _, node in sorted(self.nodes.items()))
-        waiting = sorted(
-            (min(each.created for each in pods.values()), run_id, pods) for run_id, pods in self._waiting.items()
-        )
-        queue = (
-            Waiting(run_id, sum(each.gpus for each in pods.values()), next(iter(pods.values())).gpu_model)
-            for _, run_id, pods in waiting
-        )
-        return Capacity(tuple(nodes), tuple(queue))
+        return Capacity(tuple(self._left(node) for _, node in sorted(self.nodes.items())))
 
 
 def ready_of(node: Mapping[str, Any]) -> Mapping[str, Any]:

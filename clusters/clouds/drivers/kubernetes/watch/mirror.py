@@ -193,7 +193,7 @@ class Mirror:
         if gone:
             self._forget_pod(uid, seen.run_id)
         else:
-            self._keep_pod(pod, seen, over=over, wanted=wanted)
+            self._keep_pod(pod, seen, over=over)
         if over or gone:
             self.runs.note_stopped(seen.run_id)
         news: list[Seen] = [] if before and before.seen == seen else [seen]
@@ -235,7 +235,7 @@ class Mirror:
             return self._ends.explained(pod, seen, before)
         return seen
 
-    def _keep_pod(self, pod: Object, seen: TaskSeen, *, over: bool, wanted: str) -> None:
+    def _keep_pod(self, pod: Object, seen: TaskSeen, *, over: bool) -> None:
         metadata, uid = pod["metadata"], seen.uid
         asked = capacity.asked_by(pod)
         held, leaving = names.METERING in (metadata.get("finalizers") or []), "deletionTimestamp" in metadata
@@ -258,7 +258,7 @@ class Mirror:
             self.damages.note("Pod", pod, names.METERING)
         else:
             self.damages.mended(uid)
-        holds = capacity.Held(seen.run_id, seen.node, asked, wanted, metadata["creationTimestamp"])
+        holds = capacity.Held(seen.run_id, seen.node, asked)
         self.shares.note(uid, holds if (seen.node or asked[0]) and not over else None)
 
     def _forget_pod(self, uid: str, run_id: int) -> None:

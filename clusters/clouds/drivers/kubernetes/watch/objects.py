@@ -40,7 +40,8 @@ class Pod:
 
 @dataclass(frozen=True)
 class Owner:
-    """`wanted`: not asked to end. `ending`: the garbage collector is deleting everything. `ended`: everything is deleted."""
+    """`wanted`: not asked to end. `ending`: the garbage collector is deleting everything. `ended`: everything is deleted.
+    `gang`: the API of the PodGroup by which its pods get nodes together, "" when that group is open, or if there is none."""
 
     run_id: int
     namespace: str
@@ -51,6 +52,8 @@ class Owner:
     not_stored: str
     held: bool
     life: int = 0
+    uid: str = ""
+    gang: str = ""
 
     @property
     def ended(self) -> bool:
@@ -70,6 +73,8 @@ def owner_of(owner: Object, run_id: int) -> Owner:
         not_stored=not_stored(metadata),
         held=names.TOLD in finalizers,
         life=life_of(metadata),
+        uid=metadata["uid"],
+        gang=str((metadata.get("annotations") or {}).get(names.GANG, "")),
     )
 
 

@@ -212,6 +212,8 @@ def unschedulable(pod: Pod, message: str) -> str:
     if "unbound immediate PersistentVolumeClaim" in message:
         return "Waits for its volume, which is not made yet."
     found = _NODES.search(message)
+    if not found and "pod group is unschedulable" in message:
+        return f"{what}. The tasks of its run get their nodes together, and not all of them find room."
     if not found:
         return f"{what}: {message.strip() or 'no details'}"
     total = int(found[1])

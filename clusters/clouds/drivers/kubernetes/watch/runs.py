@@ -36,6 +36,8 @@ class Runs:
         self._copying: set[int] = set()
         # Runs with endpoints, and their last reported addresses.
         self._serving: dict[int, dict[str, str | None]] = {}
+        # Runs whose pods get nodes together, until they have them.
+        self._gangs: set[int] = set()
         # Runs that lost their owner while pods were left, with its `life`.
         self._unowned: dict[int, int] = {}
 
@@ -116,6 +118,10 @@ class Runs:
         before = self.owners.get(run_id)
         self.owners[run_id], self._refs[run_id] = owner, ref
         self._unowned.pop(run_id, None)
+        if owner.gang and owner.wanted:
+            self._gangs.add(run_id)
+        else:
+            self._gangs.discard(run_id)
         if owner.wanted or owner.deleted:
             self.stopping.discard(run_id)
         else:
@@ -134,6 +140,7 @@ class Runs:
     def forget_owner(self, run_id: int) -> bool:
         """Returns whether nothing of the run is left."""
         self.stopping.discard(run_id)
+        self._gangs.discard(run_id)
         self.owners.pop(run_id, None)
         self._storage.pop(run_id, None)
         return self._forget_rest(run_id)
@@ -153,6 +160,12 @@ class Runs:
     def note_living(self, namespace: str) -> None:
         """Notes that a namespace exists and is not being deleted."""
         self._deleted.discard(namespace)
+
+    def bound_gangs(self) -> Iterator[tuple[Owner, RunRef]]:
+        """Yields runs whose pods have got nodes together: one with a node says so of all."""
+        for run_id in self._gangs:
+            if any(self._pods[uid].seen.node for uid in self._uids.get(run_id, ())):
+                yield self.owners[run_id], self._refs[run_id]
 
     # -- ends ------------------------------------------------------------------------------------------------------
 

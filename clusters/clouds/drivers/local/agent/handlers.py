@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 
 from clusters.clouds.drivers.base import (
     Batch,
@@ -37,12 +38,14 @@ from clusters.clouds.drivers.local.task import cgroups, sandbox
 def apply(node: Node, plan: Plan) -> None:
     """See `Cloud.apply`."""
     number = plan.run.id
-    if number in node.purged or number in node.gone:
+    if number in node.purged or not _may_live(node, plan.run):
         return
     if number in node.runs:
-        if node.runs[number].ref != plan.run:
-            other = node.runs[number].ref.cluster
-            raise CloudRefused(f"Run {number} is {other} here: this folder belongs to another portal.")
+        known = node.runs[number].ref
+        if replace(known, life=plan.run.life) != plan.run:
+            raise CloudRefused(f"Run {number} is {known.cluster} here: this folder belongs to another portal.")
+        if known.life < plan.run.life:
+            raise CloudError("What was left of it is still being ended.")
         return
     if node.leaving:
         raise CloudError("The node agent is stopping.")
@@ -61,6 +64,21 @@ def apply(node: Node, plan: Plan) -> None:
     sync_folder(folder.parent)
     run = node.runs[number] = Run(node, folder)
     node.wake(run.ref.id)
+
+
+def _may_live(node: Node, ref: RunRef) -> bool:
+    """Whether a run is not gone. One that begins anew leaves nothing of its earlier life."""
+    if ref.id in node.gone:
+        if _gone(node, ref.id).life >= ref.life:
+            return False
+        node.discard(node.folder / "runs" / str(ref.id))
+        node.discard_written(ref.id)
+        node.gone.discard(ref.id)
+    return True
+
+
+def _gone(node: Node, number: int) -> RunGone:
+    return next((item for item in node.remains(number) if isinstance(item, RunGone)), RunGone(number))
 
 
 def _check(node: Node, plan: Plan) -> None:
@@ -115,19 +133,20 @@ def delete(node: Node, ref: RunRef) -> None:
     """See `Cloud.delete`."""
     if ref.id in node.runs:
         run = node.runs[ref.id]
-        run.delete()
-        node.wake(run.ref.id)
+        if run.ref.life <= ref.life:
+            run.delete()
+            node.wake(run.ref.id)
         return
-    if ref.id not in node.purged and ref.id not in node.gone:
+    if ref.id not in node.purged and _may_live(node, ref):
         folder = node.run_folder(ref.id)
-        gone = RunGone(ref.id)
+        gone = RunGone(ref.id, life=ref.life)
         remains = {"ref": dict(vars(ref)), "seen": [{"kind": "gone", **vars(gone)}]}
         write_json(folder / "gone.json", remains, durable=True)
         node.gone.add(ref.id)
         node.addresses.pop(ref.id, None)
         (folder / "addresses.json").unlink(missing_ok=True)
     else:
-        gone = next((item for item in node.remains(ref.id) if isinstance(item, RunGone)), RunGone(ref.id))
+        gone = _gone(node, ref.id)
     node.news.append(gone)
     node.flush()
 
@@ -159,7 +178,7 @@ def delete_volume(node: Node, volume: VolumeRef) -> None:
 
 def reserve(node: Node, ref: RunRef, counts: Mapping[str, int]) -> dict[str, int]:
     """See `Cloud.reserve`. Returns ports by `role-index`."""
-    if ref.id in node.gone or ref.id in node.purged:
+    if ref.id in node.purged or not _may_live(node, ref):
         raise CloudRefused("The run was deleted.")
     have = dict(node.addresses.get(ref.id, {}))
     missing = [
@@ -199,9 +218,7 @@ def everything(node: Node) -> Batch:
 
 def capacity(node: Node) -> Capacity:
     """See `Cloud.capacity`."""
-    queue, free = node.queue, node.free_room
-    for run in queue:
-        free = free.without(run.ask.room)
+    free = node.free_room
     models = sorted({slot.model for slot in node.gpus.slots})
     notes = (
         network.note(node),
@@ -220,7 +237,7 @@ def capacity(node: Node) -> Capacity:
         cpu_milli_free=free.cpu_milli,
         memory_mb_free=free.memory_mb,
     )
-    return Capacity((seen,), tuple(run.waiting for run in queue), in_order=True)
+    return Capacity((seen,))
 
 
 def gpu_use(node: Node, since: str) -> Measurements:

@@ -23,9 +23,11 @@ from clusters.clouds.drivers.local.task import processes, shim
 
 log = logging.getLogger(__name__)
 
+NOT_YET = "It starts as soon as what ran in its place before has ended."
+
 
 class Node(Machine):
-    """The machine with its runs, in the order in which they were requested."""
+    """The machine with its runs, in the order in which they came."""
 
     def __init__(self, folder: Path, found: gpus.Gpus, options: Options) -> None:
         super().__init__(folder, found, options)
@@ -112,18 +114,17 @@ class Node(Machine):
                 run.explain(problem)
                 self.later(TRY_AGAIN, run.ref.id)
             return
-        placed = scheduler.place(self.free, self.free_room, [run.ask for run in queue])
         for run in queue:
-            if run.ref.id in placed:
-                run.give(placed[run.ref.id])
+            given = scheduler.fit(self.free, run.ask) if self.free_room.holds(run.ask.room) else None
+            if given is None:
+                run.explain(NOT_YET)
+            else:
+                run.give(given)
                 self._advance(run)
-        free, room = self.free, self.free_room
-        for position, run in enumerate(run for run in queue if run.given is None):
-            run.explain(scheduler.explain(run.ask, free, self.gpus.slots, room, self.room, position))
 
     @property
     def queue(self) -> list[Run]:
-        """The runs that wait for GPUs, CPU or memory, oldest first."""
+        """The runs whose tasks could start if their GPUs, CPU and memory were free, oldest first."""
         return sorted((run for run in self.runs.values() if run.waits), key=lambda run: run.order)
 
     @property

@@ -2,7 +2,7 @@
 
 `advance` checks everything and does the next step. It is called after any change, and may be called at any time:
 
-    fetch data ─► wait for GPUs, CPU, memory ─► start tasks, again and again ─► all ended: store data
+    fetch data ─► take GPUs, CPU, memory ─► start tasks, again and again ─► all ended: store data
     deleted: stop tasks ─► store data ─► gone (gone.json replaces all else but the logs)
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.drivers.base import CODE, Plan, RolePlan, RunGone, RunRef, S3Source, Seen, TaskSeen, Waiting
+from clusters.clouds.drivers.base import CODE, Plan, RolePlan, RunGone, RunRef, S3Source, Seen, TaskSeen
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent.endpoints import Endpoints
 from clusters.clouds.drivers.local.agent.environment import UV, Environment
@@ -48,7 +48,7 @@ def room_of(role: RolePlan, count: int = 1) -> Room:
 
 
 class Run:
-    """A run with a plan that is not gone yet. `order`: its place in the queue."""
+    """A run with a plan that is not gone yet. `order`: its place among all that came."""
 
     def __init__(self, machine: Machine, folder: Path) -> None:
         data = read_json(folder / "plan.json")
@@ -102,11 +102,6 @@ class Run:
         return not self.alive and (self.deleted_at is not None or all(task.final for task in self.tasks))
 
     @property
-    def waiting(self) -> Waiting:
-        models = list(self.ask.models)
-        return Waiting(self.ref.id, self.ask.gpus, models[0] if len(models) == 1 else "")
-
-    @property
     def held(self) -> Given:
         """GPUs reserved for the run: those of tasks that run or may run again. With `at_once`, a task inherits the GPUs of one
         that has ended for good."""
@@ -138,7 +133,7 @@ class Run:
         return found
 
     def give(self, given: Given) -> None:
-        """Stores the scheduler's decision before it takes effect. Without GPUs an existing attempt implies it."""
+        """Stores which GPUs it has before that takes effect. Without GPUs an existing attempt implies it."""
         if given:
             rows = [[role, index, list(gpus)] for (role, index), gpus in given.items()]
             write_json(self.folder / "given.json", rows, durable=True)
@@ -234,7 +229,9 @@ class Run:
         self.network.stop()
         self.data.finish()
         if self.data.over and self.idle:
-            self.gone = RunGone(self.ref.id, self.data.stored, "" if self.data.stored else self.data.message)
+            self.gone = RunGone(
+                self.ref.id, self.data.stored, "" if self.data.stored else self.data.message, self.ref.life
+            )
 
     def seen(self) -> list[Seen]:
         """Returns the last report of every attempt, of the endpoints and of the data."""

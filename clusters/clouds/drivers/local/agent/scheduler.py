@@ -1,8 +1,8 @@
-"""Assigns GPUs, CPU and memory, and decides when a task restarts. Pure.
+"""Assigns GPUs, and decides when a task restarts. Pure.
 
-A run gets resources for all its tasks at once or none (two half-started runs would wait for each other for ever). Runs are
-served in order: a later one passes only if it takes nothing that an earlier one could use. A run keeps its resources between two
-attempts of a task, and releases them task by task as these end for good; with `at_once` the next task takes them over.
+The portal decides which runs come here, and when. A run gets resources for all its tasks at once or none, as soon as those that
+had them are gone. It keeps them between two attempts of a task, and releases them task by task as these end for good; with
+`at_once` the next task takes them over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from clusters.clouds.drivers.base import RestartPolicy, restart_policy
 
 Key = tuple[str, int]
 
-_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 300.0
 # Seconds; a task that ran this long before it ended restarts the sequence of delays.
@@ -88,22 +87,6 @@ def fit(free: Sequence[Slot], ask: Ask) -> Given | None:
     return given
 
 
-def place(free: Sequence[Slot], room: Room, queue: Sequence[Ask]) -> dict[int, Given]:
-    """Returns what each run of `queue` (oldest first) gets now; runs that must wait are absent."""
-    left = list(free)
-    placed: dict[int, Given] = {}
-    for ask in queue:
-        given = fit(left, ask) if room.holds(ask.room) else None
-        if given is None:
-            left = [slot for slot in left if not any(slot.suits(model) for model in ask.models)]
-        else:
-            placed[ask.run_id] = given
-            taken = {gpu for gpus in given.values() for gpu in gpus}
-            left = [slot for slot in left if slot.id not in taken]
-        room = room.without(ask.room)  # of a waiting run, too: it is reserved for it
-    return placed
-
-
 def refusal(slots: Sequence[Slot], room: Room, ask: Ask) -> str:
     """Returns why `ask` can never be served here, or ""."""
     if not room.holds(ask.room):
@@ -122,27 +105,6 @@ def refusal(slots: Sequence[Slot], room: Room, ask: Ask) -> str:
     have = ", ".join(f"{count} × {model}" for model, count in sorted(Counter(slot.model for slot in slots).items()))
     need = ", ".join(f"{count} × {model or 'any model'}" for model, count in sorted(ask.models.items()))
     return f"The run needs {need} at once and this machine has {have}."
-
-
-def explain(ask: Ask, free: Sequence[Slot], slots: Sequence[Slot], room: Room, machine: Room, position: int) -> str:
-    """Returns, for example, "Waits for 3 CPUs: 2 of 8 free; second in the queue." Names what is missing, or the GPUs of a run
-    that only waits for its turn. `position` counts from 0."""
-    missing = []
-    if ask.room.cpu_milli > room.cpu_milli:
-        missing.append((cores(ask.room), f"{room.cpu_milli / 1000:g} of {machine.cpu_milli / 1000:g} free"))
-    if ask.room.memory_mb > room.memory_mb:
-        missing.append((gib(ask.room), f"{room.memory_mb / 1024:.4g} of {machine.memory_mb / 1024:.4g} free"))
-    if ask.needs and (not missing or fit(free, ask) is None):
-        models = [model for model in ask.models if model]
-        what = f"{ask.gpus} {models[0] + ' ' if len(models) == 1 else ''}GPU{'s' if ask.gpus > 1 else ''}"
-        missing.insert(0, (what, f"{len(free)} of {len(slots)} free"))
-    place_ = _ORDINALS[position] if position < len(_ORDINALS) else f"number {position + 1}"
-    if not missing:
-        return f"Waits for its turn: earlier runs wait for more than is free; {place_} in the queue."
-    if len(missing) == 1:
-        return f"Waits for {missing[0][0]}: {missing[0][1]}; {place_} in the queue."
-    said = [f"{what} ({how})" for what, how in missing]
-    return f"Waits for {', '.join(said[:-1])} and {said[-1]}; {place_} in the queue."
 
 
 def cores(room: Room) -> str:

@@ -119,10 +119,10 @@ class Task:
     def view(self, **values: Any) -> TaskSeen:
         """Returns the current attempt as far as known without its shim."""
         machine = self.run.machine
-        uid = uuid.uuid5(machine.id, f"{self.run.ref.id}/{self.role.role}/{self.index}/{self.attempt}")
-        seen = TaskSeen(
-            self.run.ref.id, self.role.role, self.index, self.attempt, str(uid), "Pending", node=machine.name
-        )
+        ref = self.run.ref
+        life = f"/{ref.life}" if ref.life else ""
+        uid = uuid.uuid5(machine.id, f"{ref.id}/{self.role.role}/{self.index}/{self.attempt}{life}")
+        seen = TaskSeen(ref.id, self.role.role, self.index, self.attempt, str(uid), "Pending", node=machine.name)
         if self.spec is not None:
             seen = replace(
                 seen,

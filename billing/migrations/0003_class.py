@@ -1,0 +1,23 @@
+"""Prices of spare GPUs: one may end for everybody, since that of the same GPU applies then."""
+
+from django.db import migrations, models
+from django.db.models import Q
+
+
+class Migration(migrations.Migration):
+    dependencies = [("billing", "0002_rules")]
+
+    operations = [
+        migrations.RemoveConstraint(model_name="price", name="price_ends_special_only"),
+        migrations.AddConstraint(
+            model_name="price",
+            constraint=models.CheckConstraint(
+                condition=Q(("per_hour__isnull", False))
+                | Q(("appcode__isnull", False))
+                | ~Q(("business_line", ""))
+                | Q(("sku__startswith", "gpu:"))
+                | Q(("sku__startswith", "spare-gpu")),
+                name="price_ends_special_only",
+            ),
+        ),
+    ]

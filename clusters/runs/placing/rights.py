@@ -1,0 +1,135 @@
+"""Rows → by which right runs hold their GPUs: what each appcode holds of its quota and beyond it, and which runs of a cloud may
+have to give theirs back. Calls no cloud.
+
+What fits the quota in order of class and age is inside it, whatever the cloud. Nothing of this is stored, so a changed quota
+counts at once. Only appcodes that hold more than their quota are read run by run.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from django.db.models import Max, Q, QuerySet, Sum
+from django.db.models.fields.json import KT
+
+from billing.sums.decayed_use import decayed_use
+from clusters.admission.order import Level, PriorityClass, Share, levels
+from clusters.admission.packing import Sizes
+from clusters.admission.taking import Holding
+from clusters.runs.models import Run, Task
+from clusters.runs.placing.known import ALIVE, Waiting, amounts, class_of
+from portal.models import Appcode
+
+# A row of an older release has no class, and is not spare.
+SPARE = Q(spec__contains={"priorityClass": "spare"})
+# Runs that have GPUs, or places for them.
+HOLDS = Q(gone=False, gpus__gt=0) & (Q(placed_at__isnull=False) | Q(applied_at__isnull=False))
+# How long a run is left alone from its beginning.
+PROTECTED: Mapping[Level, dt.timedelta] = {
+    Level.SPARE: dt.timedelta(minutes=1),
+    Level.BORROWED: dt.timedelta(minutes=10),
+    Level.QUOTA: dt.timedelta(minutes=10),
+}
+# Nobody knows when a run wrote its last checkpoint; one that writes none must not be safe for ever.
+MOST_LOST = 4 * 3600
+
+
+@dataclass(frozen=True)
+class Held:
+    """A run that holds GPUs. `since`: when it was whole, or got its places."""
+
+    run: int
+    appcode: str
+    gpus: int
+    priority_class: PriorityClass
+    cloud: str
+    since: dt.datetime
+
+
+@dataclass(frozen=True)
+class Rights:
+    """`shares` by appcode, named by its id; `over`: runs of those that hold more than their quota, on all clouds."""
+
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    over: Sequence[Held] = ()
+
+
+def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, str] | None = None) -> Rights:
+    """The shares of appcodes that hold GPUs or wait for some; `also`: of these, with their lines. Four queries at most."""
+    lines = {each.appcode: each.line for each in waiting} | dict(also or {})
+    sums = Run.objects.filter(HOLDS).values("cluster__appcode").order_by().annotate(
+        line=Max("namespace"), normal=Sum("gpus", filter=~SPARE, default=0), spare=Sum("gpus", filter=SPARE, default=0)
+    )  # fmt: skip
+    held = dict[str, tuple[int, int]]()
+    for appcode, line, normal, spare in sums.values_list("cluster__appcode", "line", "normal", "spare"):
+        held[str(appcode)] = normal, spare
+        lines.setdefault(str(appcode), line)
+    terms = Appcode.objects.filter(pk__in=map(int, lines)).values_list("pk", "gpu_quota", "gpu_borrow", "weight")
+    found = {str(pk): rest for pk, *rest in terms}
+    exceeding = [int(each) for each, (normal, _) in held.items() if each in found and normal > found[each][0]]
+    over = list(_rows(Q(cluster__appcode__in=exceeding))) if exceeding else []
+    used = decayed_use(at, [int(each) for each in found])
+    shares = {}
+    for name, (quota, borrow, weight) in found.items():
+        normal, spare = held.get(name, (0, 0))
+        inside = normal
+        if normal > quota:
+            own = [each for each in over if each.appcode == name]
+            inside = sum(run.gpus for run, level in levels(own, quota) if level == Level.QUOTA)
+        shares[name] = Share(
+            quota, inside, normal - inside, spare, lines[name], quota + borrow, weight, used.get(int(name), 0)
+        )
+    return Rights(shares, over)
+
+
+def holdings(cloud: str, rights: Rights, waiting: Sequence[Waiting], at: dt.datetime) -> tuple[Holding, ...]:
+    """Runs of a cloud that may have to give their GPUs back: spare ones, those of appcodes beyond their quota, and those of
+    appcodes of which an urgent run waits. Two queries."""
+    pressed = {int(each.appcode) for each in waiting if each.priority_class == "urgent"}
+    others = _rows(Q(cloud=cloud) & (SPARE | Q(cluster__appcode__in=pressed)))
+    own: dict[str, dict[int, Held]] = {}
+    for each in [*rights.over, *others]:
+        own.setdefault(each.appcode, {})[each.run] = each
+    level_of: dict[int, Level] = {}
+    for appcode, runs in own.items():
+        share = rights.shares.get(appcode)
+        # Of an appcode within its quota not all runs are known, and all are inside.
+        quota = share.quota if share and share.borrowed else sum(each.gpus for each in runs.values())
+        level_of |= {run.run: level for run, level in levels(sorted(runs.values(), key=lambda run: run.run), quota)}
+    here = {run.run: run for runs in own.values() for run in runs.values() if run.cloud == cloud}
+    placed = Run.objects.filter(ALIVE, pk__in=here, placed_at__isnull=False).values_list("pk", flat=True)
+    nodes = _nodes(here)
+    return tuple(
+        Holding(
+            str(run.run),
+            run.appcode,
+            run.gpus,
+            nodes[run.run],
+            level_of[run.run],
+            run.priority_class,
+            run.gpus * min(MOST_LOST, max(0, int((at - run.since).total_seconds()))),
+            at < run.since + PROTECTED[level_of[run.run]],
+        )
+        for run in (here[pk] for pk in sorted(placed))
+        if run.run in nodes
+    )
+
+
+def _rows(which: Q) -> Iterable[Held]:
+    rows: QuerySet[Run, tuple[int, int, int, str | None, str, dt.datetime | None, dt.datetime | None, dt.datetime]]
+    rows = Run.objects.filter(HOLDS, which).order_by("pk").values_list(
+        "pk", "cluster__appcode", "gpus", KT("spec__priorityClass"), "cloud", "whole_at", "placed_at", "created_at"
+    )  # fmt: skip
+    for pk, appcode, gpus, priority_class, cloud, whole_at, placed_at, created_at in rows:
+        yield Held(pk, str(appcode), gpus, class_of(priority_class), cloud, whole_at or placed_at or created_at)
+
+
+def _nodes(runs: Collection[int]) -> dict[int, dict[str, Sizes]]:
+    """What tasks of these runs hold on each node. One query."""
+    tasks = Task.objects.filter(run__in=runs, phase__in=["Pending", "Running"]).exclude(node="")
+    found: dict[int, dict[str, Sizes]] = {}
+    for run, node, *sizes in amounts(tasks, "run", "node"):
+        found.setdefault(run, {})[node] = Sizes(*sizes)
+    return found

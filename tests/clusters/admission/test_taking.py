@@ -1,0 +1,157 @@
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusters.admission.codes import Code
+from clusters.admission.decision import Ask, Node, Snapshot, advise, decide
+from clusters.admission.order import FIRST, Level, Share, levels
+from clusters.admission.packing import Shape, Sizes, Tasks
+from clusters.admission.taking import Holding
+
+SPARE, BORROWED, QUOTA = Level
+
+
+def node(name, free, gpus=8):
+    return Node(name, Shape(gpus), Shape(free))
+
+
+def holding(run, nodes, level=BORROWED, **facts):
+    sizes = {name: Sizes(gpus) for name, gpus in nodes.items()}
+    return Holding(run, facts.pop("appcode", "other"), sum(nodes.values()), sizes, level, **facts)
+
+
+def ask(run, gpus, count=1, appcode="x", **facts):
+    return Ask(run, appcode, (Tasks("w", count, gpus),), **facts)
+
+
+def takes(nodes, holdings, *asks, quota=100):
+    shares = {each.appcode: Share(quota, limit=1000) for each in (*asks, *holdings)}
+    return decide(Snapshot(tuple(nodes), asks, shares, tuple(holdings)))
+
+
+def test_a_run_inside_its_quota_takes_back_what_is_borrowed_and_the_nodes_are_kept_for_it():
+    nodes = [node("n0", 0), node("n1", 2)]
+    found = takes(
+        nodes, [holding("b", {"n0": 8}), holding("q", {"n1": 6}, QUOTA)], ask("r", 8), ask("s", 2), ask("t", 1)
+    )
+    assert (found["r"].code, found["r"].takes, found["r"].values["taken"]) == (Code.TAKING_BACK, ("b",), 8)
+    assert found["s"].nodes == {("w", "n1"): 1}
+    assert found["t"].takes == ()
+
+
+def test_one_that_borrows_itself_takes_spare_runs_alone_and_an_urgent_one_those_of_its_own_appcode():
+    nodes, held = [node("n0", 0)], [holding("b", {"n0": 8})]
+    assert takes(nodes, held, ask("r", 8), quota=0)["r"].takes == ()
+    assert takes(nodes, [replace(held[0], level=SPARE)], ask("r", 8), quota=0)["r"].takes == ("b",)
+    own = [holding("mine", {"n0": 8}, QUOTA, appcode="x")]
+    assert takes(nodes, own, ask("r", 8))["r"].takes == ()
+    assert takes(nodes, own, ask("r", 8, priority_class="urgent"))["r"].takes == ("mine",)
+    assert takes(nodes, own, ask("r", 8, appcode="y", priority_class="urgent"))["r"].takes == ()
+
+
+def test_spare_runs_are_first_then_those_that_lose_least_and_none_that_began_just_now_or_in_vain():
+    nodes = [node(f"n{i}", 0) for i in range(4)]
+    held = [
+        holding("dear", {"n0": 8}, lost=900),
+        holding("cheap", {"n1": 8}, lost=100),
+        holding("spare", {"n2": 8}, SPARE, lost=999),
+        holding("young", {"n3": 8}, SPARE, is_protected=True),
+    ]
+    assert takes(nodes, held, ask("r", 8))["r"].takes == ("spare",)
+    assert set(takes(nodes, held, ask("r", 8, 2))["r"].takes) == {"spare", "cheap"}
+    assert takes(nodes, held, ask("r", 8, 4))["r"].takes == ()
+    split = [holding("a", {"n0": 4}, lost=1), holding("b", {"n1": 4}, lost=2), holding("c", {"n1": 4}, lost=3)]
+    assert set(takes([node("n0", 0), node("n1", 0)], split, ask("r", 8))["r"].takes) == {"b", "c"}
+
+
+def test_what_is_ending_is_awaited_and_nothing_more_is_taken():
+    nodes = [replace(node("n0", 0), ending=Sizes(8)), node("n1", 0)]
+    found = takes(nodes, [holding("b", {"n1": 8})], ask("r", 8), ask("s", 8))
+    assert (found["r"].code, found["r"].takes) == (Code.TAKING_BACK, ())
+    assert found["s"].takes == ("b",)
+
+
+def test_one_decision_takes_a_tenth_of_the_cloud_or_what_its_first_run_needs():
+    nodes = [node(f"n{i}", 0) for i in range(20)]
+    held = [holding(f"b{i}", {f"n{i}": 8}) for i in range(20)]
+    found = takes(nodes, held, *(ask(f"r{i}", 8) for i in range(5)))
+    assert [len(each.takes) for each in found.values()] == [1, 1, 0, 0, 0]
+    assert len(takes(nodes, held, ask("r", 8, 12))["r"].takes) == 12
+
+
+def test_a_preview_says_what_would_be_taken():
+    snapshot = Snapshot(
+        (node("n0", 0),), (), {"x": Share(8), "other": Share(0, borrowed=8)}, (holding("b", {"n0": 8}),)
+    )
+    assert advise(snapshot, ask("", 4)).code is Code.TAKING_BACK
+
+
+sized = st.tuples(
+    st.integers(1, 4), st.integers(1, 2), st.sampled_from("xyz"), st.sampled_from(["urgent", "normal", "spare"])
+)
+
+
+class Cluster:
+    """Everything is wanted for ever, and whoever is taken waits again at its old place."""
+
+    def __init__(self, asks, quotas, count):
+        self.asks, self.quotas, self.names = {each.run: each for each in asks}, quotas, [f"n{i}" for i in range(count)]
+        self.where: dict[str, dict[str, int]] = {}
+
+    def levels(self):
+        runs = {name: [self.asks[run] for run in self.asks if run in self.where and self.asks[run].appcode == name]
+                for name in self.quotas}  # fmt: skip
+        return {run: level for name, quota in self.quotas.items() for run, level in levels(runs[name], quota)}
+
+    def share(self, name, by_level):
+        gpus = {
+            level: sum(run.gpus for run in by_level if by_level[run] == level and run.appcode == name)
+            for level in Level
+        }
+        return Share(self.quotas[name], gpus[QUOTA], gpus[BORROWED], gpus[SPARE], limit=100)
+
+    def decide(self, by_level):
+        free = dict.fromkeys(self.names, 4)
+        for name, gpus in (item for nodes in self.where.values() for item in nodes.items()):
+            free[name] -= gpus
+        assert min(free.values()) >= 0
+        held = tuple(
+            Holding(run, self.asks[run].appcode, self.asks[run].gpus, {n: Sizes(gpus) for n, gpus in nodes.items()},
+                    by_level[self.asks[run]], self.asks[run].priority_class)
+            for run, nodes in self.where.items()
+        )  # fmt: skip
+        waiting = tuple(ask for ask in self.asks.values() if ask.run not in self.where)
+        shares = {name: self.share(name, by_level) for name in self.quotas}
+        return decide(Snapshot(tuple(node(name, left, 4) for name, left in free.items()), waiting, shares, held))
+
+    def start(self, run, layout):
+        [tasks], found = self.asks[run].tasks, {}
+        for (_, name), count in layout.items():
+            found[name] = found.get(name, 0) + count * tasks.gpus
+        if sum(found.values()) == self.asks[run].gpus:  # Elsewhere a scheduler would choose among more nodes.
+            self.where[run] = found
+        return run in self.where
+
+
+@given(
+    st.lists(sized, max_size=8), st.fixed_dictionaries({name: st.integers(0, 6) for name in "xyz"}), st.integers(1, 3)
+)
+def test_taking_ends_and_never_touches_what_others_run_inside_their_quota(several, quotas, count):
+    asks = [
+        Ask(f"r{i}", who, (Tasks("w", n, gpus),), priority_class=kind) for i, (gpus, n, who, kind) in enumerate(several)
+    ]
+    cluster = Cluster(asks, quotas, count)
+    for _ in range(30):
+        by_level = cluster.levels()
+        found = cluster.decide(by_level)
+        taken = [(cluster.asks[taker], cluster.asks[run]) for taker, verdict in found.items() for run in verdict.takes]
+        assert len(taken) == len({run for _, run in taken})
+        for taker, run in taken:
+            higher = FIRST[taker.priority_class] < FIRST[run.priority_class]
+            assert higher if taker.appcode == run.appcode else by_level[run] < QUOTA
+            del cluster.where[run.run]
+        started = [cluster.start(run, verdict.nodes) for run, verdict in found.items() if verdict.code is Code.FITS]
+        if not taken and not any(started):
+            return
+    raise AssertionError("runs take from each other for ever")

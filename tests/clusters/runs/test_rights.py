@@ -1,0 +1,200 @@
+"""Who may hold which GPUs: borrowed ones are given back to those who need their quota, spare ones to anybody, and runs with a
+time limit start where others wait for more. On a real database; only the cloud is not real."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils.timezone import now
+
+from clusters.cluster import actions
+from clusters.runs import quota, reconcile
+from clusters.runs.models import Run
+from clusters.runs.placing import known, rights, room
+from portal.models import Appcode, Event
+from tests.api.client import api_of
+from tests.clusters.gangs import Told, gang, nodes
+from tests.clusters.runs.placing import gone, older, place, pods, see, started, submit, tell, told_by
+
+pytestmark = pytest.mark.django_db
+LONG = dt.timedelta(minutes=11)
+
+
+@pytest.fixture
+def cloud(training: Any, monkeypatch: pytest.MonkeyPatch) -> Told:
+    """24 GPUs on three nodes; each of the appcodes has a quota of 12 and may borrow 12."""
+    see(*nodes(3))
+    Appcode.objects.update(gpu_quota=12, gpu_borrow=12)
+    return told_by(monkeypatch)
+
+
+def running(
+    people: Any, name: str, size: int, appcode: str = "ops-demo", since: dt.timedelta = LONG, **spec: Any
+) -> Run:
+    run = started(people, name, size, appcode, **spec)
+    # Where its layout lets them go, not more on a node than it has.
+    where = [node for held in run.layout.values() for node, count in held.items() for _ in range(count)][:size]
+    tell(run, *pods(run, *where))
+    older(run, since)
+    run.refresh_from_db()
+    assert run.whole_at
+    return run
+
+
+def test_what_is_borrowed_is_given_back_to_an_appcode_that_needs_its_quota(cloud: Told, people: Any) -> None:
+    inside, borrowing = running(people, "inside", 8), running(people, "borrowing", 16)
+    assert submit(people, "more", 1).reason == "QuotaExceeded", "24 GPUs are the limit of ops-demo"
+    Run.objects.filter(cluster__name="more").update(desired="ended")
+    theirs = place(submit(people, "theirs", 8, "flight-demo"))
+    for run in (inside, borrowing):
+        run.refresh_from_db()
+    assert (inside.given_back_at, borrowing.given_back_at is not None) == (None, True)
+    assert theirs.message.startswith("It needs 8 GPUs. Those of a run are taken back for it")
+    event = Event.objects.get(verb="run.taken_back")
+    assert "flight" not in str(event.__dict__)
+    assert borrowing.message.startswith(
+        "Another appcode needs its GPUs inside its quota, and this run has borrowed them."
+    )
+    # The next pass waits for it, and takes nothing more.
+    assert (
+        place(theirs).message
+        == "It needs 8 GPUs, which runs that are ending still hold. It starts as soon as they are free."
+    )
+    reconcile.reconcile(borrowing.pk)
+    assert cloud.deleted == [borrowing.pk]
+    tell(borrowing, gone(borrowing))
+    assert (borrowing.phase, borrowing.verdict) == ("Queued", "")
+    assert place(theirs).placed_at
+    assert (place(borrowing).placed_at, borrowing.reason) == (None, "WaitingForGPUs")
+    inside.refresh_from_db()
+    assert inside.given_back_at is None
+    actions.disable(theirs.cluster, acting_user=people.root)
+    tell(theirs, gone(theirs))
+    assert place(borrowing).placed_at, "it starts again by itself"
+
+
+def test_what_began_just_now_and_what_is_inside_the_quota_stays(cloud: Told, people: Any) -> None:
+    inside = running(people, "inside", 12)
+    young = running(people, "young", 12, since=dt.timedelta(minutes=9))
+    theirs = place(submit(people, "theirs", 8, "flight-demo"))
+    for run in (inside, young):
+        run.refresh_from_db()
+        assert run.given_back_at is None
+    assert theirs.message == "It needs 8 GPUs; 0 of 24 are free. It starts as soon as enough are free."
+    older(young, LONG)
+    place(theirs)
+    young.refresh_from_db()
+    assert young.given_back_at
+    assert place(submit(people, "more", 8, "flight-demo")).placed_at is None
+    inside.refresh_from_db()
+    assert inside.given_back_at is None, "it is inside its quota, whoever waits"
+
+
+def test_spare_runs_count_against_no_quota_and_yield_to_whoever_borrows(cloud: Told, people: Any) -> None:
+    spare = running(people, "spare", 24, priorityClass="spare")
+    assert quota.held(people.ops.pk).gpus == 0
+    Appcode.objects.filter(code="flight-demo").update(gpu_quota=0)
+    theirs = place(submit(people, "theirs", 8, "flight-demo"))
+    spare.refresh_from_db()
+    assert spare.given_back_at
+    assert spare.message.startswith("Another appcode needs its GPUs, and this run is spare.")
+    assert theirs.placed_at is None
+
+
+def test_an_urgent_run_is_first_in_the_queue_of_its_appcode_and_takes_the_gpus_of_its_other_runs(
+    cloud: Told, people: Any
+) -> None:
+    Appcode.objects.filter(code="ops-demo").update(gpu_quota=24, gpu_borrow=24)
+    normal = running(people, "normal", 24)
+    late = submit(people, "late", 8)
+    urgent = place(submit(people, "urgent", 8, priorityClass="urgent"))
+    normal.refresh_from_db()
+    assert normal.given_back_at
+    assert normal.message.startswith("urgent/1, of a higher class, needs its GPUs.")
+    assert "runs that are ending" not in urgent.message
+    tell(normal, gone(normal))
+    assert place(urgent).placed_at
+    late.refresh_from_db()
+    assert late.placed_at is None, "the run that was taken is before it, as it was"
+    theirs = submit(people, "theirs", 8, "flight-demo", priorityClass="urgent")
+    place(theirs)
+    urgent.refresh_from_db()
+    assert urgent.given_back_at is None, "class counts in one's own appcode alone"
+
+
+def test_runs_with_a_time_limit_start_on_nodes_that_a_larger_one_waits_for(cloud: Told, people: Any) -> None:
+    Appcode.objects.update(gpu_quota=1000)
+    first = running(people, "first", 20, timeLimit=7200, since=dt.timedelta(0))
+    Run.objects.filter(pk=first.pk).update(deadline=now() + dt.timedelta(hours=2))
+    large = submit(people, "large", 24)
+    short, long = submit(people, "short", 4, timeLimit=3600), submit(people, "long", 1)
+    place(large)
+    at = known._minute(now() + dt.timedelta(hours=2) + known.TO_END)
+    latest = dt.datetime.fromtimestamp(at, dt.UTC)
+    assert f"that is at {latest:%Y-%m-%d %H:%M} UTC at the latest." in large.message
+    for run in (short, long):
+        run.refresh_from_db()
+    assert (short.placed_at is not None, long.placed_at) == (True, None)
+    assert (
+        long.message.startswith("It needs 1 GPU; 0 of 24 are free")
+        or "kept for runs that wait before it" in long.message
+    )
+
+
+def test_a_preview_says_that_gpus_are_borrowed_and_what_would_be_taken_back(cloud: Told, people: Any) -> None:
+    running(people, "inside", 12)
+    borrowing = running(people, "borrowing", 8)
+
+    def sentence(size: int, appcode: str, **spec: Any) -> str:
+        who = people.bob if appcode == "ops-demo" else people.root
+        status, answer = api_of(who).post(f"/appcodes/{appcode}/preview", gang(size, "new", appcode, **spec))
+        assert status == 200, answer
+        return str(answer["message"])
+
+    assert "It borrows them" in sentence(4, "ops-demo")
+    assert "They are spare" in sentence(4, "ops-demo", priorityClass="spare")
+    assert "are taken back for it" in sentence(8, "flight-demo")
+    assert "taken back" not in sentence(4, "flight-demo")
+    borrowing.refresh_from_db()
+    assert borrowing.given_back_at is None
+
+
+def test_many_runs_of_one_appcode_do_not_hide_those_of_another(
+    cloud: Told, people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Appcode.objects.update(gpu_quota=1000)
+    running(people, "first", 24)
+    many = [submit(people, f"many{number}", 1) for number in range(4)]
+    theirs = submit(people, "theirs", 1, "flight-demo")
+    monkeypatch.setattr(known, "MOST_WAITING", 2)
+    assert {each.run for each in known.waiting("training")} == {many[0].pk, theirs.pk}
+
+
+def test_the_number_of_queries_does_not_grow_with_appcodes_and_runs(cloud: Told, people: Any) -> None:
+    def queries() -> int:
+        with CaptureQueriesContext(
+            connection,
+        ) as seen:
+            capacity = known.capacity_of("training")
+            room.decide_all("training", known.read("training", capacity, new=False), now())
+        return len(seen)
+
+    running(people, "borrowing", 20)
+    submit(people, "theirs", 8, "flight-demo")
+    few = queries()
+    for number in range(3):
+        submit(people, f"more{number}", 8, "flight-demo", priorityClass="urgent")
+    assert queries() == few <= 14
+
+
+def test_a_run_of_an_older_release_has_no_class_and_is_normal(cloud: Told, people: Any) -> None:
+    run = running(people, "old", 16)
+    spec = {name: said for name, said in run.spec.items() if name != "priorityClass"}
+    Run.objects.filter(pk=run.pk).update(spec=spec)
+    assert quota.held(people.ops.pk).gpus == 16
+    found = rights.rights([], now()).shares[str(people.ops.pk)]
+    assert (found.held, found.borrowed, found.spare) == (0, 16, 0)
