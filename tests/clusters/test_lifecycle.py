@@ -242,6 +242,15 @@ def test_where_tasks_take_turns_a_run_runs_as_soon_as_one_does(phases, phase, re
     assert ("No room." in blocked.message) == (phases in ("ss", "ssw"))
 
 
+def test_a_run_that_was_taken_back_waits_again_once_none_of_its_tasks_is_left():
+    back = run(phase="Running", blocked_reason="QueuedByKueue", blocked_message="It waits.")
+    ended = [replace(each, disrupted=True) for each in everything("Failed")]
+    assert next_phase(back, [*ended[1:], task("master", 0, "Running")]).phase == "Running"
+    decision = next_phase(back, ended)
+    assert (decision.phase, decision.reason, decision.message) == ("Queued", "QueuedByKueue", "It waits.")
+    assert next_phase(replace(back, phase="Queued", blocked_reason="", blocked_message=""), ended).phase == "Starting"
+
+
 def test_a_failure_beyond_the_retries_names_task_exit_code_and_last_lines():
     attempts = [
         task(

@@ -52,9 +52,9 @@ def groups(plane: Plane, namespace: str) -> dict[str, Object]:
 
 
 def count(plane: Plane, made: Plan) -> int:
-    """Returns how many pods of a run get nodes together now."""
-    group = groups(plane, made.run.namespace)[gangs.name(made.run)]
-    return int(group["spec"]["schedulingPolicy"]["gang"]["minCount"])
+    """Returns how many pods of a run get nodes together now; 0 while its group is away, because another takes its place."""
+    group = groups(plane, made.run.namespace).get(gangs.name(made.run))
+    return int(group["spec"]["schedulingPolicy"]["gang"]["minCount"]) if group else 0
 
 
 def bound(pods: dict[str, Object], made: Plan) -> int:

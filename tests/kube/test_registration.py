@@ -20,7 +20,7 @@ import yaml
 from django.core.management import CommandError, call_command
 
 from clusters.clouds.drivers.base import CloudError
-from clusters.clouds.drivers.kubernetes.api.lookup import NO_KUEUE, ONLY_LOOKED_UP
+from clusters.clouds.drivers.kubernetes.api.lookup import KUEUE_CONFIG, NO_KUEUE, ONLY_LOOKED_UP
 from clusters.clouds.drivers.kubernetes.api.probe import UNSERVED
 from tests.kube import kueue
 from tests.kube.following import ROLE, hand_over, portal_kubeconfig
@@ -257,6 +257,17 @@ def test_a_queue_is_looked_up_in_the_namespaces_of_its_business_lines(
         change()
         report = actions.try_connection(row)
         assert report.ok, report.message
+        row.refresh_from_db()
+        assert "twice" not in actions.try_connection(row).message
+        config, spaces = "/api/v1/namespaces/default/configmaps", {"key": "gpu-cloud/portal", "operator": "Exists"}
+        for exclude, told in (([], True), ([{**spaces, "operator": "DoesNotExist"}], False), ([spaces], True)):
+            text = yaml.safe_dump(
+                {"manageJobsWithoutQueueName": True, "managedJobsNamespaceSelector": {"matchExpressions": exclude}}
+            )
+            body = {"metadata": {"name": KUEUE_CONFIG}, "data": {"controller_manager_config.yaml": text}}
+            plane.request("POST", config, body)
+            assert ("it would count every run twice" in actions.try_connection(row).message) == told
+            plane.request("DELETE", f"{config}/{KUEUE_CONFIG}")
 
 
 def test_what_may_not_be_looked_up_is_said_and_refuses_nothing(plane: Plane, people: Any) -> None:

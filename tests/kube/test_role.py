@@ -17,19 +17,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusters.clouds.drivers.base import CloudError, Mount, NfsSource, RunRef
+from clusters.clouds.drivers.base import CloudError, Mount, NfsSource, RunChanged, RunRef
 from clusters.clouds.drivers.kubernetes.api.client import Client
 from clusters.clouds.drivers.kubernetes.api.lookup import CLASSES, look_up
 from clusters.clouds.drivers.kubernetes.api.preflight import Right, inspect, rights_of
 from clusters.clouds.drivers.kubernetes.api.probe import FACT
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names, pods
-from clusters.clouds.drivers.kubernetes.settings import Settings
+from clusters.clouds.drivers.kubernetes.repair.upkeep import PLACES
+from clusters.clouds.drivers.kubernetes.settings import GPU, Settings
 from portal.up.services import Service
 from tests.kube import kueue
 from tests.kube.following import ROLE, Following, portal_kubeconfig
 from tests.kube.plane import Object, Plane
 from tests.kube.plans import data, endpoint, plan, role, run_ref, volume
+from tests.kube.test_kueue import Portal, end
 from tests.kube.test_native_gangs import API, EVERYWHERE
 
 pytestmark = pytest.mark.kube
@@ -37,7 +39,12 @@ pytestmark = pytest.mark.kube
 USER = "gpu-cloud-portal"
 # Rights that the API server checks in addition to the request's own, so no log shows them: connecting to run a command, and
 # blocking the deletion of an owner.
-BESIDE = {Right("", "pods/exec", "create"), Right("", "configmaps/finalizers", "update")}
+BESIDE = {
+    Right("", "pods/exec", "create"),
+    Right("", "configmaps/finalizers", "update"),
+    # Only with an older Kubernetes; test_kueue.py uses it.
+    Right("batch", "jobs/status", "patch"),
+}
 
 
 class Audited(Plane):
@@ -97,6 +104,7 @@ def live(plane: Plane, cloud: KubernetesCloud, following: Following) -> None:
     )
     with kueue.installed(plane):
         assert set(look_up(cloud._client, names_all, ()).wrong) == set(CLASSES)
+        live_in_a_queue(plane, cloud)
     plane.lose_node(*plane.add_nodes(1))
     run = run_ref("ops")
     board = (endpoint("board", 6006),)
@@ -123,6 +131,33 @@ def live(plane: Plane, cloud: KubernetesCloud, following: Following) -> None:
     # An administrator removed the quota from the settings.
     KubernetesCloud(cloud._client, replace(cloud._settings, quota=None)).apply_volume(wanted)
     cloud.delete_volume(wanted.volume)
+
+
+def live_in_a_queue(plane: Plane, cloud: KubernetesCloud) -> None:
+    """Does everything that concerns Kueue."""
+    kueue.make_flavor(plane, {"kubernetes.io/os": "linux"})
+    wanted = plan(role("master"), role("ps", restart="Always", gpus=0), run=run_ref("queued"))
+    name = names.workload_name(wanted.run)
+    with (
+        kueue.place_asked(plane),
+        Portal(KubernetesCloud(cloud._client, replace(cloud._settings, kueue_queue="gpus"))) as following,
+    ):
+        following.start(wanted)
+        # It waits until its place was looked up.
+        following.until(lambda: (upkeep := following.cloud._upkeep) and PLACES in upkeep._not_before)
+        with kueue.Kueue(plane, "queued", {GPU: 8}) as queue:
+            following.until(lambda: len(following.of(wanted.run, "Running")) == 2)
+            queue.until(name, "PodsReady")
+            kueue.make_flavor(plane, {"kubernetes.io/arch": "amd64"})
+            queue.evict(name)
+            queue.until(name, "QuotaReserved", "False")
+            queue.until(name, "PodsReady")
+            queue.finish(name)
+            following.until(
+                lambda: RunChanged(wanted.run.id, f"Workload {name} was deleted by hand.") in following.told
+            )
+            queue.until(name, "PodsReady")
+        end(following, wanted.run)
 
 
 def stray(cloud: KubernetesCloud, run: RunRef) -> Object:

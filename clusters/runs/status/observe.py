@@ -31,6 +31,7 @@ from clusters.clouds.drivers.base import (
     PlaceChanged,
     RunBlocked,
     RunChanged,
+    RunDecided,
     RunFound,
     RunGone,
     Seen,
@@ -305,7 +306,7 @@ def _clean(item: Seen) -> Seen:
         return replace(item, message=readable(item.message), warning=readable(item.warning))
     return (
         item
-        if isinstance(item, RunFound | EndpointSeen | ActivitySeen)
+        if isinstance(item, RunFound | RunDecided | EndpointSeen | ActivitySeen)
         else replace(item, message=readable(item.message))
     )
 
@@ -354,9 +355,9 @@ def _note(run: Run, item: Seen) -> None:
     if isinstance(item, RunFound):
         if run.gone:
             _found_again(run)
-    elif isinstance(item, RunChanged):
+    elif isinstance(item, RunChanged | RunDecided):
         if run.desired == Run.Desired.RUNNING and not run.verdict and not run.given_back_at:
-            _put_right(run, item.message)
+            _put_right(run, item)
     elif isinstance(item, RunBlocked):
         run.blocked_reason, run.blocked_message = readable(item.reason, 40), item.message
     elif isinstance(item, StorageSeen):
@@ -389,16 +390,17 @@ def _note_endpoint(run: Run, item: EndpointSeen) -> None:
     transaction.on_commit(routes_changed)
 
 
-def _put_right(run: Run, message: str) -> None:
-    """Has the run applied again: now, but not sooner than PUT_RIGHT_AGAIN after the last time."""
-    at = timezone.now()
+def _put_right(run: Run, item: RunChanged | RunDecided) -> None:
+    """Has the run applied again: now, but after a change by others not sooner than PUT_RIGHT_AGAIN after the last time."""
+    at = not_before = timezone.now()
+    if isinstance(item, RunChanged):
+        not_before = max(at, run.not_before + PUT_RIGHT_AGAIN) if run.not_before else at
+        record_all([run_event("run.changed_by_hand", run, f"{item.message} The run is applied again.")])
     if run.applied_at is not None or run.claim_token is not None:
-        run.applied_at = None
-        run.not_before = max(at, run.not_before + PUT_RIGHT_AGAIN) if run.not_before else at
+        run.applied_at, run.not_before = None, not_before
     if run.claim_token is not None:
         # A worker that is applying it now may have done so before the change, so its claim is revoked.
         run.claim_token = run.claimed_until = None
-    record_all([run_event("run.changed_by_hand", run, f"{message} The run is applied again.")])
     transaction.on_commit(lambda: wakeups.wake(run.pk))
 
 

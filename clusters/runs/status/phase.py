@@ -31,6 +31,9 @@ NOT_PULLED = "ImageNotPulled"
 # The task's reason when the cloud has no room for it → the run's reason.
 WAITING = {"Unschedulable": "WaitingForGPUs", "WaitingForResources": "WaitingForResources"}
 
+# Why the cloud makes none of a run's tasks: what orders runs there has not let it go, or has taken it back.
+ORDERED = frozenset({"QueuedByKueue", "TakenBack"})
+
 
 @dataclass(frozen=True)
 class TaskState:
@@ -158,8 +161,16 @@ def next_phase(run: RunState, tasks: Iterable[TaskState], steady: Mapping[str, i
     verdict, reason, message = _verdict(run, tasks, newest)
     if verdict:
         return _ending(run, verdict, reason, message, newest, ready, sum(steady.values()))
+    if _is_held(run, newest, sum(steady.values())):
+        return Decision("Queued", run.blocked_reason, run.blocked_message, ready=ready)
     phase, reason, message = _progress(run, tasks, newest, ready, sum(steady.values()))
     return Decision(phase, reason, message, ready=ready)
+
+
+def _is_held(run: RunState, newest: Mapping[tuple[str, int], TaskState], steady: int) -> bool:
+    """True if what orders runs in the cloud lets none of its tasks run."""
+    alive = steady or any(task.phase in ("Pending", "Running") for task in newest.values())
+    return run.blocked_reason in ORDERED and not alive and not run.wait_reason
 
 
 def _verdict(

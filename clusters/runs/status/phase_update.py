@@ -27,7 +27,7 @@ from clusters.runs.due_hooks import note_due
 from clusters.runs.models import Run, Task
 from clusters.runs.status import history
 from clusters.runs.status.notifications import tell
-from clusters.runs.status.phase import TROUBLES, RunState, TaskState, next_phase
+from clusters.runs.status.phase import ORDERED, TROUBLES, RunState, TaskState, next_phase
 from portal.db.bulk_update import update_rows
 from portal.events import record_all
 from portal.models import Event
@@ -146,6 +146,9 @@ def _tasks_of(runs: Sequence[Run]) -> tuple[dict[int, dict[str, int]], dict[int,
 
 
 def _phase_changed(run: Run, now: dt.datetime) -> Event:
+    if run.phase == Run.Phase.QUEUED and run.reason in ORDERED:
+        # It was taken back: its time limit does not count while it waits, and begins anew with it.
+        run.started_at = run.deadline = None
     if run.phase == Run.Phase.RUNNING and run.started_at is None:
         run.started_at = now
         limit = run.spec.get("timeLimit")

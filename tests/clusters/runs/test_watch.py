@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from billing.models import Observation, Quarantined, UsageSegment
-from clusters.clouds.drivers.base import Batch, RunGone, StorageSeen, TaskSeen, Unreadable
+from clusters.clouds.drivers.base import Batch, RunBlocked, RunGone, StorageSeen, TaskSeen, Unreadable
 from clusters.clouds.models import CloudState
 from clusters.cluster import actions
 from clusters.runs import resync
@@ -205,6 +205,28 @@ def test_a_time_limit_counts_while_input_is_fetched_and_not_while_the_run_waits(
     ended = Run.objects.get()
     assert (ended.desired, ended.verdict_reason) == ("ended", "TimeLimit")
     assert "time limit of 1 minute" in ended.verdict_message
+
+
+def test_the_time_limit_of_a_run_that_its_cloud_took_back_begins_anew_with_it(run):
+    Run.objects.update(spec=run.spec | {"timeLimit": 60})
+    tasks = [("master", 0), ("worker", 0), ("worker", 1)]
+    tell(*(told(run, *task) for task in tasks))
+    assert Run.objects.get().deadline
+    back, over = RunBlocked(run.pk, "QueuedByKueue", "It waits."), {"phase": "Failed", "disrupted": True}
+    tell(back, *(told(run, *task, **over) for task in tasks[1:]))
+    assert Run.objects.get().deadline, "its master still runs"
+    tell(told(run, **over))
+    run.refresh_from_db()
+    assert (run.phase, run.started_at, run.deadline) == ("Queued", None, None)
+    tell(RunBlocked(run.pk, "", ""), *(told(run, *task, attempt=1) for task in tasks))
+    first = run.tasks.get(role="master", attempt=1)
+    run.refresh_from_db()
+    assert run.deadline == run.started_at + dt.timedelta(seconds=60)
+    assert run.started_at >= first.started_at
+    # So it is while it fetches its input, before it has started.
+    Run.objects.update(phase="Starting", started_at=None)
+    tell(back, *(told(run, *task, attempt=1, **over) for task in tasks))
+    assert Run.objects.get().deadline is None
 
 
 def test_a_listing_that_was_asked_for_before_a_run_was_told_says_nothing_about_it(run):

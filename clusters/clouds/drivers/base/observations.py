@@ -136,7 +136,14 @@ class RunChanged:
     message: str
 
 
-Seen = TaskSeen | StorageSeen | EndpointSeen | ActivitySeen | RunGone | RunBlocked | RunFound | RunChanged
+@dataclass(frozen=True)
+class RunDecided:
+    """What orders runs in the cloud lets the run go now, or takes it back: it must be applied again."""
+
+    run_id: int
+
+
+Seen = TaskSeen | StorageSeen | EndpointSeen | ActivitySeen | RunGone | RunBlocked | RunFound | RunChanged | RunDecided
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ from clusters.clouds.drivers.base import (
     VolumeSource,
 )
 from clusters.clouds.drivers.kubernetes import launch, logs, prometheus
-from clusters.clouds.drivers.kubernetes.api import lookup, preflight, probe
+from clusters.clouds.drivers.kubernetes.api import kueue, lookup, preflight, probe
 from clusters.clouds.drivers.kubernetes.api.client import METADATA_LIST, Client, path_of
 from clusters.clouds.drivers.kubernetes.api.errors import Forbidden, Missing, Refused
 from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
@@ -207,6 +207,8 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         path = path_of("ConfigMap", run.namespace, names.owner_name(run))
         try:
             if over:
+                if self._settings.kueue_queue:
+                    kueue.say_finished(self._client, run.namespace, names.workload_name(run))
                 self._client.delete(path, propagation="Foreground")
                 return
             owner: Mapping[str, Any] = self._client.patch(path, {"metadata": {"annotations": {names.ENDING: "true"}}})

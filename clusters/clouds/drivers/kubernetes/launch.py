@@ -13,13 +13,25 @@ from dataclasses import replace
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, CloudRefused, Plan, RunRef, VolumeSource
-from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
-from clusters.clouds.drivers.kubernetes.api.errors import Missing, Taken, Unavailable
+from clusters.clouds.drivers.kubernetes.api import kueue
+from clusters.clouds.drivers.kubernetes.api.client import MERGE, METADATA, Client, path_of
+from clusters.clouds.drivers.kubernetes.api.errors import Missing, Refused, Taken, Unavailable
 from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
-from clusters.clouds.drivers.kubernetes.render import cache, environments, gangs, kept, manifests, names, pods, storage
+from clusters.clouds.drivers.kubernetes.render import (
+    cache,
+    environments,
+    gangs,
+    kept,
+    manifests,
+    names,
+    pods,
+    queueing,
+    storage,
+)
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.upkeep import remove_claims
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
+from clusters.clouds.drivers.kubernetes.watch import admission
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +64,14 @@ def apply(client: Client, settings: Settings, namespaces: Namespaces, plan: Plan
             _make_gang(client, group, is_open=names.GANG not in owner["metadata"]["annotations"])
     made = current + [each for each in objects if not (_is_shared(each) or each["kind"] == gangs.KIND)]
     # If the run is deleted meanwhile, the garbage collector finds these objects without an owner and deletes them.
-    client.apply_all([each for each in made if not manifests.is_queued(each)])
+    drafts = [each for each in made if queueing.is_draft(each)]
+    ordered = [each for each in made if queueing.is_ordered(each)]
+    apart = [*drafts, *ordered]
+    client.apply_all([each for each in made if each not in apart and not manifests.is_queued(each)])
     for queued in filter(manifests.is_queued, made):
         _hand_to_kueue(client, queued)
+    for draft in drafts:
+        _queue(client, draft, ordered)
 
 
 def owner_of(client: Client, run: RunRef) -> Mapping[str, Any] | None:
@@ -82,10 +99,12 @@ def _start(client: Client, settings: Settings, namespaces: Namespaces, plan: Pla
     shared = (each.claim_manifest(plan, settings, _now()) for each in (environments, cache))
     made = [each for each in manifests.run_manifests(plan, "", settings) if each["kind"] != "Secret"]
     owner = manifests.owner_manifest(plan.run, settings, plan)
-    # With Kueue there are none, and the owner is deleted directly: Kueue would resume a Job that we suspend.
-    stops = [] if settings.kueue_queue else manifests.workloads(plan)
+    for draft in filter(queueing.is_draft, made):
+        draft["spec"] |= _priority(
+            client, queueing.priority_class([each for each in made if queueing.is_ordered(each)])
+        )
     watched = [(each["kind"], each["metadata"]["name"]) for each in made if each["kind"] in drift.KINDS]
-    noted = {names.WORKLOADS: stops, names.OBJECTS: watched}
+    noted = {names.WORKLOADS: manifests.workloads(plan), names.OBJECTS: watched}
     told = {key: " ".join("/".join(each) for each in found) for key, found in noted.items()}
     if gangs.size(plan):
         told[names.GANG] = plan.gang
@@ -162,6 +181,62 @@ def _hand_to_kueue(client: Client, job: Mapping[str, Any]) -> None:
         client.apply(job, force="false")
     except Taken:
         log.info("job %s is Kueue's by now", job["metadata"]["name"])
+
+
+def _queue(client: Client, draft: Mapping[str, Any], roles: Sequence[Manifest]) -> None:
+    """Applies a run's Workload, and what makes its pods as Kueue decides: all of it resumed, or all of it stopped."""
+    version = kueue.version_of(client)
+    if not version:
+        raise CloudError(kueue.GONE)
+    asked = queueing.workload(draft, roles, version)
+    found = kueue.apply(client, asked)
+    if admission.is_over(found):
+        # The run goes on, so somebody else said so. It never counts again.
+        kueue.delete(client, found)
+        found = kueue.apply(client, asked)
+    if not admission.is_let_go(found):
+        for role in roles:
+            _stop(client, role)
+        return
+    flavors = kueue.flavors(client, version, queueing.names_of(found["status"]))
+    for role in roles:
+        _resume(client, queueing.let_go(role, found["status"], flavors))
+
+
+def _stop(client: Client, role: Manifest) -> None:
+    """Ends the pods of what exists, else makes it without pods. By a patch: the template that Kueue's decision led to stays."""
+    path = path_of(role["kind"], role["metadata"]["namespace"], role["metadata"]["name"])
+    try:
+        client.request(
+            "PATCH",
+            path,
+            body={"spec": queueing.stop(role)},
+            content_type=MERGE,
+            accept=METADATA,
+            query={"fieldManager": names.QUEUE_MANAGER},
+        )
+    except Missing:
+        client.apply(queueing.stopped(role))
+
+
+def _resume(client: Client, role: Manifest) -> None:
+    try:
+        client.apply(role)
+    except Refused as error:
+        if role["kind"] != "Job" or "immutable" not in str(error):
+            raise
+        # Kueue now lets it go onto other nodes than before, and a Job takes others only as if it had never started.
+        path = path_of("Job", role["metadata"]["namespace"], role["metadata"]["name"])
+        client.patch(f"{path}/status", {"status": {"startTime": None}})
+        client.apply(role)
+
+
+def _priority(client: Client, name: str) -> Manifest:
+    """Returns the priority of a Workload with this class, for which Kueue wants the class and its value."""
+    if not name:
+        return {}
+    value = client.get(path_of("PriorityClass", name=name))["value"]
+    return {"priorityClass": name, "priority": value}
 
 
 def _now() -> str:

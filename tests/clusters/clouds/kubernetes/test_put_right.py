@@ -6,7 +6,7 @@ import uuid
 import pytest
 from django.utils.timezone import now
 
-from clusters.clouds.drivers.base import Batch, RunChanged
+from clusters.clouds.drivers.base import Batch, RunChanged, RunDecided
 from clusters.cluster import actions
 from clusters.runs import reconcile
 from clusters.runs.models import Run
@@ -62,6 +62,16 @@ def test_a_run_is_put_right_at_once_and_then_every_30_s_at_most(run, people):
     assert not is_due(run, now())
     actions.disable(run.cluster, acting_user=people.bob)
     assert is_due(run, now())
+
+
+def test_what_orders_runs_is_obeyed_at_once_however_often_and_nobody_has_changed_anything(run):
+    tell(run)
+    for _ in range(2):
+        put_right(run)
+        observe.apply_batch("local", Batch("test", (RunDecided(run.pk),)))
+        run.refresh_from_db()
+        assert is_due(run, now())
+    assert Event.objects.filter(verb="run.changed_by_hand").count() == 1
 
 
 def test_who_changes_it_while_it_is_being_put_right_has_to_wait(run):

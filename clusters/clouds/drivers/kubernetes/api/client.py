@@ -186,6 +186,10 @@ class Client:
         """Patches an object and returns only its metadata: a whole pod is ten times as expensive to encode and to read."""
         return cast("Json", self.request("PATCH", path, body=body, content_type=content_type, accept=METADATA))
 
+    def patch_once(self, path: str, body: Mapping[str, Any]) -> None:
+        """Patches without retries. With a `metadata.resourceVersion` raises Unavailable if the object has changed since."""
+        self._send("PATCH", path, {}, TIMEOUT, body=body, content_type=MERGE, accept=METADATA)
+
     def delete(self, path: str, *, propagation: str = "Background", **query: Any) -> None:
         """Deletes an object, or (with a labelSelector) all of a list. Raises Missing if the name does not exist."""
         self.request("DELETE", path, query={"propagationPolicy": propagation, **query})

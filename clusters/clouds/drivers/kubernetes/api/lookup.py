@@ -7,11 +7,16 @@ retried, because a person waits for the answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import yaml
+
+from clusters.clouds.drivers.kubernetes.api import kueue
 from clusters.clouds.drivers.kubernetes.api.client import KINDS, METADATA_LIST, Client, path_of
 from clusters.clouds.drivers.kubernetes.api.errors import Forbidden, Missing
+from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 
 # Field of the settings → kind of the object. Storage classes are missing on purpose: one may be a mere name that binds claims to
@@ -23,7 +28,9 @@ CLASSES = {
     "ingress_class": "IngressClass",
 }
 QUEUE = "kueue_queue"
-KUEUE, QUEUES = "kueue.x-k8s.io", "localqueues"
+KUEUE, QUEUES = kueue.GROUP, "localqueues"
+# The ConfigMap with Kueue's own settings.
+KUEUE_CONFIG = "kueue-manager-config"
 # Rights needed only for these checks: the portal works without them.
 ONLY_LOOKED_UP = frozenset({QUEUES, *(KINDS[kind][1] for kind in CLASSES.values())})
 NO_KUEUE = "Kueue is not installed in this cluster: its runs would wait for ever. Install Kueue, or name no queue."
@@ -34,7 +41,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Found:
-    """`wrong`: missing objects, by the field of the settings. `unchecked`: sentences on checks that were impossible."""
+    """`wrong`: missing objects, by the field of the settings. `unchecked`: sentences on what else an administrator has to know,
+    such as checks that were impossible."""
 
     wrong: Mapping[str, str]
     unchecked: tuple[str, ...] = ()
@@ -57,6 +65,8 @@ def look_up(client: Client, settings: Settings, namespaces: Collection[str]) -> 
         try:
             if sentence := _without_queue(client, settings.kueue_queue, namespaces):
                 wrong[QUEUE] = sentence
+            elif sentence := _counts_twice(client, namespaces):
+                unchecked.append(sentence)
         except Forbidden as forbidden:
             unchecked.append(_not_checked(f"there is a LocalQueue “{settings.kueue_queue}”", forbidden))
     return Found(wrong, tuple(dict.fromkeys(unchecked)))
@@ -114,6 +124,48 @@ def _without_queue(client: Client, queue: str, namespaces: Collection[str]) -> s
     more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
     there = f"namespace{'s'[: len(lacking) != 1]} {', '.join(lacking[:_SHOWN])}{more}"
     return f"There is no LocalQueue “{queue}” in {there}: runs there would wait for ever."
+
+
+def _counts_twice(client: Client, namespaces: Collection[str]) -> str:
+    """Returns a sentence if Kueue is configured to manage Jobs that name no queue, as those of runs, or ""."""
+    path, by_name = path_of("ConfigMap"), {"fieldSelector": f"metadata.name={KUEUE_CONFIG}"}
+    for found in client.get_once(path, **by_name)["items"]:
+        try:
+            said = yaml.safe_load("\n---\n".join((found.get("data") or {}).values()).partition("\n---\n")[0]) or {}
+            manages = bool(said.get("manageJobsWithoutQueueName"))
+            selector = said.get("managedJobsNamespaceSelector") or {}
+        except (yaml.YAMLError, AttributeError) as error:
+            return f"Whether Kueue manages Jobs that name no queue could not be checked: {type(error).__name__}."
+        if manages and any(_selects(selector, each) for each in _labels(client, namespaces)):
+            return (
+                "Kueue is configured to manage Jobs that name no queue (manageJobsWithoutQueueName): it would count every run "
+                "twice, and its Jobs would wait for ever. Turn that off, or exclude the namespaces of business lines by "
+                f"managedJobsNamespaceSelector, e.g. those with the label {names.PORTAL}."
+            )
+    return ""
+
+
+def _labels(client: Client, namespaces: Collection[str]) -> list[Mapping[str, str]]:
+    """Returns the labels of those namespaces, and of one that the portal would make."""
+    pages = client.pages(path_of("Namespace"), accept=METADATA_LIST)
+    found = [item["metadata"] for page in pages for item in page["items"] or ()]
+    there = [each.get("labels") or {} for each in found if each["name"] in namespaces]
+    return there or [{names.PORTAL: "portal", "kubernetes.io/metadata.name": "new"}]
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Returns whether a label selector matches."""
+    tests: Mapping[str, Callable[[str, Collection[str]], bool]] = {
+        "In": lambda key, values: labels.get(key) in values,
+        "NotIn": lambda key, values: labels.get(key) not in values,
+        "Exists": lambda key, _: key in labels,
+        "DoesNotExist": lambda key, _: key not in labels,
+    }
+    wanted = (selector.get("matchLabels") or {}).items()
+    rules = selector.get("matchExpressions") or []
+    return all(labels.get(key) == value for key, value in wanted) and all(
+        tests[each["operator"]](each["key"], each.get("values") or ()) for each in rules
+    )
 
 
 def _existing(client: Client) -> set[str]:

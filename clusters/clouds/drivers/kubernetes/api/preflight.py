@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from clusters.clouds.drivers.base import CloudError, Preflight
-from clusters.clouds.drivers.kubernetes.api import lookup, probe
+from clusters.clouds.drivers.kubernetes.api import kueue, lookup, probe
 from clusters.clouds.drivers.kubernetes.api.client import AT_ONCE, Client, path_of
 from clusters.clouds.drivers.kubernetes.namespaces import Namespaces
 from clusters.clouds.drivers.kubernetes.render import gangs
@@ -47,6 +47,10 @@ class Right:
         resource, _, part = self.resource.partition("/")
         full = f"{resource}.{self.group}" if self.group else resource
         return f"{self.verb} {full}/{part}" if part else f"{self.verb} {full}"
+
+
+# Beside those of Kueue's own groups: jobs that are let go onto other nodes than before.
+_FOR_QUEUES = frozenset({Right("batch", "jobs/status", "patch")})
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,8 @@ def judge(
     """Summarizes `inspect`, the settings' lookup, the namespaces' ownership and whether runs are bound whole in a sentence.
     Raises CloudError."""
     reserved_disk = settings.reserved_disk
-    found = inspect(client, _wanted(), reserved_disk, _optional())
+    queued = bool(settings.kueue_queue)
+    found = inspect(client, _wanted(queued), reserved_disk, _optional(queued))
     named = lookup.look_up(client, settings, namespaces)
     facts: dict[str, Any] = {name: getattr(found, name) for name in ("version", "nodes", "ready", "gpus")}
     facts["missing"] = [str(right) for right in found.missing]
@@ -128,19 +133,26 @@ def _of_role() -> tuple[Right, ...]:
     return rights_of(yaml.safe_load(ROLE.read_text()))
 
 
+def _is_needed(right: Right, queued: bool) -> bool:
+    """Returns whether the portal cannot work without it. `queued`: runs go through a Kueue queue."""
+    if right.resource in SPARED or right.group == kueue.VISIBILITY:
+        return False
+    return queued or (right.group != kueue.GROUP and right not in _FOR_QUEUES)
+
+
 @functools.cache
-def _wanted() -> tuple[Right, ...]:
+def _wanted(queued: bool) -> tuple[Right, ...]:
     try:
-        return tuple(each for each in _of_role() if each.resource not in SPARED)
+        return tuple(each for each in _of_role() if _is_needed(each, queued))
     except OSError as error:
         raise CloudError(f"The list of rights that the portal needs is not there: {error}") from error
 
 
 @functools.cache
-def _optional() -> tuple[Right, ...]:
+def _optional(queued: bool) -> tuple[Right, ...]:
     try:
-        spared = [each for each in _of_role() if each.resource in SPARED]
-        return (*rights_of(next(yaml.safe_load_all(OPTIONAL.read_text()))), *spared)
+        beside = [each for each in _of_role() if not _is_needed(each, queued)]
+        return (*rights_of(next(yaml.safe_load_all(OPTIONAL.read_text()))), *beside)
     except OSError as error:
         raise CloudError(f"The list of rights that the portal can do without is not there: {error}") from error
 

@@ -22,6 +22,7 @@ from clusters.clouds.drivers.kubernetes.render import (
     names,
     network_policy,
     pods,
+    queueing,
     storage,
 )
 from clusters.clouds.drivers.kubernetes.settings import Settings, quantity
@@ -150,6 +151,8 @@ def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manife
     made += endpoints.manifests(plan, settings)
     made.append(_registries(plan))
     made += [_role(plan, role, settings) for role in plan.roles]
+    if settings.kueue_queue:
+        made.append(queueing.draft(plan, settings.kueue_queue))
     if count := gangs.size(plan):
         made.append(gangs.manifest(plan.run, plan.gang, count, pods.priority_class(plan, settings)))
     return of_run(made, plan.run, owner_uid, settings.portal)
@@ -202,7 +205,7 @@ def _login(username: str, password: str) -> Mapping[str, str]:
 
 
 def is_queued(manifest: Manifest) -> bool:
-    """True for a Job that Kueue starts."""
+    """True for a Job that Kueue itself starts: those of runs that an earlier release started."""
     return manifest["kind"] == "Job" and QUEUE in manifest["metadata"]["labels"]
 
 
@@ -218,6 +221,8 @@ def check(plan: Plan, settings: Settings) -> None:
             )
         if isinstance(mount.source, VolumeSource):
             _check_volume(mount.source, plan, settings)
+    if settings.kueue_queue:
+        queueing.check(plan)
     network_policy.check(plan, settings)
     environments.check(plan, settings)
     cache.check(plan, settings)
@@ -316,7 +321,7 @@ def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
     labels = {
         names.ROLE: role.role,
         f"{names.COMMON}/component": role.role,
-        **({QUEUE: settings.kueue_queue} if settings.kueue_queue else {}),
+        **({names.QUEUE: settings.kueue_queue} if settings.kueue_queue else {}),
     }
     metadata = {"name": names.role_name(plan.run, role.role), "labels": labels}
     selector = {"matchLabels": {**names.run_selector(settings.portal, plan.run), names.ROLE: role.role}}
@@ -326,8 +331,7 @@ def _role(plan: Plan, role: RolePlan, settings: Settings) -> Manifest:
             "kind": "Job",
             "metadata": metadata,
             "spec": {
-                # Kueue resumes it: see `launch.apply`. Without Kueue only the portal suspends Jobs.
-                "suspend": bool(settings.kueue_queue),
+                "suspend": False,
                 "completionMode": "Indexed",
                 "completions": role.count,
                 "parallelism": role.together,

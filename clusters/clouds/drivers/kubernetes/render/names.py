@@ -24,6 +24,8 @@ from clusters.clouds.drivers.hostnames import role_name as role_name
 COMMON = "app.kubernetes.io"
 PREFIX = "gpu-cloud"
 MANAGER = "gpu-cloud"
+# Stops and resumes what makes the pods of a run in a Kueue queue, so that these changes are told from those that end a run.
+QUEUE_MANAGER = "gpu-cloud-queue"
 
 # The finalizer of pods (removed once their end is in the database) and of the owner (once RunGone is).
 METERING = f"{PREFIX}/metering"
@@ -63,6 +65,8 @@ GANG = f"{PREFIX}/gang"
 PROBE = f"{PREFIX}/probe"
 # How often the run was taken off the cluster before, on its owner.
 LIFE = f"{PREFIX}/life"
+# On the objects that make the pods of a run in a Kueue queue: the queue.
+QUEUE = f"{PREFIX}/queue"
 # The Job controller's finalizer, until it has counted a pod.
 COUNTED = "batch.kubernetes.io/job-tracking"
 
@@ -76,6 +80,11 @@ LONGEST_ADDRESS = ROLE_LIMIT + len("-999") + len(".") + BASE_LIMIT + len(f":{POR
 def owner_name(run: RunRef) -> str:
     """Returns the name of the ConfigMap that owns everything of the run and holds its shared variables."""
     return f"{base_name(run)}-run"
+
+
+def workload_name(run: RunRef) -> str:
+    """Returns the name of the Workload by which the run waits in a Kueue queue."""
+    return base_name(run)
 
 
 def registries_name(run: RunRef) -> str:

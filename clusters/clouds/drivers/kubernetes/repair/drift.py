@@ -31,11 +31,16 @@ _APPLIED: Mapping[str, Fields] = {
     "Service": _all("selector", "ports"),
     "Ingress": _all("rules"),
     "NetworkPolicy": _POLICY,
+    "Workload": _all("podSets", "queueName"),
 }
 # Kinds of objects of runs that are watched.
 KINDS = frozenset(_APPLIED)
 # Kueue owns these fields in Jobs that it manages.
 _OF_QUEUES = {"f:suspend", "f:template"}
+# The portal changes these in objects of a run in a queue, as another manager, as Kueue decides. The mirror looks after them.
+_OF_DECISIONS = {"f:suspend", "f:replicas"}
+# Of a Workload only what we apply to each is ours alone: Kueue writes the rest, such as a new value of its priority class.
+_OF_WORKLOADS = frozenset(_APPLIED["Workload"])
 
 
 def bounds(quota: Mapping[str, str] | None = None) -> dict[str, Fields]:
@@ -57,9 +62,13 @@ class Drift:
         # others take fields out of the entry.
         self._known: dict[str, tuple[str, int]] = {}
 
-    def is_as_applied(self, kind: str, metadata: Object, *, queued: bool = False) -> bool:
-        """Returns whether an object still has all our fields. `queued`: a Job in a Kueue queue."""
+    def is_as_applied(self, kind: str, metadata: Object, *, queued: bool = False, ordered: bool = False) -> bool:
+        """Returns whether an object still has all our fields. `queued`: a Job in a Kueue queue. `ordered`: what makes pods of a
+        run in one."""
         wanted = _APPLIED[kind]
+        if ordered or kind == "Workload":
+            metadata = _looked_at(metadata, _OF_WORKLOADS if kind == "Workload" else None)
+            wanted = {name: tree for name, tree in wanted.items() if name not in _OF_DECISIONS}
         if queued or (kind == "Job" and _is_kueues(metadata)):
             return has(metadata, {name: tree for name, tree in wanted.items() if name not in _OF_QUEUES})
         if not has(metadata, wanted) or (kind == "Ingress" and not _asks(metadata)):
@@ -75,6 +84,20 @@ class Drift:
 
     def forget(self, uid: str) -> None:
         self._known.pop(uid, None)
+
+
+def _looked_at(metadata: Object, only: frozenset[str] | None) -> Object:
+    """Returns metadata of which only certain fields below `spec` are compared."""
+
+    def cut(entry: Object) -> Object:
+        spec = {
+            name: tree
+            for name, tree in _spec(entry).items()
+            if (name in only if only is not None else name not in _OF_DECISIONS)
+        }
+        return {**entry, "fieldsV1": {**(entry.get("fieldsV1") or {}), "f:spec": spec}}
+
+    return {**metadata, "managedFields": [cut(each) for each in metadata.get("managedFields") or []]}
 
 
 def version_of(metadata: Object) -> tuple[str, int]:

@@ -15,11 +15,14 @@ from contextlib import suppress
 from typing import Any
 
 from clusters.clouds.drivers.base import CloudError, RunGone, RunRef, Seen, TaskSeen
+from clusters.clouds.drivers.kubernetes.api import kueue
 from clusters.clouds.drivers.kubernetes.api.client import MERGE, METADATA_LIST, STRATEGIC, Client, path_of
 from clusters.clouds.drivers.kubernetes.api.errors import Missing, Refused, Taken
 from clusters.clouds.drivers.kubernetes.render import gangs, manifests, names
 from clusters.clouds.drivers.kubernetes.repair.tampering import Damage
+from clusters.clouds.drivers.kubernetes.watch import admission
 from clusters.clouds.drivers.kubernetes.watch.absent import Key
+from clusters.clouds.drivers.kubernetes.watch.admission import Admission, Duty
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
 from clusters.clouds.drivers.kubernetes.watch.objects import Owner, Pod
 
@@ -36,6 +39,9 @@ BIND_AGAIN = 30.0
 # Seconds between checks of the claims of saved environments and cached inputs, and how long an unused claim is kept.
 UNUSED = ("unused",)
 UNUSED_AGAIN, UNUSED_KEPT = 3600.0, dt.timedelta(days=30)
+# Seconds between two looks at the places of runs in Kueue queues.
+PLACES, PLACES_AGAIN = ("places",), 15.0
+_PAUSES = {"unused": UNUSED_AGAIN, "bind": BIND_AGAIN, "places": PLACES_AGAIN, "kueue": 0.2}
 
 
 class Upkeep:
@@ -97,6 +103,10 @@ class Upkeep:
         for key in list(mirror.parts.retry)[:RETRY_AT_ONCE]:
             if self._begin(("retry", key), self._nudge, key):
                 mirror.parts.retry.pop(key, None)
+        for owed, found in mirror.duties():
+            self._begin(("kueue", owed, found.run_id), self._answer_kueue, owed, found)
+        if mirror.parts.admissions.waiting():
+            self._begin(PLACES, self._read_places)
         self._look_for_strays()
         self._begin(UNUSED, self._remove_unused)
 
@@ -112,7 +122,7 @@ class Upkeep:
     def _do(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> None:
         wait = 0.0
         if isinstance(key, tuple):
-            wait = UNUSED_AGAIN if key == UNUSED else BIND_AGAIN if key[0] == "bind" else AGAIN
+            wait = _PAUSES.get(key[0], AGAIN)
         try:
             task(*arguments)
         except CloudError as error:
@@ -179,6 +189,8 @@ class Upkeep:
     def _end(self, owner: Owner) -> None:
         """Deletes an owner whose tasks have ended. Also ends a run whose owner or namespace was deleted by hand, with default
         propagation: everything it owns must go, too."""
+        if found := self.mirror.parts.admissions.of.get(owner.run_id):
+            kueue.say_finished(self._client, found.namespace, found.name)
         try:
             self._client.delete(path_of("ConfigMap", owner.namespace, owner.name), propagation="Foreground")
         except Missing:
@@ -186,6 +198,31 @@ class Upkeep:
         except CloudError:
             self.mirror.runs.left_behind.add(owner.run_id)
             raise
+
+    def _answer_kueue(self, owed: Duty, found: Admission) -> None:
+        """Does what is owed; repeated until the watch shows it."""
+        try:
+            if owed == "clear":
+                kueue.clear_reservation(
+                    self._client, found.workload, admission.cleared(found.workload, dt.datetime.now(dt.UTC))
+                )
+            elif owed == "ready":
+                kueue.say_ready(self._client, found.workload)
+            else:
+                done = admission.reclaimable(found, self.mirror.parts.makers_of(found.run_id))
+                kueue.say_reclaimable(self._client, found.workload, done)
+        except Missing:
+            return
+
+    def _read_places(self) -> None:
+        waiting = self.mirror.parts.admissions.waiting()
+        read = {place: kueue.places(self._client, *place) for place in waiting}
+        self.mirror.places = {
+            each.run_id: read[place][each.name]
+            for place, found in waiting.items()
+            for each in found
+            if each.name in read[place]
+        }
 
     def _open_gang(self, owner: Owner, run: RunRef) -> None:
         """Lets single pods of a run get nodes from now on. The count of a group can be changed since Kubernetes 1.37; before,

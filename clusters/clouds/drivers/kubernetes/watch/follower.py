@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusters.clouds.drivers.base import Batch, CloudError, Seen, Unreadable, WatchExpired
-from clusters.clouds.drivers.kubernetes.api import client
+from clusters.clouds.drivers.kubernetes.api import client, kueue
 from clusters.clouds.drivers.kubernetes.api.client import Client, path_of
-from clusters.clouds.drivers.kubernetes.api.errors import Unavailable
-from clusters.clouds.drivers.kubernetes.render import names
+from clusters.clouds.drivers.kubernetes.api.errors import Forbidden, Missing, Unavailable
+from clusters.clouds.drivers.kubernetes.render import names, queueing
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.settings import IMAGE_SECONDS
 from clusters.clouds.drivers.kubernetes.watch import capacity, job_history, pod_status
@@ -56,6 +56,8 @@ class Source:
     query: Mapping[str, str] = field(default_factory=dict)
     metadata: bool = False
     others: bool = False
+    # Of a kind whose path is known at run time only.
+    at: str = ""
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ class Source:
 
     @property
     def path(self) -> str:
-        return path_of(self.kind)
+        return self.at or path_of(self.kind)
 
     @property
     def accept(self) -> str:
@@ -110,6 +112,7 @@ class Follower:
         """All but `api` and `portal` are arguments of `Mirror`."""
         self._client = api
         self._new_mirror = functools.partial(Mirror, bounds, reserved_disk, tolerations, patience)
+        self._portal = portal
         self._sources = sources(portal)
         self.mirror: Mirror | None = None
         self._delivering = False
@@ -119,6 +122,7 @@ class Follower:
 
     def list(self) -> Batch:
         mirror = self._new_mirror()
+        self._sources = (*sources(self._portal), *self._queues())
         versions: dict[str, str] = {}
         items: list[Seen] = []
         unread: list[Unreadable] = []
@@ -168,6 +172,7 @@ class Follower:
                     if kind == "Job":
                         mirror.parts.jobs.hear(job_history.version_of(event["object"]))
                 items += mirror.decided(dt.datetime.now(dt.UTC)) + mirror.parts.absent.news(time.monotonic())
+                items += mirror.queue_news()
                 changes = mirror.bounds.news(time.monotonic())
                 if items or unread or changes or streams.are_alive():
                     told_at = time.monotonic()
@@ -179,6 +184,21 @@ class Follower:
                     gather_until = told_at + took + min(GATHER_TIMES * took, GATHER_SECONDS)
                 patience = SETTLED if items else HEARTBEAT
                 self._delivering = False
+
+    def _queues(self) -> Iterator[Source]:
+        """Yields the Workloads of runs, if Kueue is there and the portal may see them."""
+        version = kueue.version_of(self._client)
+        if not version:
+            return
+        source = Source(
+            queueing.KIND, {"labelSelector": names.selector(portal=self._portal)}, at=kueue.workloads(version)
+        )
+        try:
+            self._client.get(source.path, limit=1, **source.query)
+        except (Forbidden, Missing) as error:
+            log.warning("runs in queues of Kueue are not followed: %s", error)
+            return
+        yield source
 
     def _last_heard(self, mirror: Mirror, kind: str, item: Object) -> dt.datetime | None:
         """Returns when a node that just fell silent was last heard, by its lease; None for anything else, or if unreadable."""
@@ -385,6 +405,8 @@ def note(mirror: Mirror, kind: str, event: str, item: Object, heard: dt.datetime
         return mirror.note_node(event, item, heard)
     if kind == "Event":
         return mirror.troubles.note_event(item, now)
+    if kind == queueing.KIND:
+        return mirror.note_admission(event, item)
     if kind in ("Job", "Deployment", "StatefulSet"):
         return mirror.parts.note_workload(event, kind, item)
     if kind in ("Service", "Ingress", "NetworkPolicy", "LimitRange", "ResourceQuota"):

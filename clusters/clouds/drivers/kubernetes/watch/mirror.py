@@ -19,6 +19,7 @@ from clusters.clouds.drivers.kubernetes.repair.guardrails import Bounds
 from clusters.clouds.drivers.kubernetes.repair.tampering import Damages
 from clusters.clouds.drivers.kubernetes.settings import GPU_MODEL, IMAGE_SECONDS
 from clusters.clouds.drivers.kubernetes.watch import capacity, pod_status, reasons
+from clusters.clouds.drivers.kubernetes.watch.admission import Admission, Duty, duty
 from clusters.clouds.drivers.kubernetes.watch.attempts import Attempts
 from clusters.clouds.drivers.kubernetes.watch.event_warnings import Troubles
 from clusters.clouds.drivers.kubernetes.watch.objects import Object, Pod, owner_of
@@ -52,9 +53,11 @@ class Mirror:
         self.shares = capacity.Shares()
         self.attempts = Attempts()
         self.pulls = Pulls(dt.timedelta(seconds=patience))
+        # How many are before each waiting run in its Kueue queue, as upkeep last read it; None once that is told.
+        self.places: Mapping[int, int] | None = None
         self.damages = Damages(self.pods, self.runs.owners)
         self.troubles = Troubles(self.pods, self._namespaces, self.parts)
-        self._ends = Ends(self.runs.owners, self.parts.jobs)
+        self._ends = Ends(self.runs.owners, self.parts.jobs, self.parts.admissions)
         # Unreadable objects by uid: the last reported reason. For pods that have ended: where to release them.
         self.unread: dict[str, str] = {}
         self.unread_ends: dict[str, tuple[str, str]] = {}
@@ -132,6 +135,24 @@ class Mirror:
         if what not in ("Service", "Ingress"):
             self.bounds.note_part(kind, what, thing, time.monotonic())
         return []
+
+    def note_admission(self, kind: str, workload: Object) -> list[Seen]:
+        """Handles the Workload of a run in a Kueue queue."""
+        return self.parts.note_admission(kind, workload)
+
+    def queue_news(self) -> list[Seen]:
+        """Returns news of places in queues that upkeep has read."""
+        before, self.places = self.places, None
+        return [] if before is None else self.parts.note_places(before)
+
+    def duties(self) -> Iterator[tuple[Duty, Admission]]:
+        """Yields what the portal owes Kueue now."""
+        for run_id, found in list(self.parts.admissions.of.items()):
+            if self.runs.wanted(run_id):
+                pods = [self.pods[uid] for uid in self.runs.uids(run_id)]
+                states = [(pod.seen.role, pod.seen.index, pod.seen.phase, pod.over) for pod in pods]
+                if owed := duty(found, self.parts.makers_of(run_id), states):
+                    yield owed, found
 
     # -- pods ------------------------------------------------------------------------------------------------------
 
@@ -261,6 +282,7 @@ class Mirror:
         """Forgets a run without owner and pods."""
         self.damages.forget(run_id)
         self.parts.jobs.forget(run_id)
+        self.parts.admissions.forget(run_id)
 
     # -- what is not understood ------------------------------------------------------------------------------------
 

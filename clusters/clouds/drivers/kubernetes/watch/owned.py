@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clusters.clouds.drivers.base import RunBlocked, RunChanged, RunRef, Seen
-from clusters.clouds.drivers.kubernetes.render import names
+from clusters.clouds.drivers.base import RunBlocked, RunChanged, RunDecided, RunRef, Seen
+from clusters.clouds.drivers.kubernetes.render import names, queueing
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.watch import workloads
 from clusters.clouds.drivers.kubernetes.watch.absent import Absent, Key
+from clusters.clouds.drivers.kubernetes.watch.admission import Admissions, run_of
 from clusters.clouds.drivers.kubernetes.watch.job_history import Jobs
 from clusters.clouds.drivers.kubernetes.watch.workloads import Why, Workload
 
@@ -27,6 +28,7 @@ class Parts:
         self._wanted = wanted
         self.workloads: dict[Key, Workload] = {}
         self.jobs = Jobs()
+        self.admissions = Admissions()
         self.absent = Absent(wanted)
         self._drift = drift.Drift()
         # Volumes of runs, by name.
@@ -67,7 +69,42 @@ class Parts:
         self._workloads_of[run_id].add(key)
         if workload.complete:
             self._refused.pop(key, None)
-        return [*self._note_blocked(run_id), *self._note_drift(what, metadata, run_id)]
+        decided = self._note_decision(run_id) if workload.queue else []
+        return [*self._note_blocked(run_id), *self._note_drift(what, metadata, run_id), *decided]
+
+    def note_admission(self, kind: str, thing: Object) -> list[Seen]:
+        """Handles the Workload of a run in a Kueue queue."""
+        metadata, run_id = thing["metadata"], run_of(thing)
+        if kind != "DELETED":
+            self.absent.note(queueing.KIND, metadata)
+        if self._is_relabelled(kind, metadata, (run_id, "") if run_id is not None else None):
+            return self._note_relabelled(kind, queueing.KIND, metadata)
+        if run_id is None:
+            return []
+        self.admissions.note(kind, thing, run_id)
+        if kind == "DELETED":
+            self._forget(metadata["uid"])
+            return [*self._missed(queueing.KIND, metadata, run_id), *self._note_blocked(run_id)]
+        return [
+            *self._note_blocked(run_id),
+            *self._note_drift(queueing.KIND, metadata, run_id),
+            *self._note_decision(run_id),
+        ]
+
+    def makers_of(self, run_id: int) -> list[Workload]:
+        """Returns what makes the pods of a run."""
+        return [self.workloads[key] for key in sorted(self._workloads_of.get(run_id, ()))]
+
+    def note_places(self, before: Mapping[int, int]) -> list[Seen]:
+        """Handles how many are before each waiting run in its queue."""
+        self.admissions.before = dict(before)
+        return [item for run_id in list(self.admissions.of) for item in self._note_blocked(run_id)]
+
+    def _note_decision(self, run_id: int) -> list[Seen]:
+        """Reports that a run is not as Kueue decided."""
+        if self._wanted(run_id) is False or not self.admissions.is_out_of_step(run_id, self.makers_of(run_id)):
+            return []
+        return [RunDecided(run_id)]
 
     def note_part(self, kind: str, what: str, thing: Object) -> list[Seen]:
         """Handles a Service, Ingress or NetworkPolicy, of which only metadata are read."""
@@ -124,10 +161,11 @@ class Parts:
         return [RunChanged(run_id, f"{what} {metadata['name']} was deleted by hand.")]
 
     def _note_drift(self, what: str, metadata: Object, run_id: int) -> list[Seen]:
-        uid, queued = metadata["uid"], what == "Job" and workloads.QUEUE in (metadata.get("labels") or {})
+        uid, labels = metadata["uid"], metadata.get("labels") or {}
+        queued = what == "Job" and workloads.QUEUE in labels
         if not any(each["kind"] == "ConfigMap" for each in metadata.get("ownerReferences") or []):
             how = "taken from its run"
-        elif not self._drift.is_as_applied(what, metadata, queued=queued):
+        elif not self._drift.is_as_applied(what, metadata, queued=queued, ordered=names.QUEUE in labels):
             how = "changed by hand"
         else:
             self.told.pop(uid, None)
@@ -173,10 +211,12 @@ class Parts:
             self.retry |= dict.fromkeys(each for each in keys if each[1] == key[0])
 
     def _note_blocked(self, run_id: int) -> list[Seen]:
-        why: Why | None = None
+        why = self.admissions.why(run_id)
         for key in sorted(self._workloads_of.get(run_id, ())):
             workload = self.workloads[key]
-            if not (workload.complete or workload.leaving):
+            # About to be resumed.
+            is_let_go = workload.stop and workload.queue and self.admissions.is_let_go(run_id)
+            if not (workload.complete or workload.leaving or is_let_go):
                 why = why or workload.why or self._refused.get(key)
         if why == self._blocked.get(run_id):
             return []

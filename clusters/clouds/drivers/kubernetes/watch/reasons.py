@@ -30,6 +30,7 @@ PULLING = "PullingImage"
 MAKING = "MakingEnvironment"
 POD_DELETED = "Somebody deleted its pod."
 JOB_DELETED = "Somebody deleted its Job; it is made again."
+TAKEN_BACK = "It was ended to make room for others; it starts again when its run is let go."
 JOB_SUSPENDED = "Its Job was suspended to make room for others; it starts again when it is let go."
 _DISRUPTIONS = {
     "PreemptionByScheduler": "It made room for something more important.",

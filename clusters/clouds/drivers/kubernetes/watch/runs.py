@@ -46,6 +46,10 @@ class Runs:
         owner = self.owners.get(run_id)
         return owner.wanted if owner else None
 
+    def uids(self, run_id: int) -> frozenset[str]:
+        """Returns the run's pods."""
+        return frozenset(self._uids.get(run_id, ()))
+
     # -- pods ------------------------------------------------------------------------------------------------------
 
     def note_pod(self, uid: str, run_id: int, metadata: Object, storage: StorageSeen | None) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from clusters.clouds.drivers.base import TaskSeen
 from clusters.clouds.drivers.kubernetes.watch import job_history, reasons
+from clusters.clouds.drivers.kubernetes.watch.admission import Admissions
 from clusters.clouds.drivers.kubernetes.watch.job_history import Deletion, Jobs
 from clusters.clouds.drivers.kubernetes.watch.objects import Object, Owner, Pod
 
@@ -17,10 +18,10 @@ PATIENCE = dt.timedelta(seconds=12)
 
 
 class Ends:
-    """`owners`: the known ones. `jobs`: their history."""
+    """`owners`: the known ones. `jobs`: their history. `admissions`: of runs in Kueue queues."""
 
-    def __init__(self, owners: Mapping[int, Owner], jobs: Jobs) -> None:
-        self._owners, self._jobs = owners, jobs
+    def __init__(self, owners: Mapping[int, Owner], jobs: Jobs, admissions: Admissions) -> None:
+        self._owners, self._jobs, self._admissions = owners, jobs, admissions
         # By uid: deletions of pods; and ended pods whose cause is unknown, with their run and the deadline of the decision.
         self._deletions: dict[str, Deletion] = {}
         self._undecided: dict[str, tuple[Object, int, dt.datetime]] = {}
@@ -52,6 +53,8 @@ class Ends:
             if state != "live":
                 why = reasons.JOB_DELETED if state == "gone" else reasons.JOB_SUSPENDED
                 return replace(seen, reason="Disrupted", message=why, disrupted=True)
+        elif seen.run_id in self._admissions.of and not self._admissions.is_let_go(seen.run_id):
+            return replace(seen, reason="Disrupted", message=reasons.TAKEN_BACK, disrupted=True)
         return replace(seen, message=reasons.POD_DELETED)
 
     def decide(self, pod: Object, seen: TaskSeen, now: dt.datetime, *, at_once: bool) -> TaskSeen:

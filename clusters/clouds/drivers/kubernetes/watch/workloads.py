@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.watch.job_history import JobState
@@ -17,7 +17,7 @@ from clusters.clouds.drivers.kubernetes.watch.job_history import JobState
 Object = Mapping[str, Any]
 Why = tuple[str, str]
 
-# Kueue manages objects with this label; it adds scheduling gates to pods of Deployments and StatefulSets.
+# Kueue manages objects with this label, as those of runs that an earlier release started.
 QUEUE = "kueue.x-k8s.io/queue-name"
 QUOTA, ADMISSION, QUEUED, SUSPENDED = "NamespaceQuota", "AdmissionDenied", "QueuedByKueue", "Suspended"
 
@@ -28,7 +28,8 @@ _FORBIDDEN = re.compile(r'pods? "[^"]*" is forbidden: (.*)', re.DOTALL)
 
 @dataclass(frozen=True)
 class Workload:
-    """One role of a run. `wanted`, `made`: pods. `leaving`: being deleted. `why`: its status's reason for missing pods."""
+    """One role of a run. `wanted`, `made`: pods. `leaving`: being deleted. `why`: its status's reason for missing pods.
+    `queue`: the Kueue queue of its run. `version`: of its spec. `stop`: whether it is to make no pods, and has none."""
 
     run_id: int
     uid: str
@@ -40,6 +41,9 @@ class Workload:
     made: int
     leaving: bool
     why: Why | None
+    queue: str = ""
+    version: int = 0
+    stop: Literal["", "asked", "done"] = ""
 
     @property
     def complete(self) -> bool:
@@ -72,7 +76,26 @@ def workload_of(kind: str, thing: Object) -> Workload | None:
         made=made,
         leaving="deletionTimestamp" in metadata,
         why=_why(kind, thing),
+        queue=labels.get(names.QUEUE, ""),
+        version=int(metadata.get("generation", 0)),
+        stop=_stop(kind, thing),
     )
+
+
+def _stop(kind: str, thing: Object) -> Literal["", "asked", "done"]:
+    metadata, spec, status = thing["metadata"], thing["spec"], thing.get("status") or {}
+    if kind == "Job":
+        if not spec.get("suspend"):
+            return ""
+        # Only its controller says this, once it has deleted the pods.
+        said = [
+            each for each in status.get("conditions") or [] if each["type"] == "Suspended" and each["status"] == "True"
+        ]
+        return "done" if said and not status.get("active") else "asked"
+    if spec.get("replicas", 1):
+        return ""
+    is_current = status.get("observedGeneration", 0) >= metadata.get("generation", 0)
+    return "done" if is_current and not status.get("replicas") else "asked"
 
 
 def job_state(job: Object, *, deleted: bool) -> JobState:
@@ -86,14 +109,18 @@ def job_state(job: Object, *, deleted: bool) -> JobState:
 
 def _why(kind: str, thing: Object) -> Why | None:
     if kind == "Job" and thing["spec"].get("suspend") and not _is_ended_by_us(thing["metadata"]):
-        queue = (thing["metadata"].get("labels") or {}).get(QUEUE)
-        if queue:
-            return QUEUED, f"Waits in Kueue's queue “{queue}” of namespace {thing['metadata']['namespace']}."
+        labels = thing["metadata"].get("labels") or {}
+        if queue := labels.get(names.QUEUE) or labels.get(QUEUE):
+            return QUEUED, in_queue(queue, thing["metadata"]["namespace"])
         return SUSPENDED, "Its Job is suspended: somebody stopped it, and nobody has resumed it."
     for each in (thing.get("status") or {}).get("conditions") or []:
         if each["type"] == "ReplicaFailure" and each["status"] == "True":
             return refusal(each.get("message") or "", thing["metadata"]["namespace"])
     return None
+
+
+def in_queue(queue: str, namespace: str) -> str:
+    return f"Waits in Kueue's queue “{queue}” of namespace {namespace}."
 
 
 def refusal(text: str, namespace: str) -> Why:
@@ -133,7 +160,8 @@ def _count(ranges: str) -> int:
 
 
 def _is_ended_by_us(metadata: Object) -> bool:
-    """Returns whether we suspended the Job to end its run (by an Update; for Kueue we suspend by Apply)."""
+    """Returns whether we suspended the Job to end its run (by an Update of ours; for Kueue we suspend by Apply, or as another
+    manager)."""
     return any(
         entry.get("manager") == names.MANAGER
         and entry.get("operation") == "Update"
