@@ -36,7 +36,7 @@ from portal.text.zones import utc_text
 FIELDS = [
     "phase", "reason", "message", "phase_since", "verdict", "verdict_reason", "verdict_message", "started_at", "deadline",
     "finished_at", "look_at", "roles", "usage_as_of", "gpu_seconds", "gpu_rate", "cost", "cost_rate", "wait_code", "wait_values",
-    "noted",
+    "noted", "end_announced_at",
 ]  # fmt: skip
 RECOUNT = dt.timedelta(minutes=1)
 # Precision of a cost in its column.
@@ -153,6 +153,7 @@ def _phase_changed(run: Run, now: dt.datetime) -> Event:
         run.started_at = now
         limit = run.spec.get("timeLimit")
         run.deadline = now + dt.timedelta(seconds=limit) if limit else None
+        run.end_announced_at = None  # If it was taken back, that of the earlier limit.
         # Replicas are not checked for idleness: the loop of their service decides how many it needs.
         run.look_at = now if run.spec["mode"] == "service" and not run.cluster.is_replica else None
     if run.is_terminal:
