@@ -1,8 +1,9 @@
 """Rows → by which right runs hold their GPUs: what each appcode holds of its quota and beyond it, and which runs of a cloud may
 have to give theirs back. Calls no cloud.
 
-What fits the quota in order of class and age is inside it, whatever the cloud. Nothing of this is stored, so a changed quota
-counts at once. Only appcodes that hold more than their quota are read run by run.
+What fits the quota in order of class and age is inside it, whatever the cloud. Nothing of this is stored, so a larger quota
+counts at once. Where nothing may be borrowed, nothing is: who holds more than the quota held it before the quota was lowered, and
+keeps it. Only appcodes that borrow are read run by run.
 """
 
 from __future__ import annotations
@@ -68,14 +69,19 @@ def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, str] 
         lines.setdefault(str(appcode), line)
     terms = Appcode.objects.filter(pk__in=map(int, lines)).values_list("pk", "gpu_quota", "gpu_borrow", "weight")
     found = {str(pk): rest for pk, *rest in terms}
-    exceeding = [int(each) for each, (normal, _) in held.items() if each in found and normal > found[each][0]]
+    exceeding = [
+        int(each)
+        for each, (normal, _) in held.items()
+        for quota, borrow, _ in [found.get(each, (normal, 0, 0))]
+        if borrow and normal > quota
+    ]
     over = list(_rows(Q(cluster__appcode__in=exceeding))) if exceeding else []
     used = decayed_use(at, [int(each) for each in found])
     shares = {}
     for name, (quota, borrow, weight) in found.items():
         normal, spare = held.get(name, (0, 0))
         inside = normal
-        if normal > quota:
+        if borrow and normal > quota:
             own = [each for each in over if each.appcode == name]
             inside = sum(run.gpus for run, level in levels(own, quota) if level == Level.QUOTA)
         shares[name] = Share(

@@ -94,6 +94,15 @@ def test_what_began_just_now_and_what_is_inside_the_quota_stays(cloud: Told, peo
     assert inside.given_back_at is None, "it is inside its quota, whoever waits"
 
 
+def test_a_quota_that_is_lowered_takes_nothing_where_nothing_may_be_borrowed(cloud: Told, people: Any) -> None:
+    Appcode.objects.update(gpu_quota=24, gpu_borrow=0)
+    run = running(people, "before", 24)
+    Appcode.objects.filter(code="ops-demo").update(gpu_quota=8)
+    place(submit(people, "theirs", 8, "flight-demo"))
+    run.refresh_from_db()
+    assert run.given_back_at is None
+
+
 def test_spare_runs_count_against_no_quota_and_yield_to_whoever_borrows(cloud: Told, people: Any) -> None:
     spare = running(people, "spare", 24, priorityClass="spare")
     assert quota.held(people.ops.pk).gpus == 0
