@@ -41,7 +41,7 @@ UNUSED = ("unused",)
 UNUSED_AGAIN, UNUSED_KEPT = 3600.0, dt.timedelta(days=30)
 # Seconds between two looks at the places of runs in Kueue queues.
 PLACES, PLACES_AGAIN = ("places",), 15.0
-_PAUSES = {"unused": UNUSED_AGAIN, "bind": BIND_AGAIN, "places": PLACES_AGAIN, "kueue": 0.2}
+KUEUE_AGAIN = 0.2
 
 
 class Upkeep:
@@ -122,7 +122,8 @@ class Upkeep:
     def _do(self, key: Hashable, task: Callable[..., None], *arguments: Any) -> None:
         wait = 0.0
         if isinstance(key, tuple):
-            wait = _PAUSES.get(key[0], AGAIN)
+            pauses = {"unused": UNUSED_AGAIN, "bind": BIND_AGAIN, "places": PLACES_AGAIN, "kueue": KUEUE_AGAIN}
+            wait = pauses.get(key[0], AGAIN)
         try:
             task(*arguments)
         except CloudError as error:
