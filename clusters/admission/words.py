@@ -33,12 +33,12 @@ def _latest(values: _Values) -> str:
     """It holds unless somebody with more right comes."""
     said = ""
     if values["taken_from"]:
-        of = "a run" if values["runs"] == 1 else f"{values['runs']} runs"
-        said = (
-            f" From {_clock(values['taken_from'])} on, those of {of} with less right to them may be taken back for it."
-        )
+        who = "a run that has less right to its GPUs may have to give them back for it"
+        if values["runs"] > 1:
+            who = f"{values['runs']} runs that have less right to their GPUs may have to give them back for it"
+        said = f" From {_clock(values['taken_from'])} on, {who}."
     if values["latest"]:
-        said = f"{said} By the time limits of the runs there, that is at {_clock(values['latest'])} at the latest."
+        said = f"{said} By the time limits of the runs there, it starts at {_clock(values['latest'])} at the latest."
     return said
 
 
@@ -130,11 +130,10 @@ def _behind(values: _Values) -> str:
 
 def _taking_back(values: _Values) -> str:
     if values["runs"]:
-        of = "a run" if values["runs"] == 1 else f"{values['runs']} runs"
-        return (
-            f"It needs {_gpus(values['gpus'])}. Those of {of} are taken back for it, which borrowed them or is of a lower class; "
-            "it starts as soon as they are free."
-        )
+        who = "A run that borrowed its GPUs, or is of a lower class, gives them back for it"
+        if values["runs"] > 1:
+            who = f"{values['runs']} runs that borrowed their GPUs, or are of a lower class, give them back for it"
+        return f"It needs {_gpus(values['gpus'])}. {who}; it starts as soon as they are free."
     return (
         f"It needs {_gpus(values['gpus'])}, which runs that are ending still hold. It starts as soon as they are free."
     )
@@ -266,7 +265,7 @@ def _fragmented(values: _Values) -> str:
 
 def _resources(values: _Values) -> str:
     if values.text("resource") and not values["fitting"]:
-        most = f"at most {_amount(values, 'most')} are free{' where its GPUs are' if values['size'] else ''}"
+        most = f"at most {_amount(values, 'most')} {'is' if _is_one(values) else 'are'} free{' where its GPUs are' if values['size'] else ''}"
         rest = f", as {values.ahead} some" if values["ahead"] else ""
         return f"It needs {_amount(values, 'needed')} on one node for {_one(values)}, and {most}{rest}. {SOON}"
     return (
@@ -319,6 +318,10 @@ def _what(values: _Values) -> str:
         "memory_mb": values["memory_mb"],
     }
     return ", ".join(_said(name, amount) for name, amount in parts.items() if amount)
+
+
+def _is_one(values: _Values) -> bool:
+    return _amount(values, "most").startswith(("1 ", "0."))
 
 
 def _amount(values: _Values, name: str) -> str:
