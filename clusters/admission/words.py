@@ -265,7 +265,8 @@ def _fragmented(values: _Values) -> str:
 
 def _resources(values: _Values) -> str:
     if values.text("resource") and not values["fitting"]:
-        most = f"at most {_amount(values, 'most')} {'is' if _is_one(values) else 'are'} free{' where its GPUs are' if values['size'] else ''}"
+        are, where = "is" if _is_one(values) else "are", " where its GPUs are" if values["size"] else ""
+        most = f"at most {_amount(values, 'most')} {are} free{where}"
         rest = f", as {values.ahead} some" if values["ahead"] else ""
         return f"It needs {_amount(values, 'needed')} on one node for {_one(values)}, and {most}{rest}. {SOON}"
     return (

@@ -57,7 +57,7 @@ class Part:
     @property
     def left(self) -> int:
         """GPUs that may still be started without borrowing."""
-        return self.quota - self.held
+        return max(0, self.quota - self.held)
 
     @property
     def words(self) -> str:

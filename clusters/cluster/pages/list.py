@@ -337,7 +337,16 @@ def _listed(clusters: QuerySet[Cluster]) -> QuerySet[Cluster]:
         **{name: f"current_run__spec__{name}" for name in ("roles", "input", "output", "idle", "priorityClass")}
     )
     run = [f"current_run__{name}" for name in RUN_FIELDS]
-    own = ("name", "framework", "created_at", "origins", "appcode__code", "appcode__gpu_quota", "created_by__username")
+    own = (
+        "name",
+        "framework",
+        "created_at",
+        "origins",
+        "appcode__code",
+        "appcode__gpu_quota",
+        "appcode__gpu_borrow",
+        "created_by__username",
+    )
     return clusters.only(*own, *run).annotate(**{SHOWN: spec, ACCESS: F("spec__access")})
 
 

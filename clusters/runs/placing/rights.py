@@ -83,7 +83,8 @@ def rights_of(runs: Iterable[Run]) -> dict[int, Right]:
         run for run in runs if run.gpus and run.placed_at and not (run.gone or run.given_back_at or run.is_terminal)
     ]
     classes = {run.pk: class_of(run.spec.get("priorityClass")) for run in here}
-    quotas = {run.cluster.appcode_id: run.cluster.appcode.gpu_quota for run in here if classes[run.pk] != "spare"}
+    counted = [run.cluster.appcode for run in here if classes[run.pk] != "spare"]
+    quotas = {appcode.pk: appcode.gpu_quota for appcode in counted if appcode.gpu_borrow}
     level_of = _beyond(quotas) if quotas else {}
     found = {}
     for run in here:
