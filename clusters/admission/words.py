@@ -38,7 +38,8 @@ def _latest(values: _Values) -> str:
             who = f"{values['runs']} runs that have less right to their GPUs may have to give them back for it"
         said = f" From {_clock(values['taken_from'])} on, {who}."
     if values["latest"]:
-        said = f"{said} By the time limits of the runs there, it starts at {_clock(values['latest'])} at the latest."
+        at = f"at {_clock(values['latest'])} at the latest"
+        said = f"{said} By the time limits of the runs there, it starts {at}, unless runs with more right come."
     return said
 
 
