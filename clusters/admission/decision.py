@@ -137,7 +137,7 @@ def advise(snapshot: Snapshot, ask: Ask) -> Verdict:
     """Decides the youngest run. If it does not fit now, its values say with how many tasks of its largest role it would: `offer`
     of `offer_role`; without them there is no such number."""
     decision = _Decision(snapshot)
-    for each, level in _in_order(replace(snapshot, asks=(*snapshot.asks, ask))):
+    for each, level in ordered(replace(snapshot, asks=(*snapshot.asks, ask))):
         if each is ask:
             break
         decision.add(each, level)
@@ -158,8 +158,8 @@ def advise(snapshot: Snapshot, ask: Ask) -> Verdict:
     return replace(verdict, values={**verdict.values, "offer": count, "offer_role": largest.role}) if count else verdict
 
 
-def _in_order(snapshot: Snapshot) -> Iterable[tuple[Ask, Level]]:
-    """Runs that their cloud is placing are first."""
+def ordered(snapshot: Snapshot) -> Iterable[tuple[Ask, Level]]:
+    """In which order runs start, and by which right. Runs that their cloud is placing are first."""
     placing = [(ask, Level.QUOTA) for ask in snapshot.asks if ask.admitted]
     waiting = [ask for ask in snapshot.asks if not ask.admitted] if placing else snapshot.asks
     capacity = sum(node.whole.gpus for node in snapshot.nodes)
@@ -178,7 +178,7 @@ class _Decision:
         self._rank = 0
 
     def all(self) -> dict[str, Verdict]:
-        return {ask.run: self.add(ask, level) for ask, level in _in_order(self._snapshot)}
+        return {ask.run: self.add(ask, level) for ask, level in ordered(self._snapshot)}
 
     def add(self, ask: Ask, level: Level) -> Verdict:
         pool, alike = self.pool, (ask.tasks, level, ask.ends, ask.appcode if ask.priority_class == "urgent" else "")

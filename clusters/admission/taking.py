@@ -28,7 +28,7 @@ class Taker(Protocol):
 @dataclass(frozen=True)
 class Holding:
     """A run with places. `nodes`: what it holds or was promised on each. `lost`: the GPU-seconds of work that it would lose now.
-    `is_protected`: it began too recently to be taken."""
+    `is_protected`: it began too recently to be taken; `until`: for how long, in seconds since 1970."""
 
     run: str
     appcode: str
@@ -38,6 +38,7 @@ class Holding:
     priority_class: PriorityClass = "normal"
     lost: int = 0
     is_protected: bool = False
+    until: int = 0
 
     def yields_to(self, taker: Taker, level: Level) -> bool:
         if self.is_protected or not self.gpus:

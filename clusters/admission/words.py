@@ -31,10 +31,20 @@ def sentence_of(code: Code, values: Values) -> str:
 
 def _latest(values: _Values) -> str:
     """It holds unless somebody with more right comes."""
-    if not values["latest"]:
-        return ""
-    at = dt.datetime.fromtimestamp(values["latest"], dt.UTC)
-    return f" By the time limits of the runs there, that is at {at:%Y-%m-%d %H:%M} UTC at the latest."
+    said = ""
+    if values["taken_from"]:
+        who = "a run that has less right to its GPUs may have to give them back for it"
+        if values["runs"] > 1:
+            who = f"{values['runs']} runs that have less right to their GPUs may have to give them back for it"
+        said = f" From {_clock(values['taken_from'])} on, {who}."
+    if values["latest"]:
+        at = f"at {_clock(values['latest'])} at the latest"
+        said = f"{said} By the time limits of the runs there, it starts {at}, unless runs with more right come."
+    return said
+
+
+def _clock(seconds: int) -> str:
+    return f"{dt.datetime.fromtimestamp(seconds, dt.UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _offer(values: _Values) -> str:
@@ -93,14 +103,26 @@ def _fits(values: _Values) -> str:
 
 def _quota(values: _Values) -> str:
     left = max(0, values["quota"] - values["held"])
-    place = f" It is number {values['place']} in the queue." if values["place"] else ""
-    return f"It waits for quota: it needs {_gpus(values['gpus'])}, and {left} of {values['quota']} are free.{place}"
+    place = f" It is number {values['place']} in the queue of its appcode." if values["place"] else ""
+    if values["gpus"] <= left:
+        place = f"{place} It would fit, and the runs before it come first."
+    of = (
+        f"the {values['quota']} that its appcode may hold, {_borrowing(values)},"
+        if values["borrow"]
+        else values["quota"]
+    )
+    return f"It waits for quota: it needs {_gpus(values['gpus'])}, and {left} of {of} are free.{place}"
 
 
 def _over_limit(values: _Values) -> str:
-    return (
-        f"It needs {_gpus(values['gpus'])}, and the quota is {values['quota']}. Ask for fewer, or for a larger quota."
-    )
+    most = f"the quota is {values['quota']}"
+    if values["borrow"]:
+        most = f"its appcode may hold {values['quota']} at most, {_borrowing(values)}"
+    return f"It needs {_gpus(values['gpus'])}, and {most}. Ask for fewer, or for a larger quota."
+
+
+def _borrowing(values: _Values) -> str:
+    return f"{values['quota'] - values['borrow']} of its quota and {values['borrow']} borrowed"
 
 
 def _behind(values: _Values) -> str:
@@ -109,11 +131,10 @@ def _behind(values: _Values) -> str:
 
 def _taking_back(values: _Values) -> str:
     if values["runs"]:
-        of = "a run" if values["runs"] == 1 else f"{values['runs']} runs"
-        return (
-            f"It needs {_gpus(values['gpus'])}. Those of {of} are taken back for it, which borrowed them or is of a lower class; "
-            "it starts as soon as they are free."
-        )
+        who = "A run that borrowed its GPUs, or is of a lower class, gives them back for it"
+        if values["runs"] > 1:
+            who = f"{values['runs']} runs that borrowed their GPUs, or are of a lower class, give them back for it"
+        return f"It needs {_gpus(values['gpus'])}. {who}; it starts as soon as they are free."
     return (
         f"It needs {_gpus(values['gpus'])}, which runs that are ending still hold. It starts as soon as they are free."
     )
@@ -152,9 +173,17 @@ def _given_back(values: _Values) -> str:
 
 
 def _taken_back(values: _Values) -> str:
-    what = f"{_gpus(values['gpus'])} that it had" if values["gpus"] else "Its places"
+    what = f"Its {_gpus(values['gpus'])}" if values["gpus"] else "Its places"
     were = "was" if values["gpus"] == 1 else "were"
-    return f"{what} {were} taken back for a run that comes before it. It waits again, in its old order."
+    if taker := values.text("taker"):
+        why = f"{taker}, which is of a higher class, needs them"
+    elif values["spare"]:
+        why = "another appcode needs them, and this run is spare"
+    elif values["borrowed"]:
+        why = "another appcode needs them inside its quota, and this run had borrowed them"
+    else:  # Of a release that did not keep it.
+        why = "a run that comes before it needs them"
+    return f"{what} {were} taken back: {why}. It waits again, in its old place."
 
 
 def _input(values: _Values) -> str:
@@ -237,7 +266,8 @@ def _fragmented(values: _Values) -> str:
 
 def _resources(values: _Values) -> str:
     if values.text("resource") and not values["fitting"]:
-        most = f"at most {_amount(values, 'most')} are free{' where its GPUs are' if values['size'] else ''}"
+        are, where = "is" if _is_one(values) else "are", " where its GPUs are" if values["size"] else ""
+        most = f"at most {_amount(values, 'most')} {are} free{where}"
         rest = f", as {values.ahead} some" if values["ahead"] else ""
         return f"It needs {_amount(values, 'needed')} on one node for {_one(values)}, and {most}{rest}. {SOON}"
     return (
@@ -290,6 +320,10 @@ def _what(values: _Values) -> str:
         "memory_mb": values["memory_mb"],
     }
     return ", ".join(_said(name, amount) for name, amount in parts.items() if amount)
+
+
+def _is_one(values: _Values) -> bool:
+    return _amount(values, "most").startswith(("1 ", "0."))
 
 
 def _amount(values: _Values, name: str) -> str:

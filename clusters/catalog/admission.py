@@ -45,12 +45,18 @@ class Held:
 
 @dataclass(frozen=True)
 class Quota:
-    """`queue` has the GPUs of each run that waits before this one, oldest first."""
+    """`queue` has the GPUs of each run that waits before this one, oldest first. `borrow`: the part of `limit`
+    beyond the quota."""
 
     appcode: str
     limit: int
     held: Held = Held()
     queue: Sequence[int] = ()
+    borrow: int = 0
+
+    @property
+    def parts(self) -> str:
+        return f"{self.limit - self.borrow} of its quota and {self.borrow} borrowed"
 
 
 def judge_quota(gpus: int, quota: Quota) -> Judgement:
@@ -58,22 +64,25 @@ def judge_quota(gpus: int, quota: Quota) -> Judgement:
     if gpus == 0:
         return Judgement("now", "", "")
     if gpus > quota.limit:
+        most = f"the quota of {quota.appcode} is {quota.limit}"
+        if quota.borrow:
+            most = f"{quota.appcode} may hold {quota.limit} at most, {quota.parts}"
         return Judgement(
             "never",
             "QuotaExceeded",
-            f"It needs {_gpus(gpus)}, and the quota of {quota.appcode} is {quota.limit}. Ask for fewer, or let an "
-            "owner request a larger quota.",
+            f"It needs {_gpus(gpus)}, and {most}. Ask for fewer, or let an owner request a larger quota.",
         )
     free = quota.limit - quota.held.gpus
     if quota.queue or gpus > free:
         by = f"; held by {quota.held.words}" if quota.held.largest else ""
         place = f" It is number {len(quota.queue) + 1} in the queue." if quota.queue else ""
-        return Judgement(
-            "waits",
-            "QuotaExceeded",
-            f"Waiting for quota: needs {_gpus(gpus)}, {max(free, 0)} of {quota.limit} of {quota.appcode} are free{by}."
-            + place,
-        )
+        if gpus <= free:
+            place = f"{place} It would fit, and the runs before it come first."
+        of = f"{quota.limit} of {quota.appcode} are free"
+        if quota.borrow:
+            of = f"the {quota.limit} that {quota.appcode} may hold are free ({quota.parts})"
+        said = f"Waiting for quota: needs {_gpus(gpus)}, {max(free, 0)} of {of}{by}.{place}"
+        return Judgement("waits", "QuotaExceeded", said)
     return Judgement("now", "", "")
 
 

@@ -200,7 +200,7 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_routers: bool = False) ->
         spec, place, image, environment, plugins, resources, *data, runs=shown, model=model, domain=domain, hooks=hooks
     )
     most = gpu_limit(appcode, place.cloud)
-    quota = judge_quota(resolved.gpus, Quota(appcode.code, most))
+    quota = judge_quota(resolved.gpus, Quota(appcode.code, most, borrow=most - appcode.gpu_quota))
     if quota.fits == "never" and spec.priority_class != "spare":
         role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.active_roles[each].together)
         field = "flavor" if ROLES[role].is_fixed else "atOnce" if spec.roles[role].at_once else "count"

@@ -63,7 +63,7 @@ class OwnTemplates(APIView):
     def get(self, request: Request) -> Response:
         """My own templates, newest first"""
         rows = search(request, own_templates(person(request)), "name", "description")
-        return page_of_specs(request, rows, "spec", order="-id", render=_document)
+        return page_of_specs(request, rows, "spec", order="-id", render=lambda rows: [_document(row) for row in rows])
 
     @operation("templates_create_own", {201: TemplateDocument}, request=TemplateManifest, examples=[EXAMPLE])
     def post(self, request: Request) -> Response:
@@ -77,7 +77,7 @@ class AppcodeTemplates(APIView):
     def get(self, request: Request, code: str) -> Response:
         """The templates of an appcode, newest first"""
         rows = search(request, templates_in(person(request), code), "name", "description")
-        return page_of_specs(request, rows, "spec", order="-id", render=_document)
+        return page_of_specs(request, rows, "spec", order="-id", render=lambda rows: [_document(row) for row in rows])
 
     @operation("templates_create", {201: TemplateDocument}, request=TemplateManifest, examples=[EXAMPLE])
     def post(self, request: Request, code: str) -> Response:

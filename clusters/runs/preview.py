@@ -19,7 +19,7 @@ from clusters.admission.codes import Code, code_of
 from clusters.admission.demand import GPU
 from clusters.admission.judgement import Fits, Judgement, worst
 from clusters.admission.packing import Tasks, asking
-from clusters.catalog.admission import Quota, judge_quota
+from clusters.catalog.admission import judge_quota
 from clusters.catalog.hook_lookup import judge_hook_names
 from clusters.catalog.lookup import Resolved, name_taken, resolve, usable_appcode
 from clusters.catalog.models import Flavor
@@ -33,8 +33,9 @@ from clusters.manifest.hook_spec import TIME_LIMIT
 from clusters.runs.models import Cluster
 from clusters.runs.placing import room
 from clusters.runs.placing.known import capacity_of
+from clusters.runs.placing.rights import unborrowed
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
-from clusters.runs.quota import UNHOOKED, ahead, held, why_unread
+from clusters.runs.quota import UNHOOKED, ahead, held, limits, why_unread
 from datastores.models import Datastore
 from portal.models import Appcode, User
 
@@ -97,10 +98,10 @@ def preview(
     capacity = capacity_of(resolved.place.cloud)
     notice = silences(timezone.now()).get(resolved.place.cloud, "")
     most = gpu_limit(appcode, resolved.place.cloud)
-    queue = ahead(appcode.pk, most, priority_class=spec.priority_class)
-    in_use = held(appcode.pk)
+    queue = ahead(appcode.pk, most, priority_class=spec.priority_class, but=instead_of)
+    in_use = held(appcode.pk, instead_of)
     counted = 0 if spec.priority_class == "spare" else resolved.gpus
-    by_quota = judge_quota(counted, Quota(appcode.code, most, in_use, queue))
+    by_quota = judge_quota(counted, limits(appcode, most, in_use, queue))
     source = resolved.input.run if resolved.input else None
     always = bool(spec.input and spec.input.when == "always")
     unread = why_unread(source, always=always) if source else ("", "")
@@ -115,6 +116,9 @@ def preview(
     scheduled = _scheduled(spec) if instead_of is None else NOTHING_TO_SAY
     judgement = worst(*judgements, scheduled)
     said = [each.message for each in (judgements if judgement.fits == "now" else [judgement])]
+    if judgement.fits == "now" and counted and most > appcode.gpu_quota:
+        left = unborrowed(appcode.pk, appcode.gpu_quota, instead_of)
+        said.append(_of_quota(appcode, left, counted))
     if scheduled.fits == "now":
         said.append(scheduled.message)
     return Preview(
@@ -129,6 +133,18 @@ def preview(
         larger_quota=in_use.gpus + sum(queue) + resolved.gpus
         if judgement is by_quota and by_quota.fits == "waits"
         else None,
+    )
+
+
+def _of_quota(appcode: Appcode, left: int, gpus: int) -> str:
+    """What a run of that many GPUs leaves of the quota, or what one may have at most that borrows nothing."""
+    quota = f"{left} of the {appcode.gpu_quota} GPUs of the quota of {appcode.code}"
+    if gpus <= left:
+        return f"It is inside the quota: it leaves {left - gpus} of the {appcode.gpu_quota} GPUs of {appcode.code}."
+    return (
+        f"{quota} {'is' if left == 1 else 'are'} left: with no more than that it would borrow none."
+        if left
+        else (f"Of the quota of {appcode.code} nothing is left.")
     )
 
 

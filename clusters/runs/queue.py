@@ -2,8 +2,8 @@
 
 The idea: details only of runs that the reader may see. Everyone else's runs are two sums per cloud, computed by the database,
 so that neither names nor the number of appcodes leak, and "others" on the nodes. The pass over the places of a cloud
-(`places.py`) or the cloud itself says what a run waits for; where neither does, it is decided by what is free. The number of
-queries depends neither on the number of clouds nor on that of runs.
+(`places.py`) or the cloud itself says what a run waits for; where neither does, it is decided by what is free. Places are in
+the order in which that pass decides. The number of queries depends neither on the number of clouds nor on that of runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.db.models import Case, Count, Exists, F, Q, QuerySet, Sum, When, Win
 from django.db.models.functions import Greatest, RowNumber
 from django.utils import timezone
 
-from clusters.admission.decision import Outlook, Snapshot, Verdict, outlook
+from clusters.admission.decision import Outlook, Snapshot, Verdict, ordered, outlook
 from clusters.admission.judgement import Judgement
 from clusters.admission.packing import Sizes, Tasks
 from clusters.clouds.drivers.base import Capacity
@@ -29,7 +29,7 @@ from clusters.runs.models import Run
 from clusters.runs.placing import windows
 from clusters.runs.placing.known import UNPLACED, Known, by_class, capacity_from, lacking, read_several, taken_on
 from clusters.runs.placing.places import HELD
-from clusters.runs.placing.rights import rights
+from clusters.runs.placing.rights import NAMES, Right, RightName, rights, rights_of
 from clusters.runs.placing.room import free_for, snapshot
 from clusters.runs.placing.tiles import Tile, placed_tiles, seen_tiles
 
@@ -43,13 +43,23 @@ HOLDS = Q(gone=False, gpu_rate__gt=0)
 @dataclass(frozen=True)
 class Waits:
     """`place` counts from 1 in the queue of `place_in`: the appcode's quota or the cloud; 0 where there is no order.
-    `gpus_before`: what the runs before it in the cloud's queue ask for."""
+    `gpus_before`: what the runs before it in the cloud's queue ask for. `right`: by which it would hold its GPUs there."""
 
     run: Run
     why: str
     place: int = 0
     place_in: Literal["quota", "cloud", ""] = ""
     gpus_before: int = 0
+    right: RightName | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The place of a run in the queue of a cloud, from 1, and the GPUs for which those before it ask."""
+
+    place: int
+    gpus_before: int
+    right: RightName
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,8 @@ class Sums:
 @dataclass(frozen=True)
 class Queue:
     """One cloud. `more_waiting` and `more_holding` count the runs that are not listed. `keepers`: the runs that the reader may
-    see and for which nodes are kept, by id. `windows`: maintenance and reservations now and to come."""
+    see and for which nodes are kept, by id. `windows`: maintenance and reservations now and to come. `rights`: by which runs hold
+    GPUs, by id."""
 
     cloud: str
     title: str
@@ -80,6 +91,7 @@ class Queue:
     tiles: Sequence[Tile] = ()
     keepers: Mapping[int, Run] = field(default_factory=dict)
     windows: Sequence[windows.Shown] = ()
+    rights: Mapping[int, Right] = field(default_factory=dict)
 
 
 def queues(appcodes: Collection[int] | None) -> list[Queue]:
@@ -97,10 +109,11 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
     placing = all_placing() & capacities.keys()
     known, closed = _known(capacities, placing), windows.shown(appcodes)
     decided = _decided(known, placing)
-    turns = {run: turn for _, each in decided.values() for run, turn in _turns(each.verdicts).items()}
+    turns = {run: turn for each, then in decided.values() for run, turn in _turns(each, then.verdicts).items()}
     tiles = {
         name: windows.on_tiles(each, closed.get(name, ())) for name, each in _tiles(known, decided, appcodes).items()
     }
+    held_by = rights_of(holding)
     keepers = _keepers(seen, {each.keeper for several in tiles.values() for each in several if each.keeper})
     found = []
     for name in sorted({*states, *mine, *others}):
@@ -124,6 +137,7 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
                 tiles.get(name, ()),
                 {run.pk: run for run in keepers if run.cloud == name},
                 closed.get(name, ()),
+                held_by,
             )
         )
     return found
@@ -142,12 +156,13 @@ def _waiting(seen: Q) -> list[tuple[Run, int]]:
     return [(run, run.place if run.wait_reason == "QuotaExceeded" and not run.admitted_at else 0) for run in rows]
 
 
-def _turns(verdicts: Mapping[str, Verdict]) -> dict[int, tuple[int, int]]:
-    """Places of waiting runs in the queue of their cloud, among the runs of all appcodes, and the GPUs before each."""
-    found, before = {}, 0
+def _turns(snapshot: Snapshot, verdicts: Mapping[str, Verdict]) -> dict[int, Turn]:
+    """Places of waiting runs in the queue of their cloud, among the runs of all appcodes."""
+    levels = {ask.run: level for ask, level in ordered(snapshot)}
+    found, before = dict[int, Turn](), 0
     for run, verdict in verdicts.items():
         if verdict.rank:
-            found[int(run)] = verdict.rank, before
+            found[int(run)] = Turn(verdict.rank, before, NAMES[levels[run]])
             before += int(verdict.values.get("gpus", 0))
     return found
 
@@ -209,12 +224,12 @@ def _waits(
     place: int,
     free: Callable[[Sequence[Tasks]], Judgement],
     pending: Mapping[int, Sequence[Tasks]],
-    turns: Mapping[int, tuple[int, int]],
+    turns: Mapping[int, Turn],
 ) -> Waits:
     if place:
         return Waits(run, run.message, place, "quota")
-    if run.pk in turns and run.wait_reason in HELD:
-        return Waits(run, run.message, turns[run.pk][0], "cloud", turns[run.pk][1])
+    if (turn := turns.get(run.pk)) and run.wait_reason in HELD:
+        return Waits(run, run.message, turn.place, "cloud", turn.gpus_before, turn.right if run.gpus else None)
     if run.admitted_at is None or run.wait_reason:
         return Waits(run, run.message)
     tasks = pending[run.pk]

@@ -9,7 +9,7 @@ Decisions are made under the lock of the appcode's row, so that two runs are nev
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -28,7 +28,7 @@ from clusters.clouds.placement import gpu_limit
 from clusters.hooks.models import HookRun
 from clusters.manifest.input import input_of
 from clusters.runs import due_hooks
-from clusters.runs.models import Run
+from clusters.runs.models import Cluster, Run
 from clusters.runs.placing.known import by_class, class_of
 from clusters.runs.placing.rights import SPARE
 from clusters.runs.status import history
@@ -113,22 +113,30 @@ def _judge(run: Run, appcode: Appcode, in_use: Held, before: list[int], bar: tup
         hook, run.refusal = by_hook
         run.wait_reason, run.wait_message = (UNHOOKED, f"It waits for its hook {hook}.") if hook else ("", "")
     else:
-        judgement = judge_quota(counted(run), Quota(appcode.code, gpu_limit(appcode, run.cloud), in_use, before))
+        judgement = judge_quota(counted(run), limits(appcode, gpu_limit(appcode, run.cloud), in_use, before))
         run.wait_reason, run.wait_message = judgement.reason, judgement.message
         run.admitted_at = timezone.now() if judgement.fits == "now" else None
-    run.wait_code, run.wait_values = _told(run, hook, gpu_limit(appcode, run.cloud), in_use.gpus, len(before))
+    most = gpu_limit(appcode, run.cloud)
+    run.wait_code, run.wait_values = _told(run, hook, limits(appcode, most, in_use, before))
     return was != (run.admitted_at, run.wait_reason, run.wait_message)
 
 
-def _told(run: Run, hook: str, quota: int, held: int, before: int) -> tuple[str, Values]:
+def limits(appcode: Appcode, most: int, in_use: Held, before: Sequence[int]) -> Quota:
+    """`most`: what it may hold where the run would be."""
+    return Quota(appcode.code, most, in_use, before, borrow=most - appcode.gpu_quota)
+
+
+def _told(run: Run, hook: str, quota: Quota) -> tuple[str, Values]:
     """The code and the values of what a judged run waits for."""
     if run.wait_reason == UNREAD and run.source:
         return Code.INPUT, read_of(run.source, always=reads_always(run.spec))
     if run.wait_reason == UNHOOKED:
         return Code.HOOK, {"hook": hook}
     if run.wait_reason == "QuotaExceeded":
-        code = Code.OVER_LIMIT if run.gpus > quota else Code.QUOTA
-        return code, {"gpus": run.gpus, "quota": quota, "held": held, "place": before + 1 if before else 0}
+        code = Code.OVER_LIMIT if run.gpus > quota.limit else Code.QUOTA
+        place = len(quota.queue) + 1 if quota.queue else 0
+        told = {"gpus": run.gpus, "quota": quota.limit, "held": quota.held.gpus, "place": place}
+        return code, told | ({"borrow": quota.borrow} if quota.borrow else {})
     return history.of_wait(run.wait_reason, run.wait_message)
 
 
@@ -159,9 +167,11 @@ def reads_always(spec: Mapping[str, Any]) -> bool:
     return said is not None and said.when == "always"
 
 
-def held(appcode_id: int) -> Held:
-    """The GPUs that count against an appcode's limit: those of runs that are admitted and not gone. One query."""
+def held(appcode_id: int, but: Cluster | None = None) -> Held:
+    """The GPUs that count against an appcode's limit: those of runs that are admitted and not gone, but for those of `but`. One
+    query."""
     runs = Run.objects.filter(COUNTS, cluster__appcode=appcode_id, gone=False, admitted_at__isnull=False)
+    runs = runs.exclude(cluster=but) if but else runs
     rows = runs.annotate(sum=Window(Sum("gpus")), count=Window(Count("pk"))).order_by("-gpus", "pk")
     found = list(rows.values_list("cluster__name", "number", "gpus", "sum", "count")[:MOST_NAMED])
     if not found:
@@ -182,10 +192,18 @@ def waiting(appcode_id: int) -> QuerySet[Run]:
     return Run.objects.filter(waits(timezone.now()), cluster__appcode=appcode_id).order_by(by_class(), "pk")
 
 
-def ahead(appcode_id: int, limit: int, run: Run | None = None, priority_class: PriorityClass = "normal") -> list[int]:
-    """The GPUs of each waiting run of an appcode that is before `run`, or before a new one of that class. One query."""
+def ahead(
+    appcode_id: int,
+    limit: int,
+    run: Run | None = None,
+    priority_class: PriorityClass = "normal",
+    but: Cluster | None = None,
+) -> list[int]:
+    """The GPUs of each waiting run of an appcode that is before `run`, or before a new one of that class. Runs of `but` will be
+    over. One query."""
     mine = FIRST[class_of(run.spec.get("priorityClass")) if run else priority_class], run.pk if run else inf
-    rows = waiting(appcode_id).filter(COUNTS, gpus__lte=limit).values_list("pk", "gpus", KT("spec__priorityClass"))
+    found = waiting(appcode_id).filter(COUNTS, gpus__lte=limit)
+    rows = (found.exclude(cluster=but) if but else found).values_list("pk", "gpus", KT("spec__priorityClass"))
     return [gpus for pk, gpus, stored in rows if (FIRST[class_of(stored)], pk) < mine]
 
 

@@ -55,6 +55,11 @@ class Part:
         return self.held + self.borrowed
 
     @property
+    def left(self) -> int:
+        """GPUs that may still be started without borrowing."""
+        return max(0, self.quota - self.held)
+
+    @property
     def words(self) -> str:
         """How it stands to its fair share, "" if it has all it wants."""
         if not self.waiting:

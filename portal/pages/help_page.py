@@ -18,7 +18,18 @@ from portal.pages.layout import sends_mail
 
 TERMS = (
     ("Appcode", "Who pays. Its members are owners, developers and viewers."),
-    ("Quota", "GPUs and storage that an appcode may hold at one time. Owners ask for more on its page."),
+    ("Quota", "GPUs that an appcode can always have, as others give them back when it needs them; and storage."),
+    ("Borrowed", "GPUs beyond the quota, as far as the appcode may borrow and nobody else needs them."),
+    (
+        "Urgent and spare",
+        "Urgent runs come first in their appcode. Spare ones take what nobody needs, outside the quota.",
+    ),
+    (
+        "Taken back",
+        "A spare or borrowed run yields to one with more right. It waits again, and its saved output stays.",
+    ),
+    ("Weight", "An appcode's part of the GPUs that are lent, against those of others. Administrators set it."),
+    ("Maintenance window", "A time for which nodes are closed. Before it, only runs start there that end in time."),
     ("Business line", "A part of the organisation. It has a namespace, and a cloud on which its runs are made."),
     ("Cluster", "A definition: a program, its data, and the machines it runs on."),
     ("Run", "One deployment of a cluster, with its own logs, metrics and cost."),

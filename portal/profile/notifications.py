@@ -19,10 +19,11 @@ from portal.webhooks.access import own_webhook
 from portal.webhooks.actions import set_own_webhook
 from portal.webhooks.specs import Url, WebhookSpec
 
-Phase = Literal["running", "succeeded", "failed", "stopped"]
-# Phases in lower case, and how people read them.
+Phase = Literal["running", "succeeded", "failed", "stopped", "taken_back"]
+# Phases in lower case, and what else befalls a run (its event is `run.WORD`); and how people read them.
 PHASES: dict[Phase, str] = {
     "running": "starts running", "succeeded": "succeeds", "failed": "fails", "stopped": "is stopped",
+    "taken_back": "has its GPUs taken back",
 }  # fmt: skip
 
 

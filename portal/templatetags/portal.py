@@ -102,6 +102,13 @@ def moment(value: dt.datetime | None, missing: str = "–", zone: bool = True) -
 
 
 @register.simple_tag
+def minute(value: dt.datetime) -> SafeString:
+    """The time of today, "18:00 UTC", or of another day, "2026-01-31 18:00 UTC". The browser converts it to the reader's zone."""
+    day = "" if value.astimezone(dt.UTC).date() == timezone.now().date() else "%Y-%m-%d "
+    return _time(value, 'data-moment="minute"', f"{value.astimezone(dt.UTC):{day}%H:%M} UTC")
+
+
+@register.simple_tag
 def elapsed(start: dt.datetime | None, end: dt.datetime | None = None) -> SafeString | str:
     """The duration of something; without `end` the browser counts up."""
     if start is None:

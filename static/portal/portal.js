@@ -219,8 +219,8 @@
   }
   function inOwnZone(root) {
     if (clock) $$("time[data-moment]", root).forEach((time) => {
-      const at = zoned(new Date(time.dateTime)), text = at.day + " " + at.time;
-      time.textContent = time.dataset.moment === "short" ? text : text + " " + at.zone.replace("GMT", "UTC").replace(/\+0$/, "");
+      const at = zoned(new Date(time.dateTime)), text = at.day + " " + at.time, day = at.day === zoned(new Date()).day ? "" : at.day + " ";
+      time.textContent = time.dataset.moment === "minute" ? day + at.time.slice(0, 5) : time.dataset.moment === "short" ? text : text + " " + at.zone.replace("GMT", "UTC").replace(/\+0$/, "");
     });
     if (clock) $$("input[data-zone-of]:not([data-zone-done])", root).forEach((field) => {
       // A time field names its zone, and a UTC value from the page is converted to it.

@@ -223,8 +223,9 @@ def _page(request: Request, rows: QuerySet[Cluster]) -> Response:
     now = timezone.now()
     rows = search_of(request).narrow(rows)
     return page_of_specs(
-        request, rows, "spec", "current_run__spec", order="-id", render=lambda cluster: to_manifest(cluster, now)
-    )
+        request, rows, "spec", "current_run__spec", order="-id",
+        render=lambda found: [to_manifest(cluster, now) for cluster in found],
+    )  # fmt: skip
 
 
 def to_manifest(cluster: Cluster, now: dt.datetime | None = None) -> dict[str, Any]:

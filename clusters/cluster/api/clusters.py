@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from django.db.models import QuerySet
@@ -45,6 +45,7 @@ from clusters.cluster.search import Search
 from clusters.manifest.cluster import ClusterManifest
 from clusters.runs import input_listing
 from clusters.runs.models import Cluster, Run
+from clusters.runs.placing.rights import rights_of
 from clusters.runs.preview import preview
 from clusters.runs.status.hook_status import with_hooks
 from clusters.runs.status.phase_update import consumer
@@ -163,7 +164,7 @@ class Runs(APIView):
         """The runs of a cluster, newest first"""
         cluster = cluster_for(person(request), code, name)
         rows = cluster.runs.select_related("cluster__appcode", "created_by").prefetch_related(with_hooks())
-        return page_of_specs(request, rows, "spec", order="-number", render=_with_notices(run_document))
+        return page_of_specs(request, rows, "spec", order="-number", render=_run_documents)
 
 
 class OneRun(APIView):
@@ -253,12 +254,22 @@ def search_of(request: Request) -> Search:
 
 def _page(request: Request, rows: QuerySet[Cluster]) -> Response:
     rows = search_of(request).narrow(rows).prefetch_related(with_hooks("current_run__"))
-    render = _with_notices(to_manifest)
-    return page_of_specs(request, rows, "spec", "current_run__spec", order="-id", render=render)
+    return page_of_specs(request, rows, "spec", "current_run__spec", order="-id", render=_manifests)
 
 
-def _with_notices(render: Callable[..., dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """`render` with the notices of unreachable clouds, queried once for all rows."""
+def _manifests(clusters: Sequence[Cluster]) -> list[dict[str, Any]]:
+    """With what is queried once for all of them: notices of unreachable clouds, and rights."""
+    now, runs = timezone.now(), []
+    for cluster in clusters:
+        if cluster.current_run:
+            cluster.current_run.cluster = cluster
+            runs.append(cluster.current_run)
+    notices, rights = silences(now), rights_of(runs)
+    return [to_manifest(cluster, now, notices, rights=rights) for cluster in clusters]
+
+
+def _run_documents(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """With what is queried once for all of them."""
     now = timezone.now()
-    notices = silences(now)
-    return lambda row: render(row, now, notices)
+    notices, rights = silences(now), rights_of(runs)
+    return [run_document(run, now, notices, rights=rights) for run in runs]

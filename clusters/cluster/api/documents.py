@@ -28,6 +28,7 @@ from clusters.gateway.origins import openings
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec, RoleName
 from clusters.runs.input_listing import Change
 from clusters.runs.models import Cluster, Decision, Run, Task
+from clusters.runs.placing.rights import Right, RightName, rights_of
 from clusters.runs.preview import Preview
 from clusters.runs.status import history
 from clusters.runs.status.hook_status import ShownHook, hooks_of
@@ -136,6 +137,15 @@ class DecisionStatus(Answer):
     sentence: str
 
 
+RIGHT = Field(
+    description="By which right it holds its GPUs: inside the quota of its appcode, borrowed beyond it, or spare. Null while it "
+    "holds none, and where the portal does not place it."
+)
+PROTECTED_UNTIL = Field(
+    description="From then on its GPUs may be taken back for others. Null inside the quota, where no other appcode takes them."
+)
+
+
 class AdmissionStatus(Answer):
     """Whether a run has what it asked for, and why not. Once it is over: what was decided last."""
 
@@ -144,6 +154,8 @@ class AdmissionStatus(Answer):
     values: dict[str, int | str]
     sentence: str
     as_of: dt.datetime = Field(description="Since when it holds: the time of the last line of its history.")
+    right: RightName | None = RIGHT
+    protected_until: dt.datetime | None = PROTECTED_UNTIL
 
 
 class AdmissionDocument(Answer):
@@ -155,6 +167,8 @@ class AdmissionDocument(Answer):
     values: dict[str, int | str]
     sentence: str
     as_of: dt.datetime | None
+    right: RightName | None = RIGHT
+    protected_until: dt.datetime | None = PROTECTED_UNTIL
     history: list[DecisionStatus]
     next: str | None = Field(description="Where the next page is; null after the last.")
 
@@ -333,9 +347,10 @@ def to_manifest(
     now: dt.datetime | None = None,
     notices: Mapping[str, str] | None = None,
     looks: Looks | None = None,
+    rights: Mapping[int, Right] | None = None,
 ) -> dict[str, Any]:
-    """The cluster as a manifest. `notices` are `health.silences`. No query if they are given, and `appcode`,
-    `current_run` and its hooks are joined."""
+    """The cluster as a manifest. `notices` are `health.silences`, and `rights` those of its run, too. No query if both are given,
+    and `appcode`, `current_run` and its hooks are joined."""
     run, now = cluster.current_run, now or timezone.now()
     if run is not None:
         run.cluster = cluster
@@ -343,31 +358,42 @@ def to_manifest(
         "kind": "cluster",
         "metadata": {"name": cluster.name, "appcode": cluster.appcode.code},
         "spec": _in_order(cluster.spec),
-        "status": run_status(run, now, notices, looks).json_value() if run else None,
+        "status": run_status(run, now, notices, looks, rights).json_value() if run else None,
     }
 
 
 def run_document(
-    run: Run, now: dt.datetime | None = None, notices: Mapping[str, str] | None = None, looks: Looks | None = None
+    run: Run,
+    now: dt.datetime | None = None,
+    notices: Mapping[str, str] | None = None,
+    looks: Looks | None = None,
+    rights: Mapping[int, Right] | None = None,
 ) -> dict[str, Any]:
-    """A run's document. No query with `notices` (see `to_manifest`) and with `cluster.appcode`, `created_by` and hooks joined."""
+    """A run's document. No query with `notices` and `rights` (see `to_manifest`), and with `cluster.appcode`, `created_by` and
+    hooks joined."""
     metadata = RunMetadata.of(run, appcode=run.cluster.appcode.code, cluster=run.cluster.name, created=run.created_at)
     return {
         "kind": "run",
         "metadata": metadata.json_value(),
         "spec": _in_order(run.spec),
-        "status": run_status(run, now or timezone.now(), notices, looks).json_value(),
+        "status": run_status(run, now or timezone.now(), notices, looks, rights).json_value(),
     }
 
 
-def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None, looks: Looks | None = None) -> RunStatus:
+def run_status(
+    run: Run,
+    now: dt.datetime,
+    notices: Mapping[str, str] | None,
+    looks: Looks | None = None,
+    rights: Mapping[int, Right] | None = None,
+) -> RunStatus:
     if notices is None:
         notices = {run.cloud: silence_of(run, now)}
     # Without `looks`, only what the row stores.
     looks = looks or Looks(crashes=kept(run))
     return RunStatus.of(
         run,
-        admission=_admission(run),
+        admission=_admission(run, rights_of([run]) if rights is None else rights),
         run=run.number,
         part_of=run.cluster.part_of,
         notice="" if run.is_terminal else notices.get(run.cloud, ""),
@@ -387,15 +413,22 @@ def run_status(run: Run, now: dt.datetime, notices: Mapping[str, str] | None, lo
     )
 
 
-def _admission(run: Run) -> AdmissionStatus | None:
-    found = history.current(run)
-    return AdmissionStatus.of(found, **_decided(found)) if found else None
+def _admission(run: Run, rights: Mapping[int, Right]) -> AdmissionStatus | None:
+    found, right = history.current(run), rights.get(run.pk)
+    if found is None:
+        return None
+    holds = {"right": right.name if right else None, "protected_until": right.until if right else None}
+    return AdmissionStatus.of(found, **_decided(found), **holds)
 
 
 def admission_document(run: Run, lines: list[Any], following: str | None) -> dict[str, Any]:
     """`lines`: a page of the history as `decision_document` makes them."""
-    found = _admission(run)
-    told = dict(found) if found else {"verdict": None, "code": None, "values": {}, "sentence": "", "as_of": None}
+    found = _admission(run, rights_of([run]))
+    told = (
+        dict(found)
+        if found
+        else dict.fromkeys(("verdict", "code", "as_of", "right", "protected_until")) | {"values": {}, "sentence": ""}
+    )
     return AdmissionDocument(**told, history=lines, next=following).json_value()
 
 

@@ -10,7 +10,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from clusters.cluster.api.documents import PROTECTED_UNTIL, RIGHT
 from clusters.runs.models import Run
+from clusters.runs.placing.rights import Right, RightName
 from clusters.runs.placing.tiles import Tile
 from clusters.runs.queue import Queue, Waits, queues
 from portal.access import roles_of
@@ -38,6 +40,10 @@ class WaitingRun(Answer):
     gpus_before: int = Field(
         description="GPUs that runs before it in the queue of the cloud ask for; 0 in other queues."
     )
+    right: RightName | None = Field(
+        description="By which right it would hold its GPUs. Runs inside their quota come first, then those that borrow, then "
+        "spare ones. Null where the queue of the cloud does not say."
+    )
 
 
 class HoldingRun(Answer):
@@ -50,6 +56,8 @@ class HoldingRun(Answer):
     gpus: int
     phase: str
     since: dt.datetime | None
+    right: RightName | None = RIGHT
+    protected_until: dt.datetime | None = PROTECTED_UNTIL
 
 
 class OtherRuns(Answer):
@@ -136,7 +144,7 @@ def document(found: Queue) -> dict[str, object]:
     return QueueDocument.of(
         found,
         waiting=[_waiting(each) for each in found.waiting],
-        holding=[HoldingRun.of(run, gpus=run.gpu_rate, since=run.started_at, **_names(run)) for run in found.holding],
+        holding=[_holding(run, found.rights.get(run.pk)) for run in found.holding],
         others=OtherRuns.of(found.others),
         nodes=[NodeGpus.of(each, kept_for=_kept_for(found, each)) for each in found.tiles[:MOST_NODES]],
         windows=[NodesClosed.of(each, appcode=each.appcode or None) for each in found.windows],
@@ -156,7 +164,19 @@ def _waiting(each: Waits) -> WaitingRun:
         place=each.place or None,
         place_in=each.place_in or None,
         gpus_before=each.gpus_before,
+        right=each.right,
         **_names(each.run),
+    )
+
+
+def _holding(run: Run, right: Right | None) -> HoldingRun:
+    return HoldingRun.of(
+        run,
+        gpus=run.gpu_rate,
+        since=run.started_at,
+        right=right.name if right else None,
+        protected_until=right.until if right else None,
+        **_names(run),
     )
 
 

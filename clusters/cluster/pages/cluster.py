@@ -28,6 +28,7 @@ from clusters.catalog.folders import output_folder
 from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands
 from clusters.clouds.health import silence_of
 from clusters.clouds.registry import driver
+from clusters.cluster.actions import gives_way
 from clusters.cluster.api.documents import to_manifest
 from clusters.cluster.pages.decisions import waited
 from clusters.cluster.pages.list import Row, first_sentence, row_of, where
@@ -40,6 +41,7 @@ from clusters.manifest.hook_spec import part_of
 from clusters.manifest.input import InputSpec, input_of
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.models import Cluster, Run, Task
+from clusters.runs.placing.rights import Right, rights_of
 from clusters.runs.preview import cost_of
 from clusters.runs.quota import enough
 from clusters.runs.status.hook_status import ShownHook, hooks_of
@@ -70,6 +72,8 @@ class Page:
     notice: str = ""
     # The GPU quota with which a run that waits for quota would start, if the user may request it.
     larger_quota: int | None = None
+    # By which right its run holds GPUs; None if it holds none, or where the portal does not place it.
+    right: Right | None = None
 
     @property
     def url(self) -> str:
@@ -83,6 +87,22 @@ class Page:
     @property
     def is_latest(self) -> bool:
         return self.run is None or self.run.pk == self.cluster.current_run_id
+
+    @property
+    def is_urgent(self) -> bool:
+        return self.run is not None and self.run.spec.get("priorityClass") == "urgent"
+
+    @property
+    def may_be_taken(self) -> bool:
+        return self.right is not None and self.right.may_be_taken(self.now)
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the run waits, and the user may have it ask for something else."""
+        run = self.run
+        return (
+            run is not None and self.is_latest and self.row.may_operate and gives_way(run) and not self.cluster.part_of
+        )
 
     @property
     def query(self) -> str:
@@ -196,7 +216,9 @@ def page_of(request: HttpRequest, appcode: str, name: str) -> Page:
     row = row_of(cluster, user=user, may_operate=may_operate, titles=flavor_titles(), now=now)
     waits = run is not None and run.phase == Run.Phase.QUEUED and run.wait_reason == "QuotaExceeded"
     larger = enough(run) if run and waits and may(user, cluster.appcode, MANAGE) else None
-    return Page(cluster, run, row, now, silence_of(run, now) if run else "", larger)
+    is_ending = run is None or bool(run.verdict) or run.desired != Run.Desired.RUNNING
+    right = None if run is None or is_ending else rights_of([run]).get(run.pk)
+    return Page(cluster, run, row, now, silence_of(run, now) if run else "", larger, right)
 
 
 @require_safe

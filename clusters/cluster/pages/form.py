@@ -173,7 +173,8 @@ class ClusterForm(ManifestForm[ClusterManifest]):
     time_limit_unit = choice("Unit", choices=UNIT_CHOICES, initial="hours", **aria("Unit of the time limit"))
     priority_class = choice(
         "Class",
-        "Spare GPUs have a price of their own, and do not count against the quota. Save checkpoints in /elearn/output.",
+        "Spare GPUs have a price of their own, never above the usual one, and do not count against the quota. They may be taken "
+        "back at any time, after the first minute: the run waits again, and goes on from what it has saved in /elearn/output.",
         CLASS_CHOICES,
         initial="normal",
     )

@@ -23,6 +23,7 @@ from django.shortcuts import render
 from django.template.loader import get_template
 from django.utils import timezone
 from django.utils.cache import get_conditional_response
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import conditional_page, require_safe
 from pydantic import TypeAdapter
@@ -44,12 +45,13 @@ from clusters.gateway.visits import is_open_to
 from clusters.manifest.input import input_of
 from clusters.runs.idle import Outlook, outlook
 from clusters.runs.models import Cluster, Run
+from clusters.runs.placing.rights import Right, rights_of
 from clusters.runs.status.phase import TERMINAL
 from portal.access import OPERATE, appcodes_for, roles_of
 from portal.models import Appcode, User
 from portal.pages.appcodes import person
 from portal.pages.layout import selected_appcode, sorted_page_of, words
-from portal.templatetags.portal import gpu_hours, time
+from portal.templatetags.portal import gpu_hours, minute, time
 
 ROWS = 50
 # `?sort=`: annotations of `_sortable` and a unique column. Default: live clusters, then the most recently ended.
@@ -61,7 +63,8 @@ COUNT_SECONDS = 5
 RUN_FIELDS = (
     "phase", "reason", "message", "roles", "desired", "verdict", "cloud", "namespace", "started_at", "usage_as_of", "gpus",
     "gpu_seconds", "gpu_rate", "cost", "cost_rate", "endpoints", "activity", "activity_since", "kept_at", "idle_announced_at",
-    "idle_stops_at", "end_announced_at", "deadline", "needed_asked_at",
+    "idle_stops_at", "end_announced_at", "deadline", "needed_asked_at", "created_at", "placed_at", "whole_at", "given_back_at",
+    "gone",
 )  # fmt: skip
 SHOWN, ACCESS = "shown_spec", "shown_access"
 # Cached rendered rows, about 2 KB each. They cover most rows of most answers.
@@ -112,6 +115,8 @@ class Row:
     openings: tuple[Opening, ...] = ()
     per_hour: str = ""
     stops: str = ""
+    # Why its GPUs may be taken back, and from when on; "" if they may not.
+    lent: SafeString | str = ""
     can_keep: bool = False
     # Used on the cluster's own page only; lists do not load it.
     is_from_git: bool = False
@@ -207,7 +212,7 @@ class Morning:
 
 @require_safe
 def clusters(request: HttpRequest) -> HttpResponse:
-    """The page. Five queries, including the user's."""
+    """The page. Six queries, including the user's."""
     return render(request, "clusters/cluster/list.html", _context(request))
 
 
@@ -257,7 +262,7 @@ def found(
     request: HttpRequest, kind: str, clusters: QuerySet[Cluster], roles: Mapping[int, str] | None
 ) -> dict[str, Any]:
     """One page of `clusters`, which are of this `kind`, narrowed by the user's search, with the filters' state. `roles`
-    are the user's by appcode id. One query, and two more when counts and flavor titles are not cached."""
+    are the user's by appcode id. Two queries, and two more when counts and flavor titles are not cached."""
     user = person(request)
     search = replace(Search.read(request.GET), appcode=selected_appcode(request))
     now, titles = timezone.now(), flavor_titles()
@@ -265,14 +270,18 @@ def found(
     listed, next_cursor = sorted_page_of(
         request, _sortable(_listed(search.narrow(clusters)), sort, now), SORTS[sort], ROWS
     )
-    rows = []
+    rows, runs = [], []
     for cluster in listed:
         shown = getattr(cluster, SHOWN)
         cluster.spec = {**shown, "framework": cluster.framework, "access": getattr(cluster, ACCESS)}
-        if cluster.current_run:
-            cluster.current_run.spec = shown
+        if run := cluster.current_run:
+            run.spec, run.cluster = shown, cluster
+            runs.append(run)
+    rights = rights_of(runs)
+    for cluster in listed:
         may_operate = roles is None or roles[cluster.appcode_id] in OPERATE.value
-        rows.append(row_of(cluster, user=user, may_operate=may_operate, titles=titles, now=now))
+        right = rights.get(cluster.current_run_id or 0)
+        rows.append(row_of(cluster, user=user, may_operate=may_operate, titles=titles, now=now, right=right))
     return {
         "rows": rows,
         "search": search,
@@ -324,14 +333,34 @@ def _sortable(clusters: QuerySet[Cluster], sort: str, now: dt.datetime) -> Query
 
 def _listed(clusters: QuerySet[Cluster]) -> QuerySet[Cluster]:
     """Loads only what rows need: commands and environments may be long."""
-    spec = JSONObject(**{name: f"current_run__spec__{name}" for name in ("roles", "input", "output", "idle")})
+    spec = JSONObject(
+        **{name: f"current_run__spec__{name}" for name in ("roles", "input", "output", "idle", "priorityClass")}
+    )
     run = [f"current_run__{name}" for name in RUN_FIELDS]
-    own = ("name", "framework", "created_at", "origins", "appcode__code", "created_by__username")
+    own = (
+        "name",
+        "framework",
+        "created_at",
+        "origins",
+        "appcode__code",
+        "appcode__gpu_quota",
+        "appcode__gpu_borrow",
+        "created_by__username",
+    )
     return clusters.only(*own, *run).annotate(**{SHOWN: spec, ACCESS: F("spec__access")})
 
 
-def row_of(cluster: Cluster, *, user: User, may_operate: bool, titles: Mapping[str, str], now: dt.datetime) -> Row:
-    """The row of a cluster. Of `cluster.spec` it needs framework and access, and without a run also roles, input and output."""
+def row_of(
+    cluster: Cluster,
+    *,
+    user: User,
+    may_operate: bool,
+    titles: Mapping[str, str],
+    now: dt.datetime,
+    right: Right | None = None,
+) -> Row:
+    """The row of a cluster. `right`: that of its run. Of `cluster.spec` it needs framework and access, and without a run also
+    roles, input and output."""
     run = cluster.current_run
     spec = run.spec if run else cluster.spec
     driver = APPLICATIONS.get(cluster.spec["framework"])
@@ -378,6 +407,7 @@ def row_of(cluster: Cluster, *, user: User, may_operate: bool, titles: Mapping[s
         per_hour=_cents(run.cost_rate * 3600) if is_live and run and run.cost_rate else "",
         openings=tuple(openings(cluster, run)) if opens else (),
         stops=stops_in(quiet, now),
+        lent="" if is_ending else lent(right, now),
         can_keep=(quiet.announced and not quiet.is_last) or is_asked(run),
         is_from_git=bool((cluster.spec.get("code") or {}).get("git")),
     )
@@ -400,6 +430,16 @@ def stops_in(quiet: Outlook, now: dt.datetime) -> str:
     minutes = max(0, -int(-(quiet.stops_at - now).total_seconds() // 60))
     end = "is ended" if quiet.is_last else "is stopped"
     return f"{why} and {end} in {minutes} minutes." if minutes > 1 else f"{why} and {end} within a minute."
+
+
+def lent(right: Right | None, now: dt.datetime) -> SafeString | str:
+    """ "Borrowed, may be taken back from 14:20 on"; "" for what may not be taken. It changes only once."""
+    if right is None or right.until is None:
+        return ""
+    name = right.name.capitalize()
+    if right.may_be_taken(now):
+        return f"{name}, may be taken back at any time"
+    return format_html("{}, may be taken back from {} on", name, minute(right.until))
 
 
 def where(run: Run) -> str:

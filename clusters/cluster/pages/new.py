@@ -315,6 +315,7 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
         document = short_document(form.manifest)
     else:
         document, _ = manifest_of(form.said())
+    run = cluster.current_run if cluster else None
     appcode = document["metadata"]["appcode"]
     address = request.build_absolute_uri(
         f"/api/v1/appcodes/{quote(appcode)}/clusters{f'/{cluster.name}' if cluster else ''}"
@@ -326,7 +327,7 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
         "may_ask": may_ask(user, appcode, found),
         "preview": found,
         "cluster": cluster,
-        "living": cluster and cluster.current_run and not cluster.current_run.is_terminal,
+        "living": run is not None and not (run.is_terminal or actions.gives_way(run)),
         "differs": differences(form, cluster) if cluster else [],
         "sizes": _sizes(form.offer, spare=form["priority_class"].value() == "spare"),
         **form.complaints(),

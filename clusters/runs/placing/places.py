@@ -29,6 +29,7 @@ from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import Run, Task
 from clusters.runs.placing import room
 from clusters.runs.placing.known import ALIVE, Known, Promise, alike, alive, capacity_of, class_of, due, promises, read
+from clusters.runs.status.notifications import tell
 from clusters.runs.status.phase_update import refresh
 from portal.db.advisory_lock import Lock, lock_until_commit
 from portal.events import record_all
@@ -237,8 +238,9 @@ def _take_back(cloud: str, takes: Mapping[int, int]) -> None:
     runs = list(rows.select_for_update(of=("self",), no_key=True).select_related("cluster__appcode"))
     takers = every_wait().filter(cloud=cloud, pk__in=takes.values()).select_related("cluster__appcode").in_bulk()
     taken = [run for run in runs if takes[run.pk] in takers]
-    record_all([_taken(run, takers[takes[run.pk]], at) for run in taken])
+    events = record_all([_taken(run, takers[takes[run.pk]], at) for run in taken])
     refresh(taken, at, unsaved=LOST)
+    tell(list(zip(taken, events, strict=True)))
 
 
 def _taken(run: Run, taker: Run, at: dt.datetime) -> Event:
@@ -248,7 +250,8 @@ def _taken(run: Run, taker: Run, at: dt.datetime) -> Event:
     right = (
         "" if own else ", and this run is spare" if is_spare else " inside its quota, and this run has borrowed them"
     )
-    run.wait_code, run.wait_values = Code.TAKEN_BACK, {"gpus": run.gpus}
+    why: Values = {"taker": f"{taker.cluster.name}/{taker.number}"} if own else {"spare" if is_spare else "borrowed": 1}
+    run.wait_code, run.wait_values = Code.TAKEN_BACK, {"gpus": run.gpus, **why}
     return _take_off(run, at, "run.taken_back", f"{who} needs its GPUs{right}.", dt.timedelta(0))
 
 

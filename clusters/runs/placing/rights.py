@@ -11,15 +11,16 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from django.db.models import Max, Q, QuerySet, Sum
+from django.db.models import F, Max, Q, QuerySet, Sum
 from django.db.models.fields.json import KT
 
 from billing.sums.decayed_use import decayed_use
 from clusters.admission.order import Level, PriorityClass, Share, levels
 from clusters.admission.packing import Sizes
 from clusters.admission.taking import Holding
-from clusters.runs.models import Run, Task
+from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.placing.known import ALIVE, Waiting, amounts, class_of
 from portal.models import Appcode
 
@@ -55,6 +56,59 @@ class Rights:
 
     shares: Mapping[str, Share] = field(default_factory=dict)
     over: Sequence[Held] = ()
+
+
+RightName = Literal["quota", "borrowed", "spare"]
+
+
+@dataclass(frozen=True)
+class Right:
+    """By which right a run holds its GPUs. `until`: until when it is left alone; None inside the quota, where no other appcode
+    takes them."""
+
+    name: RightName
+    until: dt.datetime | None
+
+    def may_be_taken(self, at: dt.datetime) -> bool:
+        return self.until is not None and self.until <= at
+
+
+NAMES: Mapping[Level, RightName] = {Level.SPARE: "spare", Level.BORROWED: "borrowed", Level.QUOTA: "quota"}
+
+
+def rights_of(runs: Iterable[Run]) -> dict[int, Right]:
+    """By which right these runs hold their GPUs, for those that the portal has placed. They have their appcodes. At most one
+    query, however many runs there are."""
+    here = [
+        run for run in runs if run.gpus and run.placed_at and not (run.gone or run.given_back_at or run.is_terminal)
+    ]
+    classes = {run.pk: class_of(run.spec.get("priorityClass")) for run in here}
+    counted = [run.cluster.appcode for run in here if classes[run.pk] != "spare"]
+    quotas = {appcode.pk: appcode.gpu_quota for appcode in counted if appcode.gpu_borrow}
+    level_of = _beyond(quotas) if quotas else {}
+    found = {}
+    for run in here:
+        level = Level.SPARE if classes[run.pk] == "spare" else level_of.get(run.pk, Level.QUOTA)
+        since = _since(run.whole_at, run.placed_at, run.created_at)
+        found[run.pk] = Right(NAMES[level], None if level == Level.QUOTA else since + PROTECTED[level])
+    return found
+
+
+def unborrowed(appcode: int, quota: int, but: Cluster | None = None) -> int:
+    """GPUs that an appcode may still start without borrowing, once the runs of `but` are over. One query."""
+    others = ~Q(cluster=but) if but else Q()
+    inside = levels([*_rows(Q(cluster__appcode=appcode) & ~SPARE & others)], quota)
+    return quota - sum(run.gpus for run, level in inside if level == Level.QUOTA)
+
+
+def _beyond(quotas: Mapping[int, int]) -> dict[int, Level]:
+    """Levels of the runs of those of these appcodes that hold more than their quota."""
+    sums = Run.objects.filter(HOLDS & ~SPARE, cluster__appcode__in=quotas).values("cluster__appcode").order_by()
+    more = sums.annotate(held=Sum("gpus"), quota=Max("cluster__appcode__gpu_quota")).filter(held__gt=F("quota"))
+    own: dict[int, list[Held]] = {}
+    for each in _rows(~SPARE & Q(cluster__appcode__in=more.values("cluster__appcode"))):
+        own.setdefault(int(each.appcode), []).append(each)
+    return {run.run: level for appcode, several in own.items() for run, level in levels(several, quotas[appcode])}
 
 
 def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, str] | None = None) -> Rights:
@@ -116,7 +170,8 @@ def holdings(cloud: str, rights: Rights, waiting: Sequence[Waiting], at: dt.date
             level_of[run.run],
             run.priority_class,
             run.gpus * min(MOST_LOST, max(0, int((at - run.since).total_seconds()))),
-            at < run.since + PROTECTED[level_of[run.run]],
+            at < (until := run.since + PROTECTED[level_of[run.run]]),
+            int(until.timestamp()),
         )
         for run in (here[pk] for pk in sorted(placed))
         if run.run in nodes
@@ -129,7 +184,11 @@ def _rows(which: Q) -> Iterable[Held]:
         "pk", "cluster__appcode", "gpus", KT("spec__priorityClass"), "cloud", "whole_at", "placed_at", "created_at"
     )  # fmt: skip
     for pk, appcode, gpus, priority_class, cloud, whole_at, placed_at, created_at in rows:
-        yield Held(pk, str(appcode), gpus, class_of(priority_class), cloud, whole_at or placed_at or created_at)
+        yield Held(pk, str(appcode), gpus, class_of(priority_class), cloud, _since(whole_at, placed_at, created_at))
+
+
+def _since(whole_at: dt.datetime | None, placed_at: dt.datetime | None, created_at: dt.datetime) -> dt.datetime:
+    return whole_at or placed_at or created_at
 
 
 def _nodes(runs: Collection[int]) -> dict[int, dict[str, Sizes]]:

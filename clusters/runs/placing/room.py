@@ -28,6 +28,8 @@ from clusters.runs.placing.rights import Rights, holdings, rights
 SHORT = frozenset({Code.GPUS, Code.FRAGMENTED, Code.RESOURCES, Code.BEHIND})
 # How long it takes at most until a run begins that starts now: its image and its data are fetched first.
 TO_BEGIN = dt.timedelta(minutes=10)
+# Waiting runs for which it is looked ahead.
+MOST_FORETOLD = 20
 # Stands for an amount that the cloud does not report. Larger than any sum of what tasks ask.
 UNREPORTED = 1 << 60
 
@@ -74,8 +76,24 @@ def decide_all(cloud: str, known: Known, at: dt.datetime) -> tuple[Snapshot, dic
     verdicts = decide(found)
     if any(each.code in SHORT for each in verdicts.values()) and (able := holdings(cloud, here, known.waiting, at)):
         found = replace(found, holdings=able)
-        verdicts = decide(found)
+        verdicts = _told_from(found, decide(found))
     return found, explained(found, verdicts, known.windows)
+
+
+def _told_from(found: Snapshot, verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
+    """The verdicts, where the first runs that wait are told from when on GPUs are taken back for them, if only runs that began
+    too recently are in their way."""
+    until = {each.run: each.until for each in found.holdings if each.is_protected}
+    first = tuple(ask for ask in found.asks if verdicts[ask.run].rank <= MOST_FORETOLD)
+    if not until or not any(verdicts[ask.run].code in SHORT for ask in first):
+        return verdicts
+    open_ = tuple(replace(each, is_protected=False) for each in found.holdings)
+    later = decide(replace(found, asks=first, holdings=open_))
+    for run, then in later.items():
+        if verdicts[run].code in SHORT and (ends := [until[each] for each in then.takes if each in until]):
+            told = {"taken_from": -(-max(ends) // 60) * 60, "runs": len(then.takes)}
+            verdicts[run] = replace(verdicts[run], values={**verdicts[run].values, **told})
+    return verdicts
 
 
 def free_for(tasks: Sequence[Tasks], known: Known) -> Judgement:

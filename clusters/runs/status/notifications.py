@@ -1,5 +1,6 @@
-"""Notifies the user who started a run when it reaches a phase that they chose (portal/profile/notifications.py): by mail and
-by their webhook, both written with the phase itself, and by their browsers, which poll for news.
+"""Notifies the user who started a run when it reaches a phase, or has its GPUs taken back, if they chose so
+(portal/profile/notifications.py): by mail and by their webhook, both written with the change itself, and by their browsers, which
+poll for news.
 
 Former members of the appcode are not notified, and parts (a trial, a stage) notify nobody: their whole sends one mail at its end.
 """
@@ -16,12 +17,16 @@ from django.db.models import Q
 from django.urls import reverse
 
 from clusters.access import clusters_for
+from clusters.admission.codes import Code
 from clusters.frameworks import FRAMEWORKS
-from clusters.runs.models import Run
+from clusters.runs.models import Decision, Run
+from clusters.runs.status import history
 from portal import extension_points
 from portal.models import Delivery, Event, Membership, User, Webhook
 from portal.profile.notifications import PHASES
 from portal.templatetags.portal import gpu_hours
+
+TAKEN = "taken_back"
 
 
 def url_of(run: Run) -> str:
@@ -30,10 +35,10 @@ def url_of(run: Run) -> str:
 
 
 def tell(moved: Sequence[tuple[Run, Event]]) -> None:
-    """Queues mails and webhook deliveries for runs whose phase has just changed, each with its event, in that transaction. At
-    most four queries, plus one for each mail."""
-    moved = [(run, event) for run, event in moved if not run.cluster.part_of]
-    told = {run.created_by_id for run, _ in moved if run.created_by_id and run.phase.lower() in PHASES}
+    """Queues mails and webhook deliveries for runs whose phase has just changed, or that were taken back, each with its event, in
+    that transaction. At most four queries, plus one for each mail."""
+    moved = [(run, event) for run, event in moved if not run.cluster.part_of and _word(event) in PHASES]
+    told = {run.created_by_id for run, _ in moved if run.created_by_id}
     chosen = Webhook.objects.filter(person__in=told, person__is_active=True, enabled=True, deleted_at=None)
     webhooks = {webhook.person_id: webhook for webhook in chosen.defer("url", "secret", "old_secret")}
     by_mail = Q(mail_phases__len__gt=0) & ~Q(email="")
@@ -46,8 +51,8 @@ def tell(moved: Sequence[tuple[Run, Event]]) -> None:
         user = people.get(run.created_by_id or 0)
         if user is None or not (user.is_superuser or (user.pk, run.cluster.appcode_id) in members):
             continue
-        if user.email and run.phase.lower() in user.mail_phases:
-            _mail(run, user)
+        if user.email and _word(event) in user.mail_phases:
+            _mail(run, user, _word(event))
         if (webhook := webhooks.get(user.pk)) and event.verb in webhook.kinds:
             deliveries.append(Delivery(webhook=webhook, event=event, kind=event.verb))
     Delivery.objects.bulk_create(deliveries)
@@ -78,9 +83,16 @@ def tell_whole(whole: Whole, user: User | None) -> None:
         _send(whole.key, whole.appcode_id, f"{whole.name}: {whole.phase}", text, whole.url, user)
 
 
-def _mail(run: Run, user: User) -> None:
-    title, text = _words(run)
-    _send(f"run {run.pk} {run.phase}", run.cluster.appcode_id, title, text, url_of(run), user)
+def _word(event: Event) -> str:
+    """ "failed" of run.failed."""
+    return event.verb.removeprefix("run.")
+
+
+def _mail(run: Run, user: User, word: str) -> None:
+    key, (title, text) = f"run {run.pk} {run.phase}", _words(run)
+    if word == TAKEN:
+        key, (title, text) = f"run {run.pk} {word} {run.times_given_back}", _words_of_taken(run, run.wait_message)
+    _send(key, run.cluster.appcode_id, title, text, url_of(run), user)
 
 
 def _send(key: str, appcode_id: int, title: str, text: str, url: str, user: User) -> None:
@@ -90,7 +102,15 @@ def _send(key: str, appcode_id: int, title: str, text: str, url: str, user: User
 
 
 def news(user: User, phases: Collection[str], since: dt.datetime) -> list[extension_points.News]:
-    """News for `portal.extension_points`. One query, plus one if there is much."""
+    """News for `portal.extension_points`, in order. Two queries, plus one if there is much."""
+    both = [_of_phases(user, phases, since), _of_taken(user, since) if TAKEN in phases else []]
+    # What is later than the end of a list that was cut is told the next time.
+    ends = [each[-1].at for each in both if len(each) >= extension_points.NEWS_AT_ONCE]
+    found = [one for each in both for one in each if not ends or one.at <= min(ends)]
+    return sorted(found, key=lambda one: one.at)
+
+
+def _of_phases(user: User, phases: Collection[str], since: dt.datetime) -> list[extension_points.News]:
     wanted = [phase.capitalize() for phase in phases]
     runs = Run.objects.filter(
         created_by=user, phase_since__gt=since, phase__in=wanted, cluster__in=clusters_for(user).filter(part_of="")
@@ -104,9 +124,28 @@ def news(user: User, phases: Collection[str], since: dt.datetime) -> list[extens
     return [extension_points.News(f"{run.pk} {run.phase}", run.phase_since, *_words(run), url_of(run)) for run in found]
 
 
+def _of_taken(user: User, since: dt.datetime) -> list[extension_points.News]:
+    mine = clusters_for(user).filter(part_of="")
+    rows = Decision.objects.filter(code=Code.TAKEN_BACK, at__gt=since, run__created_by=user, run__cluster__in=mine)
+    rows = rows.select_related("run__cluster__appcode").order_by("at", "pk")[: extension_points.NEWS_AT_ONCE]
+    return [
+        extension_points.News(
+            f"{row.run_id} {TAKEN} {row.number}",
+            row.at,
+            *_words_of_taken(row.run, history.line(row).sentence),
+            url_of(row.run),
+        )
+        for row in rows
+    ]
+
+
 def _words(run: Run) -> tuple[str, str]:
     """A title and a sentence or two. The cost is only on the run's page: part of it may not be known yet."""
     return f"{run.cluster}: {run.phase}", f"Run {run.number}. {run.message}".strip()
+
+
+def _words_of_taken(run: Run, why: str) -> tuple[str, str]:
+    return f"{run.cluster}: GPUs taken back", f"Run {run.number}. {why}"
 
 
 def _why() -> str:

@@ -53,7 +53,9 @@ def test_what_is_borrowed_is_given_back_to_an_appcode_that_needs_its_quota(cloud
     for run in (inside, borrowing):
         run.refresh_from_db()
     assert (inside.given_back_at, borrowing.given_back_at is not None) == (None, True)
-    assert theirs.message.startswith("It needs 8 GPUs. Those of a run are taken back for it")
+    assert theirs.message.startswith(
+        "It needs 8 GPUs. A run that borrowed its GPUs, or is of a lower class, gives them back for it"
+    )
     event = Event.objects.get(verb="run.taken_back")
     assert "flight" not in str(event.__dict__)
     assert borrowing.message.startswith(
@@ -84,7 +86,12 @@ def test_what_began_just_now_and_what_is_inside_the_quota_stays(cloud: Told, peo
     for run in (inside, young):
         run.refresh_from_db()
         assert run.given_back_at is None
-    assert theirs.message == "It needs 8 GPUs; 0 of 24 are free. It starts as soon as enough are free."
+    assert young.whole_at
+    after = young.whole_at + dt.timedelta(minutes=11)
+    assert theirs.message == (
+        "It needs 8 GPUs; 0 of 24 are free. It starts as soon as enough are free. "
+        f"From {after:%Y-%m-%d %H:%M} UTC on, a run that has less right to its GPUs may have to give them back for it."
+    )
     older(young, LONG)
     place(theirs)
     young.refresh_from_db()
@@ -144,7 +151,7 @@ def test_runs_with_a_time_limit_start_on_nodes_that_a_larger_one_waits_for(cloud
     place(large)
     at = known._minute(now() + dt.timedelta(hours=2) + known.TO_END)
     latest = dt.datetime.fromtimestamp(at, dt.UTC)
-    assert f"that is at {latest:%Y-%m-%d %H:%M} UTC at the latest." in large.message
+    assert f"it starts at {latest:%Y-%m-%d %H:%M} UTC at the latest, unless runs with more right come." in large.message
     for run in (short, long):
         run.refresh_from_db()
     assert (short.placed_at is not None, long.placed_at) == (True, None)
@@ -166,7 +173,7 @@ def test_a_preview_says_that_gpus_are_borrowed_and_what_would_be_taken_back(clou
 
     assert "It borrows them" in sentence(4, "ops-demo")
     assert "They are spare" in sentence(4, "ops-demo", priorityClass="spare")
-    assert "are taken back for it" in sentence(8, "flight-demo")
+    assert "gives them back for it" in sentence(8, "flight-demo")
     assert "taken back" not in sentence(4, "flight-demo")
     borrowing.refresh_from_db()
     assert borrowing.given_back_at is None
