@@ -74,6 +74,7 @@ class Pod:
     node: str = ""
     turn: int = 0
     bound: dt.datetime | None = None
+    began: dt.datetime | None = None
     grace: int | None = None
     ended: dt.datetime | None = None
     exit_code: int | None = None
@@ -127,6 +128,9 @@ class Witness(threading.Thread):
         for condition in status.get("conditions", ()):
             if condition["type"] == "PodScheduled" and condition["status"] == "True":
                 pod.bound = moment(condition["lastTransitionTime"])
+        for container in status.get("containerStatuses", ()):
+            if running := container["state"].get("running"):
+                pod.began = moment(running["startedAt"])
         if "deletionTimestamp" in metadata and pod.grace is None:
             pod.grace = metadata["deletionGracePeriodSeconds"]
         if phase(seen) in ("Succeeded", "Failed"):
@@ -174,7 +178,7 @@ class Baits:
         """Submits that many, one after the other, each as soon as the one before got its answer."""
         for _ in range(count):
             self.more()
-            self.loops.until(lambda: self.loops.run(self.clusters[-1]).reason not in ("", "Submitted"))
+            self.loops.until(lambda: (run := self.loops.run(self.clusters[-1])).placed_at or run.wait_reason)
 
     def end(self) -> None:
         for each in self.clusters:
@@ -219,15 +223,10 @@ def test_what_is_borrowed_is_taken_by_its_owner_alone_and_starts_again_when_it_c
     kept = {tile.name for tile in queue.tiles if tile.keeper == wanted.pk}
     assert len(kept) == 5
     assert kept <= {pod.node for pod in witness.of(borrowed, first).values()}
+    assert not any(loops.run(each).placed_at for each in baits.clusters), "four nodes are free, and kept"
     # What people see meanwhile.
-    assert (
-        api_of(people.mallory).get(f"/appcodes/flight-demo/clusters/{taker.name}")[1]["status"]["message"]
-        == wanted.message
-    )
-    assert (
-        api_of(people.bob).get("/appcodes/ops-demo/clusters/borrower")[1]["status"]["message"]
-        == loops.run(borrower).message
-    )
+    assert status_of(people.mallory, "flight-demo", taker)["message"] == wanted.message
+    assert status_of(people.bob, "ops-demo", borrower)["message"] == said
     assert seen_on(client, people.mallory, "/queue", wanted.message)
     assert not seen_on(client, people.bob, "/queue", taker.name)
 
@@ -253,7 +252,7 @@ def test_what_is_borrowed_is_taken_by_its_owner_alone_and_starts_again_when_it_c
     loops.until(lambda: loops.run(borrower).message == lacks(witness, 8 * GPUS), 60)
     waits = loops.run(borrower)
     assert (waits.phase, waits.reason, loops.left_of(waits)) == ("Queued", "WaitingForGPUs", [])
-    status = api_of(people.bob).get("/appcodes/ops-demo/clusters/borrower")[1]["status"]
+    status = status_of(people.bob, "ops-demo", borrower)
     assert (status["phase"], status["message"]) == ("Queued", waits.message)
     assert seen_on(client, people.bob, "/queue", waits.message)
     inside.refresh_from_db()
@@ -275,6 +274,10 @@ def linger(loops: Loops, run: Any, pods: Iterable[str], how: str | None) -> None
         loops.plane.request("PATCH", loops.path("Pod", run, name), {"metadata": {"annotations": {stages.LINGERS: how}}})
 
 
+def status_of(person: Any, appcode: str, cluster: Any) -> Any:
+    return api_of(person).get(f"/appcodes/{appcode}/clusters/{cluster.name}")[1]["status"]
+
+
 def seen_on(client: Any, person: Any, path: str, text: str) -> bool:
     client.force_login(person)
     return text in client.get(path).content.decode()
@@ -293,7 +296,7 @@ def check_bill(loops: Loops, witness: Witness, taker: Any, taken: Any, first: se
     assert taker.whole_at == max(pod.bound for pod in witness.of(taker).values() if pod.bound)
     segments = {each.uid: each for each in UsageSegment.objects.all()}
     for uid, pod in witness.of(taken, first).items():
-        assert segments[uid].ended == pod.ended
+        assert (segments[uid].started, segments[uid].ended) == (max(taken.whole_at, pod.began), pod.ended)
     held: dict[str, Counter[dt.datetime]] = {}
     for uid, segment in segments.items():
         steps = held.setdefault(witness.pods[uid].node, Counter())
