@@ -38,6 +38,7 @@ NAMES = (
     "reading",
     "searching",
     "launching",
+    "competing",
     "trials",
     "tailing",
     "following",
@@ -127,8 +128,8 @@ def _on_kubernetes(folder: Path, only: set[str], portal: Portal, tenants: Seeded
         binary()
     except BuildError as error:
         _say(
-            "Left out, because there is no Kubernetes control plane to measure with: launching, trials, tailing, following. "
-            f"{error}"
+            "Left out, because there is no Kubernetes control plane to measure with: "
+            f"{', '.join(part.__name__ for part in kube.PARTS)}. {error}"
         )
         return []
     _say("Starting a Kubernetes control plane …")

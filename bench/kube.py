@@ -25,6 +25,7 @@ import psycopg2
 from django.core.management import call_command
 from django.db import connection
 
+from bench import competing as gangs
 from bench import logs, sweeping
 from bench.kubectl import MUTATING, Floor, pod_bytes
 from bench.measures import MB, api_of, manifest, until
@@ -193,12 +194,17 @@ def tailing(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
     return logs.tailing(portal, tenants, plane, _codes()[0])
 
 
+def competing(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
+    """on Kubernetes: 200 gangs of two appcodes that compete, beside bare Jobs of the same pods"""
+    return gangs.competing(api_of(portal, tenants), plane, _codes()[:2])
+
+
 def trials(portal: Portal, tenants: Seeded, plane: Plane) -> list[Result]:
     """on Kubernetes: 1,000 trials of a sweep, 100 at once, in one run and as clusters, beside one Job of as many pods"""
     return sweeping.trials(portal, tenants, plane, _codes()[0])
 
 
-PARTS = (launching, trials, tailing, following)
+PARTS = (launching, competing, trials, tailing, following)
 
 
 def _fill(api: Client, plane: Plane) -> None:

@@ -315,14 +315,22 @@ class _Pool:
         return found.layout
 
     def await_ending(self, run: str, tasks: tuple[Tasks, ...]) -> bool:
-        """Keeps the nodes on which the tasks fit as soon as those runs have gone that are being ended."""
+        """Keeps the nodes on which the tasks fit as soon as those runs have gone that are being ended: what is free already, and
+        no more of the others than it takes. So what the first of these runs leave is not given to others meanwhile."""
         if not self._ending or tasks in self._failed_later:
             return False
-        found = assign(tasks, freed(self.free, self._ending), self._promised)
-        if found.layout is None:
+        names = sorted(self._ending)
+
+        def placed(count: int) -> Layout | None:
+            return assign(tasks, freed(self.free, {name: self._ending[name] for name in names[:count]}), self._promised).layout
+
+        layout = placed(len(names))
+        if layout is None:
             self._failed_later.add(tasks)
             return False
-        mine = {name for _, name in found.layout}
+        if len(names) > 1:
+            layout = placed(bisect_left(range(len(names)), True, key=lambda count: placed(count) is not None)) or layout
+        mine = {name for _, name in layout}
         self._keep(run, mine, None)
         self._ending = {name: sizes for name, sizes in self._ending.items() if name not in mine}
         return True

@@ -124,18 +124,20 @@ class Loops:
         from clusters.manifest.cluster import ClusterManifest
 
         counts = {"master": 1, "ps": spec.pop("ps", 0), "worker": spec.pop("workers", 0)}
-        flavor = spec.pop("flavor", "one-gpu")
+        flavor, appcode = spec.pop("flavor", "one-gpu"), spec.pop("appcode", "ops-demo")
         roles = {
             role: {"flavor": "small" if role == "ps" else flavor, "count": count} for role, count in counts.items()
         }
         body = {"image": "tensorflow", "command": "python train.py", "roles": roles, **spec}
-        document = {"kind": "cluster", "metadata": {"name": name, "appcode": "ops-demo"}, "spec": body}
-        return create_cluster(ClusterManifest.model_validate(document), acting_user=people.bob)
+        document = {"kind": "cluster", "metadata": {"name": name, "appcode": appcode}, "spec": body}
+        who = people.bob if appcode == "ops-demo" else people.mallory
+        return create_cluster(ClusterManifest.model_validate(document), acting_user=who)
 
     def disable(self, people: Any, cluster: Any) -> None:
         from clusters.cluster import actions
 
-        actions.disable(cluster, acting_user=people.bob)
+        who = people.bob if cluster.appcode.code == "ops-demo" else people.mallory
+        actions.disable(cluster, acting_user=who)
 
     def run(self, cluster: Any) -> Any:
         from clusters.runs.models import Run

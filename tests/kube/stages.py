@@ -7,6 +7,7 @@ A pod on such a node starts at once and runs until annotations say how it ends:
     plane/waiting: ImagePullBackOff    it does not start, for this reason, while the annotation exists
     plane/lingers: "yes"               when deleted, its program uses its full grace period while the annotation exists
 
+A container with PLANE_SECONDS in its environment ends by itself with code 0 that many seconds after its pod began.
 A task whose command ends with a line `true` ends by itself, as it would anywhere. So does one with a command so long that it is
 stored outside its pod (frameworks/parallel.py). A pod template may contain the annotations. Pods are assumed not to restart
 (restartPolicy: Never). A deleted pod first reports how its containers ended (143, SIGTERM) and then disappears, as with a real
@@ -50,6 +51,13 @@ def config() -> str:
         ),
         _stage(
             "Pod",
+            "pod-ends-in-time",
+            [_ALIVE, (_PHASE, "In", "Running"), (_SECONDS, "Exists")],
+            _POD_ENDS_ITSELF,
+            at=_UNTIL,
+        ),
+        _stage(
+            "Pod",
             "pod-is-ended",
             [_DELETED, (_PHASE, "In", "Pending", "Running"), (_note(LINGERS), "DoesNotExist")],
             _POD_IS_ENDED,
@@ -60,7 +68,8 @@ def config() -> str:
     return "\n---\n".join(json.dumps(document) for document in documents)
 
 
-def _stage(kind: str, name: str, when: list[tuple[str, ...]], status: str | None) -> dict[str, Any]:
+def _stage(kind: str, name: str, when: list[tuple[str, ...]], status: str | None, *, at: str = "") -> dict[str, Any]:
+    """`at`: the expression of a time before which nothing happens."""
     expressions = [
         {"key": key, "operator": operator, **({"values": list(values)} if values else {})}
         for key, operator, *values in when
@@ -72,6 +81,7 @@ def _stage(kind: str, name: str, when: list[tuple[str, ...]], status: str | None
         "spec": {
             "resourceRef": {"apiGroup": "v1", "kind": kind},
             "selector": {"matchExpressions": expressions},
+            **({"delay": {"durationFrom": {"expressionFrom": at}}} if at else {}),
             "next": {"delete": True} if status is None else {"statusTemplate": status},
         },
     }
@@ -87,6 +97,8 @@ _COMMAND = (
     '.spec.containers.[] | select( .name == "task" ) | .command // [""] | last '
     '| if startswith("exec env -u TASK_COMMAND ") then "true" else ( split("\\n") | last | split(" ") | first ) end'
 )
+_SECONDS = '.spec.containers.[] | .env // [] | .[] | select( .name == "PLANE_SECONDS" ) | .value'
+_UNTIL = f"( .status.startTime | fromdateiso8601 ) + ( [ {_SECONDS} ] | first | tonumber ) | todateiso8601"
 _GRACE = "( .metadata.deletionGracePeriodSeconds // 0 ) > 0"
 _ALIVE = (".metadata.deletionTimestamp", "DoesNotExist")
 _DELETED = (".metadata.deletionTimestamp", "Exists")

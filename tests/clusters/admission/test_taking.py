@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, advise, decide
+from clusters.admission.decision import Ask, Node, Snapshot, advise, decide, outlook
 from clusters.admission.order import FIRST, Level, Share, levels
 from clusters.admission.packing import Shape, Sizes, Tasks
 from clusters.admission.taking import Holding
@@ -70,6 +70,14 @@ def test_what_is_ending_is_awaited_and_nothing_more_is_taken():
     found = takes(nodes, [holding("b", {"n1": 8})], ask("r", 8), ask("s", 8))
     assert (found["r"].code, found["r"].takes) == (Code.TAKING_BACK, ())
     assert found["s"].takes == ("b",)
+
+
+def test_who_awaits_runs_that_are_ending_keeps_the_nodes_that_are_free_already():
+    """The programs of one run do not end together: what the first of them leave is not for others."""
+    nodes = [*(replace(node(f"n{i}", 0), ending=Sizes(8)) for i in range(3)), node("n3", 8), node("n4", 8)]
+    found = takes(nodes, [], ask("r", 8, 3), ask("s", 8))
+    assert (found["r"].code, found["s"].code) == (Code.TAKING_BACK, Code.TAKING_BACK)
+    assert outlook(Snapshot(tuple(nodes), (ask("r", 8, 3),))).kept == {"n0": "r", "n3": "r", "n4": "r"}
 
 
 def test_one_decision_takes_a_tenth_of_the_cloud_or_what_its_first_run_needs():
