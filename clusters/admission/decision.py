@@ -322,7 +322,9 @@ class _Pool:
         names = sorted(self._ending)
 
         def placed(count: int) -> Layout | None:
-            return assign(tasks, freed(self.free, {name: self._ending[name] for name in names[:count]}), self._promised).layout
+            return assign(
+                tasks, freed(self.free, {name: self._ending[name] for name in names[:count]}), self._promised
+            ).layout
 
         layout = placed(len(names))
         if layout is None:

@@ -133,7 +133,8 @@ def test_a_run_succeeds_is_metered_and_leaves_nothing(plane: Plane, loop: Loop, 
     assert (run.phase, run.message) == ("Succeeded", "The master has finished.")
     segments = list(UsageSegment.objects.filter(consumer=f"run {run.pk}"))
     assert len(segments) == 4
-    seen = {task.uid: (task.began_at, task.finished_at) for task in run.tasks.all()}
+    whole = run.whole_at.replace(microsecond=0)
+    seen = {task.uid: (max(task.began_at, whole), task.finished_at) for task in run.tasks.all()}
     assert {each.uid: (each.started, each.ended) for each in segments} == seen
     path = "/api/v1/namespaces/ops/configmaps"
     label = names.selector(run_id=run.pk, portal=loop.cloud._settings.portal)
