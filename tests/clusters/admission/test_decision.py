@@ -172,7 +172,7 @@ def test_no_node_is_exceeded_and_what_is_remembered_changes_no_verdict(nodes, se
             Ask(f"r{i}", appcode, (replace(tasks, role=role(i)),), admitted)
             for i, (tasks, appcode, admitted) in enumerate(several)
         ]
-        return asks, decide(Snapshot(nodes, tuple(asks), {"x": Share(quota)}))
+        return asks, decide(Snapshot(nodes, tuple(asks), {"x": Share(quota), "y": Share(0)}))
 
     asks, found = verdicts(lambda i: "w")
     others = verdicts(lambda i: f"w{i}")[1]

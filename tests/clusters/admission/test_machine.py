@@ -13,10 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from clusters.admission.codes import Code
 from clusters.admission.decision import Snapshot, Verdict, decide
+from clusters.admission.packing import Sizes as Amounts
 from clusters.admission.packing import Tasks, asking, group, place
 from clusters.admission.words import sentence
 from clusters.clouds.drivers.base import Capacity, Node
-from clusters.runs.placing.known import Known, Promise, Taken, Waiting
+from clusters.runs.placing.known import Known, Promise, Waiting
 from clusters.runs.placing.room import snapshot
 
 Sizes = tuple[int, int]  # GPUs and CPUs.
@@ -209,12 +210,12 @@ class Cluster(RuleBasedStateMachine):
             )
             for name, each in self.machines.items()
         ]  # fmt: skip
-        taken: dict[str, Taken] = {}
+        taken: dict[str, Amounts] = {}
         for run in self.runs.values():
             for each, bound in run.bound.items():
                 for name, count in bound.items():
-                    held = Taken(count * each.gpus, count * each.cpu_milli)
-                    taken[name] = taken.get(name, Taken()) + held
+                    held = Amounts(count * each.gpus, count * each.cpu_milli)
+                    taken[name] = taken.get(name, Amounts()) + held
         waiting = [Waiting(pk, run.roles) for pk, run in self.runs.items() if run.layout is None]
         return snapshot(Known(Capacity(tuple(nodes)), taken, list(self.promises()), waiting))
 

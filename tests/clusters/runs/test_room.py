@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from clusters.admission.codes import Code
 from clusters.admission.decision import Verdict, decide
+from clusters.admission.packing import Sizes as Amounts
 from clusters.admission.packing import Tasks, asking
 from clusters.admission.words import _WORDS, sentence
 from clusters.clouds.drivers.base import Capacity, Node
-from clusters.runs.placing.known import Known, Promise, Taken, Waiting, capacity_from, capacity_json
+from clusters.runs.placing.known import Known, Promise, Waiting, capacity_from, capacity_json
 from clusters.runs.placing.room import snapshot
 from tests.clusters.gangs import create_theirs, gang, node, nodes
 
@@ -24,7 +25,7 @@ WHOLE = "It starts when enough whole nodes are free; tasks with fewer GPUs may s
 SMALL = "in blocks that are too small."
 SOON = "It starts as soon as enough are free."
 FEWER = "Choose fewer tasks or a smaller flavor."
-NOBODY: dict[str, Taken] = {}
+NOBODY: dict[str, Amounts] = {}
 
 
 def judged(
@@ -116,12 +117,12 @@ def test_of_two_runs_of_80_on_120_the_second_waits_while_the_first_is_placed(adm
     promised = [Promise(1, each, 0, each.count, {f"n{number}": 8 for number in range(10)}) for each in new]
     assert told(new, nodes(15), promises=promised) == (Code.GPUS, words.replace(", as 1 run before it takes 80", ""))
     # All of it is bound; whether the observation of free GPUs counts that already does not matter.
-    bound = {f"n{number}": Taken(8) for number in range(10)}
+    bound = {f"n{number}": Amounts(8) for number in range(10)}
     for counted in (0, 5, 10):
         seen = tuple(node(f"n{number}", gpus_free=0 if number < counted else 8) for number in range(15))
         assert told(new, seen, held=bound) == (Code.GPUS, words.replace(", as 1 run before it takes 80", ""))
     # A part of it is bound and counted, another part bound only, the rest nowhere.
-    part = {f"n{number}": Taken(8) for number in range(7)}
+    part = {f"n{number}": Amounts(8) for number in range(7)}
     seen = tuple(node(f"n{number}", gpus_free=0 if number < 4 else 8) for number in range(15))
     code, words = told(new, seen, [asking("worker", 24, 1)], held=part)
     assert (code, "40 of 120 are free" in words) == (Code.GPUS, True)
@@ -138,7 +139,7 @@ def test_an_admitted_run_that_fits_in_part_takes_that_part_and_keeps_nothing_mor
 def test_a_run_that_waits_keeps_what_it_needs_and_leaves_the_rest() -> None:
     large = [asking("worker", 2, 8)]
     seen = (node("a", gpus_free=8), node("b"), node("c"))
-    held = {"a": Taken(4), "b": Taken(4), "c": Taken(4)}
+    held = {"a": Amounts(4), "b": Amounts(4), "c": Amounts(4)}
     assert judged([asking("worker", 4, 1)], seen, large, held=held, started=False).nodes == {("worker", "c"): 4}
     assert judged([asking("worker", 5, 1)], seen, large, held=held, started=False).code is Code.BEHIND
 
@@ -148,7 +149,7 @@ def test_room_is_promised_on_every_node_where_tasks_may_still_go_until_none_of_t
     seen = (node("a"), node("b"))
 
     def fitting(lacks: int, **open_: int) -> int:
-        held = {"a": Taken(4 - lacks)}
+        held = {"a": Amounts(4 - lacks)}
         promise = Promise(1, each, 4 - lacks, lacks, open_)
         left = [
             count
@@ -170,14 +171,14 @@ def test_room_that_others_leave_on_one_of_several_nodes_may_be_taken_by_all_who_
     each = asking("worker", 4, 1)
     seen = (node("a", gpus=4, free=4), node("b", gpus=4, free=4))
     # Where it had two places on each node, the other run on a has ended.
-    held = {"b": Taken(2)}
+    held = {"b": Amounts(2)}
     promise = Promise(1, each, 0, 4, {"a": 2, "b": 2})
     assert judged([asking("new", 1, 2)], seen, held=held, promises=[promise]).code is Code.GPUS
-    assert judged([asking("new", 1, 2)], seen, held=held | {"a": Taken(2)}, promises=[]).code is Code.FITS
+    assert judged([asking("new", 1, 2)], seen, held=held | {"a": Amounts(2)}, promises=[]).code is Code.FITS
     # Two of it have come to a, where the other two may follow.
     promise = Promise(1, each, 2, 2, {"a": 0, "b": 2})
     assert (
-        judged([asking("new", 1, 1)], seen, held={"a": Taken(2), "b": Taken(2)}, promises=[promise]).code is Code.GPUS
+        judged([asking("new", 1, 1)], seen, held={"a": Amounts(2), "b": Amounts(2)}, promises=[promise]).code is Code.GPUS
     )
 
 
@@ -190,7 +191,7 @@ def test_never_counts_all_nodes_and_now_only_those_that_take_tasks() -> None:
 
 @pytest.mark.parametrize("unreported", [{"cpu_milli": 0}, {"memory_mb": 0}, {"cpu_milli": 0, "cpu_milli_free": 0}])
 def test_what_a_node_does_not_report_keeps_no_run_away(unreported: dict[str, Any]) -> None:
-    held = {"n1": Taken(1, 2000, 10_000)}
+    held = {"n1": Amounts(1, 2000, 10_000)}
     assert judged([asking("worker", 2, 1, "", 30_000, 100_000)], (node(**unreported),), held=held).code is Code.FITS
 
 
@@ -213,9 +214,9 @@ seen_nodes = st.lists(
 one_role = st.builds(asking, st.just("w"), st.integers(1, 3), amounts, st.sampled_from(["", "A"]), st.integers(0, 3000))
 
 
-@given(one_role, seen_nodes, st.dictionaries(st.sampled_from(["n0", "n1"]), st.builds(Taken, amounts)), one_role)
+@given(one_role, seen_nodes, st.dictionaries(st.sampled_from(["n0", "n1"]), st.builds(Amounts, amounts)), one_role)
 def test_what_others_hold_never_helps_and_never_makes_it_impossible(
-    tasks: Tasks, seen: tuple[Node, ...], held: dict[str, Taken], before: Tasks
+    tasks: Tasks, seen: tuple[Node, ...], held: dict[str, Amounts], before: Tasks
 ) -> None:
     alone = judged([tasks], seen).code
     for found in (judged([tasks], seen, held=held).code, judged([tasks], seen, [before]).code):
@@ -392,7 +393,7 @@ def test_what_tasks_hold_is_summed_by_node_with_the_helpers_beside_them(training
         Task(run=run, role=role, index=index, uid=f"{role}-{index}", phase=phase, node=name)
         for role, index, name, phase in places
     )
-    assert taken("training") == {"n0": Taken(2, 2100, 4116)}
+    assert taken("training") == {"n0": Amounts(2, 2100, 4116)}
     Run.objects.update(gone=True)
     assert taken("training") == {}
 
