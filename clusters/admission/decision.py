@@ -170,6 +170,8 @@ class _Decision:
         self._holdings = {each.run: each for each in snapshot.holdings}
         self._leave = sum(node.whole.gpus for node in snapshot.nodes) // MOST_TAKEN
         self._has_taken = False
+        self._in_vain: set[Hashable] = set()  # For those no runs are found to be taken back, until others are.
+        self._able: dict[Hashable, list[Holding]] = {}
         self._rank = 0
 
     @classmethod
@@ -212,19 +214,27 @@ class _Decision:
 
     def _take_back(self, ask: Ask, level: Level) -> Sequence[Holding]:
         """Chooses runs to be taken back, and keeps their nodes for `ask`."""
-        able = [each for each in self._holdings.values() if each.yields_to(ask, level)]
-        if not able:
+        alike = ask.tasks, level, ask.appcode, ask.priority_class
+        if alike in self._in_vain:
             return ()
-        found = cheapest(able, lambda victims: self.pool.would_fit(ask.tasks, victims))
+        who = level, ask.appcode, ask.priority_class
+        if who not in self._able:
+            self._able[who] = [each for each in self._holdings.values() if each.yields_to(ask, level)]
+        able = self._able[who]
+        found = cheapest(able, lambda victims: self.pool.would_fit(ask.tasks, victims)) if able else ()
+        if not found:
+            self._in_vain.add(alike)
+            return ()
         taken = sum(each.gpus for each in found)
         if self._has_taken and taken > self._leave:
             return ()
-        self._leave, self._has_taken = self._leave - taken, self._has_taken or bool(found)
+        self._leave, self._has_taken = self._leave - taken, True
         for each in found:
             del self._holdings[each.run]
-        if found:
-            self.pool.end(found)
-            self.pool.await_ending(ask.run, ask.tasks)
+        self.pool.end(found)
+        self.pool.await_ending(ask.run, ask.tasks)
+        self._in_vain.clear()
+        self._able.clear()
         return found
 
     def _waits(self, code: Code, values: Values, takes: tuple[str, ...] = ()) -> Verdict:

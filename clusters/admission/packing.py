@@ -80,20 +80,15 @@ class Shape:
         return max(0, min([tasks.count, *(have // need for have, need in sizes if need)]))
 
     def without(self, tasks: Tasks, count: int) -> Shape:
-        return replace(
-            self,
-            gpus=self.gpus - count * tasks.gpus,
-            cpu_milli=self.cpu_milli - count * tasks.cpu_milli,
-            memory_mb=self.memory_mb - count * tasks.memory_mb,
-        )
+        return self._with(-count * tasks.gpus, -count * tasks.cpu_milli, -count * tasks.memory_mb)
 
     def plus(self, more: Sizes) -> Shape:
-        return replace(
-            self,
-            gpus=self.gpus + more.gpus,
-            cpu_milli=self.cpu_milli + more.cpu_milli,
-            memory_mb=self.memory_mb + more.memory_mb,
-        )
+        return self._with(more.gpus, more.cpu_milli, more.memory_mb)
+
+    def _with(self, gpus: int, cpu_milli: int, memory_mb: int) -> Shape:
+        """As `replace` would do it, which takes five times as long."""
+        sizes = self.gpus + gpus, self.cpu_milli + cpu_milli, self.memory_mb + memory_mb
+        return Shape(*sizes, self.gpu_model, self.resource, self.labels, self.taints, self.any_model)
 
 
 # Equal nodes → their names, sorted.
