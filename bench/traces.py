@@ -1,8 +1,8 @@
 """Runs to be replayed in virtual time: drawn by the published quantiles of Philly and PAI, or read from files of traces.
 
 `TRACE_DIR` is a folder that holds any of these, under their own names: pods and nodes of Alibaba's openb (`openb_pod_list_*.csv`,
-`openb_node_list_*.csv`), the virtual clusters of Philly as Gavel has them (`*.trace`, one line of business each), the run times of
-Philly (`philly_runtime.csv`). None of them is part of this repository.
+`openb_node_list_*.csv`), the virtual clusters of Philly as Gavel has them (`*.trace`, one line of business each), the run times
+of Philly (`philly_runtime.csv`). None of them is part of this repository.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ SIZES = (
 # Runs of few parameter servers without GPUs beside their workers, and of those that no cloud can hold: share of runs.
 SERVED, IMPOSSIBLE = 0.02, 0.001
 # Users ask for one of these, in seconds.
-LIMITS = tuple(60 * each for each in (10, 20, 30, 60, 120, 180, 240, 360, 480, 720, 1440, 2880, 4320, 7200, 10_080, 20_160, 43_200))
+HOURS = (1, 2, 3, 4, 6, 8, 12, 24, 48, 72, 120, 168, 336, 720)
+LIMITS = (600, 1200, 1800, *(3600 * each for each in HOURS))
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ def terms(gpus: int, guaranteed: float = 0.7, borrowed: float = 0.5) -> dict[str
     found = {}
     for number, each in enumerate(sizes):
         quota = max(1, round(guaranteed * gpus * each / sum(sizes)))
-        found[f"a{number:02}"] = Terms(f"line{number % LINES:02}", quota, quota + round(borrowed * gpus), 1 + number % 3)
+        found[f"a{number:02}"] = Terms(
+            f"line{number % LINES:02}", quota, quota + round(borrowed * gpus), 1 + number % 3
+        )
     return found
 
 
@@ -110,7 +113,7 @@ def drawn(rng: random.Random, points: Sequence[tuple[float, float]] = RUN_TIMES)
 
 def generated(name: str, seed: int, count: int, nodes: Mapping[str, Shape], load: float) -> Trace:
     """Runs that ask for `load` of all GPU-seconds until the last of them is submitted."""
-    rng, gpus = random.Random(seed), sum(shape.gpus for shape in nodes.values())
+    rng, gpus = random.Random(seed), sum(shape.gpus for shape in nodes.values())  # noqa: S311
     codes = terms(gpus)
     drafts = [_draft(rng, codes, lambda: drawn(rng)) for _ in range(count)]
     return Trace(name, nodes, codes, _spread_out(rng, drafts, load * gpus))
@@ -164,13 +167,13 @@ def _spread_out(rng: random.Random, drafts: Sequence[Job], gpus: float) -> list[
 
 def from_folder(folder: Path, seed: int, most: int, nodes: Mapping[str, Shape]) -> list[Trace]:
     """Whatever traces the folder has; `nodes` are used for those without any."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311
     times = next(iter(sorted(folder.rglob("philly_runtime.csv"))), None)
     seconds = _philly(times, rng) if times else lambda: drawn(rng)
     found = []
     if pods := sorted(folder.rglob("openb_pod_list_*.csv")):
-        [here] = sorted(folder.rglob("openb_node_list_*.csv"))[-1:] or [None]
-        found.append(_openb(pods[-1], _openb_nodes(here) if here else nodes, rng, most))
+        here = sorted(folder.rglob("openb_node_list_*.csv"))
+        found.append(_openb(pods[-1], _openb_nodes(here[-1]) if here else nodes, rng, most))
     if clusters := sorted(folder.rglob("*.trace")):
         found.append(_gavel(clusters, nodes, rng, most, seconds))
     if times:
@@ -198,7 +201,7 @@ def _openb_nodes(path: Path) -> dict[str, Shape]:
 def _openb(path: Path, nodes: Mapping[str, Shape], rng: random.Random, most: int) -> Trace:
     """A part of a GPU counts as one. Few pods overlap in time, so they are submitted at a pace that fills the nodes."""
     codes = terms(sum(shape.gpus for shape in nodes.values()))
-    drafts = []
+    drafts = list[Job]()
     with path.open() as file:
         for row in csv.DictReader(file):
             if not row["scheduled_time"] or len(drafts) == most:
@@ -214,18 +217,18 @@ def _gavel(
     paths: Sequence[Path], nodes: Mapping[str, Shape], rng: random.Random, most: int, seconds: Callable[[], int]
 ) -> Trace:
     """One job a line, divided by tabs: type, command, argument, data, steps, submission, GPUs. How long a step takes is not
-    said, so run times are drawn. Only the first jobs of all clusters are taken; their pace is that of the trace."""
-    every, codes, gpus = [], {}, sum(shape.gpus for shape in nodes.values())
+    said, so run times are drawn. Only the first jobs of all clusters are taken."""
+    every, codes = list[tuple[float, str, int]](), dict[str, Terms]()
+    gpus = sum(shape.gpus for shape in nodes.values())
     for path in paths:
-        code = f"{path.parent.name}-{path.stem}"
-        codes[code] = Terms(code, gpus // (2 * len(paths)), gpus)
+        name = f"{path.parent.name}-{path.stem}"
+        codes[name] = Terms(name, gpus // (2 * len(paths)), gpus)
         for line in path.read_text().splitlines():
-            *_, at, count = line.split("\t")
-            every.append((float(at), code, int(float(count))))
-    every.sort()
+            *_, at, asked = line.split("\t")
+            every.append((float(at), name, int(float(asked))))
     jobs = []
-    for _at, code, count in every[:most]:
-        tasks = _tasks("worker", max(1, count // 8), min(count, 8))
-        jobs.append(replace(drafted(rng, {code: codes[code]}, (tasks,), seconds()), at=0))
+    for _, code, count in sorted(every)[:most]:
+        tasks = (_tasks("worker", max(1, count // 8), min(count, 8)),)
+        jobs.append(drafted(rng, {code: codes[code]}, tasks, seconds()))
     # The trace is of an unknown number of GPUs, so the order is its own, and the pace fills these nodes.
     return Trace("Philly by Gavel", nodes, codes, _spread_out(rng, jobs, gpus))

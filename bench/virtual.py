@@ -1,5 +1,5 @@
 """A cloud in virtual time: runs are submitted, decided, placed, ended and taken back as the product does it, on one core and
-without a database. Its idea: the decision is the product's own (`clusters.admission`), and all around it is as small as it can be.
+without a database. Its idea: the decision is the product's own (`clusters.admission`), all around it is as small as it can be.
 
 A pass decides at most every `TICK` seconds, and only if something has changed. The tasks of a run go to the first nodes of its
 layout that have room, at once.
@@ -8,17 +8,18 @@ layout that have room, at once.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from time import process_time
 from typing import Literal, Protocol
 
 from bench.traces import Job, Terms, Trace
 from billing.sums.decay import Stretch, decayed
 from clusters.admission.codes import Code
 from clusters.admission.decision import Ask, Node, Snapshot, Verdict, decide
-from clusters.admission.order import FIRST, Level, Share, levels
-from clusters.admission.packing import Layout, Shape, Sizes, assign, group
+from clusters.admission.order import FIRST, Level, PriorityClass, Share, levels
+from clusters.admission.packing import Layout, Shape, Sizes, assign, group, why_never
 from clusters.admission.taking import Holding
 
 TICK = 60
@@ -57,27 +58,23 @@ class Run:
 
     # As `order.levels` sees it.
     @property
-    def gpus(self) -> int:
-        return self.gpus_
-
-    @property
     def appcode(self) -> str:
         return self.job.appcode
 
     @property
-    def priority_class(self) -> Literal["urgent", "normal", "spare"]:
+    def priority_class(self) -> PriorityClass:
         return self.job.priority_class
 
     def __post_init__(self) -> None:
-        self.gpus_ = self.job.gpus
-        self.ask = Ask(self.name, self.job.appcode, self.job.tasks, priority_class=self.job.priority_class)
+        self.gpus = self.job.gpus
 
 
 @dataclass
 class Seen:
     """What happened. `waits`: by run, all seconds that it waited. GPU-seconds: `busy` until the last submission, `lost` by taking
-    back. `delayed`: starts later than promised, `outranked`: because a run with a higher right came in between. `over`: times that a
-    run exceeded a limit or a node."""
+    back. `delayed`: starts later than promised, and by how much; `slipped`: promises that moved to a later time; neither counts
+    if a run with a higher right came in between (`outranked`). `over`: times that a run exceeded a limit or a node.
+    `deciding`: seconds of processor time."""
 
     waits: dict[int, int] = field(default_factory=dict)
     busy: int = 0
@@ -87,14 +84,16 @@ class Seen:
     promises: int = 0
     kept: int = 0
     delayed: list[tuple[int, int]] = field(default_factory=list)
+    slipped: int = 0
     outranked: int = 0
     over: int = 0
     never: dict[int, Code] = field(default_factory=dict)
     refused: int = 0
     longest_queue: int = 0
+    deciding: float = field(default=0.0, compare=False)
 
 
-class Watcher(Protocol):
+class Watch(Protocol):
     """Is shown each decision: the snapshot, the verdicts, and the youngest run if it was decided for the first time."""
 
     def __call__(self, snapshot: Snapshot, verdicts: Mapping[str, Verdict], youngest: Run | None) -> None: ...
@@ -163,20 +162,28 @@ ORDER: Mapping[Kind, int] = {"ends": 0, "gone": 1, "arrives": 2, "free": 3}
 
 
 class Cloud:
-    """Replays a trace. `saves`: seconds between the checkpoints of a run, 0 for none. `knows`: whether the decision sees when a run
-    saved last. `more`: returns runs to be submitted at a time, for clouds where everybody always asks."""
+    """Replays a trace. `in_order`: strictly first come, first served, instead of by the decision. `saves`: seconds between the
+    checkpoints of a run, 0 for none. `knows`: whether the decision sees when a run saved last."""
 
     def __init__(
-        self, trace: Trace, *, in_order: bool = False, saves: int = 0, knows: bool = True, watch: Watcher = _watch_nothing,
+        self, trace: Trace, *, in_order: bool = False, saves: int = 0, knows: bool = True, watch: Watch = _watch_nothing,
         tick: int = TICK,
     ) -> None:  # fmt: skip
-        self.trace, self.in_order, self.saves, self.knows, self.watch, self.tick = trace, in_order, saves, knows, watch, tick
+        self.trace, self.in_order, self.saves, self.knows, self.watch, self.tick = (
+            trace,
+            in_order,
+            saves,
+            knows,
+            watch,
+            tick,
+        )
         self.machines = {name: _Machine(name, shape) for name, shape in trace.nodes.items()}
         self.appcodes = {code: _Appcode(terms) for code, terms in trace.terms.items()}
         self.waiting: dict[int, Run] = {}
         self.seen = Seen()
         self.now = 0
         self._nodes = {name: Node(name, shape, shape, ends=0) for name, shape in trace.nodes.items()}
+        self._empty = group(trace.nodes.items())
         self._touched: set[str] = set()
         self._shapes: dict[tuple[Shape, int, int, int], Shape] = {}
         self._events: list[tuple[int, int, int, Kind, Run, int]] = []
@@ -185,9 +192,12 @@ class Cloud:
         self._changed = False
         self._dirty: set[str] = set()
         self._newest: Run | None = None
-        self._blocked: tuple[int, int] | None = None  # In order: the first run, and how often nodes were freed when it failed.
+        self._blocked: tuple[int, int] | None = (
+            None  # In order: the first run, and how often nodes were freed when it failed.
+        )
         self._frees = 0
         self._spares: dict[int, Run] = {}
+        self._line = list[int]()  # Those that wait, the first submitted first; only in order.
 
     # What happens.
 
@@ -249,7 +259,7 @@ class Cloud:
         self._free(run)
         run.times += 1
         run.ending, run.latest, run.since = False, None, self.now
-        self.waiting[run.number] = run
+        self._wait(run)
 
     def _on_free(self, run: Run) -> None:
         """It may be taken back from now on."""
@@ -299,13 +309,21 @@ class Cloud:
                 appcode.counted += counts
                 del appcode.asking[run.number]
                 run.admitted = True
-                self.waiting[run.number] = run
+                self._wait(run)
         self._dirty.clear()
+
+    def _wait(self, run: Run) -> None:
+        self.waiting[run.number] = run
+        if self.in_order:
+            heappush(self._line, run.number)
 
     def snapshot(self) -> Snapshot:
         shares = {code: each.share(self.now) for code, each in self.appcodes.items()}
         begins = self.now + TO_BEGIN + TO_END
-        asks = tuple(replace_ends(run, begins + run.job.limit) for run in self._looked_at())
+        asks = tuple(
+            Ask(run.name, run.appcode, run.job.tasks, priority_class=run.priority_class, ends=begins + run.job.limit)
+            for run in self._looked_at()
+        )
         return Snapshot(self._all_nodes(), asks, shares, tuple(self._holdings()))
 
     def _looked_at(self) -> list[Run]:
@@ -333,7 +351,11 @@ class Cloud:
                 else:
                     ends = max(ends, run.began + run.job.limit)
             self._nodes[name] = Node(
-                name, machine.whole, self._shapes[key], ending=ending, ends=-(-(ends + TO_END) // 60) * 60 if ends else 0
+                name,
+                machine.whole,
+                self._shapes[key],
+                ending=ending,
+                ends=-(-(ends + TO_END) // 60) * 60 if ends else 0,
             )
         self._touched.clear()
         return tuple(self._nodes.values())
@@ -357,15 +379,19 @@ class Cloud:
         worked = self.now - run.began
         return min(MOST_LOST, worked % self.saves if self.saves and self.knows else worked)
 
-    def _loses(self, run: Run) -> int:
+    def loses(self, run: Run) -> int:
         worked = self.now - run.began
         return worked % self.saves if self.saves else worked
 
     def _decide(self) -> None:
         snapshot = self.snapshot()
+        begin = process_time()
         verdicts = decide(snapshot)
+        self.seen.deciding += process_time() - begin
         self.seen.passes += 1
-        youngest = self._newest if snapshot.asks and self._newest and snapshot.asks[-1].run == self._newest.name else None
+        youngest = (
+            self._newest if snapshot.asks and self._newest and snapshot.asks[-1].run == self._newest.name else None
+        )
         self.watch(snapshot, verdicts, youngest)
         ahead: set[str] = set()
         for name, verdict in verdicts.items():
@@ -375,16 +401,19 @@ class Cloud:
                 ahead.add(name)
                 self._start(run, verdict.nodes or {})
             elif verdict.code.fits == "never":
-                self.seen.never[run.number] = verdict.code
-                del self.waiting[run.number]
-                self._leave(run)
+                self._refuse(run, verdict.code)
             else:
                 ahead.add(name)
         for verdict in verdicts.values():
             for name in verdict.takes:
-                self._take(self._holder(name))
+                self._take(self.holder(name))
 
-    def _holder(self, name: str) -> Run:
+    def _refuse(self, run: Run, code: Code) -> None:
+        self.seen.never[run.number] = code
+        del self.waiting[run.number]
+        self._leave(run)
+
+    def holder(self, name: str) -> Run:
         number = int(name)
         return next(each.holding[number] for each in self.appcodes.values() if number in each.holding)
 
@@ -404,11 +433,13 @@ class Cloud:
             if run.latest is None:
                 self.seen.promises += 1
                 run.ahead = frozenset(ahead)
+            elif latest > run.latest:
+                self.seen.slipped += 1
             run.latest = latest if run.latest is None else min(latest, run.latest)
 
     def _take(self, run: Run) -> None:
         done = self.now - run.began
-        lost = self._loses(run)
+        lost = self.loses(run)
         run.left -= done - lost
         run.ending = True
         self.seen.takes += 1
@@ -458,27 +489,19 @@ class Cloud:
 
     def _place_in_order(self) -> None:
         """Strictly first come, first served: nobody starts before the first one that waits."""
-        queue = sorted(self.waiting.items())
-        if self._blocked == (queue[0][0], self._frees):
+        if self._blocked == (self._line[0], self._frees):
             return
-        nodes = self._all_nodes()
-        field = group((node.name, node.free) for node in nodes)
+        field = group((node.name, node.free) for node in self._all_nodes())
         self.seen.passes += 1
-        for number, run in queue:
-            empty = group((node.name, node.whole) for node in nodes) if run.job.tasks[0].gpus > 8 or run.gpus > self.trace.gpus else {}
+        while self._line:
+            run = self.waiting[self._line[0]]
             found = assign(run.job.tasks, field)
-            if found.layout is None and empty and assign(run.job.tasks, empty).layout is None:
-                self.seen.never[number] = Code.OVER_POOL
-                del self.waiting[number]
-                self._leave(run)
-                continue
-            if found.layout is None:
-                self._blocked = number, self._frees
+            if found.layout is not None:
+                field = found.left
+                self._start(run, found.layout)
+            elif why_never(run.job.tasks, self._empty):
+                self._refuse(run, Code.OVER_POOL)
+            else:
+                self._blocked = run.number, self._frees
                 return
-            field = found.left
-            self._start(run, found.layout)
-
-
-def replace_ends(run: Run, ends: int) -> Ask:
-    ask = run.ask
-    return Ask(ask.run, ask.appcode, ask.tasks, ask.admitted, ask.priority_class, ends)
+            heappop(self._line)

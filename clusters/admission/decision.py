@@ -208,7 +208,7 @@ class _Decision:
             return self._waits(Code.TAKING_BACK, told | {"taken": taken, "runs": len(victims)}, names)
         if not pool.keep(ask.run, ask.tasks):
             pool.waits[alike] = code, told
-        elif latest := pool.until[ask.run]:
+        elif latest := pool.promised[ask.run]:
             told |= {"latest": latest}
         return self._waits(code, told)
 
@@ -270,6 +270,10 @@ class _Pool:
         self._ends = {node.name: node.ends for node in nodes}
         # When a run that keeps nodes can start at the latest, by the time limits there, and None if nobody knows.
         self.until: dict[str, int | None] = {}
+        # The same, where it holds whatever earlier runs do.
+        self.promised: dict[str, int | None] = {}
+        # What earlier runs ask for that wait, and whether they start on as many nodes as they keep.
+        self._before: dict[tuple[Tasks, ...], bool] = {}
         self._failed_later: set[Hashable] = set()
 
     def room(self) -> tuple[Field, set[str]] | None:
@@ -356,6 +360,7 @@ class _Pool:
         there, then those with the most free resources. False if nothing is kept; then equal tasks will keep nothing either."""
         kinds = frozenset(_one_gpu(each) for each in tasks if each.gpus)
         if self._keeping[kinds] == MOST_KEEPING:
+            self._before[tasks] = False
             return False
         shapes = sorted(self.free, key=_most_first)
         names = [
@@ -375,10 +380,25 @@ class _Pool:
                     left[name], short = left[name].without(each, here), short - here
                     mine.add(name)
             if short:
+                self._before[tasks] = False
                 return False
         self._keeping[kinds] += 1
         ends = [self._ends[name] for name in mine]
-        self._keep(run, mine, None if None in ends else max(each for each in ends if each is not None))
+        until = None if None in ends else max(each for each in ends if each is not None)
+        self._keep(run, mine, until)
+        self.promised[run] = until if self._is_sure(tasks) else None
+        self._before[tasks] = self._before.get(tasks, True) and len(mine) == sum(each.count for each in tasks)
+        return True
+
+    def _is_sure(self, tasks: tuple[Tasks, ...]) -> bool:
+        """Whether earlier runs that start elsewhere than on the nodes that they keep leave as much for these tasks."""
+        shapes = set(self._drained.values())
+        for earlier, is_steady in self._before.items():
+            theirs = [shape for shape in shapes if any(map(shape.holds, earlier))]
+            if any(shape.holds(each) for shape in theirs for each in tasks) and not (
+                is_steady and len({tuple(map(shape.holds, tasks)) for shape in theirs}) == 1
+            ):
+                return False
         return True
 
     def _keep(self, run: str, names: Collection[str], until: int | None) -> None:
