@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = (
     "billing",
     "admitting",
+    "replay",
     "idle",
     "listing",
     "newcomer",
@@ -61,11 +62,11 @@ def main() -> int:
     only = set(filter(None, options.only.split(","))) or set(NAMES)
     if unknown := only - set(NAMES):
         parser.error(f"There is no part {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}.")
-    from bench import admitting, billing
+    from bench import admitting, billing, replay
 
     folder = Path(tempfile.mkdtemp(prefix="portal-bench-"))
     try:
-        apart = (*billing.PARTS, *admitting.PARTS)
+        apart = (*billing.PARTS, *admitting.PARTS, *replay.PARTS)
         found = _parts(apart, only, folder)
         if only - {part.__name__ for part in apart}:
             found += _measure(folder, only)

@@ -175,6 +175,8 @@ class _Decision:
         self._holdings = {each.run: each for each in snapshot.holdings}
         self._leave = sum(node.whole.gpus for node in snapshot.nodes) // MOST_TAKEN
         self._has_taken = False
+        self._in_vain: set[Hashable] = set()  # For those no runs are found to be taken back, until others are.
+        self._able: dict[Hashable, list[Holding]] = {}
         self._rank = 0
 
     def all(self) -> dict[str, Verdict]:
@@ -207,25 +209,33 @@ class _Decision:
             return self._waits(Code.TAKING_BACK, told | {"taken": taken, "runs": len(victims)}, names)
         if not pool.keep(ask.run, ask.tasks):
             pool.waits[alike] = code, told
-        elif latest := pool.until[ask.run]:
+        elif latest := pool.promised[ask.run]:
             told |= {"latest": latest}
         return self._waits(code, told)
 
     def _take_back(self, ask: Ask, level: Level) -> Sequence[Holding]:
         """Chooses runs to be taken back, and keeps their nodes for `ask`."""
-        able = [each for each in self._holdings.values() if each.yields_to(ask, level)]
-        if not able:
+        alike = ask.tasks, level, ask.appcode, ask.priority_class
+        if alike in self._in_vain:
             return ()
-        found = cheapest(able, lambda victims: self.pool.would_fit(ask.tasks, victims))
+        who = level, ask.appcode, ask.priority_class
+        if who not in self._able:
+            self._able[who] = [each for each in self._holdings.values() if each.yields_to(ask, level)]
+        able = self._able[who]
+        found = cheapest(able, lambda victims: self.pool.would_fit(ask.tasks, victims)) if able else ()
+        if not found:
+            self._in_vain.add(alike)
+            return ()
         taken = sum(each.gpus for each in found)
         if self._has_taken and taken > self._leave:
             return ()
-        self._leave, self._has_taken = self._leave - taken, self._has_taken or bool(found)
+        self._leave, self._has_taken = self._leave - taken, True
         for each in found:
             del self._holdings[each.run]
-        if found:
-            self.pool.end(found)
-            self.pool.await_ending(ask.run, ask.tasks)
+        self.pool.end(found)
+        self.pool.await_ending(ask.run, ask.tasks)
+        self._in_vain.clear()
+        self._able.clear()
         return found
 
     def _waits(self, code: Code, values: Values, takes: tuple[str, ...] = ()) -> Verdict:
@@ -261,6 +271,10 @@ class _Pool:
         self._ends = {node.name: node.ends for node in nodes}
         # When a run that keeps nodes can start at the latest, by the time limits there, and None if nobody knows.
         self.until: dict[str, int | None] = {}
+        # The same, where it holds whatever earlier runs do.
+        self.promised: dict[str, int | None] = {}
+        # What earlier runs ask for that wait, and whether they start on as many nodes as they keep.
+        self._before: dict[tuple[Tasks, ...], bool] = {}
         self._failed_later: set[Hashable] = set()
 
     def room(self) -> tuple[Field, set[str]] | None:
@@ -357,6 +371,7 @@ class _Pool:
         there, then those with the most free resources. False if nothing is kept; then equal tasks will keep nothing either."""
         kinds = frozenset(_one_gpu(each) for each in tasks if each.gpus)
         if self._keeping[kinds] == MOST_KEEPING:
+            self._before[tasks] = False
             return False
         shapes = sorted(self.free, key=_most_first)
         names = [
@@ -376,10 +391,25 @@ class _Pool:
                     left[name], short = left[name].without(each, here), short - here
                     mine.add(name)
             if short:
+                self._before[tasks] = False
                 return False
         self._keeping[kinds] += 1
         ends = [self._ends[name] for name in mine]
-        self._keep(run, mine, None if None in ends else max(each for each in ends if each is not None))
+        until = None if None in ends else max(each for each in ends if each is not None)
+        self._keep(run, mine, until)
+        self.promised[run] = until if self._is_sure(tasks) else None
+        self._before[tasks] = self._before.get(tasks, True) and len(mine) == sum(each.count for each in tasks)
+        return True
+
+    def _is_sure(self, tasks: tuple[Tasks, ...]) -> bool:
+        """Whether earlier runs that start elsewhere than on the nodes that they keep leave as much for these tasks."""
+        shapes = set(self._drained.values())
+        for earlier, is_steady in self._before.items():
+            theirs = [shape for shape in shapes if any(map(shape.holds, earlier))]
+            if any(shape.holds(each) for shape in theirs for each in tasks) and not (
+                is_steady and len({tuple(map(shape.holds, tasks)) for shape in theirs}) == 1
+            ):
+                return False
         return True
 
     def _keep(self, run: str, names: Collection[str], until: int | None) -> None:

@@ -56,9 +56,9 @@ class Holding:
 def cheapest(able: Sequence[Holding], fits: Callable[[Sequence[Holding]], bool]) -> Sequence[Holding]:
     """Returns runs without which the taker fits, none of them in vain; none if it does not fit without all."""
     ordered = sorted(able, key=lambda each: each.price)[:MOST_CONSIDERED]
-    count = bisect_left(range(len(ordered) + 1), True, key=lambda count: fits(ordered[:count]))
-    if count > len(ordered):
+    if not fits(ordered):
         return ()
+    count = bisect_left(range(len(ordered)), True, key=lambda count: fits(ordered[:count]))
     found = ordered[:count]
     for each in reversed(found[:-1]):
         if fits(fewer := [other for other in found if other is not each]):

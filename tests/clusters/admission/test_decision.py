@@ -255,6 +255,23 @@ def test_a_run_that_ends_in_time_starts_on_nodes_that_are_kept_and_delays_nobody
     )
 
 
+def at_the_latest(nodes, *asks):
+    shape = {gpus: Shape(gpus, 64000, 1 << 20, "H200") for gpus in range(9)}
+    several = tuple(Node(f"n{i}", shape[whole], shape[free], ends=ends) for i, (whole, free, ends) in enumerate(nodes))
+    found = decide(Snapshot(several, asks))
+    return [found[ask.run].values.get("latest") for ask in asks]
+
+
+def test_no_start_is_promised_that_an_earlier_run_delays_by_starting_on_other_nodes_than_it_keeps():
+    """What ends early decides on which nodes the first one starts; the others then have to wait for later ones."""
+    half, whole, two = limited("half", 4, None), limited("whole", 8, None), limited("two", 8, None, count=2)
+    assert at_the_latest([(4, 0, 100), (8, 0, 200), (8, 0, 500)], half, whole) == [100, None]
+    assert at_the_latest([(4, 0, 100), (8, 4, 90), (8, 0, 500)], whole) == [90]
+    quarters = limited("quarters", 2, None, count=4)
+    assert at_the_latest([(8, 0, 100), (8, 0, 200), (8, 0, 500), (8, 0, 900)], quarters, two) == [100, None]
+    assert at_the_latest([(8, 0, 100), (8, 0, 200), (8, 0, 500), (8, 0, 900)], half, two, whole) == [100, 500, 900]
+
+
 ending = st.none() | st.integers(1, 9)
 
 
