@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -64,6 +64,7 @@ class _World:
 
         from clusters.clouds.drivers.base import Capacity, Node
         from clusters.clouds.models import Cloud, CloudState
+        from clusters.runs.placing.known import capacity_json
         from portal.models import Appcode, Membership, OrgNode, User
 
         with transaction.atomic():
@@ -76,7 +77,7 @@ class _World:
             Membership.objects.bulk_create(Membership(user=self.owner, appcode=c, role="owner") for c in self.codes)
         Cloud.objects.create(name=CLOUD, kind="kubernetes", title="Bench", is_default=True)
         seen = tuple(Node(f"node-{n:04}", "H200", GPUS, GPUS, 192_000, 2_000_000) for n in range(NODES))
-        CloudState.objects.create(name=CLOUD, capacity=asdict(Capacity(seen)))
+        CloudState.objects.create(name=CLOUD, capacity=capacity_json(Capacity(seen)))
         self.nodes = [each.name for each in seen]
 
     def hold(self) -> None:
@@ -96,9 +97,8 @@ class _World:
         Task.objects.bulk_create(tasks, batch_size=5000)
 
     def wait(self) -> None:
-        """Large runs in front, then runs of 1 to 16 tasks with 1, 2, 4 or 8 GPUs."""
-        shapes = [(1 + n % 16, 1 << (n % 4)) for n in range(WAITING - 3)]
-        self._runs("wait", [(TASKS, GPUS)] * 3 + [(min(count, TASKS), gpus) for count, gpus in shapes])
+        """Runs of 1 to 16 tasks that need whole nodes, of which none is free."""
+        self._runs("wait", [(min(1 + n % 16, TASKS), GPUS) for n in range(WAITING)])
 
     def wait_small(self) -> None:
         """As `wait`, behind SMALL runs of a task each."""
@@ -282,7 +282,7 @@ def _judge() -> None:
     from clusters.runs.placing import known, room
     from portal.models import Appcode
 
-    tasks = [asking("master", 1, 2, "", 4000, 32_768), asking("worker", 3, 2, "", 4000, 32_768)]
+    tasks = [asking("master", 1, GPUS, "", 4000, 32_768), asking("worker", 3, GPUS, "", 4000, 32_768)]
     appcode = Appcode.objects.earliest("pk")
     verdict = room.judge(tasks, known.capacity_of(CLOUD), CLOUD, room.Wish(appcode.pk, "default"))
     if verdict.fits != "waits":
