@@ -199,18 +199,22 @@ def _openb_nodes(path: Path) -> dict[str, Shape]:
 
 
 def _openb(path: Path, nodes: Mapping[str, Shape], rng: random.Random, most: int) -> Trace:
-    """A part of a GPU counts as one. Few pods overlap in time, so they are submitted at a pace that fills the nodes."""
-    codes = terms(sum(shape.gpus for shape in nodes.values()))
-    drafts = list[Job]()
+    """A part of a GPU counts as one. Few pods overlap in time, so they are submitted at a pace that fills the nodes, and if even
+    all of them at once do not, only a part of the nodes is used."""
+    rows = list[tuple[Tasks, int]]()
     with path.open() as file:
         for row in csv.DictReader(file):
-            if not row["scheduled_time"] or len(drafts) == most:
-                continue
-            gpus, model = int(row["num_gpu"]), row["gpu_spec"].split("|")[0]
-            tasks = asking("pod", 1, gpus, model if gpus else "", int(row["cpu_milli"]), int(row["memory_mib"]))
-            seconds = max(1, int(row["deletion_time"]) - int(row["scheduled_time"]))
-            drafts.append(drafted(rng, codes, (tasks,), seconds))
-    return Trace("openb", nodes, codes, _spread_out(rng, drafts, sum(shape.gpus for shape in nodes.values())))
+            if row["scheduled_time"] and len(rows) < most:
+                gpus, model = int(row["num_gpu"]), row["gpu_spec"].split("|")[0]
+                tasks = asking("pod", 1, gpus, model if gpus else "", int(row["cpu_milli"]), int(row["memory_mib"]))
+                rows.append((tasks, max(1, int(row["deletion_time"]) - int(row["scheduled_time"]))))
+    every = sum(shape.gpus for shape in nodes.values())
+    step = -(-4 * every // max(1, sum(tasks.gpus for tasks, _ in rows)))
+    some = dict(list(nodes.items())[::step])
+    gpus = sum(shape.gpus for shape in some.values())
+    codes = terms(gpus)
+    drafts = [drafted(rng, codes, (tasks,), seconds) for tasks, seconds in rows]
+    return Trace("openb", some, codes, _spread_out(rng, drafts, gpus))
 
 
 def _gavel(

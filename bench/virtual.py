@@ -418,7 +418,8 @@ class Cloud:
         return next(each.holding[number] for each in self.appcodes.values() if number in each.holding)
 
     def _note_promise(self, run: Run, verdict: Verdict, ahead: set[str]) -> None:
-        """A promise holds until a run comes before it that did not when it was given: one with a higher right."""
+        """A promise holds until a run comes before it that did not when it was given: one with a higher right. The earliest
+        promise counts."""
         latest = verdict.values.get("latest")
         if run.latest is not None and not ahead <= run.ahead:
             self.seen.outranked += 1
@@ -430,12 +431,10 @@ class Cloud:
                     self.seen.delayed.append((run.number, self.now - run.latest))
             return
         if isinstance(latest, int):
-            if run.latest is None:
-                self.seen.promises += 1
-                run.ahead = frozenset(ahead)
-            elif latest > run.latest:
-                self.seen.slipped += 1
-            run.latest = latest if run.latest is None else min(latest, run.latest)
+            self.seen.promises += run.latest is None
+            self.seen.slipped += run.latest is not None and latest > run.latest
+            if run.latest is None or latest < run.latest:
+                run.latest, run.ahead = latest, frozenset(ahead)
 
     def _take(self, run: Run) -> None:
         done = self.now - run.began
