@@ -5,6 +5,8 @@ from django.db.models import Q
 
 
 class Migration(migrations.Migration):
+    # No program needs a constraint, and the new one allows all that the old one did.
+    unused_since = "1.0.0"
     dependencies = [("billing", "0002_rules")]
 
     operations = [

@@ -29,7 +29,7 @@ from clusters.hooks.models import HookRun
 from clusters.manifest.input import input_of
 from clusters.runs import due_hooks
 from clusters.runs.models import Cluster, Run
-from clusters.runs.placing.known import by_class, class_of
+from clusters.runs.placing.known import by_class, class_of, without
 from clusters.runs.placing.rights import SPARE
 from clusters.runs.status import history
 from clusters.runs.status.phase import TERMINAL
@@ -171,7 +171,7 @@ def held(appcode_id: int, but: Cluster | None = None) -> Held:
     """The GPUs that count against an appcode's limit: those of runs that are admitted and not gone, but for those of `but`. One
     query."""
     runs = Run.objects.filter(COUNTS, cluster__appcode=appcode_id, gone=False, admitted_at__isnull=False)
-    runs = runs.exclude(cluster=but) if but else runs
+    runs = runs.filter(without(but))
     rows = runs.annotate(sum=Window(Sum("gpus")), count=Window(Count("pk"))).order_by("-gpus", "pk")
     found = list(rows.values_list("cluster__name", "number", "gpus", "sum", "count")[:MOST_NAMED])
     if not found:
@@ -202,8 +202,8 @@ def ahead(
     """The GPUs of each waiting run of an appcode that is before `run`, or before a new one of that class. Runs of `but` will be
     over. One query."""
     mine = FIRST[class_of(run.spec.get("priorityClass")) if run else priority_class], run.pk if run else inf
-    found = waiting(appcode_id).filter(COUNTS, gpus__lte=limit)
-    rows = (found.exclude(cluster=but) if but else found).values_list("pk", "gpus", KT("spec__priorityClass"))
+    found = waiting(appcode_id).filter(COUNTS, without(but), gpus__lte=limit)
+    rows = found.values_list("pk", "gpus", KT("spec__priorityClass"))
     return [gpus for pk, gpus, stored in rows if (FIRST[class_of(stored)], pk) < mine]
 
 

@@ -46,7 +46,7 @@ ROOMS = {
             CLUSTER | {
                 "environment": "tools:2", "keras": 2, "code": {"files": {"a.py": "1"}}, "env": {"A": " 1"},
                 "input": {"datastore": "data", "path": "a", "version": "1", "mode": "copy", "fold": 1, "folds": 3},
-                "output": "results", "outputPath": "x", "home": "home", "retries": 3, "timeLimit": 90,
+                "output": "results", "outputPath": "x", "home": "home", "retries": 3, "timeLimit": 90, "priorityClass": "spare",
                 "scheduleAfter": "2027-01-02T03:04:05Z", "hooks": [{"use": "tell"}, {"command": "true", "on": "always"}],
             },
             CLUSTER | {
@@ -92,6 +92,7 @@ ROOMS = {
                 "type": "jupyter", "image": "i", "environment": "tools:2", "plugins": ["archive"],
                 "storage": {"size": "20Gi"}, "input": {"from": "prepare", "when": "always"}, "output": "results",
                 "outputPath": "x", "runs": ["train/3"], "command": "true", "env": {"A": "1"}, "timeLimit": 90,
+                "priorityClass": "urgent",
                 "idle": {"policy": "announce", "after": 3600}, "access": {"to": "people", "people": ["bob"]},
                 "endpoints": [{"name": "docs", "port": 8081, "health": "/a"}],
             },

@@ -231,7 +231,7 @@ def due() -> Q:
 
 def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list[Waiting]:
     """Returns the admitted runs without places, oldest first, with their tasks that have no node. Two queries."""
-    return _waiting(list(_unplaced(alive(cloud) & _but(but), new=new)))
+    return _waiting(list(_unplaced(alive(cloud) & without(but), new=new)))
 
 
 # One run that waits: its columns in `_unplaced`.
@@ -304,13 +304,14 @@ def class_of(stored: str | None) -> PriorityClass:
     return "urgent" if stored == "urgent" else "spare" if stored == "spare" else "normal"
 
 
-def _but(cluster: Cluster | None) -> Q:
+def without(cluster: Cluster | None) -> Q:
+    """Runs of other clusters; of all, if this one is none yet."""
     return ~Q(cluster=cluster) if cluster is not None and cluster.pk else Q()
 
 
 def promises(cloud: str, but: Cluster | None = None) -> list[Promise]:
     """Returns what placed runs lack, oldest first. Two queries."""
-    return promised(list(_placed(Q(cloud=cloud) & _but(but))))
+    return promised(list(_placed(Q(cloud=cloud) & without(but))))
 
 
 def _placed(which: Q) -> QuerySet[Run]:

@@ -21,7 +21,7 @@ from clusters.admission.order import Level, PriorityClass, Share, levels
 from clusters.admission.packing import Sizes
 from clusters.admission.taking import Holding
 from clusters.runs.models import Cluster, Run, Task
-from clusters.runs.placing.known import ALIVE, Waiting, amounts, class_of
+from clusters.runs.placing.known import ALIVE, Waiting, amounts, class_of, without
 from portal.models import Appcode
 
 # A row of an older release has no class, and is not spare.
@@ -96,14 +96,14 @@ def rights_of(runs: Iterable[Run]) -> dict[int, Right]:
 
 def unborrowed(appcode: int, quota: int, but: Cluster | None = None) -> int:
     """GPUs that an appcode may still start without borrowing, once the runs of `but` are over. One query."""
-    others = ~Q(cluster=but) if but else Q()
-    inside = levels([*_rows(Q(cluster__appcode=appcode) & ~SPARE & others)], quota)
+    inside = levels([*_rows(Q(cluster__appcode=appcode) & ~SPARE & without(but))], quota)
     return quota - sum(run.gpus for run, level in inside if level == Level.QUOTA)
 
 
 def _beyond(quotas: Mapping[int, int]) -> dict[int, Level]:
-    """Levels of the runs of those of these appcodes that hold more than their quota."""
-    sums = Run.objects.filter(HOLDS & ~SPARE, cluster__appcode__in=quotas).values("cluster__appcode").order_by()
+    """Levels of the runs of those of these appcodes that borrow."""
+    mine = Run.objects.filter(HOLDS & ~SPARE, cluster__appcode__in=quotas, cluster__appcode__gpu_borrow__gt=0)
+    sums = mine.values("cluster__appcode").order_by()
     more = sums.annotate(held=Sum("gpus"), quota=Max("cluster__appcode__gpu_quota")).filter(held__gt=F("quota"))
     own: dict[int, list[Held]] = {}
     for each in _rows(~SPARE & Q(cluster__appcode__in=more.values("cluster__appcode"))):

@@ -42,7 +42,8 @@ def user_home() -> Iterator[Home]:
         python = shutil.copy(os.path.realpath(sys.executable), folder / "bin" / "python3")
         for program in ("rclone", "uv"):
             shutil.copy(Path(sysconfig.get_path("scripts")) / program, folder / "bin" / program)
-        shutil.copytree(ROOT / "clusters" / "clouds", folder / "code" / "clusters" / "clouds", ignore=passing)
+        for room in ("admission", "clouds"):
+            shutil.copytree(ROOT / "clusters" / room, folder / "code" / "clusters" / room, ignore=passing)
         (folder / "code" / "clusters" / "__init__.py").touch()
         (folder / "code" / "datastores").mkdir()
         for module in ("__init__.py", "listing.py", "trees.py"):
