@@ -87,7 +87,7 @@ def test_what_began_just_now_and_what_is_inside_the_quota_stays(cloud: Told, peo
         run.refresh_from_db()
         assert run.given_back_at is None
     assert young.whole_at
-    after = young.whole_at + dt.timedelta(minutes=11)
+    after = dt.datetime.fromtimestamp(known._minute(young.whole_at + dt.timedelta(minutes=10)), dt.UTC)
     assert theirs.message == (
         "It needs 8 GPUs; 0 of 24 are free. It starts as soon as enough are free. "
         f"From {after:%Y-%m-%d %H:%M} UTC on, a run that has less right to its GPUs may have to give them back for it."

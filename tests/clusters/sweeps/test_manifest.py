@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clusters.sweeps.manifest import Goal, StopEarly, SweepManifest, SweepSpec, trial_spec
@@ -136,7 +136,7 @@ def test_what_is_drawn_is_within_and_has_what_its_choices_ask_for(body, first, s
         assert next_points(found, first, 3)[1:] == next_points(found, first + 1, 2)
 
 
-@settings(max_examples=10)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.data_too_large])  # It is about long lists.
 @given(st.lists(st.one_of(st.none(), st.floats(-1, 1)), min_size=MOST - 5, max_size=MOST + 300))
 def test_the_sampler_is_told_the_best_and_the_newest_and_never_more(told):
     found = spec(sampler="tpe", trials=9)
