@@ -173,6 +173,7 @@ class _Decision:
         self._snapshot = snapshot
         self.pool = _Pool(snapshot.nodes)
         self._holdings = {each.run: each for each in snapshot.holdings}
+        self._holders = {each.appcode for each in snapshot.holdings}
         self._leave = sum(node.whole.gpus for node in snapshot.nodes) // MOST_TAKEN
         self._has_taken = False
         self._in_vain: set[Hashable] = set()  # For those no runs are found to be taken back, until others are.
@@ -183,7 +184,7 @@ class _Decision:
         return {ask.run: self.add(ask, level) for ask, level in ordered(self._snapshot)}
 
     def add(self, ask: Ask, level: Level) -> Verdict:
-        pool, alike = self.pool, (ask.tasks, level, ask.ends, ask.appcode if ask.priority_class == "urgent" else "")
+        pool, alike = self.pool, (ask.tasks, ask.ends, self._taker(ask, level))
         same = pool.waits.get(alike)
         if same is not None and not ask.admitted:
             return self._waits(*same)
@@ -215,10 +216,10 @@ class _Decision:
 
     def _take_back(self, ask: Ask, level: Level) -> Sequence[Holding]:
         """Chooses runs to be taken back, and keeps their nodes for `ask`."""
-        alike = ask.tasks, level, ask.appcode, ask.priority_class
+        who = self._taker(ask, level)
+        alike = ask.tasks, who
         if alike in self._in_vain:
             return ()
-        who = level, ask.appcode, ask.priority_class
         if who not in self._able:
             self._able[who] = [each for each in self._holdings.values() if each.yields_to(ask, level)]
         able = self._able[who]
@@ -237,6 +238,10 @@ class _Decision:
         self._in_vain.clear()
         self._able.clear()
         return found
+
+    def _taker(self, ask: Ask, level: Level) -> Hashable:
+        """Equal for runs to which the same others yield: class counts in one's own appcode alone."""
+        return (level, ask.appcode, ask.priority_class) if ask.appcode in self._holders else level
 
     def _waits(self, code: Code, values: Values, takes: tuple[str, ...] = ()) -> Verdict:
         self._rank += 1

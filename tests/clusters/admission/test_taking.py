@@ -88,6 +88,13 @@ def test_one_decision_takes_a_tenth_of_the_cloud_or_what_its_first_run_needs():
     assert len(takes(nodes, held, ask("r", 8, 12))["r"].takes) == 12
 
 
+def test_a_run_takes_what_an_equal_one_could_not_as_it_is_its_own_appcodes():
+    nodes = tuple(node(f"n{i}", 0) for i in range(5))
+    held = tuple(holding(f"b{i}", {f"n{i}": 8}) for i in range(5))
+    asks = (*(ask(f"own{i}", 8, appcode="other") for i in range(4)), ask("theirs", 8))
+    assert decide(Snapshot(nodes, asks, holdings=held))["theirs"].takes == ("b3",)
+
+
 def test_a_preview_says_what_would_be_taken():
     snapshot = Snapshot(
         (node("n0", 0),), (), {"x": Share(8), "other": Share(0, borrowed=8)}, (holding("b", {"n0": 8}),)
