@@ -130,14 +130,16 @@ def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, str] 
         if borrow and normal > quota
     ]
     over = list(_rows(Q(cluster__appcode__in=exceeding))) if exceeding else []
+    own: dict[str, list[Held]] = {}
+    for run in over:
+        own.setdefault(run.appcode, []).append(run)
     used = decayed_use(at, [int(each) for each in found])
     shares = {}
     for name, (quota, borrow, weight) in found.items():
         normal, spare = held.get(name, (0, 0))
         inside = normal
         if borrow and normal > quota:
-            own = [each for each in over if each.appcode == name]
-            inside = sum(run.gpus for run, level in levels(own, quota) if level == Level.QUOTA)
+            inside = sum(run.gpus for run, level in levels(own[name], quota) if level == Level.QUOTA)
         shares[name] = Share(
             quota, inside, normal - inside, spare, lines[name], quota + borrow, weight, used.get(int(name), 0)
         )
