@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from functools import partial
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from clusters import wakeups
 from clusters.admission.codes import Code
 from clusters.admission.windows import clock, named
 from clusters.clouds.models import Window
 from clusters.events import run_event
 from clusters.runs.models import Run
-from clusters.runs.placing.places import FOR_GPUS, FOR_ROOM, LONGEST_PAUSE, PAUSE
+from clusters.runs.placing.places import LOST, pause_of, take_off
 from clusters.runs.placing.windows import closed, open_at, others_on, will_be_taken
 from clusters.runs.status.history import MOST_SAID
 from clusters.runs.status.notifications import url_of
@@ -34,8 +32,6 @@ from portal.models import Event
 
 # How long before a window those are told again whose runs it takes.
 NOTICE = dt.timedelta(minutes=30)
-# Columns of a run that is given back.
-CHANGED = ["given_back_at", "times_given_back", "not_before", "wait_reason", "wait_message"]
 
 
 def due(at: dt.datetime) -> set[str]:
@@ -68,7 +64,7 @@ def _take(pk: int, cloud: str) -> None:
     rows = others_on(closed(row), cloud).select_for_update(of=("self",), no_key=True)
     runs = list(rows.select_related("cluster__appcode"))
     record_all([_give_back(run, row, at) for run in runs])
-    refresh(runs, at, unsaved=CHANGED)
+    refresh(runs, at, unsaved=LOST)
     if row.begun_at is None:
         row.begun_at = at
         row.told_at = row.told_at or at
@@ -79,17 +75,11 @@ def _take(pk: int, cloud: str) -> None:
 
 def _give_back(run: Run, row: Window, at: dt.datetime) -> Event:
     """Has a run taken off its cloud. It waits again, in its old place, as soon as nothing of it is left there."""
-    pause = dt.timedelta(0)
-    if row.begun_at is not None:
-        # Its cloud has put it there, as nodes are not chosen for runs with volumes. It may do so again.
-        pause = min(PAUSE * 2 ** min(run.times_given_back, 10), LONGEST_PAUSE)
-    run.times_given_back += 1
-    run.given_back_at, run.not_before = at, at + pause
-    run.wait_reason = FOR_GPUS if run.gpus else FOR_ROOM
-    run.wait_message = f"{words(row)}. It is taken off its nodes, holds nothing then, and waits again in its old place."
+    # Its cloud has put it there, as nodes are not chosen for runs with volumes. It may do so again.
+    pause = dt.timedelta(0) if row.begun_at is None else pause_of(run)
+    event = take_off(run, at, "run.given_back", f"{words(row)}.", pause, window=row.pk)
     run.wait_code, run.wait_values = Code.GIVEN_BACK, {"said": run.wait_message[:MOST_SAID]}
-    transaction.on_commit(partial(wakeups.wake, run.pk))
-    return run_event("run.given_back", run, run.wait_message, window=row.pk)
+    return event
 
 
 @transaction.atomic

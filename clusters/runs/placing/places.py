@@ -12,6 +12,7 @@ import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
@@ -252,7 +253,7 @@ def _taken(run: Run, taker: Run, at: dt.datetime) -> Event:
     )
     why: Values = {"taker": f"{taker.cluster.name}/{taker.number}"} if own else {"spare" if is_spare else "borrowed": 1}
     run.wait_code, run.wait_values = Code.TAKEN_BACK, {"gpus": run.gpus, **why}
-    return _take_off(run, at, "run.taken_back", f"{who} needs its GPUs{right}.", dt.timedelta(0))
+    return take_off(run, at, "run.taken_back", f"{who} needs its GPUs{right}.")
 
 
 def _lose(run: Run, at: dt.datetime) -> Event:
@@ -265,23 +266,27 @@ def _lose(run: Run, at: dt.datetime) -> Event:
     )
     if run.blocked_message:
         why = f"{why} {run.blocked_message}"
-    pause = dt.timedelta(0)
-    if not was_whole:
-        pause = min(PAUSE * 2 ** min(run.times_given_back, 10), LONGEST_PAUSE)
+    pause = dt.timedelta(0) if was_whole else pause_of(run)
     run.wait_code, run.wait_values = Code.GIVEN_BACK, {"whole": int(was_whole), "blocked": run.blocked_message[:500]}
-    return _take_off(run, at, "run.given_back", why, pause)
+    return take_off(run, at, "run.given_back", why, pause)
 
 
-def _take_off(run: Run, at: dt.datetime, kind: str, why: str, pause: dt.timedelta) -> Event:
+def pause_of(run: Run) -> dt.timedelta:
+    """How long a run waits that could not take its places; twice as long each time."""
+    times: int = 2 ** min(run.times_given_back, 10)
+    return min(PAUSE * times, LONGEST_PAUSE)
+
+
+def take_off(
+    run: Run, at: dt.datetime, kind: str, why: str, pause: dt.timedelta = dt.timedelta(0), **more: Any
+) -> Event:
     """Has a run taken off its cloud, and returns what to tell of it. It waits again as soon as nothing of it is left there."""
     run.times_given_back += 1
     run.given_back_at, run.not_before = at, at + pause
     run.wait_reason = _reason(run.gpus)
-    run.wait_message = (
-        f"{why} It is taken off the cloud, holds nothing then, and waits again for room for all of its tasks."
-    )
+    run.wait_message = f"{why} It is taken off its nodes, holds nothing then, and waits again in its old place."
     transaction.on_commit(partial(wakeups.wake, run.pk))
-    return run_event(kind, run, run.wait_message)
+    return run_event(kind, run, run.wait_message, **more)
 
 
 def start_anew(run: Run, at: dt.datetime) -> None:
