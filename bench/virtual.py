@@ -17,9 +17,10 @@ from typing import Literal, Protocol
 from bench.traces import Job, Terms, Trace
 from billing.sums.decay import Stretch, decayed
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, Verdict, decide
+from clusters.admission.decision import Ask, Snapshot, Verdict, decide
 from clusters.admission.order import FIRST, Level, PriorityClass, Share, levels
 from clusters.admission.packing import Layout, Shape, Sizes, assign, group, why_never
+from clusters.admission.pool import Node
 from clusters.admission.taking import Holding
 
 TICK = 60

@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import Literal
 
 Fits = Literal["now", "waits", "never"]
+# What a verdict is about: numbers and names, from which `words.sentence` makes a sentence.
+Values = Mapping[str, int | str]
 
 
 class Code(StrEnum):

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, Verdict, decide, outlook
+from clusters.admission.decision import Ask, Snapshot, Verdict, decide, outlook
 from clusters.admission.packing import Field, Layout, Shape, Tasks, assign, split
+from clusters.admission.pool import Node
 
 # A run on the nodes of a window has to end that long before it, as it starts and ends slower than its time limit says.
 SPARE = dt.timedelta(minutes=2)

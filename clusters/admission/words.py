@@ -6,8 +6,8 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping
 
-from clusters.admission.codes import Code
-from clusters.admission.decision import Values, Verdict
+from clusters.admission.codes import Code, Values
+from clusters.admission.decision import Verdict
 from clusters.admission.demand import GPU, PARTS, short
 
 SMALLER = "Choose a smaller flavor."

@@ -12,7 +12,7 @@ from django.db import transaction
 from clusters.applications.manifest import ApplicationManifest, cluster_manifest, home_of, own_errors, with_storage
 from clusters.cluster import actions
 from clusters.runs.models import Cluster
-from clusters.runs.preview import Preview, preview
+from clusters.runs.queries.preview import Preview, preview
 from datastores.actions import change_datastore, create_datastore
 from datastores.models import Datastore
 from datastores.specs import DatastoreManifest

@@ -19,7 +19,7 @@ from clusters.cluster import actions
 from clusters.frameworks.tensorboard import TensorBoard
 from clusters.manifest.cluster import MAX_NAME, MAX_RUNS_SHOWN, RUN_NAME, ClusterMetadata, ClusterSpec
 from clusters.runs.models import Cluster, Run
-from clusters.runs.preview import Cost, cost_of
+from clusters.runs.queries.preview import Cost, cost_of
 from portal.access import OPERATE, require
 from portal.errors import Conflict, FieldError, Invalid, sentence
 from portal.models import Appcode, User

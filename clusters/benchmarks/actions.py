@@ -16,7 +16,7 @@ from clusters.cluster import actions
 from clusters.runs.models import Cluster
 from clusters.runs.placing.known import capacity_of
 from clusters.runs.placing.room import Wish, judge
-from clusters.runs.preview import placed
+from clusters.runs.queries.preview import placed
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, User
 

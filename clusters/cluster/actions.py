@@ -20,8 +20,7 @@ from django.db.models import Count, Max, Q
 from django.utils import timezone
 
 from clusters import wakeups
-from clusters.admission.codes import code_of
-from clusters.admission.decision import Values
+from clusters.admission.codes import Values, code_of
 from clusters.catalog.data import why_frozen
 from clusters.catalog.folders import output_folder
 from clusters.catalog.hook_lookup import judge_hook_names
@@ -36,7 +35,7 @@ from clusters.model_registry.models import ModelVersion
 from clusters.runs import quota
 from clusters.runs.ending import ask_to_end
 from clusters.runs.models import SERVICES, Cluster, Run
-from clusters.runs.preview import resources_of
+from clusters.runs.queries.preview import resources_of
 from clusters.runs.status import history
 from portal.access import OPERATE, require
 from portal.errors import Conflict, Invalid, sentence

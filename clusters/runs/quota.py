@@ -19,8 +19,7 @@ from django.db.models.fields.json import KT
 from django.utils import timezone
 
 from billing.budgets.access import why_blocked
-from clusters.admission.codes import Code
-from clusters.admission.decision import Values
+from clusters.admission.codes import Code, Values
 from clusters.admission.order import FIRST, PriorityClass
 from clusters.catalog.admission import MOST_NAMED, Held, Holder, Quota, judge_quota
 from clusters.catalog.data import why_not_read

@@ -20,7 +20,7 @@ from clusters.clouds.placement import gpu_limit
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.placing.known import capacity_of
 from clusters.runs.placing.room import Wish, judge, rooms
-from clusters.runs.preview import Cost, cost_of, placed
+from clusters.runs.queries.preview import Cost, cost_of, placed
 from clusters.runs.quota import ahead, held
 from clusters.services import checks, revisions
 from clusters.services.manifest import DeploySpec, ServiceManifest, ServiceSpec

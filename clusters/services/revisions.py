@@ -15,7 +15,7 @@ from django.utils import timezone
 from clusters.catalog.models import ServingRuntime
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.models import Cluster
-from clusters.runs.preview import preview
+from clusters.runs.queries.preview import preview
 from clusters.services.manifest import MAX_SLOTS, ServiceSpec, cluster_spec, name_of_model, replica_manifest
 from clusters.services.models import Replica, Revision, Rollout, Service
 from portal.errors import Invalid

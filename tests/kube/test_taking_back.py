@@ -189,7 +189,7 @@ class Baits:
 def test_what_is_borrowed_is_taken_by_its_owner_alone_and_starts_again_when_it_can(
     plane: Plane, loops: Loops, witness: Witness, people: Any, client: Any
 ) -> None:
-    from clusters.runs.queue import queues
+    from clusters.runs.queries.queue import queues
     from portal.models import Event
 
     share(people, ops=(2 * GPUS, 11 * GPUS), flight=(5 * GPUS, 0))

@@ -46,7 +46,7 @@ from clusters.manifest.cluster import ClusterManifest
 from clusters.runs import input_listing
 from clusters.runs.models import Cluster, Run
 from clusters.runs.placing.rights import rights_of
-from clusters.runs.preview import preview
+from clusters.runs.queries.preview import preview
 from clusters.runs.status.hook_status import with_hooks
 from clusters.runs.status.phase_update import consumer
 from datastores.drivers.patience import within

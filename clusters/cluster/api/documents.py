@@ -18,8 +18,7 @@ from pydantic.alias_generators import to_camel
 from billing.sums.access import SegmentRow
 from billing.sums.breakdown import Part
 from billing.sums.serializers import UsagePart, usage_parts
-from clusters.admission.codes import Code, Fits
-from clusters.admission.decision import Values
+from clusters.admission.codes import Code, Fits, Values
 from clusters.clouds.health import silence_of
 from clusters.cluster.api.summaries import Looks
 from clusters.frame.documents import Phase
@@ -29,7 +28,7 @@ from clusters.manifest.cluster import ClusterManifest, ClusterSpec, RoleName
 from clusters.runs.input_listing import Change
 from clusters.runs.models import Cluster, Decision, Run, Task
 from clusters.runs.placing.rights import Right, RightName, rights_of
-from clusters.runs.preview import Preview
+from clusters.runs.queries.preview import Preview
 from clusters.runs.status import history
 from clusters.runs.status.hook_status import ShownHook, hooks_of
 from clusters.scalars.counted import gpu_seconds, kept

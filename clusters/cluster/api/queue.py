@@ -14,7 +14,7 @@ from clusters.cluster.api.documents import PROTECTED_UNTIL, RIGHT
 from clusters.runs.models import Run
 from clusters.runs.placing.rights import Right, RightName
 from clusters.runs.placing.tiles import Tile
-from clusters.runs.queue import Queue, Waits, queues
+from clusters.runs.queries.queue import Queue, Waits, queues
 from portal.access import roles_of
 from portal.api.documents import Answer, page_of
 from portal.api.operations import operation

@@ -7,7 +7,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from clusters.runs.shares import Line, Tree, trees
+from clusters.runs.queries.shares import Line, Tree, trees
 from portal.access import roles_of
 from portal.api.documents import Answer, page_of
 from portal.api.operations import operation

@@ -42,7 +42,7 @@ from clusters.manifest.input import InputSpec, input_of
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.placing.rights import Right, rights_of
-from clusters.runs.preview import cost_of
+from clusters.runs.queries.preview import cost_of
 from clusters.runs.quota import enough
 from clusters.runs.status.hook_status import ShownHook, hooks_of
 from clusters.runs.status.phase_update import consumer

@@ -29,7 +29,7 @@ from clusters.frame.names import free_name
 from clusters.manifest.cluster import MAX_NAME, ClusterManifest
 from clusters.runs import input_listing
 from clusters.runs.models import Cluster
-from clusters.runs.preview import NOTHING, Preview, Size, preview, sizes
+from clusters.runs.queries.preview import NOTHING, Preview, Size, preview, sizes
 from datastores.access import datastores_for
 from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within

@@ -15,7 +15,7 @@ from clusters.cluster.pages.list import lent
 from clusters.cluster.pages.machines import Machines, machines
 from clusters.runs.models import Run
 from clusters.runs.placing.rights import Right
-from clusters.runs.queue import Queue, Waits, queues
+from clusters.runs.queries.queue import Queue, Waits, queues
 from portal.access import OPERATE, roles_of
 from portal.pages.appcodes import person
 

@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from clusters.runs.shares import Tree, trees
+from clusters.runs.queries.shares import Tree, trees
 from portal.access import roles_of
 from portal.lending import promised
 from portal.models import Appcode

@@ -19,9 +19,10 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from clusters import wakeups
-from clusters.admission.codes import Code
-from clusters.admission.decision import Node, Values, Verdict
+from clusters.admission.codes import Code, Values
+from clusters.admission.decision import Verdict
 from clusters.admission.packing import Layout, Sizes
+from clusters.admission.pool import Node
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.models import CloudState
 from clusters.clouds.registry import driver, places_runs

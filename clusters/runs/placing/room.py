@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from django.utils import timezone
 
-from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, Values, Verdict, advise, decide
+from clusters.admission.codes import Code, Values
+from clusters.admission.decision import Ask, Snapshot, Verdict, advise, decide
 from clusters.admission.decision import room as left_by
 from clusters.admission.judgement import Judgement
 from clusters.admission.order import PriorityClass
 from clusters.admission.packing import GPU_ONLY, Field, Shape, Sizes, Tasks
+from clusters.admission.pool import Node
 from clusters.admission.windows import Windows, explained, tolerating
 from clusters.admission.words import sentence_of
 from clusters.clouds.drivers.base import Capacity, Slices

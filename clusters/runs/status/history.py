@@ -14,8 +14,7 @@ from operator import or_
 
 from django.db.models import Q
 
-from clusters.admission.codes import Code, code_of
-from clusters.admission.decision import Values
+from clusters.admission.codes import Code, Values, code_of
 from clusters.admission.words import sentence_of
 from clusters.runs.models import Decision, Run
 from clusters.runs.status.phase import WAITING

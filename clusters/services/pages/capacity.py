@@ -11,7 +11,7 @@ from clusters.catalog.admission import Quota, judge_quota
 from clusters.clouds.placement import gpu_limit
 from clusters.runs.placing.known import capacity_of, read
 from clusters.runs.placing.room import Wish, judge, left
-from clusters.runs.preview import NOTHING, Cost, cost_of, placed
+from clusters.runs.queries.preview import NOTHING, Cost, cost_of, placed
 from clusters.runs.quota import ahead, held
 from clusters.services.checks import resolved_as
 from clusters.services.manifest import DeploySpec, ServiceSpec

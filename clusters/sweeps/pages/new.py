@@ -17,7 +17,7 @@ from clusters.cluster.pages.new import STAND_INS, curl, form_page, run_number, s
 from clusters.frame.names import free_name
 from clusters.frameworks import COMPUTING
 from clusters.manifest.cluster import ClusterSpec
-from clusters.runs.preview import NOTHING, cost_of
+from clusters.runs.queries.preview import NOTHING, cost_of
 from clusters.sweeps import actions
 from clusters.sweeps.access import sweep_for, sweeps_for
 from clusters.sweeps.manifest import MAX_NAME, SweepManifest, SweepSpec

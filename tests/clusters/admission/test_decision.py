@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, advise, decide
+from clusters.admission.decision import Ask, Snapshot, advise, decide
 from clusters.admission.order import Share
 from clusters.admission.packing import Shape, Tasks, assign, group, place, search, why_never
+from clusters.admission.pool import Node
 from clusters.admission.words import sentence
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, advise, decide
+from clusters.admission.decision import Ask, Snapshot, advise, decide
 from clusters.admission.demand import GPU, PARTS, Demand, counted, forms, keeps_away
 from clusters.admission.order import Share
 from clusters.admission.packing import Shape, Tasks, place
+from clusters.admission.pool import Node
 from clusters.admission.words import sentence
 
 MIG, AMD = "nvidia.com/mig-1g.10gb", "amd.com/gpu"

@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, advise, decide, outlook
+from clusters.admission.decision import Ask, Snapshot, advise, decide, outlook
 from clusters.admission.order import FIRST, Level, Share, levels
 from clusters.admission.packing import Shape, Sizes, Tasks
+from clusters.admission.pool import Node
 from clusters.admission.taking import Holding
 
 SPARE, BORROWED, QUOTA = Level

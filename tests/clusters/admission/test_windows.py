@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Node, Snapshot, Verdict, advise, decide
+from clusters.admission.decision import Ask, Snapshot, Verdict, advise, decide
 from clusters.admission.packing import Shape, Tasks
+from clusters.admission.pool import Node
 from clusters.admission.windows import SPARE, Asker, Window, Windows, explained, named, tolerating
 from clusters.admission.words import sentence
 

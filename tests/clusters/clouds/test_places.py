@@ -14,7 +14,7 @@ from clusters.clouds.models import Cloud, Placement
 from clusters.clouds.placement import place_of
 from clusters.cluster import actions
 from clusters.runs.models import Run
-from clusters.runs.preview import preview
+from clusters.runs.queries.preview import preview
 from datastores.models import AllowedFolder, Datastore, Version
 from portal.errors import Conflict, Invalid
 from portal.models import Event, OrgNode

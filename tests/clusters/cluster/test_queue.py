@@ -18,8 +18,8 @@ from playwright.sync_api import expect
 
 from clusters.admission.codes import Code
 from clusters.admission.decision import Ask, Snapshot, decide, outlook
-from clusters.admission.decision import Node as Decided
 from clusters.admission.packing import Shape, Tasks
+from clusters.admission.pool import Node as Decided
 from clusters.clouds.drivers.base import Capacity, Node
 from clusters.clouds.models import Cloud
 from clusters.cluster.pages.machines import MOST_BOXES, machines
@@ -27,7 +27,7 @@ from clusters.runs import reconcile
 from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.placing import places
 from clusters.runs.placing.tiles import STATES, Tile, placed_tiles, seen_tiles, tile
-from clusters.runs.queue import queues
+from clusters.runs.queries.queue import queues
 from clusters.runs.status.observe import save_capacity
 from portal.models import Appcode
 from tests.api.client import api_of

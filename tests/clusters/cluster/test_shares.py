@@ -21,7 +21,7 @@ from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.models import Cloud
 from clusters.runs.models import Run
 from clusters.runs.placing.places import FOR_GPUS
-from clusters.runs.shares import DAY, HOUR, Part, _lent, trees
+from clusters.runs.queries.shares import DAY, HOUR, Part, _lent, trees
 from clusters.runs.status.observe import save_capacity
 from portal.models import Appcode
 from tests.api.client import api_of

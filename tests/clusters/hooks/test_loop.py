@@ -20,7 +20,7 @@ from clusters.hooks.models import Hook, HookRun
 from clusters.manifest.hook_spec import part_name
 from clusters.runs import quota
 from clusters.runs.models import Cluster, Run
-from clusters.runs.preview import preview
+from clusters.runs.queries.preview import preview
 from clusters.runs.quota import held, waiting
 from clusters.scalars import events as scalars
 from datastores.models import Datastore

@@ -18,7 +18,7 @@ from billing.models import Budget, BudgetStep, Price
 from clusters.cluster import actions
 from clusters.runs import budgets
 from clusters.runs.models import Run, Task
-from clusters.runs.preview import preview
+from clusters.runs.queries.preview import preview
 from datastores.actions import create_datastore
 from datastores.specs import DatastoreManifest
 from portal.errors import Invalid

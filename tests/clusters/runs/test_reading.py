@@ -14,7 +14,7 @@ from clusters import wakeups
 from clusters.cluster import actions
 from clusters.runs import input_listing, quota, resync
 from clusters.runs.models import Cluster, Run
-from clusters.runs.preview import preview
+from clusters.runs.queries.preview import preview
 from clusters.runs.reconcile import plan_of
 from datastores.actions import delete_datastore
 from datastores.files import contents, versions

@@ -23,7 +23,7 @@ from clusters.cluster import actions
 from clusters.runs import ending, quota, reconcile, resync
 from clusters.runs.models import Cluster, Run
 from clusters.runs.placing import places
-from clusters.runs.preview import preview
+from clusters.runs.queries.preview import preview
 from portal.actions import requests
 from portal.actions.appcodes import disable_appcode, enable_appcode
 from portal.db.advisory_lock import Lock, advisory_lock

@@ -444,7 +444,7 @@ def test_where_nodes_are_added_a_run_waits_for_them(training: Any, people: Any, 
 def test_a_changed_cluster_does_not_wait_for_its_own_last_run(training: Any, people: Any) -> None:
     from clusters.manifest.cluster import ClusterManifest
     from clusters.runs.models import Cluster, Run
-    from clusters.runs.preview import preview
+    from clusters.runs.queries.preview import preview
     from tests.api.client import api_of
 
     assert api_of(people.bob).post("/appcodes/ops-demo/clusters", gang(80, "first"))[0] == 201

@@ -1,0 +1,264 @@
+"""What is left of a cloud's nodes while runs are decided in order, and which nodes waiting runs keep. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import inf
+
+from clusters.admission.codes import Code, Values
+from clusters.admission.packing import (
+    Field,
+    Layout,
+    Shape,
+    Sizes,
+    Tasks,
+    assign,
+    fill,
+    freed,
+    group,
+    joined,
+    search,
+    split,
+    why_never,
+)
+from clusters.admission.reasons import by_kind, describe_never, gpus_of, kind, lacks, one_gpu
+from clusters.admission.taking import Holding
+
+# Waiting runs that keep nodes, for each kind of nodes; more would leave too many idle.
+MOST_KEEPING = 3
+NO_SIZES = Sizes()
+
+
+@dataclass(frozen=True)
+class Node:
+    """`free` leaves out what running pods hold, those of others too. `drained`: what is free once all runs have ended; None for
+    `whole`. `ready`: takes tasks now. `promised`: runs have places there that they have not taken yet. `ending`: what runs hold
+    that are being ended. `ends`: when the last run there ends by its time limit, in seconds since 1970; None if one has none."""
+
+    name: str
+    whole: Shape
+    free: Shape
+    ready: bool = True
+    drained: Shape | None = None
+    promised: bool = False
+    ending: Sizes = NO_SIZES
+    ends: int | None = None
+
+
+class Pool:
+    """What is left of the nodes while runs are decided in order. Answers are remembered by tasks until the nodes change, since
+    most of many waiting runs are alike."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._empty = group((node.name, node.whole) for node in nodes)
+        self._drained = {node.name: node.drained or node.whole for node in nodes if node.ready}
+        self._first = self.free = group((node.name, node.free) for node in nodes if node.ready)
+        self._promised = {node.name for node in nodes if node.promised}
+        self._ahead = 0  # Earlier runs that take some of them.
+        self.kept: Field = {}  # Nodes that earlier waiting runs keep, and which run keeps each.
+        self.keeper: dict[str, str] = {}
+        self._keeping = Counter[frozenset[Tasks]]()
+        self._every: Field = self.free  # Free resources, including those that earlier runs keep.
+        self._never: dict[tuple[Tasks, ...], tuple[Code, Values] | None] = {}
+        self._failed: set[tuple[Tasks, ...]] = set()  # Free nodes only become fewer, so these stay without a place.
+        self._counts: dict[frozenset[Tasks], Values] = {}
+        self._why: dict[tuple[Tasks, ...], tuple[Code, Values]] = {}
+        # What waits and keeps nothing more.
+        self.waits: dict[Hashable, tuple[Code, Values]] = {}
+        self._ending = {node.name: node.ending for node in nodes if node.ready and node.ending != NO_SIZES}
+        self._ends = {node.name: node.ends for node in nodes}
+        # When a run that keeps nodes can start at the latest, by the time limits there, and None if nobody knows.
+        self.until: dict[str, int | None] = {}
+        # The same, where it holds whatever earlier runs do.
+        self.promised: dict[str, int | None] = {}
+        # What earlier runs ask for that wait, and whether they start on as many nodes as they keep.
+        self._before: dict[tuple[Tasks, ...], bool] = {}
+        self._failed_later: set[Hashable] = set()
+
+    def room(self) -> tuple[Field, set[str]] | None:
+        """What is left, and the nodes of which a part is promised; None while no node is known."""
+        return (self.free, set(self._promised)) if self._empty else None
+
+    def never(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values] | None:
+        if not self._empty:
+            return None
+        if tasks not in self._never:
+            why = why_never(tasks, self._empty)
+            self._never[tasks] = (Code(why), describe_never(Code(why), tasks, self._empty)) if why else None
+        return self._never[tasks]
+
+    def fill(self, tasks: tuple[Tasks, ...]) -> Layout:
+        found = fill(tasks, self.free)
+        if found.layout:
+            self._change(found.left)
+        return found.layout
+
+    def take(self, tasks: tuple[Tasks, ...], ends: int | None) -> Layout | None:
+        if not self._empty and not any(each.gpus for each in tasks):
+            return {}  # Nodes are not known yet; runs without GPUs do not wait for them.
+        if tasks in self._failed:
+            return None
+        found = assign(tasks, self.free, self._promised)
+        if found.layout is None:
+            self._failed.add(tasks)
+        else:
+            mine = {name for _, name in found.layout}
+            self._promised |= mine
+            for name in mine:
+                known = self._ends[name]
+                self._ends[name] = None if known is None or ends is None else max(known, ends)
+            self._change(found.left)
+        return found.layout
+
+    def take_hole(self, tasks: tuple[Tasks, ...], ends: int) -> Layout | None:
+        """Takes what is free on nodes that are kept, and not needed before `ends`."""
+        if (tasks, ends) in self._failed_later:
+            return None
+        open_ = {name for name, run in self.keeper.items() if ends <= (self.until[run] or 0)}
+        _, holes = split(self.kept, open_)
+        found = assign(tasks, joined(self.free, holes), self._promised) if open_ else None
+        if found is None or found.layout is None:
+            self._failed_later.add((tasks, ends))
+            return None
+        self._promised |= {name for _, name in found.layout}
+        holes, left = split(found.left, {name for shape in self.free for name in self.free[shape]})
+        self.kept = joined(split(self.kept, open_)[0], holes)
+        self._change(left)
+        return found.layout
+
+    def await_ending(self, run: str, tasks: tuple[Tasks, ...]) -> bool:
+        """Keeps the nodes on which the tasks fit as soon as those runs have gone that are being ended: what is free already, and
+        no more of the others than it takes. So what the first of these runs leave is not given to others meanwhile."""
+        if not self._ending or tasks in self._failed_later:
+            return False
+        names = sorted(self._ending)
+
+        def placed(count: int) -> Layout | None:
+            return assign(
+                tasks, freed(self.free, {name: self._ending[name] for name in names[:count]}), self._promised
+            ).layout
+
+        layout = placed(len(names))
+        if layout is None:
+            self._failed_later.add(tasks)
+            return False
+        if len(names) > 1:
+            layout = placed(bisect_left(range(len(names)), True, key=lambda count: placed(count) is not None)) or layout
+        mine = {name for _, name in layout}
+        self._keep(run, mine, None)
+        self._ending = {name: sizes for name, sizes in self._ending.items() if name not in mine}
+        return True
+
+    def would_fit(self, tasks: tuple[Tasks, ...], holdings: Iterable[Holding]) -> bool:
+        """Whether the tasks fit once these runs are gone, too."""
+        return assign(tasks, freed(self.free, self._with(holdings)), self._promised).layout is not None
+
+    def end(self, holdings: Iterable[Holding]) -> None:
+        self._ending = self._with(holdings)
+        self._failed_later.clear()
+
+    def _with(self, holdings: Iterable[Holding]) -> dict[str, Sizes]:
+        found = dict(self._ending)
+        for each in holdings:
+            for name, sizes in each.nodes.items():
+                found[name] = found.get(name, NO_SIZES) + sizes
+        return found
+
+    def keep(self, run: str, tasks: tuple[Tasks, ...]) -> bool:
+        """Keeps nodes that hold all of the tasks once the runs there have ended: those that are free first by the time limits
+        there, then those with the most free resources. False if nothing is kept; then equal tasks will keep nothing either."""
+        kinds = frozenset(one_gpu(each) for each in tasks if each.gpus)
+        if self._keeping[kinds] == MOST_KEEPING:
+            self._before[tasks] = False
+            return False
+        shapes = sorted(self.free, key=most_first)
+        names = [
+            name
+            for _, alike in groupby(shapes, key=most_first)
+            for name in sorted(name for shape in alike for name in self.free[shape])
+        ]
+        names.sort(key=lambda name: inf if (ends := self._ends[name]) is None else ends)
+        left = {name: self._drained[name] for name in names}
+        mine: set[str] = set()
+        for each in sorted(tasks, key=lambda each: (-each.gpus, -each.cpu_milli, -each.memory_mb)):
+            short = each.count
+            for name in left:
+                if not short:
+                    break
+                if here := left[name].holds(replace(each, count=short)):
+                    left[name], short = left[name].without(each, here), short - here
+                    mine.add(name)
+            if short:
+                self._before[tasks] = False
+                return False
+        self._keeping[kinds] += 1
+        ends = [self._ends[name] for name in mine]
+        until = None if None in ends else max(each for each in ends if each is not None)
+        self._keep(run, mine, until)
+        self.promised[run] = until if self._is_sure(tasks) else None
+        self._before[tasks] = self._before.get(tasks, True) and len(mine) == sum(each.count for each in tasks)
+        return True
+
+    def _is_sure(self, tasks: tuple[Tasks, ...]) -> bool:
+        """Whether earlier runs that start elsewhere than on the nodes that they keep leave as much for these tasks."""
+        shapes = set(self._drained.values())
+        for earlier, is_steady in self._before.items():
+            theirs = [shape for shape in shapes if any(map(shape.holds, earlier))]
+            if any(shape.holds(each) for shape in theirs for each in tasks) and not (
+                is_steady and len({tuple(map(shape.holds, tasks)) for shape in theirs}) == 1
+            ):
+                return False
+        return True
+
+    def _keep(self, run: str, names: Collection[str], until: int | None) -> None:
+        self.free, kept = split(self.free, names)
+        self.kept = joined(self.kept, kept)
+        self.keeper |= dict.fromkeys(names, run)
+        self.until[run] = until
+        self._failed_later.clear()
+
+    def counts(self, tasks: tuple[Tasks, ...]) -> Values:
+        """GPUs that suit the tasks: `total`, `free` (or kept for an earlier run), and `before`: those that `ahead` runs take."""
+        kinds = frozenset(one_gpu(each) for each in tasks if each.gpus)
+        if kinds not in self._counts:
+            free = gpus_of(self._every, kinds)
+            self._counts[kinds] = {
+                "total": gpus_of(self._empty, kinds),
+                "free": free,
+                "before": gpus_of(self._first, kinds) - free,
+                "ahead": self._ahead,
+            }
+        return self._counts[kinds]
+
+    def why_waits(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values]:
+        if tasks not in self._why:
+            self._why[tasks] = self._why_waits(tasks) if self._first else (Code.NO_NODES, {})
+        return self._why[tasks]
+
+    def _why_waits(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values]:
+        every = self._every
+        for these in by_kind(tasks):
+            needed, counts = sum(each.count * each.gpus for each in these), self.counts(these)
+            if needed > int(counts["free"]):
+                return Code.GPUS, {**counts, "needed": needed, **kind(*these)}
+        if search(tasks, every).layout is not None:
+            return Code.BEHIND, {}
+        alone = [replace(each, cpu_milli=0, memory_mb=0, extra=()) for each in tasks]
+        if search(alone, every).layout is not None:
+            return Code.RESOURCES, lacks(tasks, every)
+        return Code.FRAGMENTED, lacks(alone, every)
+
+    def _change(self, left: Field) -> None:
+        self.free, self._ahead = left, self._ahead + 1
+        self._every = joined(self.free, self.kept)
+        self._counts.clear()
+        self._why.clear()
+        self.waits.clear()
+
+
+def most_first(shape: Shape) -> tuple[int, int, int]:
+    return -shape.gpus, -shape.cpu_milli, -shape.memory_mb
