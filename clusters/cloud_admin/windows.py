@@ -2,6 +2,8 @@
 
     {"nodes": ["n1", "n2"], "startsAt": "2027-03-31T18:00:00Z", "endsAt": "2027-03-31T20:00:00Z", "reason": "New disks"}
 
+One that repeats is the next of a series: changing or cancelling it changes or ends the series.
+
 Who is affected is told in the same transaction. What happens when a window begins is `runs/placing/closing.py`.
 """
 
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from django.db import transaction
 from django.utils import timezone
@@ -60,6 +62,10 @@ class WindowSpec(Strict):
     reason: Annotated[Line, StringConstraints(min_length=1, max_length=200)] = Field(
         description="Everybody reads it whose runs are affected.", examples=["New disks"]
     )
+    repeat: Literal["never", "daily", "weekly"] = Field(
+        default="never",
+        description="When it begins, the next one is made, a day or a week later by UTC. It is shorter than that.",
+    )
 
 
 @transaction.atomic
@@ -79,7 +85,7 @@ def open_window(row: Cloud, spec: WindowSpec, *, acting_user: User) -> Window:
 
 @transaction.atomic
 def change(window: Window, spec: WindowSpec, *, acting_user: User) -> Window:
-    """Idempotent. Of one that has begun, only the end and the reason. Raises Invalid and Conflict."""
+    """Idempotent. Of one that has begun, only the end and the reason; the next of its series is a window of its own. Raises Invalid and Conflict."""
     require_administrator(acting_user)
     at = timezone.now()
     _lock(window.cloud)
@@ -151,6 +157,9 @@ def _filled(window: Window, spec: WindowSpec, at: dt.datetime) -> Window:
         raise Invalid.at("endsAt", message="It has to end after it has begun, and later than now.")
     if spec.ends_at > at + LONGEST:
         raise Invalid.at("endsAt", message="At most a year from now.")
+    repeat = Window.Repeat.NEVER if spec.repeat == "never" else Window.Repeat(spec.repeat)
+    if repeat and spec.ends_at - starts_at >= closing.EVERY[repeat]:
+        raise Invalid.at("repeat", message=f"It lasts longer than until the next one, {repeat.label}.")
     appcode = Appcode.objects.filter(code=spec.appcode).first() if spec.appcode else None
     if spec.appcode and appcode is None:
         raise Invalid.at("appcode", message=f"There is no appcode “{spec.appcode}”.")
@@ -158,7 +167,7 @@ def _filled(window: Window, spec: WindowSpec, at: dt.datetime) -> Window:
     if unknown := sorted(set(nodes) - node_names(cloud)):
         raise Invalid.at("nodes", message=f"{cloud.title} has no node {named(unknown)}.")
     window.nodes, window.starts_at, window.ends_at = nodes, starts_at, spec.ends_at
-    window.appcode, window.reason = appcode, spec.reason
+    window.appcode, window.reason, window.repeat = appcode, spec.reason, repeat
     _require_apart(window, at)
     return window
 
@@ -179,13 +188,14 @@ def node_names(cloud: Cloud) -> set[str]:
 
 
 def _facts(window: Window) -> tuple[object, ...]:
-    return window.starts_at, sorted(window.nodes), window.appcode_id, window.ends_at, window.reason
+    return window.starts_at, sorted(window.nodes), window.appcode_id, window.ends_at, window.reason, window.repeat
 
 
 def _record(verb: str, window: Window, actor: User) -> None:
     code = f" for {window.appcode.code}" if window.appcode else ""
     when = f"from {clock(window.starts_at)} to {clock(window.ends_at)}"
-    what = f"{'Reservation' if code else 'Maintenance'} of {named(window.nodes)}{code} {when}: {window.reason}"
+    often = f", {window.get_repeat_display()}" if window.repeat else ""
+    what = f"{'Reservation' if code else 'Maintenance'} of {named(window.nodes)}{code} {when}{often}: {window.reason}"
     record(
         f"window.{verb}", actor=actor, object=f"window {window}", message=what, nodes=window.nodes,
         starts_at=clock(window.starts_at), ends_at=clock(window.ends_at),

@@ -35,6 +35,9 @@ class WindowDocument(Answer):
     ends_at: dt.datetime
     appcode: str | None = Field(description="For which it is reserved; null for maintenance.")
     reason: str
+    repeat: Literal["never", "daily", "weekly"] = Field(
+        description="The next of a series says how often; those before say never."
+    )
     created_by: str
     begun: dt.datetime | None = Field(description="When its runs were given back; null before that.")
 
@@ -114,6 +117,7 @@ def _document(row: Window) -> dict[str, Any]:
         ends_at=row.ends_at,
         appcode=row.appcode.code if row.appcode else None,
         reason=row.reason,
+        repeat=row.repeat or "never",
         created_by=row.created_by.username if row.created_by else "",
         begun=row.begun_at,
     ).json_value()

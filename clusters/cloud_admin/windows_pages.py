@@ -45,6 +45,7 @@ class WindowForm(forms.Form):
     use_required_attribute = False
     PATHS: ClassVar = {
         "nodes": "nodes", "startsAt": "starts_at", "endsAt": "ends_at", "appcode": "appcode", "reason": "reason",
+        "repeat": "repeat",
     }  # fmt: skip
 
     nodes = forms.MultipleChoiceField(label="Nodes", required=False, widget=forms.CheckboxSelectMultiple)
@@ -55,6 +56,12 @@ class WindowForm(forms.Form):
     starts_zone = Words(initial="UTC", required=False, widget=forms.HiddenInput(attrs={"data-zone-of": "id_starts_at"}))
     ends_zone = Words(initial="UTC", required=False, widget=forms.HiddenInput(attrs={"data-zone-of": "id_ends_at"}))
     reason = Words(label="Reason", help_text="Everybody reads it whose runs are affected.")
+    repeat = forms.ChoiceField(
+        label="Repeat",
+        required=False,
+        choices=[(name or "never", label.capitalize()) for name, label in Window.Repeat.choices],
+        help_text="At the same time by UTC, until you cancel the next one.",
+    )
     appcode = Words(
         label="Reserved for",
         required=False,
@@ -77,6 +84,7 @@ class WindowForm(forms.Form):
             "endsAt": _moment(typed["ends_at"], typed["ends_zone"]),
             "reason": typed["reason"].strip(),
             "appcode": typed["appcode"].strip() or None,
+            "repeat": typed["repeat"] or "never",
         })  # fmt: skip
 
     @staticmethod
@@ -84,6 +92,7 @@ class WindowForm(forms.Form):
         return {
             "nodes": row.nodes, "starts_at": _shown(row.starts_at), "ends_at": _shown(row.ends_at), "reason": row.reason,
             "appcode": row.appcode.code if row.appcode else "", "starts_zone": "UTC", "ends_zone": "UTC",
+            "repeat": row.repeat or "never",
         }  # fmt: skip
 
 

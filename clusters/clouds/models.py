@@ -95,7 +95,12 @@ class CloudState(models.Model):
 class Window(models.Model):
     """A stretch of time on named nodes of a cloud, for nobody (maintenance), or for the runs of one appcode (a reservation).
     Where it is judged and kept: runs/placing/windows.py and closing.py. `told_at`: runs that will be taken were told for the last
-    time. `begun_at`: they were taken."""
+    time. `begun_at`: they were taken. `repeat` moves on to the next one, which is made when this one begins."""
+
+    class Repeat(models.TextChoices):
+        NEVER = "", "never"
+        DAILY = "daily", "every day"
+        WEEKLY = "weekly", "every week"
 
     cloud = models.ForeignKey(Cloud, on_delete=models.CASCADE, related_name="windows")
     nodes = models.JSONField(help_text='Names of its nodes: ["n1", "n2"]')
@@ -103,6 +108,7 @@ class Window(models.Model):
     ends_at = models.DateTimeField()
     appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, null=True, related_name="+")
     reason = models.CharField(max_length=200)
+    repeat = models.CharField(max_length=6, choices=Repeat.choices, blank=True, default="", db_default="")
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     told_at = models.DateTimeField(null=True)

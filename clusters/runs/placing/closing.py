@@ -1,4 +1,5 @@
 """What a window does to runs on its nodes: they are told when it is made and half an hour before, and given back when it begins.
+When one begins that repeats, the next one is made, so runs that are placed meanwhile know of it.
 
 Each step is one transaction under the lock of the cloud's places, and may be repeated: it looks for runs that are there and may
 not be, so a process may die anywhere. The sweep finds what is due within its five seconds. Nothing is done at the end of a
@@ -32,25 +33,51 @@ from portal.models import Event
 
 # How long before a window those are told again whose runs it takes.
 NOTICE = dt.timedelta(minutes=30)
+EVERY = {Window.Repeat.DAILY: dt.timedelta(days=1), Window.Repeat.WEEKLY: dt.timedelta(days=7)}
 
 
 def due(at: dt.datetime) -> set[str]:
-    """Clouds with a window of which something is to be told, or that is to begin. One query."""
-    rows = open_at(at).filter(
-        Q(told_at=None, starts_at__lte=at + NOTICE) | Q(begun_at=None, starts_at__lte=at), cloud__given_up_at=None
-    )
+    """Clouds with a window of which something is to be told, that is to begin, or that is to be followed by the next. One query."""
+    soon = Q(ends_at__gt=at) & (Q(told_at=None, starts_at__lte=at + NOTICE) | Q(begun_at=None, starts_at__lte=at))
+    rows = Window.objects.filter(soon | _repeats(at), cancelled_at=None, cloud__given_up_at=None)
     return set(rows.order_by().values_list("cloud__name", flat=True))
 
 
+def _repeats(at: dt.datetime) -> Q:
+    """Those that have begun, or ended while the portal was down, and are not followed by the next one yet."""
+    return ~Q(repeat="") & Q(starts_at__lte=at)
+
+
 def turn(cloud: str) -> None:
-    """Does what is due on a cloud. One query where nothing is."""
+    """Does what is due on a cloud. Two queries where nothing is."""
     at = timezone.now()
+    for pk in Window.objects.filter(_repeats(at), cancelled_at=None, cloud__name=cloud).values_list("pk", flat=True):
+        _repeat(pk, cloud)
     rows = open_at(at).filter(cloud__name=cloud, starts_at__lte=at + NOTICE)
     for pk, begins in rows.values_list("pk", "starts_at"):
         if begins <= at:
             _take(pk, cloud)
         else:
             _tell_again(pk, cloud)
+
+
+@transaction.atomic
+def _repeat(pk: int, cloud: str) -> None:
+    """Makes the next window after one that has begun. Runs there are told half an hour before it, like those that came since a
+    window was made: a series is no news."""
+    lock_until_commit(Lock.PLACES, cloud)
+    at = timezone.now()
+    row = Window.objects.filter(_repeats(at), cancelled_at=None, pk=pk).select_for_update(no_key=True).first()
+    if row is None:
+        return
+    every = EVERY[Window.Repeat(row.repeat)]
+    later = ((at - row.starts_at) // every + 1) * every
+    Window.objects.create(
+        cloud_id=row.cloud_id, nodes=row.nodes, starts_at=row.starts_at + later, ends_at=row.ends_at + later,
+        appcode_id=row.appcode_id, reason=row.reason, created_by_id=row.created_by_id, repeat=row.repeat,
+    )  # fmt: skip
+    row.repeat = Window.Repeat.NEVER
+    row.save(update_fields=["repeat"])
 
 
 @transaction.atomic

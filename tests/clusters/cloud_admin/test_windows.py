@@ -78,6 +78,12 @@ def test_whose_runs_will_be_given_back_is_told_when_it_is_made_and_again_when_it
         ({"startsAt": "2099-01-01T00:00:00Z"}, "endsAt", "end after it has begun"),
         ({"endsAt": "2099-01-01T00:00:00Z"}, "endsAt", "a year"),
         ({"reason": ""}, "reason", ""),
+        ({"repeat": "hourly"}, "repeat", ""),
+        (
+            {"repeat": "daily", "endsAt": f"{now() + 30 * HOUR:%Y-%m-%dT%H:%M:%SZ}"},
+            "repeat",
+            "longer than until the next",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_at_its_field(
@@ -131,8 +137,9 @@ def test_the_page_shows_what_will_happen_before_it_saves(cloud: Told, people: An
     assert "1 run with 8 GPUs will be given back" in page
     assert f"ops-demo/gang, run {run.number}" in page
     assert not Window.objects.exists()
-    assert web.post("/admin/clouds/training/windows", {**typed, "save": "1"}).status_code == 302
+    assert web.post("/admin/clouds/training/windows", {**typed, "repeat": "weekly", "save": "1"}).status_code == 302
     row = Window.objects.get()
+    assert row.repeat == "weekly"
     assert (row.nodes, abs(row.starts_at - at) < dt.timedelta(minutes=1)) == ([node], True)
     assert (
         f"/admin/clouds/training/windows/{row.pk}/cancel" in web.get("/admin/clouds/training/windows").content.decode()

@@ -184,3 +184,24 @@ def test_one_that_is_over_or_cancelled_holds_up_nobody(cloud: Told, people: Any,
     run = submit(people, "gang", 8)
     window(people, "n0", **facts)
     assert turned(run).placed_at
+
+
+def test_one_that_repeats_is_followed_by_the_next_also_if_the_portal_slept_through_it(cloud: Told, people: Any) -> None:
+    see(*nodes(2))
+    first = window(people, "n0", repeat="daily", starts=-MINUTE)
+    asleep = window(people, "n1", repeat="weekly", starts=-15 * 24 * HOUR)
+    assert closing.due(now()) == {"training"}
+    for _ in range(2):
+        tasks.place_runs("training")
+    rows = [(row.nodes, row.starts_at, row.repeat) for row in Window.objects.order_by("pk")]
+    assert rows == [
+        (["n0"], first.starts_at, ""),
+        (["n1"], asleep.starts_at, ""),
+        (["n0"], first.starts_at + dt.timedelta(days=1), "daily"),
+        (["n1"], asleep.starts_at + dt.timedelta(days=21), "weekly"),
+    ]
+    # Cancelling the next one ends the series.
+    Window.objects.exclude(repeat="").update(cancelled_at=now())
+    later(Window.objects.get(repeat="daily"), 24 * HOUR)
+    tasks.place_runs("training")
+    assert Window.objects.count() == 4
