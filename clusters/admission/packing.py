@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import filterfalse
 from typing import Any, Literal
 
 from clusters.admission.demand import ANY, GPU, PARTS, Demand, amount, is_whole, keeps_away
@@ -24,8 +25,8 @@ GPU_ONLY = frozenset({"gpu-tasks-only"})
 @dataclass(frozen=True)
 class Tasks:
     """`count` equal tasks of one role. `gpu_model`: "" for any. `resource`: what its GPUs are. `labels` and `tolerated` (taints
-    as in `demand`) choose nodes. `spread`: goes to the emptiest node and not to the fullest, since a node may be lost with all
-    that runs there. `extra`: other resources of one task by name."""
+    as in `demand`) choose nodes. `spread`: they go to the emptiest nodes and not to the fullest, each to another if there are
+    enough, since a node may be lost with all that runs there. `extra`: other resources of one task by name."""
 
     role: str
     count: int
@@ -223,7 +224,12 @@ def search(tasks: Sequence[Tasks], field: Field, most_steps: int = MOST_STEPS) -
     return _Exact(most_steps).search(ordered, field)
 
 
-def assign(tasks: Sequence[Tasks], field: Field, promised: Collection[str] = ()) -> Placement:
+def assign(
+    tasks: Sequence[Tasks],
+    field: Field,
+    promised: Collection[str] = (),
+    in_turn: Callable[[Iterable[str]], Sequence[str]] = tuple,
+) -> Placement:
     """Places all tasks, or none, so that a scheduler may bind the pods of several runs in any order.
 
     A scheduler knows on which nodes a role may run, and not how many of its tasks belong on each. Roles that ask for the same
@@ -231,11 +237,13 @@ def assign(tasks: Sequence[Tasks], field: Field, promised: Collection[str] = ())
     were `promised` a part that they have not taken yet, and take the room of all tasks that could go there: that is `layout`,
     under the first of these roles. `left` lacks this room, until it is known where the tasks went.
 
-    Roles of one run share nodes if there is no other way; then the order matters among them, and `proved` is False."""
-    groups = _groups(tasks)
+    Roles of one run share nodes if there is no other way; then the order matters among them, and `proved` is False. `in_turn`
+    orders the nodes for tasks that spread, which it gets with the emptiest first."""
+    groups = grouped(tasks)
     left, laid, used = dict(field), dict[tuple[str, str], int](), set(promised)
     for each in groups:
-        whole = [shape for shape in left if shape.holds(each) == each.count]
+        alone = not each.spread or each.count == 1
+        whole = [shape for shape in left if shape.holds(each) == each.count] if alone else []
         if whole:
             best = max(whole, key=_least_used(each)) if each.spread else min(whole, key=_size)
             [name] = _put(left, best, 1, best.without(each, each.count))
@@ -243,7 +251,7 @@ def assign(tasks: Sequence[Tasks], field: Field, promised: Collection[str] = ())
             used.add(name)
             continue
         apart, others = split(left, used)
-        found = search([each], apart)
+        found = search([each], apart) if alone else _spread(each, apart, in_turn)
         if found.layout is None:
             return _together(groups, field, promised)
         found = _widened([each], found)
@@ -252,6 +260,26 @@ def assign(tasks: Sequence[Tasks], field: Field, promised: Collection[str] = ())
         used |= {name for _, name in found.layout}
         left = joined(found.left, others)
     return Placement(laid, left)
+
+
+def _spread(tasks: Tasks, field: Field, in_turn: Callable[[Iterable[str]], Sequence[str]]) -> Placement:
+    """Places one task on each node after the other."""
+    least_used = _least_used(tasks)
+    shapes = sorted(field, key=lambda shape: (least_used(shape), _size(shape)), reverse=True)
+    room = {name: here for shape in shapes if (here := shape.holds(tasks)) for name in field[shape]}
+    if sum(room.values()) < tasks.count:
+        return Placement(None, field)
+    laid = Counter[str]()
+    nodes = in_turn(room)
+    while laid.total() < tasks.count:
+        laid.update(nodes[: tasks.count - laid.total()])
+        nodes = [name for name in nodes if laid[name] < room[name]]
+    left = dict(field)
+    for shape in shapes:
+        for name in field[shape]:
+            if laid[name]:
+                _move(left, shape, name, shape.without(tasks, laid[name]))
+    return Placement({(tasks.role, name): count for name, count in laid.items()}, left)
 
 
 def _least_used(tasks: Tasks) -> Callable[[Shape], tuple[int | str, ...]]:
@@ -274,7 +302,7 @@ def _together(groups: Sequence[Tasks], field: Field, promised: Collection[str]) 
     return Placement(wide.layout, joined(_reserved(groups, wide), others), proved=False)
 
 
-def _groups(tasks: Sequence[Tasks]) -> list[Tasks]:
+def grouped(tasks: Sequence[Tasks]) -> list[Tasks]:
     groups: dict[Tasks, Tasks] = {}
     for each in _ordered(tasks):
         key = replace(each, role="", count=0)
@@ -330,14 +358,15 @@ def split(field: Field, names: Collection[str]) -> tuple[Field, Field]:
     if not names:
         return field, {}
     every = [
-        (shape, tuple(n for n in of if n not in names), tuple(n for n in of if n in names))
+        (shape, tuple(filterfalse(names.__contains__, of)), tuple(filter(names.__contains__, of)))
         for shape, of in field.items()
     ]
     return {shape: rest for shape, rest, _ in every if rest}, {shape: named for shape, _, named in every if named}
 
 
 def joined(one: Field, other: Field) -> dict[Shape, tuple[str, ...]]:
-    return {shape: tuple(sorted(one.get(shape, ()) + other.get(shape, ()))) for shape in {**one, **other}}
+    both = {shape: tuple(sorted(one[shape] + other[shape])) for shape in one.keys() & other}
+    return {**one, **other, **both}
 
 
 def _move(field: dict[Shape, tuple[str, ...]], shape: Shape, name: str, to: Shape) -> None:

@@ -27,6 +27,7 @@ from clusters.admission.packing import (
 )
 from clusters.admission.reasons import by_kind, describe_never, gpus_of, kind, lacks, one_gpu
 from clusters.admission.taking import Holding
+from clusters.admission.topology import Path, Topology, assign_near
 
 # Waiting runs that keep nodes, for each kind of nodes; more would leave too many idle.
 MOST_KEEPING = 3
@@ -37,7 +38,8 @@ NO_SIZES = Sizes()
 class Node:
     """`free` leaves out what running pods hold, those of others too. `drained`: what is free once all runs have ended; None for
     `whole`. `ready`: takes tasks now. `promised`: runs have places there that they have not taken yet. `ending`: what runs hold
-    that are being ended. `ends`: when the last run there ends by its time limit, in seconds since 1970; None if one has none."""
+    that are being ended. `ends`: when the last run there ends by its time limit, in seconds since 1970; None if one has none.
+    `domains`: where it is, see `topology.Path`."""
 
     name: str
     whole: Shape
@@ -47,6 +49,7 @@ class Node:
     promised: bool = False
     ending: Sizes = NO_SIZES
     ends: int | None = None
+    domains: Path = ()
 
 
 class Pool:
@@ -58,6 +61,7 @@ class Pool:
         self._drained = {node.name: node.drained or node.whole for node in nodes if node.ready}
         self._first = self.free = group((node.name, node.free) for node in nodes if node.ready)
         self._promised = {node.name for node in nodes if node.promised}
+        self._topology = Topology.of((node.name, node.domains) for node in nodes)
         self._ahead = 0  # Earlier runs that take some of them.
         self.kept: Field = {}  # Nodes that earlier waiting runs keep, and which run keeps each.
         self.keeper: dict[str, str] = {}
@@ -102,7 +106,7 @@ class Pool:
             return {}  # Nodes are not known yet; runs without GPUs do not wait for them.
         if tasks in self._failed:
             return None
-        found = assign(tasks, self.free, self._promised)
+        found = assign_near(tasks, self.free, self._promised, self._topology)
         if found.layout is None:
             self._failed.add(tasks)
         else:
@@ -120,7 +124,7 @@ class Pool:
             return None
         open_ = {name for name, run in self.keeper.items() if ends <= (self.until[run] or 0)}
         _, holes = split(self.kept, open_)
-        found = assign(tasks, joined(self.free, holes), self._promised) if open_ else None
+        found = assign_near(tasks, joined(self.free, holes), self._promised, self._topology) if open_ else None
         if found is None or found.layout is None:
             self._failed_later.add((tasks, ends))
             return None
@@ -138,9 +142,8 @@ class Pool:
         names = sorted(self._ending)
 
         def placed(count: int) -> Layout | None:
-            return assign(
-                tasks, freed(self.free, {name: self._ending[name] for name in names[:count]}), self._promised
-            ).layout
+            field = freed(self.free, {name: self._ending[name] for name in names[:count]})
+            return assign_near(tasks, field, self._promised, self._topology).layout
 
         layout = placed(len(names))
         if layout is None:

@@ -42,6 +42,7 @@ else:
     CompletionName = Literal[tuple(COMPLETIONS)]
 Mode = Literal["batch", "service"]
 PriorityClass = Literal["urgent", "normal", "spare"]
+Placement = Literal["pack", "spread"]
 
 RUN_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?/[1-9][0-9]{0,8}")
 # A name, optionally with a version.
@@ -230,6 +231,11 @@ class ClusterSpec(Strict):
         default="normal",
         description="'urgent' comes before the other runs of its appcode, and may take their GPUs. 'spare' starts on GPUs that "
         "nobody else needs, does not count against the quota, and gives them back as soon as somebody does.",
+    )
+    placement: Placement = Field(
+        default="pack",
+        description="'pack': tasks that need several nodes go into one rack, else one zone, as far as their cloud says where its "
+        "nodes are. 'spread': each goes to another node, rack and zone, if there are enough. Only where the portal places runs.",
     )
     time_limit: int | None = Field(
         default=None, ge=60, le=60 * 86400, description="Seconds after which a run is stopped."

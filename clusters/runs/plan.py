@@ -90,6 +90,7 @@ def build_plan(
                 ),
                 from_image=launch.from_image,
                 first_part=first_parts.get(role.name, -1),
+                spread=spec.placement == "spread",
                 at_once=spec.roles[role.name].together if framework.is_independent else 0,
             )
         )

@@ -89,6 +89,11 @@ class NodeGpus(Answer):
         examples=["ops-demo/train/3"],
     )
 
+    domains: dict[str, str] = Field(
+        description="Where the node is, from wide to narrow, by the labels that its cloud names.",
+        examples=[{"zone": "a", "rack": "r7"}],
+    )
+
 
 class NodesClosed(Answer):
     """A stretch of time on nodes: maintenance, or a reservation for one appcode."""
@@ -146,7 +151,10 @@ def document(found: Queue) -> dict[str, object]:
         waiting=[_waiting(each) for each in found.waiting],
         holding=[_holding(run, found.rights.get(run.pk)) for run in found.holding],
         others=OtherRuns.of(found.others),
-        nodes=[NodeGpus.of(each, kept_for=_kept_for(found, each)) for each in found.tiles[:MOST_NODES]],
+        nodes=[
+            NodeGpus.of(each, kept_for=_kept_for(found, each), domains=dict(each.domains))
+            for each in found.tiles[:MOST_NODES]
+        ],
         windows=[NodesClosed.of(each, appcode=each.appcode or None) for each in found.windows],
     ).json_value()
 

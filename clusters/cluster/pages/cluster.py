@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 from urllib.parse import urlencode
@@ -41,6 +41,7 @@ from clusters.manifest.hook_spec import part_of
 from clusters.manifest.input import InputSpec, input_of
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.models import Cluster, Run, Task
+from clusters.runs.placing.known import domains_of
 from clusters.runs.placing.rights import Right, rights_of
 from clusters.runs.queries.preview import cost_of
 from clusters.runs.quota import enough
@@ -148,11 +149,12 @@ class Step:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One task of the run with its newest attempt; `task` is None until the cloud reports it."""
+    """One task of the run with its newest attempt; `task` is None until the cloud reports it. `where` its node is: "rack r7"."""
 
     role: str
     index: int
     task: Task | None
+    where: str = ""
 
     @property
     def name(self) -> str:
@@ -345,6 +347,12 @@ def failed_first(run: Run, rows: list[TaskRow]) -> list[TaskRow]:
     return sorted(failed, key=lambda row: not (f" {row.name} " in f" {said}" or f"({row.name}, " in said))
 
 
+def _located(run: Run, rows: list[TaskRow]) -> list[TaskRow]:
+    """The rows with where their nodes are. One query."""
+    domains = domains_of(run.cloud, {row.task.node for row in rows if row.task and row.task.node})
+    return [replace(row, where=domains.get(row.task.node, "") if row.task else "") for row in rows]
+
+
 def timeline(run: Run, rows: list[TaskRow]) -> list[Step]:
     """Queued → Starting → Running → the end, with start and end times."""
     scheduled = min((row.task.scheduled_at for row in rows if row.task and row.task.scheduled_at), default=None)
@@ -382,7 +390,7 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
     return {
         "steps": timeline(run, rows),
         "waited": waited(run, everything="all" in request.GET),
-        "tasks": ordered if everything else ordered[:MAX_TASK_ROWS],
+        "tasks": _located(run, ordered if everything else ordered[:MAX_TASK_ROWS]),
         "says_its_own": says_its_own(run),
         "no_commands": _no_commands(run.cloud),
         "hidden": 0 if everything else len(rows) - MAX_TASK_ROWS,

@@ -14,6 +14,7 @@ from clusters.cluster.pages.form_data import (
     CLASS_CHOICES,
     FIELD_OF_PATH,
     INPUT_INITIAL,
+    PLACEMENT_CHOICES,
     UNIT_CHOICES,
     fits_datetime_local,
     hook_field,
@@ -30,8 +31,8 @@ from portal.errors import FieldError, Invalid
 
 FOLDED = (
     "input_path", "input_version", "input_mode", "input_fold", "input_folds", "framework", "keras", "mode", "completion",
-    "retries", "time_limit", "time_limit_unit", "priority_class", "schedule_after", "output_path", "home", "endpoints", "access",
-    "notebook",
+    "retries", "time_limit", "time_limit_unit", "priority_class", "placement", "schedule_after", "output_path", "home",
+    "endpoints", "access", "notebook",
     *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in ("flavor", "count")),
 )  # fmt: skip
 
@@ -177,6 +178,12 @@ class ClusterForm(ManifestForm[ClusterManifest]):
         "back at any time, after the first minute: the run waits again, and goes on from what it has saved in /elearn/output.",
         CLASS_CHOICES,
         initial="normal",
+    )
+    placement = choice(
+        "Placement",
+        "Where its tasks go if they need several nodes.",
+        PLACEMENT_CHOICES,
+        initial="pack",
     )
     schedule_after = Words(
         label="Schedule after (UTC)",

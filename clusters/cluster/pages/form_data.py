@@ -30,6 +30,11 @@ CLASS_CHOICES = [
     ("spare", "Spare: on GPUs that nobody else needs; may be taken back at any time"),
 ]
 
+PLACEMENT_CHOICES = [
+    ("pack", "Near each other: on few nodes, in one rack if it has room"),
+    ("spread", "Apart: each on another node, in another rack, if there are enough"),
+]
+
 INPUT = {
     "path": "input_path",
     "version": "input_version",
@@ -57,6 +62,7 @@ FIELD_OF_PATH: dict[str, str] = {
     "spec.outputPath": "output_path",
     "spec.timeLimit": "time_limit",
     "spec.priorityClass": "priority_class",
+    "spec.placement": "placement",
     "spec.scheduleAfter": "schedule_after",
     "spec.code": "code_files",
     **{f"spec.input.{key}": name for key, name in INPUT.items()},
@@ -103,6 +109,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         "retries": values.get("retries", "").strip() or None,
         "timeLimit": seconds(values.get("time_limit", ""), values.get("time_limit_unit", "")),
         "priorityClass": values.get("priority_class") or "normal",
+        "placement": values.get("placement") or "pack",
         "scheduleAfter": _utc(values.get("schedule_after", ""), values.get("schedule_zone", "")),
         "hooks": read_hooks(values),
     }
@@ -136,6 +143,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "time_limit": limit,
         "time_limit_unit": unit,
         "priority_class": spec.priority_class,
+        "placement": spec.placement,
         "schedule_after": _local(spec.schedule_after),
         "schedule_zone": "UTC",
         "home": spec.home or "",

@@ -92,11 +92,12 @@ def machines(tiles: Iterable[Tile], keepers: Names, *, sees_all: bool = False) -
             alike.setdefault(_key(each, keepers), []).append(each)
         groups = sorted(alike.values(), key=_importance)
     models = len({each.gpu_model for each in drawn}) > 1
+    places = len({each.domains for each in drawn}) > 1
     sums = total(drawn)
     legend = [(Square(state, sums[state]), words[state]) for state in STATES if sums[state] or state == "free"]
     return Machines(
         _room(drawn),
-        [_box(each, keepers, words, with_model=models) for each in groups[:MOST_BOXES]],
+        [_box(each, keepers, words, with_model=models, with_place=places) for each in groups[:MOST_BOXES]],
         legend,
         _kept(drawn, keepers),
         [
@@ -116,7 +117,9 @@ def _importance(group: Sequence[Tile]) -> tuple[object, ...]:
     return (not group[0].takes_tasks, *(-group[0].count(state) for state in ORDER), -len(group))
 
 
-def _box(group: Sequence[Tile], keepers: Names, words: Mapping[State, str], *, with_model: bool) -> Box:
+def _box(
+    group: Sequence[Tile], keepers: Names, words: Mapping[State, str], *, with_model: bool, with_place: bool
+) -> Box:
     one = group[0]
     squares = [Square(state, one.count(state)) for state in STATES if one.count(state)]
     if one.gpus <= MOST_SQUARES:
@@ -124,6 +127,9 @@ def _box(group: Sequence[Tile], keepers: Names, words: Mapping[State, str], *, w
     note = " ".join(_few(dict.fromkeys(each.note for each in group if each.note), SAID))
     beside = [f"{one.gpus} GPUs each"] if len(group) > 1 else []
     beside += [one.gpu_model] if with_model and one.gpu_model else []
+    beside += (
+        [" ".join(one.domains[-1])] if with_place and one.domains and len({each.domains for each in group}) == 1 else []
+    )
     # Where nothing is free, no square says it.
     beside += ["kept"] if one.keeper and not one.kept else []
     title = f"{len(group):,} nodes" if len(group) > 1 else one.name
@@ -135,9 +141,11 @@ def _sentence(group: Sequence[Tile], keepers: Names, words: Mapping[State, str],
     one = group[0]
     has = [(one.count(state), words[state]) for state in STATES if one.count(state)]
     model = f" ({one.gpu_model})" if one.gpu_model else ""
+    domains = [" ".join(each) for each in one.domains] if len({each.domains for each in group}) == 1 else []
+    where = f" in {', '.join(domains)}" if domains else ""
     gpus = f"{_gpus(one.gpus)}{model}"
     states = f"all {has[0][1]}" if len(has) == 1 else ", ".join(f"{count} {word}" for count, word in has)
-    said = [f"{names(each.name for each in group)}: {gpus}{' each' if len(group) > 1 else ''}, {states}."]
+    said = [f"{names(each.name for each in group)}: {gpus}{' each' if len(group) > 1 else ''}{where}, {states}."]
     if one.keeper:
         whom = "/".join(keepers[one.keeper]) if one.keeper in keepers else "a run of others"
         said.append(f"Kept for {whom}{'' if one.kept else ', once runs there end'}.")

@@ -11,10 +11,11 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from django.db import connection
 from django.db.models import (
     Case,
     Count,
@@ -57,7 +58,9 @@ TO_END = dt.timedelta(minutes=3)
 # How long a run avoids nodes on which its tasks did not start, after its pause.
 AVOIDED = dt.timedelta(minutes=10)
 _OTHERS = ("gpus_others", "cpu_milli_others", "memory_mb_others")
-_POOLS = ("resource", "labels", "taints", "slices")
+_POOLS = ("resource", "labels", "taints", "slices", "domains")
+_DOMAINS = """SELECT pool.key, pool.value->'domains' FROM clusters_cloudstate, jsonb_each(capacity->'pools') AS pool
+WHERE name = %s AND pool.key = ANY(%s) AND pool.value ? 'domains'"""
 # Tasks without a machine, or that the cloud cannot create; also of a run in which some roles have started.
 UNPLACED = Task.objects.filter(run=OuterRef("pk"), phase="Pending", node="", reason__in=WAITING)
 
@@ -85,7 +88,7 @@ class Promise:
 class Waiting:
     """A run without places. `started`: its cloud has it already, and places its tasks by itself. `is_independent`: its tasks do
     not need each other. `avoided`: nodes where it does not go. `is_replica`: of a service, which lives on if others do. `appcode`
-    and `line`: by id, and by namespace. `seconds`: its time limit."""
+    and `line`: by id, and by namespace. `seconds`: its time limit. `spread`: its tasks go to as many nodes as possible."""
 
     run: int
     tasks: Sequence[Tasks]
@@ -97,6 +100,7 @@ class Waiting:
     line: str = ""
     priority_class: PriorityClass = "normal"
     seconds: int | None = None
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,16 @@ class Known:
 def capacity_of(cloud: str) -> Capacity:
     """Capacity of a cloud when the controller last saw it; empty before that."""
     return capacity_from(CloudState.objects.filter(name=cloud).values_list("capacity", flat=True).first() or {})
+
+
+def domains_of(cloud: str, nodes: Collection[str]) -> dict[str, str]:
+    """Of each of these nodes the narrowest domain that it is in, such as "rack r7". One query, and none without nodes."""
+    if not nodes:
+        return {}
+    with connection.cursor() as cursor:
+        cursor.execute(_DOMAINS, [cloud, list(nodes)])
+        found = {node: [*filter(lambda each: each[1], json.loads(domains))] for node, domains in cursor.fetchall()}
+    return {node: " ".join(domains[-1]) for node, domains in found.items() if domains}
 
 
 def capacity_json(capacity: Capacity) -> dict[str, Any]:
@@ -167,7 +181,8 @@ def capacity_from(seen: Mapping[str, Any]) -> Capacity:
 
 def _pool_from(facts: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(facts)
-    found["labels"] = tuple((key, value) for key, value in facts.get("labels", ()))
+    for name in ("labels", "domains"):
+        found[name] = tuple((key, value) for key, value in facts.get(name, ()))
     found["taints"] = tuple(facts.get("taints", ()))
     found["slices"] = tuple(Slices(**each) for each in facts.get("slices", ()))
     return found
@@ -236,7 +251,8 @@ def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list
 
 # One run that waits: its columns in `_unplaced`.
 Row = tuple[
-    int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, int, str, str | None, str | None, str, str, str
+    int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, int, str, str | None, str | None, str | None,
+    str, str, str,
 ]  # fmt: skip
 
 
@@ -252,7 +268,7 @@ def _unplaced(which: Q, *, new: bool) -> QuerySet[Run, Row]:
     return Run.objects.filter(pk__in=first).order_by("pk").values_list(
         "pk", "cloud", "applied_at", "avoided", "not_before", "cluster__part_of", KT("spec__framework"), "cluster__appcode",
         "namespace", KT("spec__priorityClass"), KT("spec__timeLimit"),
-        Cast("resources", TextField()), Cast("roles", TextField()), KT("spec__roles"),
+        KT("spec__placement"), Cast("resources", TextField()), Cast("roles", TextField()), KT("spec__roles"),
     )  # fmt: skip
 
 
@@ -280,6 +296,7 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
         line,
         priority_class,
         limit,
+        placement,
         *texts,
     ) in rows:
         key = tuple(texts)
@@ -293,10 +310,15 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
             found.append(
                 Waiting(
                     pk, tasks, applied_at is not None, independent, away, replica, str(appcode), line, class_of(priority_class),
-                    int(limit) if limit else None,
+                    int(limit) if limit else None, spreads(placement, tasks, is_replica=replica),
                 )
             )  # fmt: skip
     return found
+
+
+def spreads(placement: str | None, tasks: Sequence[Tasks], *, is_replica: bool) -> bool:
+    """Whether tasks of a run go to as many nodes as possible. Replicas of one task each do, so that not all go with a node."""
+    return placement == "spread" or (is_replica and sum(each.count for each in tasks) == 1)
 
 
 def class_of(stored: str | None) -> PriorityClass:

@@ -210,14 +210,14 @@ def _avoided(avoiding: Sequence[Waiting], nodes: Sequence[Node], asks: Sequence[
 def _key(waiting: Waiting, closed: Windows) -> tuple[frozenset[str], tuple[Tasks, ...], bool, bool]:
     """Equal for runs that ask for the same. Where its cloud places a run by itself, it does so on any node."""
     tolerated = closed.every if waiting.started else closed.tolerated_by(waiting.run)
-    return tolerated, tuple(waiting.tasks), waiting.is_independent, waiting.is_replica
+    return tolerated, tuple(waiting.tasks), waiting.is_independent, waiting.spread
 
 
 def _asked(waiting: Waiting, nodes: Sequence[Node], tolerated: frozenset[str]) -> tuple[Tasks, ...]:
     """Independent tasks take turns where the cloud never has room for all at once."""
     found = tolerating(waiting.tasks, tolerated)
-    if waiting.is_replica:
-        return tuple(replace(each, spread=True) for each in found)
+    if waiting.spread:
+        found = tuple(replace(each, spread=True) for each in found)
     if not waiting.is_independent:
         return found
     most = {each: sum((node.drained or node.whole).holds(each) for node in nodes) for each in found}
@@ -260,7 +260,8 @@ def _node(
     if ending is None:
         ending = Ending() if held == Sizes() else Ending(ends=None)
     ends = None if promised else ending.ends
-    return Node(seen.name, one.whole, one.free, one.ready, one.drained, one.promised, ending.sizes, ends)
+    path = tuple(value for _, value in seen.domains)
+    return Node(seen.name, one.whole, one.free, one.ready, one.drained, one.promised, ending.sizes, ends, path)
 
 
 def _new_node(

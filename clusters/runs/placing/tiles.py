@@ -22,7 +22,8 @@ STATES: tuple[State, ...] = get_args(State)
 class Tile:
     """The GPUs of one node by state. `mine`: held by runs that the reader may see, `others`: by other runs. `promised`: to a run
     that is being started. `kept`: for waiting runs. `closed`: held by nobody on a node that takes no tasks. `keeper`: the run for
-    which the node is kept, or is going to be free; 0 for none. `slices`: of GPUs; they are in none of these states."""
+    which the node is kept, or is going to be free; 0 for none. `slices`: of GPUs; they are in none of these states. `domains`:
+    where it is, as of `Node`."""
 
     name: str
     gpus: int
@@ -38,6 +39,7 @@ class Tile:
     note: str = ""
     keeper: int = 0
     slices: tuple[Slices, ...] = ()
+    domains: tuple[tuple[str, str], ...] = ()
 
     def count(self, state: State) -> int:
         found: int = getattr(self, state)
@@ -63,6 +65,7 @@ def tile(node: Node, *, held: int, mine: int, promised: int = 0, keeper: int = 0
     return Tile(
         node.name, gpus, **found, gpu_model=node.gpu_model, takes_tasks=node.takes_tasks, note=node.note, keeper=keeper,
         slices=tuple(each for each in node.slices if is_gpu(each.resource)),
+        domains=tuple(each for each in node.domains if each[1]),
     )  # fmt: skip
 
 

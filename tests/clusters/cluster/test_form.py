@@ -101,6 +101,7 @@ def manifests(draw):
         "retries": draw(st.none() | st.integers(0, 10)),
         "timeLimit": draw(st.none() | st.integers(60, 60 * 86400)),
         "priorityClass": draw(st.sampled_from(["urgent", "normal", "spare"])),
+        "placement": draw(st.sampled_from(["pack", "spread"])),
         "scheduleAfter": draw(st.none() | TIMES),
         "hooks": draw(HOOKS),
     }

@@ -46,7 +46,7 @@ def test_release_1_0_reads_nodes_that_it_can_use_and_this_one_reads_all() -> Non
     every = Capacity((RICH, amd, node("n3")))
     stored = capacity_json(every)
     assert capacity_from(stored) == every
-    new = {"gpus_others", "cpu_milli_others", "memory_mb_others", "resource", "labels", "taints", "slices"}
+    new = {"gpus_others", "cpu_milli_others", "memory_mb_others", "resource", "labels", "taints", "slices", "domains"}
     assert all(each.keys() == {field.name for field in fields(Node)} - new for each in stored["nodes"])
     assert [(each["gpus"], each["gpus_free"], each["takes_tasks"]) for each in stored["nodes"]] == [
         (8, 0, False), (0, 0, True), (8, 8, True)

@@ -204,7 +204,8 @@ class Node:
     `gpu_tasks_only`: refuses tasks without GPUs.
 
     `resource`: what `gpus` counts, whole GPUs of one vendor. `labels`: sorted. `taints`: as kubectl writes them with "=" even
-    without a value; it takes only tasks that tolerate these. `slices`: by name.
+    without a value; it takes only tasks that tolerate these. `slices`: by name. `domains`: where it is, from wide to narrow, such
+    as ("zone", "a") and ("rack", "r7"), with "" where it is in none.
     """
 
     name: str
@@ -227,6 +228,7 @@ class Node:
     labels: tuple[tuple[str, str], ...] = ()
     taints: tuple[str, ...] = ()
     slices: tuple[Slices, ...] = ()
+    domains: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

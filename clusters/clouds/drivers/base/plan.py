@@ -273,7 +273,7 @@ class RolePlan:
     `argv` is run exactly as it stands, without a shell of ours. `gpu_model` is "" for any. `restart`: OnFailure starts a
     failed task again up to `retries` times (None: see base/restart_policy.py) and leaves a succeeded one alone; Always
     keeps every task alive, with back-off, until the run is deleted. `nodes`: the only nodes on which its tasks may run, by name;
-    any if empty. Only a cloud that `places_runs` heeds them.
+    any if empty. Only a cloud that `places_runs` heeds them. `spread`: on as many nodes as possible.
     """
 
     role: str
@@ -294,6 +294,7 @@ class RolePlan:
     first_part: int = -1
     at_once: int = 0
     nodes: tuple[str, ...] = ()
+    spread: bool = False
     # What its GPUs are, and which nodes it may go to besides.
     demand: Demand = ANY
 

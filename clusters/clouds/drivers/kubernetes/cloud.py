@@ -105,6 +105,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
             settings.reserved_disk,
             settings.tolerations,
             settings.image_seconds,
+            settings.topology,
         )
         self._follower = self._new_follower()
         self._pods = logs.Pods(client, settings.portal)

@@ -105,6 +105,13 @@ Name = Annotated[
 LabelValue = Annotated[
     str, _matches(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?", "Write labels as key=value, as kubectl does.")
 ]
+LabelName = Annotated[
+    str,
+    _matches(
+        r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?",
+        "Write names of labels as Kubernetes does: rack, or example.com/rack.",
+    ),
+]
 Quantity = Annotated[str, _matches(_QUANTITY, _QUANTITIES)]
 QuantityOrNone = Annotated[str, _matches(f"({_QUANTITY})?", _QUANTITIES)]
 
@@ -148,6 +155,12 @@ class Settings:
         title="Tolerated taints",
         description="Of every task, as kubectl writes taints, e.g. team=ml:NoSchedule. Tasks with GPUs tolerate "
         "nvidia.com/gpu:NoSchedule anyway.",
+    )
+    topology: Annotated[tuple[LabelName, ...], Field(max_length=4)] = Field(
+        default=("topology.kubernetes.io/zone",),
+        title="Topology labels",
+        description="Labels of nodes that say where they are, from wide to narrow, e.g. topology.kubernetes.io/zone, "
+        "example.com/rack. The tasks of a run go into one of the narrowest that holds them all.",
     )
     kueue_queue: LabelOrNone = Field(
         default="",

@@ -152,9 +152,11 @@ def node_of(
     reserved_disk: float = 0.0,
     tolerations: Sequence[str] = (),
     heard: dt.datetime | None = None,
+    topology: Sequence[str] = (),
 ) -> Node:
     """Converts a node. `gpus_free` ignores pods; it is 0 for a node that takes no new pods. `reserved_disk`: bytes of a node's
-    disk that each task reserves. `tolerations`: taints that tasks tolerate. `heard`: when a silent node was last heard."""
+    disk that each task reserves. `tolerations`: taints that tasks tolerate. `heard`: when a silent node was last heard.
+    `topology`: labels that say where it is, from wide to narrow."""
     allocatable = allocatable_of(node)
     marks = node["metadata"].get("labels") or {}
     resource, gpus, slices = devices_of(node)
@@ -192,7 +194,15 @@ def node_of(
             sorted(f"{each['key']}={each.get('value', '')}:{each['effect']}" for each in keeping if each["key"] != GPU)
         ),
         slices=slices,
+        domains=tuple(_kept_once((_short(name), marks.get(name, ""))) for name in topology)
+        if any(name in marks for name in topology)
+        else (),
     )
+
+
+def _short(label: str) -> str:
+    """What people call it: a rack, and not example.com/rack."""
+    return label.rpartition("/")[2]
 
 
 @lru_cache(100_000)

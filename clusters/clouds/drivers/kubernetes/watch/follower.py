@@ -108,10 +108,11 @@ class Follower:
         reserved_disk: float = 0.0,
         tolerations: Sequence[str] = (),
         patience: int = IMAGE_SECONDS,
+        topology: Sequence[str] = (),
     ) -> None:
         """All but `api` and `portal` are arguments of `Mirror`."""
         self._client = api
-        self._new_mirror = functools.partial(Mirror, bounds, reserved_disk, tolerations, patience)
+        self._new_mirror = functools.partial(Mirror, bounds, reserved_disk, tolerations, patience, topology)
         self._portal = portal
         self._sources = sources(portal)
         self.mirror: Mirror | None = None

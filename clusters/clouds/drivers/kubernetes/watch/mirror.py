@@ -32,7 +32,8 @@ from clusters.clouds.drivers.kubernetes.watch.terminations import Ends
 
 class Mirror:
     """`bounds`: required objects of every namespace (`drift.bounds`). `reserved_disk`: bytes of a node's disk that a task
-    reserves. `tolerations`: taints that tasks tolerate. `patience`: seconds that an image may fail to be pulled."""
+    reserves. `tolerations`: taints that tasks tolerate. `patience`: seconds that an image may fail to be pulled. `topology`:
+    labels of nodes that say where they are, from wide to narrow."""
 
     def __init__(
         self,
@@ -40,8 +41,9 @@ class Mirror:
         reserved_disk: float = 0.0,
         tolerations: Sequence[str] = (),
         patience: int = IMAGE_SECONDS,
+        topology: Sequence[str] = (),
     ) -> None:
-        self._reserved_disk, self._tolerations = reserved_disk, tolerations
+        self._reserved_disk, self._tolerations, self._topology = reserved_disk, tolerations, topology
         self._disks: dict[str, float] = {}
         # When silent nodes, or nodes deleted while silent, were last heard; None if unknown.
         self._silent: dict[str, dt.datetime | None] = {}
@@ -84,7 +86,9 @@ class Mirror:
         elif not is_silent:
             self._silent.pop(name, None)
         self._disks[name] = capacity.allocatable_of(node)(capacity.DISK)
-        self.shares.nodes[name] = capacity.node_of(node, self._reserved_disk, self._tolerations, self._silent.get(name))
+        self.shares.nodes[name] = capacity.node_of(
+            node, self._reserved_disk, self._tolerations, self._silent.get(name), self._topology
+        )
         return self._note_silence(name, is_silent) if is_silent != was_silent else []
 
     def _note_silence(self, node: str, is_lost: bool) -> list[Seen]:
