@@ -25,7 +25,8 @@ from clusters.services.controller import loop as serving
 from clusters.sweeps import loop as sweeps
 from clusters.volumes import buckets, lifecycle
 from clusters.wakeups import places_key, waiting_key, wake, whole_key
-from portal.wakeups import heard
+from portal.db.advisory_lock import Lock, advisory_lock
+from portal.wakeups import heard, woken
 
 
 def _advance_hooks(appcode_id: int, cluster: str) -> None:
@@ -60,9 +61,18 @@ def admit_waiting(appcode_id: int) -> None:
 
 @shared_task(name="clusters.tasks.place_runs")
 def place_runs(cloud: str) -> None:
-    heard(places_key(cloud))
-    closing.turn(cloud)
-    places.place(cloud)
+    """Whoever is at it already makes one more pass; a second worker would only wait for its lock."""
+    key = places_key(cloud)
+    while True:
+        with advisory_lock(Lock.PASS, cloud) as is_mine:
+            if not is_mine:
+                return
+            heard(key)
+            closing.turn(cloud)
+            places.place(cloud)
+        # Not before the lock is free: from then on a worker that is woken makes the pass itself.
+        if not woken(key):
+            return
 
 
 @shared_task(name="clusters.tasks.deploy_next")

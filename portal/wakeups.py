@@ -52,6 +52,11 @@ def heard(once: str) -> None:
     cache.delete(once)
 
 
+def woken(once: str) -> bool:
+    """Whether a wake-up of that key was sent that nobody has heard."""
+    return cache.get(once) is not None
+
+
 def send(task: str, *keys: int | str, once: str = "") -> None:
     """Schedules `task` soon; with `once`, only if no wake-up of that key is waiting. A task woken with a key calls `heard`
     before it looks for work. After a broker failure nothing is sent for QUIET seconds: the sweeps find the work."""

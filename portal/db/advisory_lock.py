@@ -65,6 +65,8 @@ class Lock(IntEnum):
     MODEL_RULES = 23
     # By cloud: giving runs their places.
     PLACES = 24
+    # By cloud: one worker at a time makes passes over the runs that wait for places. Before PLACES.
+    PASS = 25
 
 
 @contextmanager

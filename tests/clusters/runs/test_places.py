@@ -15,6 +15,7 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
+from clusters import tasks, wakeups
 from clusters.clouds.drivers.base import RunFound, RunGone
 from clusters.cluster import actions
 from clusters.runs import reconcile
@@ -511,6 +512,35 @@ def test_a_second_pass_decides_on_what_the_first_has_written(
     assert place(old).placed_at is None
     new.refresh_from_db()
     assert len(everywhere(new)) == 80
+
+
+def test_one_worker_makes_passes_and_one_more_for_whom_was_woken_meanwhile(
+    cloud: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight threads of a worker would soon all wait for a long pass, and no run would be started."""
+    passes = []
+
+    def other_worker() -> None:
+        try:
+            tasks.place_runs("training")
+        finally:
+            connection.close()
+
+    def slow(name: str) -> None:
+        passes.append(name)
+        if len(passes) == 1:
+            wakeups.wake_places(name)
+            thread = threading.Thread(target=other_worker)
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive()
+            assert len(passes) == 1
+
+    monkeypatch.setattr(places, "place", slow)
+    tasks.place_runs("training")
+    assert len(passes) == 2
+    tasks.place_runs("training")
+    assert len(passes) == 3
 
 
 @pytest.mark.django_db(transaction=True)
