@@ -85,7 +85,8 @@ def open_window(row: Cloud, spec: WindowSpec, *, acting_user: User) -> Window:
 
 @transaction.atomic
 def change(window: Window, spec: WindowSpec, *, acting_user: User) -> Window:
-    """Idempotent. Of one that has begun, only the end and the reason; the next of its series is a window of its own. Raises Invalid and Conflict."""
+    """Idempotent. Of one that has begun, only the end and the reason; the next of its series is a window of its own. Raises
+    Invalid and Conflict."""
     require_administrator(acting_user)
     at = timezone.now()
     _lock(window.cloud)

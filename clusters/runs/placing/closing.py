@@ -37,7 +37,7 @@ EVERY = {Window.Repeat.DAILY: dt.timedelta(days=1), Window.Repeat.WEEKLY: dt.tim
 
 
 def due(at: dt.datetime) -> set[str]:
-    """Clouds with a window of which something is to be told, that is to begin, or that is to be followed by the next. One query."""
+    """Clouds with a window that is to be announced again, to begin, or to be followed by the next. One query."""
     soon = Q(ends_at__gt=at) & (Q(told_at=None, starts_at__lte=at + NOTICE) | Q(begun_at=None, starts_at__lte=at))
     rows = Window.objects.filter(soon | _repeats(at), cancelled_at=None, cloud__given_up_at=None)
     return set(rows.order_by().values_list("cloud__name", flat=True))
