@@ -71,7 +71,7 @@ def test_gangs_are_bound_in_one_rack_each_and_what_no_rack_holds_starts_anyway(
     }
     client.force_login(people.bob)
     assert f"<small>rack {found[1]}</small>" in client.get("/queue").content.decode()
-    assert f"<small>rack {found[1]}</small>" in client.get("/appcodes/ops-demo/clusters/four").content.decode()
+    assert f"<small>rack {found[1]}</small>" in client.get("/clusters/ops-demo/four").content.decode()
 
 
 def test_tasks_that_spread_are_bound_in_as_many_racks_as_there_are(plane: Plane, loops: Loops, people: Any) -> None:

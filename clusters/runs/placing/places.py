@@ -42,9 +42,9 @@ FOR_GPUS, FOR_ROOM = "WaitingForGPUs", "WaitingForResources"
 HELD = (FOR_GPUS, FOR_ROOM)
 # Number of waiting runs that are told what they lack. The others are told that they wait for their turn.
 TOLD = 100
-# How long a run may lack nodes for some of its tasks before it loses its places; and if it cannot get them there, and nothing is
-# lost by it.
-PATIENCE, BLINK = dt.timedelta(minutes=5), dt.timedelta(seconds=10)
+# How long a run may lack nodes for some of its tasks before it loses its places; if it cannot get them there; and if nothing is
+# lost by it, too.
+PATIENCE, REPAIR, BLINK = dt.timedelta(minutes=5), dt.timedelta(minutes=1), dt.timedelta(seconds=10)
 # Pause after the first time that a run lost its places; doubled each time.
 PAUSE, LONGEST_PAUSE = dt.timedelta(seconds=30), dt.timedelta(minutes=10)
 # Columns of a run that `start_anew` changes, beside those that a lost run changes.
@@ -206,12 +206,13 @@ def _give_back(cloud: str, known: Known, nodes: Mapping[str, Node]) -> None:
             continue  # No node was known when it started, so it may go anywhere.
         if run.whole_at and run.pk not in pending:
             continue  # Its tasks have failed, and Kubernetes starts them again after a while.
-        # Nothing is lost by a run that has not begun, or that has no task left.
         assert run.lacks_since
         assert run.applied_at
-        is_late = at - max(run.lacks_since, run.applied_at) >= PATIENCE
         cannot = any(_cannot(each, known, nodes) for each in missing)
-        if is_late or (cannot and not (run.whole_at and held)):
+        # Nothing is lost by a run that has not begun, or that has no task left. Others restart whole, since the node of a task cannot
+        # be replaced: Kubernetes allows no change of the template of a Job, which names the nodes.
+        least = (REPAIR if run.whole_at and held else BLINK) if cannot else PATIENCE
+        if at - max(run.lacks_since, run.applied_at) >= least:
             # Kubernetes may have a reason that the portal does not know, such as the number of pods of a node.
             elsewhere = not cannot and len(nodes) > 1
             run.avoided = sorted({node for promise in missing for node in promise.open}) if elsewhere else []

@@ -161,16 +161,24 @@ def test_one_that_lost_its_places_is_cleared_away_and_placed_elsewhere(cloud: To
     assert [run.phase, run.given_back_at, run.release_asked_at] == ["Running", None, None]
 
 
-def test_a_whole_run_that_loses_one_of_its_tasks_waits_with_the_others_for_a_while(cloud: Told, people: Any) -> None:
+@pytest.mark.parametrize(
+    ("lost", "wait"),
+    [(("deleted",), places.REPAIR), (("not ready",), places.REPAIR), (("not ready", "ready"), places.PATIENCE)],
+)
+def test_a_whole_run_that_loses_one_of_its_tasks_waits_with_the_others_for_a_while_a_short_one_if_its_node_is_lost(
+    cloud: Told, people: Any, lost: tuple[str, ...], wait: dt.timedelta
+) -> None:
     run = started(people, "gang", 16)
     running = pods(run, *everywhere(run))
     tell(run, *running)
     tell(run, failed(running[-1], "Evicted"), pod(run, "worker", 14, attempt=1))
-    see(*[each for each in nodes(15) if each.name != running[-1].node])
-    assert not gave_back(run, dt.timedelta(0))
+    others = [each for each in nodes(15) if each.name != running[-1].node]
+    for how in lost:
+        see(*others, *([] if how == "deleted" else [node(running[-1].node, takes_tasks=how == "ready")]))
+        assert not gave_back(run, dt.timedelta(0))
     assert run.lacks_since
-    assert not gave_back(run, places.PATIENCE / 2)
-    assert gave_back(run, places.PATIENCE / 2)
+    assert not gave_back(run, wait / 2)
+    assert gave_back(run, wait / 2)
     assert run.message.startswith("Some of its tasks lost their nodes and find no room there.")
     assert run.not_before == run.given_back_at, "it may have places again at once"
 
