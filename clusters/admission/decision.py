@@ -11,16 +11,18 @@ it takes what fits and keeps nothing more.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import cached_property, lru_cache
+from itertools import chain, islice
 
 from clusters.admission.codes import Code, Values
 from clusters.admission.order import Level, PriorityClass, Share, in_order
 from clusters.admission.packing import Field, Layout, Tasks, assign, joined
 from clusters.admission.pool import Node, Pool
 from clusters.admission.reasons import slices
-from clusters.admission.taking import Holding, cheapest
+from clusters.admission.taking import MOST_CONSIDERED, Holding, cheapest
 
 # Part of a cloud's GPUs that one decision takes back at most, beside what its first run needs.
 MOST_TAKEN = 10
@@ -38,9 +40,14 @@ class Ask:
     priority_class: PriorityClass = "normal"
     ends: int | None = None
 
-    @property
+    @cached_property
     def gpus(self) -> int:
-        return sum(each.count * each.whole_gpus for each in self.tasks)
+        return gpus_asked(self.tasks)
+
+
+@lru_cache(4096)
+def gpus_asked(tasks: tuple[Tasks, ...]) -> int:
+    return sum(each.count * each.whole_gpus for each in tasks)
 
 
 @dataclass(frozen=True)
@@ -136,12 +143,11 @@ class _Decision:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self.pool = Pool(snapshot.nodes)
-        self._holdings = {each.run: each for each in snapshot.holdings}
+        self._taken = set[str]()
         self._holders = {each.appcode for each in snapshot.holdings}
         self._leave = sum(node.whole.gpus for node in snapshot.nodes) // MOST_TAKEN
         self._has_taken = False
         self._in_vain: set[Hashable] = set()  # For those no runs are found to be taken back, until others are.
-        self._able: dict[Hashable, list[Holding]] = {}
         self._rank = 0
 
     def all(self) -> dict[str, Verdict]:
@@ -154,6 +160,10 @@ class _Decision:
             return self._waits(*same)
         gpus = ask.gpus
         values: dict[str, int | str] = {"gpus": gpus, **slices(ask.tasks)}
+        if alike in pool.stuck and not ask.admitted:
+            code, why = pool.why_waits(ask.tasks)
+            pool.waits[alike] = code, values | pool.counts(ask.tasks) | why
+            return self._waits(*pool.waits[alike])
         if ask.admitted:
             return Verdict(Code.PLACING, values, nodes=pool.fill(ask.tasks))
         if (never := pool.never(ask.tasks)) is not None:
@@ -174,34 +184,47 @@ class _Decision:
             return self._waits(Code.TAKING_BACK, told | {"taken": taken, "runs": len(victims)}, names)
         if not pool.keep(ask.run, ask.tasks):
             pool.waits[alike] = code, told
+            pool.stuck.add(alike)
         elif latest := pool.promised[ask.run]:
             told |= {"latest": latest}
         return self._waits(code, told)
 
     def _take_back(self, ask: Ask, level: Level) -> Sequence[Holding]:
         """Chooses runs to be taken back, and keeps their nodes for `ask`."""
-        who = self._taker(ask, level)
-        alike = ask.tasks, who
+        pool, alike = self.pool, (ask.tasks, self._taker(ask, level))
         if alike in self._in_vain:
             return ()
-        if who not in self._able:
-            self._able[who] = [each for each in self._holdings.values() if each.yields_to(ask, level)]
-        able = self._able[who]
-        found = cheapest(able, lambda victims: self.pool.would_fit(ask.tasks, victims)) if able else ()
+        able, tasks = list(islice(self._able(ask, level), MOST_CONSIDERED)), ask.tasks
+        found = cheapest(able, pool.leaving(tasks), lambda runs: pool.would_fit(tasks, runs)) if able else ()
         if not found:
             self._in_vain.add(alike)
             return ()
         taken = sum(each.gpus for each in found)
         if self._has_taken and taken > self._leave:
+            self._in_vain.add(alike)
             return ()
         self._leave, self._has_taken = self._leave - taken, True
-        for each in found:
-            del self._holdings[each.run]
-        self.pool.end(found)
-        self.pool.await_ending(ask.run, ask.tasks)
+        self._taken |= {each.run for each in found}
+        pool.end(found)
+        pool.await_ending(ask.run, ask.tasks)
         self._in_vain.clear()
-        self._able.clear()
         return found
+
+    def _able(self, ask: Ask, level: Level) -> Iterable[Holding]:
+        """Those that yield, in order of price: first all of lower levels, then those of its own appcode."""
+        levels, appcodes = self._by_price
+        lower = chain.from_iterable(levels[other] for other in Level if other < level)
+        mine = (each for each in appcodes[ask.appcode] if each.level >= level)
+        return (each for each in chain(lower, mine) if each.run not in self._taken and each.yields_to(ask, level))
+
+    @cached_property
+    def _by_price(self) -> tuple[Mapping[Level, list[Holding]], Mapping[str, list[Holding]]]:
+        """Runs that may be taken back, by level and by appcode."""
+        levels, appcodes = defaultdict[Level, list[Holding]](list), defaultdict[str, list[Holding]](list)
+        for each in sorted(self._snapshot.holdings, key=lambda each: each.price):
+            levels[each.level].append(each)
+            appcodes[each.appcode].append(each)
+        return levels, appcodes
 
     def _taker(self, ask: Ask, level: Level) -> Hashable:
         """Equal for runs to which the same others yield: class counts in one's own appcode alone."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import filterfalse
+from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Any, Literal
 
 from clusters.admission.demand import ANY, GPU, PARTS, Demand, amount, is_whole, keeps_away
@@ -39,6 +39,14 @@ class Tasks:
     tolerated: frozenset[str] = frozenset()
     spread: bool = False
     extra: tuple[tuple[str, int], ...] = ()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Remembered, since tasks are looked up far more often than made. Not to be pickled: other processes hash otherwise."""
+        return hash((self.role, self.count, self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb, self.resource))
 
     @property
     def whole_gpus(self) -> int:
@@ -75,6 +83,12 @@ class Sizes:
         if other.slices:
             slices = tuple(sorted((Counter(dict(slices)) + Counter(dict(other.slices))).items()))
         return Sizes(self.gpus + other.gpus, self.cpu_milli + other.cpu_milli, self.memory_mb + other.memory_mb, slices)
+
+    def __sub__(self, other: Sizes) -> Sizes:
+        """What is left of a sum without one of its parts."""
+        parts = dict(other.slices)
+        slices = tuple((name, n - parts.get(name, 0)) for name, n in self.slices)
+        return Sizes(self.gpus - other.gpus, self.cpu_milli - other.cpu_milli, self.memory_mb - other.memory_mb, slices)
 
     def of(self, resource: str) -> int:
         return (self.gpus if resource == GPU else 0) + sum(n for name, n in self.slices if name == resource)
@@ -114,6 +128,22 @@ class Shape:
     taints: frozenset[str] = frozenset()
     any_model: bool = False
     slices: tuple[tuple[str, int], ...] = ()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """As of `Tasks`."""
+        return hash((self.gpus, self.cpu_milli, self.memory_mb, self.gpu_model, self.labels, self.taints, self.slices))
+
+    @cached_property
+    def size(self) -> tuple[Any, ...]:
+        """By which shapes are ordered, the smallest first."""
+        return (
+            self.gpus, self.cpu_milli, self.memory_mb, self.gpu_model, self.resource, sorted(self.labels),
+            sorted(self.taints), self.any_model, self.slices,
+        )  # fmt: skip
 
     def has(self, resource: str) -> int:
         return self.gpus if resource == self.resource else next((n for name, n in self.slices if name == resource), 0)
@@ -214,7 +244,7 @@ def search(tasks: Sequence[Tasks], field: Field, most_steps: int = MOST_STEPS) -
     ordered = _ordered(tasks)
     if any(sum(shape.holds(each) * len(names) for shape, names in field.items()) < each.count for each in ordered):
         return Placement(None, field)
-    if _short(ordered, field):
+    if len(ordered) > 1 and _short(ordered, field):
         return Placement(None, field)
     greedy = fill(ordered, field)
     if greedy.missing is None:
@@ -239,21 +269,24 @@ def assign(
 
     Roles of one run share nodes if there is no other way; then the order matters among them, and `proved` is False. `in_turn`
     orders the nodes for tasks that spread, which it gets with the emptiest first."""
-    groups = grouped(tasks)
-    left, laid, used = dict(field), dict[tuple[str, str], int](), set(promised)
+    groups = grouped(tuple(tasks))
+    left, laid, used, single = dict(field), dict[tuple[str, str], int](), set(promised), len(groups) == 1
     for each in groups:
         alone = not each.spread or each.count == 1
-        whole = [shape for shape in left if shape.holds(each) == each.count] if alone else []
+        held = {shape: here for shape in left if (here := shape.holds(each))}
+        whole = [shape for shape, here in held.items() if here == each.count] if alone else []
         if whole:
-            best = max(whole, key=_least_used(each)) if each.spread else min(whole, key=_size)
+            best = max(whole, key=_least_used(each)) if each.spread else min(whole, key=_by_size)
             [name] = _put(left, best, 1, best.without(each, each.count))
             laid[each.role, name] = each.count
             used.add(name)
             continue
+        if single and sum(here * len(left[shape]) for shape, here in held.items()) < each.count:
+            return Placement(None, field, proved=not promised)
         apart, others = split(left, used)
         found = search([each], apart) if alone else _spread(each, apart, in_turn)
         if found.layout is None:
-            return _together(groups, field, promised)
+            return Placement(None, field, proved=not promised) if single else _together(groups, field, promised)
         found = _widened([each], found)
         assert found.layout is not None
         laid |= found.layout
@@ -265,7 +298,7 @@ def assign(
 def _spread(tasks: Tasks, field: Field, in_turn: Callable[[Iterable[str]], Sequence[str]]) -> Placement:
     """Places one task on each node after the other."""
     least_used = _least_used(tasks)
-    shapes = sorted(field, key=lambda shape: (least_used(shape), _size(shape)), reverse=True)
+    shapes = sorted(field, key=lambda shape: (least_used(shape), shape.size), reverse=True)
     room = {name: here for shape in shapes if (here := shape.holds(tasks)) for name in field[shape]}
     if sum(room.values()) < tasks.count:
         return Placement(None, field)
@@ -302,7 +335,9 @@ def _together(groups: Sequence[Tasks], field: Field, promised: Collection[str]) 
     return Placement(wide.layout, joined(_reserved(groups, wide), others), proved=False)
 
 
-def grouped(tasks: Sequence[Tasks]) -> list[Tasks]:
+@lru_cache(4096)
+def grouped(tasks: tuple[Tasks, ...]) -> list[Tasks]:
+    """Tasks that ask for the same count as one."""
     groups: dict[Tasks, Tasks] = {}
     for each in _ordered(tasks):
         key = replace(each, role="", count=0)
@@ -319,7 +354,7 @@ def _widened(groups: Sequence[Tasks], found: Placement) -> Placement:
         if len(mine) == 1:
             continue
         for shape, names in list(left.items()):
-            for name in names:
+            for name in () if mine.isdisjoint(names) else names:
                 if name in mine and (more := shape.holds(replace(each, count=each.count - most[each.role, name]))):
                     most[each.role, name] += more
                     _move(left, shape, name, shape.without(each, more))
@@ -357,16 +392,23 @@ def split(field: Field, names: Collection[str]) -> tuple[Field, Field]:
     """The field without the named nodes, and these."""
     if not names:
         return field, {}
-    every = [
-        (shape, tuple(filterfalse(names.__contains__, of)), tuple(filter(names.__contains__, of)))
-        for shape, of in field.items()
-    ]
-    return {shape: rest for shape, rest, _ in every if rest}, {shape: named for shape, _, named in every if named}
+    rest, those, wanted = dict(field), dict[Shape, tuple[str, ...]](), set(names)
+    for shape, of in field.items():
+        if wanted.isdisjoint(of):
+            continue
+        those[shape] = tuple(name for name in of if name in wanted)
+        if len(those[shape]) == len(of):
+            del rest[shape]
+        else:
+            rest[shape] = tuple(name for name in of if name not in wanted)
+    return rest, those
 
 
 def joined(one: Field, other: Field) -> dict[Shape, tuple[str, ...]]:
-    both = {shape: tuple(sorted(one[shape] + other[shape])) for shape in one.keys() & other}
-    return {**one, **other, **both}
+    found = dict(one)
+    for shape, names in other.items():
+        found[shape] = tuple(sorted((*found[shape], *names))) if shape in found else names
+    return found
 
 
 def _move(field: dict[Shape, tuple[str, ...]], shape: Shape, name: str, to: Shape) -> None:
@@ -391,10 +433,11 @@ def fill(tasks: Sequence[Tasks], field: Field) -> Filled:
     named = {each.gpu_model for each in tasks if each.gpu_model}
     for each in _ordered(tasks):
         short, wanted = each.count, named if not each.gpu_model else set[str]()
-        for shape in sorted(left, key=lambda shape: (shape.gpu_model in wanted, *_size(shape))):
-            here = shape.holds(each)
-            if not here or not short:
-                continue
+        held = {shape: here for shape in left if (here := shape.holds(each))} if short else {}
+        for shape in sorted(held, key=lambda shape: (shape.gpu_model in wanted, *shape.size)):
+            here = held[shape]
+            if not short:
+                break
             for nodes, count in ((min(short // here, len(left[shape])), here), (1, short % here)):
                 if nodes and count and shape in left and short >= count:
                     for name in _put(left, shape, nodes, shape.without(each, count)):
@@ -457,11 +500,7 @@ def _put(field: dict[Shape, tuple[str, ...]], shape: Shape, nodes: int, to: Shap
     return taken
 
 
-def _size(shape: Shape) -> tuple[Any, ...]:
-    return (
-        shape.gpus, shape.cpu_milli, shape.memory_mb, shape.gpu_model, shape.resource, sorted(shape.labels), sorted(shape.taints),
-        shape.any_model, shape.slices,
-    )  # fmt: skip
+_by_size = attrgetter("size")
 
 
 class _Exact:
@@ -501,7 +540,7 @@ class _Exact:
     @staticmethod
     def _choices(task: Tasks, field: Field) -> list[Shape]:
         """Returns groups that hold the task, the best fit last."""
-        return sorted((shape for shape in field if shape.holds(task)), key=_size, reverse=True)
+        return sorted((shape for shape in field if shape.holds(task)), key=_by_size, reverse=True)
 
     @staticmethod
     def _state(depth: int, field: Field) -> tuple[int, frozenset[tuple[Shape, int]]]:

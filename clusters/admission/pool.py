@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from functools import lru_cache
 from math import inf
 
 from clusters.admission.codes import Code, Values
@@ -20,6 +20,7 @@ from clusters.admission.packing import (
     fill,
     freed,
     group,
+    grouped,
     joined,
     search,
     split,
@@ -59,20 +60,25 @@ class Pool:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._empty = group((node.name, node.whole) for node in nodes)
         self._drained = {node.name: node.drained or node.whole for node in nodes if node.ready}
+        self._kinds_of_nodes = set(self._drained.values())
         self._first = self.free = group((node.name, node.free) for node in nodes if node.ready)
+        self._at: dict[str, Shape] | None = None  # The same by name, while nothing changes.
+        self._next: list[str] = []  # In which order they are kept, while nothing starts.
         self._promised = {node.name for node in nodes if node.promised}
         self._topology = Topology.of((node.name, node.domains) for node in nodes)
         self._ahead = 0  # Earlier runs that take some of them.
         self.kept: Field = {}  # Nodes that earlier waiting runs keep, and which run keeps each.
         self.keeper: dict[str, str] = {}
         self._keeping = Counter[frozenset[Tasks]]()
-        self._every: Field = self.free  # Free resources, including those that earlier runs keep.
+        # Free resources, including those that earlier runs keep; None if unknown.
+        self._every: Field | None = self.free
         self._never: dict[tuple[Tasks, ...], tuple[Code, Values] | None] = {}
         self._failed: set[tuple[Tasks, ...]] = set()  # Free nodes only become fewer, so these stay without a place.
         self._counts: dict[frozenset[Tasks], Values] = {}
         self._why: dict[tuple[Tasks, ...], tuple[Code, Values]] = {}
         # What waits and keeps nothing more.
         self.waits: dict[Hashable, tuple[Code, Values]] = {}
+        self.stuck = set[Hashable]()  # The same, whatever starts meanwhile.
         self._ending = {node.name: node.ending for node in nodes if node.ready and node.ending != NO_SIZES}
         self._ends = {node.name: node.ends for node in nodes}
         # When a run that keeps nodes can start at the latest, by the time limits there, and None if nobody knows.
@@ -122,11 +128,15 @@ class Pool:
         """Takes what is free on nodes that are kept, and not needed before `ends`."""
         if (tasks, ends) in self._failed_later:
             return None
-        open_ = {name for name, run in self.keeper.items() if ends <= (self.until[run] or 0)}
-        _, holes = split(self.kept, open_)
-        found = assign_near(tasks, joined(self.free, holes), self._promised, self._topology) if open_ else None
-        if found is None or found.layout is None:
+        runs = frozenset(run for run, until in self.until.items() if ends <= (until or 0))
+        if not runs or (tasks, runs) in self._failed_later:
             self._failed_later.add((tasks, ends))
+            return None
+        open_ = {name for name, run in self.keeper.items() if run in runs}
+        _, holes = split(self.kept, open_)
+        found = assign_near(tasks, joined(self.free, holes), self._promised, self._topology)
+        if found.layout is None:
+            self._failed_later |= {(tasks, ends), (tasks, runs)}
             return None
         self._promised |= {name for _, name in found.layout}
         holes, left = split(found.left, {name for shape in self.free for name in self.free[shape]})
@@ -138,6 +148,9 @@ class Pool:
         """Keeps the nodes on which the tasks fit as soon as those runs have gone that are being ended: what is free already, and
         no more of the others than it takes. So what the first of these runs leave is not given to others meanwhile."""
         if not self._ending or tasks in self._failed_later:
+            return False
+        if not self.leaving(tasks, ()).may_fit:
+            self._failed_later.add(tasks)
             return False
         names = sorted(self._ending)
 
@@ -160,9 +173,21 @@ class Pool:
         """Whether the tasks fit once these runs are gone, too."""
         return assign(tasks, freed(self.free, self._with(holdings)), self._promised).layout is not None
 
+    def leaving(self, tasks: tuple[Tasks, ...], holdings: Iterable[Holding] = ()) -> Leaving:
+        """What changes for the tasks as runs go, beside those that are being ended."""
+        if self._at is None:
+            self._at = {name: shape for shape, names in self.free.items() for name in names}
+        found = Leaving(tasks, self.free, self._at, self._promised)
+        for name, sizes in self._ending.items():
+            found.free(name, sizes)
+        for each in holdings:
+            found.add(each)
+        return found
+
     def end(self, holdings: Iterable[Holding]) -> None:
         self._ending = self._with(holdings)
         self._failed_later.clear()
+        self.stuck.clear()
 
     def _with(self, holdings: Iterable[Holding]) -> dict[str, Sizes]:
         found = dict(self._ending)
@@ -174,18 +199,13 @@ class Pool:
     def keep(self, run: str, tasks: tuple[Tasks, ...]) -> bool:
         """Keeps nodes that hold all of the tasks once the runs there have ended: those that are free first by the time limits
         there, then those with the most free resources. False if nothing is kept; then equal tasks will keep nothing either."""
-        kinds = frozenset(one_gpu(each) for each in tasks if each.gpus)
+        kinds = kinds_of(tasks)
         if self._keeping[kinds] == MOST_KEEPING:
             self._before[tasks] = False
             return False
-        shapes = sorted(self.free, key=most_first)
-        names = [
-            name
-            for _, alike in groupby(shapes, key=most_first)
-            for name in sorted(name for shape in alike for name in self.free[shape])
-        ]
-        names.sort(key=lambda name: inf if (ends := self._ends[name]) is None else ends)
-        left = {name: self._drained[name] for name in names}
+        if not self._next:
+            self._next = self._in_order()
+        left = {name: self._drained[name] for name in self._next if name not in self.keeper}
         mine: set[str] = set()
         for each in sorted(tasks, key=lambda each: (-each.gpus, -each.cpu_milli, -each.memory_mb)):
             short = each.count
@@ -206,9 +226,14 @@ class Pool:
         self._before[tasks] = self._before.get(tasks, True) and len(mine) == sum(each.count for each in tasks)
         return True
 
+    def _in_order(self) -> list[str]:
+        names = [(most_first(shape), name) for shape, of in self.free.items() for name in of]
+        ends = {name: inf if ends is None else ends for name, ends in self._ends.items()}
+        return [name for *_, name in sorted((ends[name], size, name) for size, name in names)]
+
     def _is_sure(self, tasks: tuple[Tasks, ...]) -> bool:
         """Whether earlier runs that start elsewhere than on the nodes that they keep leave as much for these tasks."""
-        shapes = set(self._drained.values())
+        shapes = self._kinds_of_nodes
         for earlier, is_steady in self._before.items():
             theirs = [shape for shape in shapes if any(map(shape.holds, earlier))]
             if any(shape.holds(each) for shape in theirs for each in tasks) and not (
@@ -219,16 +244,18 @@ class Pool:
 
     def _keep(self, run: str, names: Collection[str], until: int | None) -> None:
         self.free, kept = split(self.free, names)
+        self._at = None
         self.kept = joined(self.kept, kept)
         self.keeper |= dict.fromkeys(names, run)
         self.until[run] = until
         self._failed_later.clear()
+        self.stuck.clear()
 
     def counts(self, tasks: tuple[Tasks, ...]) -> Values:
         """GPUs that suit the tasks: `total`, `free` (or kept for an earlier run), and `before`: those that `ahead` runs take."""
-        kinds = frozenset(one_gpu(each) for each in tasks if each.gpus)
+        kinds = kinds_of(tasks)
         if kinds not in self._counts:
-            free = gpus_of(self._every, kinds)
+            free = gpus_of(self.every, kinds)
             self._counts[kinds] = {
                 "total": gpus_of(self._empty, kinds),
                 "free": free,
@@ -237,13 +264,19 @@ class Pool:
             }
         return self._counts[kinds]
 
+    @property
+    def every(self) -> Field:
+        if self._every is None:
+            self._every = joined(self.free, self.kept)
+        return self._every
+
     def why_waits(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values]:
         if tasks not in self._why:
             self._why[tasks] = self._why_waits(tasks) if self._first else (Code.NO_NODES, {})
         return self._why[tasks]
 
     def _why_waits(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values]:
-        every = self._every
+        every = self.every
         for these in by_kind(tasks):
             needed, counts = sum(each.count * each.gpus for each in these), self.counts(these)
             if needed > int(counts["free"]):
@@ -257,10 +290,73 @@ class Pool:
 
     def _change(self, left: Field) -> None:
         self.free, self._ahead = left, self._ahead + 1
-        self._every = joined(self.free, self.kept)
+        self._every = self._at = None
+        self._next = []
         self._counts.clear()
         self._why.clear()
         self.waits.clear()
+
+
+class Leaving:
+    """What becomes of some tasks as runs leave nodes, one after the other: only these nodes are looked at again."""
+
+    def __init__(
+        self, tasks: tuple[Tasks, ...], field: Field, shapes: Mapping[str, Shape], promised: Collection[str]
+    ) -> None:
+        self._groups, self._shapes, self._promised = grouped(tasks), shapes, promised
+        self._more: dict[str, Sizes] = {}
+        # For each group: how many of its tasks nodes hold, each alone, and how many nodes hold all of them.
+        self._places, self._whole = list[int](), list[int]()
+        mine = [shapes[name] for name in promised if name in shapes]
+        for each in self._groups:
+            holds = {shape: shape.holds(each) for shape in field}
+            self._places.append(
+                sum(here * len(field[shape]) for shape, here in holds.items() if here)
+                - sum(holds[shape] for shape in mine)
+            )
+            self._whole.append(sum(len(field[shape]) for shape, here in holds.items() if self._is_whole(each, here)))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether tasks that may fit do: equal ones do not compete."""
+        return len(self._groups) == 1
+
+    @property
+    def may_fit(self) -> bool:
+        return all(
+            whole or places >= each.count
+            for each, places, whole in zip(self._groups, self._places, self._whole, strict=True)
+        )
+
+    def add(self, holding: Holding) -> None:
+        for name, sizes in holding.nodes.items():
+            self.free(name, sizes)
+
+    def remove(self, holding: Holding) -> None:
+        for name, sizes in holding.nodes.items():
+            self.free(name, sizes, -1)
+
+    def free(self, name: str, sizes: Sizes, sign: int = 1) -> None:
+        if name not in self._shapes:
+            return
+        before = self._more.get(name, NO_SIZES)
+        self._more[name] = after = before + sizes if sign > 0 else before - sizes
+        was, now = self._shapes[name].plus(before), self._shapes[name].plus(after)
+        for at, each in enumerate(self._groups):
+            held, holds = was.holds(each), now.holds(each)
+            if name not in self._promised:
+                self._places[at] += holds - held
+            self._whole[at] += self._is_whole(each, holds) - self._is_whole(each, held)
+
+    @staticmethod
+    def _is_whole(each: Tasks, here: int) -> bool:
+        """Whether one node takes all of them: those that spread do not go there together."""
+        return here == each.count and (here == 1 or not each.spread)
+
+
+@lru_cache(4096)
+def kinds_of(tasks: tuple[Tasks, ...]) -> frozenset[Tasks]:
+    return frozenset(one_gpu(each) for each in tasks if each.gpus)
 
 
 def most_first(shape: Shape) -> tuple[int, int, int]:

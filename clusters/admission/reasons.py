@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from clusters.admission.codes import Code, Values
 from clusters.admission.demand import GPU, PARTS, keeps_away
@@ -78,7 +79,8 @@ def _describe(tasks: Tasks, suiting: Iterable[Shape]) -> Values:
     return found
 
 
-def by_kind(tasks: Sequence[Tasks]) -> list[tuple[Tasks, ...]]:
+@lru_cache(4096)
+def by_kind(tasks: tuple[Tasks, ...]) -> list[tuple[Tasks, ...]]:
     """The tasks with GPUs, first by what suits them, then, where they may go to the same nodes, together."""
     found: dict[object, list[Tasks]] = {}
     for key in (one_gpu, lambda each: (each.resource, each.gpu_model)):
@@ -88,7 +90,8 @@ def by_kind(tasks: Sequence[Tasks]) -> list[tuple[Tasks, ...]]:
     return list(dict.fromkeys(map(tuple, found.values())))
 
 
-def slices(tasks: Sequence[Tasks]) -> Values:
+@lru_cache(4096)
+def slices(tasks: tuple[Tasks, ...]) -> Values:
     """How many GPUs that are not whole the tasks ask for; `unit` where they are of one kind."""
     sliced = [each for each in tasks if each.gpus and each.count and not each.whole_gpus]
     kinds = {each.resource for each in sliced}

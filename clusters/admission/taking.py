@@ -53,14 +53,38 @@ class Holding:
         return self.level, self.lost // max(1, self.gpus), self.run
 
 
-def cheapest(able: Sequence[Holding], fits: Callable[[Sequence[Holding]], bool]) -> Sequence[Holding]:
-    """Returns runs without which the taker fits, none of them in vain; none if it does not fit without all."""
-    ordered = sorted(able, key=lambda each: each.price)[:MOST_CONSIDERED]
-    if not fits(ordered):
+class Leaving(Protocol):
+    """What becomes of the taker as runs leave. `may_fit`: it does unless its tasks compete; `is_exact`: they do not."""
+
+    @property
+    def is_exact(self) -> bool: ...
+    @property
+    def may_fit(self) -> bool: ...
+    def add(self, holding: Holding) -> None: ...
+    def remove(self, holding: Holding) -> None: ...
+
+
+def cheapest(able: Sequence[Holding], leaving: Leaving, fits: Callable[[Sequence[Holding]], bool]) -> Sequence[Holding]:
+    """Returns runs without which the taker fits, none of them in vain; none if it does not fit without all. `able`: in order of
+    price."""
+    found = list[Holding]()
+    for each in able:
+        leaving.add(each)
+        found.append(each)
+        if leaving.may_fit and leaving.is_exact:
+            break
+    if not leaving.may_fit or not (leaving.is_exact or fits(found)):
         return ()
-    count = bisect_left(range(len(ordered)), True, key=lambda count: fits(ordered[:count]))
-    found = ordered[:count]
+    if not leaving.is_exact:
+        count = bisect_left(range(len(found)), True, key=lambda count: fits(found[:count]))
+        for each in found[count:]:
+            leaving.remove(each)
+        found = found[:count]
     for each in reversed(found[:-1]):
-        if fits(fewer := [other for other in found if other is not each]):
+        leaving.remove(each)
+        fewer = [other for other in found if other is not each]
+        if leaving.may_fit and (leaving.is_exact or fits(fewer)):
             found = fewer
+        else:
+            leaving.add(each)
     return found

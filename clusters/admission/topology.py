@@ -90,7 +90,7 @@ def assign_near(
     tasks: Sequence[Tasks], field: Field, promised: Collection[str] = (), topology: Topology = NOWHERE
 ) -> Placement:
     """As `packing.assign`, near each other."""
-    groups = grouped(tasks) if topology.levels else []
+    groups = grouped(tuple(tasks)) if topology.levels else []
     if any(each.spread for each in groups):
         return assign(tasks, field, promised, topology.in_turn)
     if not groups or (len(groups) == 1 and any(shape.holds(groups[0]) == groups[0].count for shape in field)):
