@@ -22,8 +22,11 @@ VERSION = "v1.36.3"  # the Kubernetes version in go.mod; the linker writes it in
 HELM = "v4.3.2"
 _COMPONENT = "k8s.io/component-base/version"
 _MAJOR, _MINOR = VERSION.removeprefix("v").split(".")[:2]
+# Nobody debugs these programs: a package compiles in a tenth less time without tables for debuggers, and its code is the same.
+NO_DWARF = "-gcflags=all=-dwarf=false"
 FLAGS = (
     "-trimpath",
+    NO_DWARF,
     f"-ldflags=-s -w -X {_COMPONENT}.gitVersion={VERSION} -X {_COMPONENT}.gitMajor={_MAJOR} -X {_COMPONENT}.gitMinor={_MINOR}",
 )
 
@@ -100,7 +103,7 @@ def _build_helm(folder: Path) -> None:
     partly = folder / "new"
     # Outside any module: the versions are those that Helm names, and Go compares their checksums.
     env = {**os.environ, "GOBIN": str(partly), "GOTOOLCHAIN": "local"}
-    argv = [str(go), "install", "-trimpath", "-ldflags=-s -w", f"helm.sh/helm/v4/cmd/helm@{HELM}"]
+    argv = [str(go), "install", "-trimpath", NO_DWARF, "-ldflags=-s -w", f"helm.sh/helm/v4/cmd/helm@{HELM}"]
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True)
     if done.returncode:
         raise BuildError(f"Helm {HELM} does not build:\n{done.stderr[-4000:]}")
