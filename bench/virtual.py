@@ -20,7 +20,7 @@ from clusters.admission.codes import Code
 from clusters.admission.decision import Ask, Snapshot, Verdict, decide
 from clusters.admission.order import FIRST, Level, PriorityClass, Share, levels
 from clusters.admission.packing import Layout, Shape, Sizes, assign, group, why_never
-from clusters.admission.pool import Node
+from clusters.admission.pool import NO_SIZES, Node
 from clusters.admission.taking import Holding
 
 TICK = 60
@@ -32,7 +32,6 @@ MOST_LOST = 4 * 3600
 MOST_WAITING = 1000
 # Seconds until a run is gone that is taken back.
 GRACE = 30
-NOTHING = Sizes()
 
 
 @dataclass(eq=False)
@@ -53,21 +52,11 @@ class Run:
     ahead: frozenset[str] = frozenset()
     times: int = 0
 
-    @property
-    def name(self) -> str:
-        return str(self.number)
-
-    # As `order.levels` sees it.
-    @property
-    def appcode(self) -> str:
-        return self.job.appcode
-
-    @property
-    def priority_class(self) -> PriorityClass:
-        return self.job.priority_class
-
     def __post_init__(self) -> None:
-        self.gpus = self.job.gpus
+        self.name, self.gpus = str(self.number), self.job.gpus
+        # As `order.levels` sees it.
+        self.appcode: str = self.job.appcode
+        self.priority_class: PriorityClass = self.job.priority_class
 
 
 @dataclass
@@ -127,18 +116,22 @@ class _Appcode:
         self.counted = 0  # GPUs of admitted runs that count against the limit, with and without nodes.
         self.normal = self.spare = 0  # GPUs of runs with nodes.
         self.used = self.at = 0
-        self.levels: dict[int, Level] | None = {}
-        self.inside = 0
+        # Runs beyond the quota, which are not spare; None if they are not known.
+        self.beyond: dict[int, Level] | None = {}
 
     def share(self, now: int) -> Share:
         self.fade(now)
-        if self.levels is None:
-            normal = [run for _, run in sorted(self.holding.items()) if run.priority_class != "spare"]
-            self.levels = {run.number: level for run, level in levels(normal, self.terms.quota)}
-            self.inside = sum(run.gpus for run in normal if self.levels[run.number] == Level.QUOTA)
-        beyond = self.normal - self.inside
+        if self.beyond is None:
+            self.beyond = self._beyond() if self.normal > self.terms.quota else {}
+        beyond = sum(self.holding[number].gpus for number in self.beyond)
         terms = self.terms
-        return Share(terms.quota, self.inside, beyond, self.spare, terms.line, terms.limit, terms.weight, self.used)
+        return Share(
+            terms.quota, self.normal - beyond, beyond, self.spare, terms.line, terms.limit, terms.weight, self.used
+        )
+
+    def _beyond(self) -> dict[int, Level]:
+        normal = [run for _, run in sorted(self.holding.items()) if run.priority_class != "spare"]
+        return {run.number: level for run, level in levels(normal, self.terms.quota) if level != Level.QUOTA}
 
     def fade(self, now: int) -> None:
         if now > self.at:
@@ -151,7 +144,7 @@ class _Appcode:
             self.spare += sign * run.gpus
         else:
             self.normal += sign * run.gpus
-            self.levels = None
+            self.beyond = None
         if sign > 0:
             self.holding[run.number] = run
         else:
@@ -345,7 +338,7 @@ class Cloud:
                 self._shapes[key] = replace(
                     machine.whole, gpus=machine.gpus, cpu_milli=machine.cpu, memory_mb=machine.memory
                 )
-            ends, ending = 0, NOTHING
+            ends, ending = 0, NO_SIZES
             for run in machine.runs:
                 if run.ending:
                     ending += run.nodes[name]
@@ -365,9 +358,11 @@ class Cloud:
         pressed = {run.appcode for run in self.waiting.values() if run.priority_class == "urgent"}
         mine = {number: (run, Level.SPARE) for number, run in self._spares.items()}
         for code, appcode in self.appcodes.items():
-            if code in pressed or appcode.normal > appcode.inside:
-                assert appcode.levels is not None
-                mine |= {number: (appcode.holding[number], level) for number, level in appcode.levels.items()}
+            beyond = appcode.beyond
+            assert beyond is not None
+            # What is inside the quota yields to urgent runs of the same appcode alone.
+            numbers = appcode.holding.keys() - self._spares.keys() if code in pressed else beyond
+            mine |= {number: (appcode.holding[number], beyond.get(number, Level.QUOTA)) for number in numbers}
         for _, (run, level) in sorted(mine.items()):
             if not run.ending:
                 yield Holding(
@@ -481,7 +476,7 @@ class Cloud:
                 if here:
                     count -= here
                     gpus, cpu, memory = size
-                    found[node] = found.get(node, NOTHING) + Sizes(here * gpus, here * cpu, here * memory)
+                    found[node] = found.get(node, NO_SIZES) + Sizes(here * gpus, here * cpu, here * memory)
             self.seen.over += count > 0  # Not all of its tasks have a place.
         for node, sizes in found.items():
             self.seen.over += not self.machines[node].hold(sizes, 1)

@@ -59,9 +59,10 @@ class Pool:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._empty = group((node.name, node.whole) for node in nodes)
-        self._drained = {node.name: node.drained or node.whole for node in nodes if node.ready}
+        ready = [node for node in nodes if node.ready]
+        self._drained = {node.name: node.drained or node.whole for node in ready}
         self._kinds_of_nodes = set(self._drained.values())
-        self._first = self.free = group((node.name, node.free) for node in nodes if node.ready)
+        self._first = self.free = group((node.name, node.free) for node in ready)
         self._at: dict[str, Shape] | None = None  # The same by name, while nothing changes.
         self._next: list[str] = []  # In which order they are kept, while nothing starts.
         self._promised = {node.name for node in nodes if node.promised}
@@ -79,7 +80,9 @@ class Pool:
         # What waits and keeps nothing more.
         self.waits: dict[Hashable, tuple[Code, Values]] = {}
         self.stuck = set[Hashable]()  # The same, whatever starts meanwhile.
-        self._ending = {node.name: node.ending for node in nodes if node.ready and node.ending != NO_SIZES}
+        self._ending = {
+            node.name: node.ending for node in ready if node.ending is not NO_SIZES and node.ending != NO_SIZES
+        }
         self._ends = {node.name: node.ends for node in nodes}
         # When a run that keeps nodes can start at the latest, by the time limits there, and None if nobody knows.
         self.until: dict[str, int | None] = {}
