@@ -26,6 +26,7 @@ NAMES = (
     "billing",
     "admitting",
     "replay",
+    "cases",
     "idle",
     "listing",
     "newcomer",
@@ -63,10 +64,11 @@ def main() -> int:
     if unknown := only - set(NAMES):
         parser.error(f"There is no part {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}.")
     from bench import admitting, billing, replay
+    from bench.admission import cases
 
     folder = Path(tempfile.mkdtemp(prefix="portal-bench-"))
     try:
-        apart = (*billing.PARTS, *admitting.PARTS, *replay.PARTS)
+        apart = (*billing.PARTS, *admitting.PARTS, *replay.PARTS, *cases.PARTS)
         found = _parts(apart, only, folder)
         if only - {part.__name__ for part in apart}:
             found += _measure(folder, only)

@@ -112,6 +112,8 @@ def _watched() -> list[Result]:
     return [
         Result("Previews that differ from the decision on the same snapshot", watcher.differ, "", 0),
         Result("Previews compared", watcher.compared, ""),
+        Result("Previews that say now, and the run does not start", watcher.false_now / max(1, watcher.compared) * 100, "%", 0.1),
+        Result("Previews that say never, and it may start", watcher.false_never, "", 0),
         Result("GPU-hours that taking back loses, with checkpoints each 30 min that the decision sees", watcher.lost / 3600, "h",
                None, lost / 3600, times=0.5),
         Result("The same, with checkpoints that it does not see", blind.seen.lost / 3600, "h"),
@@ -166,7 +168,7 @@ class Watcher:
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
-        self.compared = self.differ = self.lost = self.newest = 0
+        self.compared = self.differ = self.false_now = self.false_never = self.lost = self.newest = 0
         self._spent = 0.0
 
     def __call__(self, snapshot: Snapshot, verdicts: Mapping[str, Verdict], youngest: Run | None) -> None:
@@ -174,7 +176,10 @@ class Watcher:
             begin = time.process_time()
             before, ask = replace(snapshot, asks=snapshot.asks[:-1]), snapshot.asks[-1]
             self.compared += 1
-            self.differ += _plain_of(advise(before, ask)) != _plain_of(verdicts[ask.run])
+            told, verdict = advise(before, ask), verdicts[ask.run]
+            self.differ += _plain_of(told) != _plain_of(verdict)
+            self.false_now += told.code.fits == "now" and verdict.code.fits != "now"
+            self.false_never += told.code.fits == "never" and verdict.code.fits != "never"
             self._spent += time.process_time() - begin
         if any(verdict.takes for verdict in verdicts.values()):
             self.lost += self._loss(verdicts)

@@ -5,10 +5,11 @@ from hypothesis import strategies as st
 
 from clusters.admission.codes import Code
 from clusters.admission.decision import Ask, Snapshot, advise, decide, outlook
-from clusters.admission.order import FIRST, Level, Share, levels
+from clusters.admission.order import Level, Share
 from clusters.admission.packing import Shape, Sizes, Tasks
 from clusters.admission.pool import Node
 from clusters.admission.taking import Holding
+from tests.clusters.admission.simulated import Cluster, settle
 
 SPARE, BORROWED, QUOTA = Level
 
@@ -108,48 +109,6 @@ sized = st.tuples(
 )
 
 
-class Cluster:
-    """Everything is wanted for ever, and whoever is taken waits again at its old place."""
-
-    def __init__(self, asks, quotas, count):
-        self.asks, self.quotas, self.names = {each.run: each for each in asks}, quotas, [f"n{i}" for i in range(count)]
-        self.where: dict[str, dict[str, int]] = {}
-
-    def levels(self):
-        runs = {name: [self.asks[run] for run in self.asks if run in self.where and self.asks[run].appcode == name]
-                for name in self.quotas}  # fmt: skip
-        return {run: level for name, quota in self.quotas.items() for run, level in levels(runs[name], quota)}
-
-    def share(self, name, by_level):
-        gpus = {
-            level: sum(run.gpus for run in by_level if by_level[run] == level and run.appcode == name)
-            for level in Level
-        }
-        return Share(self.quotas[name], gpus[QUOTA], gpus[BORROWED], gpus[SPARE], limit=100)
-
-    def decide(self, by_level):
-        free = dict.fromkeys(self.names, 4)
-        for name, gpus in (item for nodes in self.where.values() for item in nodes.items()):
-            free[name] -= gpus
-        assert min(free.values()) >= 0
-        held = tuple(
-            Holding(run, self.asks[run].appcode, self.asks[run].gpus, {n: Sizes(gpus) for n, gpus in nodes.items()},
-                    by_level[self.asks[run]], self.asks[run].priority_class)
-            for run, nodes in self.where.items()
-        )  # fmt: skip
-        waiting = tuple(ask for ask in self.asks.values() if ask.run not in self.where)
-        shares = {name: self.share(name, by_level) for name in self.quotas}
-        return decide(Snapshot(tuple(node(name, left, 4) for name, left in free.items()), waiting, shares, held))
-
-    def start(self, run, layout):
-        [tasks], found = self.asks[run].tasks, {}
-        for (_, name), count in layout.items():
-            found[name] = found.get(name, 0) + count * tasks.gpus
-        if sum(found.values()) == self.asks[run].gpus:  # Elsewhere a scheduler would choose among more nodes.
-            self.where[run] = found
-        return run in self.where
-
-
 @given(
     st.lists(sized, max_size=8), st.fixed_dictionaries({name: st.integers(0, 6) for name in "xyz"}), st.integers(1, 3)
 )
@@ -157,17 +116,4 @@ def test_taking_ends_and_never_touches_what_others_run_inside_their_quota(severa
     asks = [
         Ask(f"r{i}", who, (Tasks("w", n, gpus),), priority_class=kind) for i, (gpus, n, who, kind) in enumerate(several)
     ]
-    cluster = Cluster(asks, quotas, count)
-    for _ in range(30):
-        by_level = cluster.levels()
-        found = cluster.decide(by_level)
-        taken = [(cluster.asks[taker], cluster.asks[run]) for taker, verdict in found.items() for run in verdict.takes]
-        assert len(taken) == len({run for _, run in taken})
-        for taker, run in taken:
-            higher = FIRST[taker.priority_class] < FIRST[run.priority_class]
-            assert higher if taker.appcode == run.appcode else by_level[run] < QUOTA
-            del cluster.where[run.run]
-        started = [cluster.start(run, verdict.nodes) for run, verdict in found.items() if verdict.code is Code.FITS]
-        if not taken and not any(started):
-            return
-    raise AssertionError("runs take from each other for ever")
+    settle(Cluster(asks, quotas, count))
