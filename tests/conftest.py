@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from clusters.clouds.drivers.local.agent import disks
 from portal.up import servers, services
 from tests import flush, ports, s3server, tables
+from tests.balance import Balance
 from tests.index import Index
 from tests.running import Portal
 
@@ -53,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         _start_servers()
+        if config.getoption("numprocesses", None):
+            config.pluginmanager.register(Balance())
     else:
         # Each test process has its own database number: on a shared queue it would consume the others' messages.
         number = int(worker.removeprefix("gw")) + 1
