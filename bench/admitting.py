@@ -6,6 +6,7 @@ The floors read the same rows by COPY in one statement each, and write the same 
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import json
 import sys
@@ -19,7 +20,7 @@ from unittest.mock import patch
 
 from bench import alone
 from bench.results import Result, quantile
-from bench.sizes import size
+from bench.sizes import is_smallest, size
 
 if TYPE_CHECKING:
     from portal.models import Appcode, User
@@ -62,6 +63,7 @@ class _World:
     def __init__(self) -> None:
         from django.db import transaction
 
+        from clusters.catalog.models import Flavor, Image
         from clusters.clouds.drivers.base import Capacity, Node
         from clusters.clouds.models import Cloud, CloudState
         from clusters.runs.placing.known import capacity_json
@@ -74,7 +76,16 @@ class _World:
                 Appcode(code=f"bench-{n:03}", name="-", org_node=line, emails=["b@example.com"], state="active")
                 for n in range(APPCODES)
             )
-            Membership.objects.bulk_create(Membership(user=self.owner, appcode=c, role="owner") for c in self.codes)
+            # One whose quota has room, for previews.
+            free = Appcode.objects.create(
+                code="bench-free", name="-", org_node=line, emails=["b@example.com"], state="active", gpu_quota=1000
+            )
+            members = [*self.codes, free]
+            Membership.objects.bulk_create(Membership(user=self.owner, appcode=c, role="owner") for c in members)
+        Image.objects.create(name="bench", title="Bench", container="example.com/bench:1")
+        for gpus in (1, 2, 4, GPUS):
+            sizes = {"cpu_milli": 2000 * gpus, "memory_mb": 16_384 * gpus, "gpus": gpus}
+            Flavor.objects.create(name=f"gpu-{gpus}", title=f"{gpus} GPUs", **sizes)
         Cloud.objects.create(name=CLOUD, kind="kubernetes", title="Bench", is_default=True)
         seen = tuple(Node(f"node-{n:04}", "H200", GPUS, GPUS, 192_000, 2_000_000) for n in range(NODES))
         CloudState.objects.create(name=CLOUD, capacity=capacity_json(Capacity(seen)))
@@ -214,6 +225,7 @@ def _preview(world: _World) -> list[Result]:
         Result(f"{name}: median", quantile(seconds, 0.5) * 1000, "ms", None, floor * 1000),
         Result(f"{name}: processor time of this process", _median(took).processor * 1000, "ms"),
         Result(f"{name}: statements", _counted(_judge).statements, "", 8),
+        *_with_offers(floor),
     ]
     with _unbounded():
         seconds = [_timed(_judge).seconds for _ in range(PREVIEWS)]
@@ -221,6 +233,38 @@ def _preview(world: _World) -> list[Result]:
     found.append(Result(f"{name}: p99", quantile(seconds, 0.99) * 1000, "ms", None, floor * 1000))
     world.empty()
     return found
+
+
+def _with_offers(floor: float) -> list[Result]:
+    """A whole preview, with what would start sooner."""
+    from django.utils import timezone
+
+    from clusters.clouds.models import CloudState
+
+    CloudState.objects.update(heard_at=timezone.now() + dt.timedelta(hours=1))
+    took = [_timed(_offer) for _ in range(PREVIEWS)]
+    seconds, name = [each.seconds for each in took], f"A whole preview with offers among {WAITING:,} waiting runs"
+    return [
+        Result(f"{name}: p99", quantile(seconds, 0.99) * 1000, "ms", 250, floor * 1000),
+        Result(f"{name}: median", quantile(seconds, 0.5) * 1000, "ms", None, floor * 1000),
+        Result(f"{name}: processor time of this process", _median(took).processor * 1000, "ms"),
+        Result(f"{name}: statements", _counted(_offer).statements, ""),
+    ]
+
+
+def _offer() -> None:
+    from clusters.manifest.cluster import ClusterManifest
+    from clusters.runs.queries.preview import preview
+    from portal.models import User
+
+    roles = {"master": {"flavor": f"gpu-{GPUS}"}, "worker": {"flavor": f"gpu-{GPUS}", "count": 3}}
+    manifest = {
+        "kind": "cluster", "metadata": {"name": "new", "appcode": "bench-free"},
+        "spec": {"image": "bench", "command": "python train.py", "roles": roles},
+    }  # fmt: skip
+    found = preview(ClusterManifest.model_validate(manifest), acting_user=User.objects.get(), with_offers=True)
+    if found.fits != "waits" or not (found.offers or is_smallest()):
+        raise RuntimeError(f"a new run is offered nothing: {found}")
 
 
 def _many_fit(world: _World) -> list[Result]:

@@ -177,7 +177,7 @@ class Watcher:
             before, ask = replace(snapshot, asks=snapshot.asks[:-1]), snapshot.asks[-1]
             self.compared += 1
             told, verdict = advise(before, ask), verdicts[ask.run]
-            self.differ += _plain_of(told) != _plain_of(verdict)
+            self.differ += told != verdict
             self.false_now += told.code.fits == "now" and verdict.code.fits != "now"
             self.false_never += told.code.fits == "never" and verdict.code.fits != "never"
             self._spent += time.process_time() - begin
@@ -192,12 +192,6 @@ class Watcher:
     def _loss(self, verdicts: Mapping[str, Verdict]) -> int:
         taken = (self.cloud.holder(name) for verdict in verdicts.values() for name in verdict.takes)
         return sum(run.gpus * self.cloud.loses(run) for run in taken)
-
-
-def _plain_of(verdict: Verdict) -> Verdict:
-    return replace(
-        verdict, values={name: value for name, value in verdict.values.items() if not name.startswith("offer")}
-    )
 
 
 def _plain(name: str, nodes: Mapping[str, Shape]) -> list[Result]:

@@ -10,7 +10,7 @@ it takes what fits and keeps nothing more.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import copy
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +18,16 @@ from functools import cached_property, lru_cache
 from itertools import chain, islice
 
 from clusters.admission.codes import Code, Values
-from clusters.admission.order import Level, PriorityClass, Share, in_order
-from clusters.admission.packing import Field, Layout, Tasks, assign, joined
+from clusters.admission.order import Level, PriorityClass, Share, in_order, levels
+from clusters.admission.packing import Field, Layout, Tasks, joined
 from clusters.admission.pool import Node, Pool
 from clusters.admission.reasons import slices
 from clusters.admission.taking import MOST_CONSIDERED, Holding, cheapest
 
+# Runs and their levels, in the order in which they start.
+_Earlier = tuple[tuple[str, Level], ...]
+# Among so few waiting runs the turn of another one is found at once.
+FEW = 50
 # Part of a cloud's GPUs that one decision takes back at most, beside what its first run needs.
 MOST_TAKEN = 10
 
@@ -105,28 +109,69 @@ def outlook(snapshot: Snapshot) -> Outlook:
 
 
 def advise(snapshot: Snapshot, ask: Ask) -> Verdict:
-    """Decides the youngest run. If it does not fit now, its values say with how many tasks of its largest role it would: `offer`
-    of `offer_role`; without them there is no such number."""
-    decision = _Decision(snapshot)
-    for each, level in ordered(replace(snapshot, asks=(*snapshot.asks, ask))):
-        if each is ask:
-            break
-        decision.add(each, level)
-    room = decision.pool.room()
-    verdict = decision.add(ask, level)
-    if verdict.code.fits == "now":
-        return verdict
-    largest = max(ask.tasks, key=lambda each: each.count, default=None)
-    if largest is None or largest.count < 2:
-        return verdict
+    """Decides the youngest run."""
+    return Prospect(snapshot).verdict(ask)
 
-    def fits(count: int) -> bool:
-        tasks = [replace(each, count=count) if each is largest else each for each in ask.tasks]
-        return room is not None and assign(tasks, *room).layout is not None
 
-    # Fewer tasks fit wherever more do.
-    count = bisect_left(range(1, largest.count), True, key=lambda count: not fits(count))
-    return replace(verdict, values={**verdict.values, "offer": count, "offer_role": largest.role}) if count else verdict
+class Prospect:
+    """Decides runs that could be asked for, each as if it alone came after all others. What is left by those that start before
+    it is computed once for all that start after the same ones. `calls`: how often it was asked."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._after: dict[_Earlier, _Decision] = {(): _Decision(snapshot)}
+        self._turns: dict[Hashable, tuple[_Earlier, Level]] = {}
+        self.calls = 0
+
+    def verdict(self, ask: Ask) -> Verdict:
+        self.calls += 1
+        earlier, level = self._turn(ask)
+        return self._after[earlier].fork().add(ask, level)
+
+    def starts(self, ask: Ask, like: Ask) -> bool:
+        """Whether `ask` starts now if its turn is that of `like`. Its own takes longer to find where many wait."""
+        self.calls += 1
+        turn = ask if len(self._snapshot.asks) <= FEW else like
+        return self._after[self._turn(turn)[0]].starts(ask)
+
+    def is_possible(self, ask: Ask) -> bool:
+        """Whether it is not known that it can never start."""
+        self.calls += 1
+        return self._after[()].pool.never(ask.tasks) is None
+
+    def frees(self, ask: Ask) -> set[int]:
+        """When nodes must be free that are kept for runs before `ask`: until then others may use them."""
+        kept = self._after[self._turn(ask)[0]].pool.until.values()
+        return {until for until in kept if until is not None}
+
+    def level(self, ask: Ask) -> Level:
+        """By which right it would start."""
+        share = self._snapshot.shares.get(ask.appcode)
+        if share is None:
+            return Level.SPARE if ask.priority_class == "spare" else Level.QUOTA
+        own = [each for each in self._snapshot.asks if each.appcode == ask.appcode and not each.admitted]
+        found = levels([*own, ask], share.quota, share.held, waiting=True)
+        return next(level for each, level in found if each is ask)
+
+    def _turn(self, ask: Ask) -> tuple[_Earlier, Level]:
+        """The runs that start before `ask`, which depends on no more of it than this."""
+        alike = ask.gpus, ask.appcode, ask.priority_class
+        if alike in self._turns:
+            return self._turns[alike]
+        before = []
+        for each, level in ordered(replace(self._snapshot, asks=(*self._snapshot.asks, ask))):
+            if each is ask:
+                break
+            before.append((each, level))
+        earlier = tuple((each.run, level) for each, level in before)
+        if earlier not in self._after:
+            known = max((each for each in self._after if earlier[: len(each)] == each), key=len)
+            decision = self._after[known].fork()
+            for each, level_of in before[len(known) :]:
+                decision.add(each, level_of)
+            self._after[earlier] = decision
+        self._turns[alike] = earlier, level
+        return earlier, level
 
 
 def ordered(snapshot: Snapshot) -> Iterable[tuple[Ask, Level]]:
@@ -149,6 +194,20 @@ class _Decision:
         self._has_taken = False
         self._in_vain: set[Hashable] = set()  # For those no runs are found to be taken back, until others are.
         self._rank = 0
+
+    def fork(self) -> _Decision:
+        """Another one that goes on from here."""
+        found = copy.copy(self)
+        found.pool = self.pool.fork()
+        found._taken, found._in_vain = set(self._taken), set(self._in_vain)
+        return found
+
+    def starts(self, ask: Ask) -> bool:
+        """Whether `add` would say Fits. Changes nothing."""
+        pool = self.pool.fork()
+        return pool.take(ask.tasks, ask.ends) is not None or (
+            ask.ends is not None and pool.take_hole(ask.tasks, ask.ends) is not None
+        )
 
     def all(self) -> dict[str, Verdict]:
         return {ask.run: self.add(ask, level) for ask, level in ordered(self._snapshot)}

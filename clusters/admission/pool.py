@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -33,6 +34,11 @@ from clusters.admission.topology import Path, Topology, assign_near
 # Waiting runs that keep nodes, for each kind of nodes; more would leave too many idle.
 MOST_KEEPING = 3
 NO_SIZES = Sizes()
+# Collections of a pool that change in place.
+_CHANGING = (
+    "_promised", "keeper", "_keeping", "_failed", "_counts", "_why", "waits", "stuck", "_ends", "until", "promised", "_before",
+    "_failed_later",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,9 +98,12 @@ class Pool:
         self._before: dict[tuple[Tasks, ...], bool] = {}
         self._failed_later: set[Hashable] = set()
 
-    def room(self) -> tuple[Field, set[str]] | None:
-        """What is left, and the nodes of which a part is promised; None while no node is known."""
-        return (self.free, set(self._promised)) if self._empty else None
+    def fork(self) -> Pool:
+        """Another one that goes on from here. What can never change is shared."""
+        found = copy.copy(self)
+        for name in _CHANGING:
+            setattr(found, name, copy.copy(getattr(self, name)))
+        return found
 
     def never(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values] | None:
         if not self._empty:

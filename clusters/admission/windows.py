@@ -77,6 +77,12 @@ class Windows:
     def tolerated_by(self, run: int) -> frozenset[str]:
         return self.tolerated(self.askers.get(run, NOBODY)) if self.windows else NONE
 
+    def limits(self, others: Iterable[int] = ()) -> list[int]:
+        """Time limits in seconds with which a run ends before a window, and those of `others`, the longest first; rounded."""
+        ends = [each.starts_at - self.at - SPARE for each in self.windows]
+        found = {_rounded(each) for each in [*ends, *(dt.timedelta(seconds=each) for each in others)]}
+        return sorted((int(each.total_seconds()) for each in found if each >= LEAST), reverse=True)
+
     @property
     def every(self) -> frozenset[str]:
         return frozenset(each.taint for each in self.windows)
@@ -176,13 +182,10 @@ def _because(ask: Ask, asker: Asker, windows: Windows, left: _Left) -> Verdict |
 
 def _offer(tasks: Sequence[Tasks], asker: Asker, windows: Windows, left: _Left) -> int:
     """The longest time limit, in seconds, with which the run would start now; 0 if there is none that is long enough."""
-    ends = sorted({each.starts_at - windows.at - SPARE for each in windows.windows}, reverse=True)
-    for end in ends:
-        limit = _rounded(end)
-        if limit < LEAST:
-            break
+    for seconds in windows.limits():
+        limit = dt.timedelta(seconds=seconds)
         if left.place(tasks, windows.tolerated(replace(asker, limit=limit))) is not None:
-            return int(limit.total_seconds())
+            return seconds
     return 0
 
 

@@ -26,7 +26,20 @@ def sentence_of(code: Code, values: Values) -> str:
     if said := found.text("said"):
         return said
     closed = f" {found.text('notes')}" if found.text("notes") and code is not Code.NO_NODES else ""
-    return f"{_WORDS[code](found)}{_latest(found)}{_offer(found)}{closed}"
+    return f"{_WORDS[code](found)}{_latest(found)}{closed}"
+
+
+def must_add(verdict: Verdict) -> str:
+    """What would have to be added to the cloud for a run that can never start as it is, or ""."""
+    found = _Values(verdict.values)
+    if verdict.code is Code.OVER_POOL and found.text("resource"):
+        return f"An administrator would have to add {_said(found.text('resource'), found['needed'] - found['most'])}."
+    if verdict.code is Code.OVER_NODE and found.text("resource") and found["nodes"]:
+        return f"An administrator would have to add a node with {_amount(found, 'needed')} for tasks."
+    return "An administrator would have to add nodes that can have it." if verdict.code in _LACKS_NODES else ""
+
+
+_LACKS_NODES = frozenset({Code.OVER_POOL, Code.OVER_NODE, Code.NO_SUCH_GPU})
 
 
 def _latest(values: _Values) -> str:
@@ -45,11 +58,6 @@ def _latest(values: _Values) -> str:
 
 def _clock(seconds: int) -> str:
     return f"{dt.datetime.fromtimestamp(seconds, dt.UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _offer(values: _Values) -> str:
-    count, role = values["offer"], values.text("offer_role")
-    return f" With {count} × {role} it would start now." if count else ""
 
 
 class _Values:
@@ -216,7 +224,9 @@ def _window(values: _Values) -> str:
     long = "its time limit is too long for that" if values["has_limit"] else "it has no time limit"
     when = f"from {values.text('from')} to {values.text('until')}"
     then = " It may start there then." if values["mine"] else ""
-    offer = f" With a time limit of {_time(values['offer_limit'])} it would start now." if values["offer_limit"] else ""
+    offer = (
+        f" With a time limit of {duration(values['offer_limit'])} it would start now." if values["offer_limit"] else ""
+    )
     return f"{values.text('nodes')} {are} {what} {when}, and {long}.{then}{offer}"
 
 
@@ -347,7 +357,7 @@ def _units(count: int, unit: str) -> str:
     return f"{count} {short(unit)}{'s' if unit == PARTS and count != 1 else ''}"
 
 
-def _time(seconds: int) -> str:
+def duration(seconds: int) -> str:
     days, hours, minutes = seconds // 86400, seconds % 86400 // 3600, seconds % 3600 // 60
     parts = ((days, "d"), (hours, "h"), (minutes, "min"))
     return " ".join(f"{count} {unit}" for count, unit in parts if count)

@@ -32,9 +32,8 @@ from clusters.catalog.software import (
     runtime_named,
     why_not_in,
 )
-from clusters.clouds.kinds import OWN
 from clusters.clouds.placement import PLACES, Place, choose, gpu_limit, places, rows_by_kind
-from clusters.clouds.registry import driver, gateway_of, leads_routers, places_runs
+from clusters.clouds.registry import driver, gateway_of, leads_routers, takes_spare
 from clusters.environments.models import Environment, Plugin
 from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.frameworks.base import Resources
@@ -234,7 +233,7 @@ def _why_no_class(spec: ClusterSpec, place: Place, *, by_routers: bool) -> str:
         return ""
     if by_routers:
         return "Replicas of a service answer people: they are always normal."
-    if not (place.cloud in OWN or places_runs(place.cloud)):
+    if not takes_spare(place.cloud):
         return f"{place.title} decides itself which run goes first and which gives way; choose normal."
     return ""
 

@@ -113,6 +113,11 @@ def places_runs(name: str) -> bool:
     return bool(kind) and DRIVERS[kind].places_runs(stored)
 
 
+def takes_spare(name: str) -> bool:
+    """Returns whether runs of a cloud may be urgent or spare. One query, none for this machine."""
+    return name in OWN or places_runs(name)
+
+
 def gang(name: str) -> str:
     """Returns how a cloud gives all tasks of a run their places at once, as `Cloud.gang`. One query, none for this machine."""
     found = (

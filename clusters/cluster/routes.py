@@ -9,7 +9,7 @@ from clusters.cluster.api import queue as queue_api
 from clusters.cluster.api import shares as shares_api
 from clusters.cluster.api import terminal as terminal_api
 from clusters.cluster.api.verbs import VERBS as REST_VERBS
-from clusters.cluster.pages import cluster, last_lines, logs, metrics, new, queue, shares, terminal, verbs
+from clusters.cluster.pages import cluster, last_lines, logs, metrics, new, offers, queue, shares, terminal, verbs
 from clusters.cluster.pages import list as listing
 from portal.api.verbs import verb_paths
 
@@ -49,6 +49,7 @@ PAGES: list[URLPattern | URLResolver] = [
     path(f"{ONE}/manifest", cluster.manifest, name="cluster_manifest"),
     path(f"{ONE}/export", cluster.export, name="export_cluster"),
     path(f"{ONE}/change", new.change_cluster, name="change_cluster"),
+    path(f"{ONE}/offers", offers.offers, name="cluster_offers"),
     path(f"{ONE}/change/input", new.changed_input, name="changed_input"),
     re_path(rf"^clusters/(?P<appcode>[-\w]+)/(?P<name>[-\w]+)/(?P<verb>{VERBS})\Z", verbs.act, name="act_on_cluster"),
 ]

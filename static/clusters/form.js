@@ -52,6 +52,15 @@
       const has = JSON.parse(event.target.dataset.frameworks)[event.target.value] || [];
       if (has.length && !has.includes(form.elements.framework.value)) form.elements.framework.value = has[0];
     });
+    // A button of an offer changes what it would change, and the preview says what becomes of it.
+    document.addEventListener("click", (event) => {
+      const offer = event.target.closest("[data-fields]");
+      if (!offer) return;
+      const changed = Object.entries(JSON.parse(offer.dataset.fields)).filter(([name]) => form.elements[name]);
+      changed.forEach(([name, value]) => { form.elements[name].value = value; });
+      changed.forEach(([name]) => form.elements[name].dispatchEvent(new Event("change", { bubbles: true })));
+      changed.forEach(([name]) => { const fold = form.elements[name].closest("details"); if (fold) fold.open = true; });
+    });
     // Each framework has its own roles and completion rules. Values that it does not support stay visible.
     function fit() {
       const framework = form.elements.framework.value, ends = JSON.parse(form.elements.framework.dataset.completions)[framework] || [];

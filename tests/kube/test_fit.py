@@ -13,7 +13,7 @@ from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.runs.placing.known import Known
 from clusters.runs.placing.pools import Asked, kept
-from clusters.runs.placing.room import free_for, snapshot
+from clusters.runs.placing.room import Wanted, free_for, snapshot
 from tests.kube.following import Following
 from tests.kube.plane import Plane
 from tests.kube.plans import plan, role, run_ref
@@ -67,7 +67,9 @@ def test_what_fits_is_what_the_scheduler_places(
         )  # fmt: skip
         known = capacity()
         verdict = free_for([tasks], Known(known))
-        free = group((each.name, each.free) for each in snapshot(Known(known), tasks=[tasks]).nodes if each.ready)
+        free = group(
+            (each.name, each.free) for each in snapshot(Known(known), also=Wanted.of([tasks])).nodes if each.ready
+        )
         missing = fill([tasks], free).missing
         run = run_ref(f"test-{secrets.token_hex(4)}")
         asked = {"gpus": tasks.gpus, "gpu_model": tasks.gpu_model, "cpu_milli": tasks.cpu_milli}

@@ -64,7 +64,7 @@ def test_what_a_gang_waits_for_is_told_before_it_is_submitted(
         assert len(seen) < 1000
     assert "as 1 run before it takes" in seen[0]["message"]
     loops.until_running(first)
-    waits = "It needs 65 GPUs; 39 of 104 are free. It starts as soon as enough are free. With 38 × worker it would start now."
+    waits = "It needs 65 GPUs; 39 of 104 are free. It starts as soon as enough are free."
     assert preview(65)["message"] == waits
     assert preview(39)["code"] == "Fits"
     assert preview(39)["code"] == "Fits"

@@ -41,6 +41,7 @@ from clusters.cluster.api.documents import (
     usage_document,
 )
 from clusters.cluster.api.summaries import looks_at
+from clusters.cluster.offers import offers_of
 from clusters.cluster.search import Search
 from clusters.manifest.cluster import ClusterManifest
 from clusters.runs import input_listing
@@ -52,7 +53,7 @@ from clusters.runs.status.phase_update import consumer
 from datastores.drivers.patience import within
 from datastores.files.api import told
 from datastores.files.downloads import LOOK_SECONDS
-from portal.access import OPERATE, appcode_for
+from portal.access import OPERATE, appcode_for, roles_of
 from portal.api.operations import Document, created, operation
 from portal.api.pagination import LIST_PARAMETERS, MAX_SEARCH, PAGE_PARAMETERS, everything, number, page, text, whole
 from portal.api.verbs import Kind
@@ -121,10 +122,11 @@ class ClusterPreview(APIView):
     def post(self, request: Request, code: str) -> Document:
         """What would happen if this were created now: does it fit, and what does it cost
 
-        Writes nothing. The manifest is judged as it is when it is created."""
+        Writes nothing. The manifest is judged as it is when it is created. Where it does not start now for want of room or quota,
+        `admission.changes` has what would start now or sooner."""
         appcode = appcode_for(person(request), code, OPERATE)
         manifest = read_manifest(request.data, appcode=appcode.code)
-        return preview_document(preview(manifest, acting_user=person(request)))
+        return preview_document(preview(manifest, acting_user=person(request), with_offers=True))
 
 
 class OneCluster(APIView):
@@ -181,9 +183,13 @@ class RunAdmission(APIView):
         """Whether a run has what it asked for, why it waited, and where it was placed
 
         The history of what was decided about it, newest first."""
-        found = run_for(person(request), code, name, run)
+        user = person(request)
+        found, roles = run_for(user, code, name, run), roles_of(user)
         lines = page(request, found.decisions.all(), order="-number", render=decision_document).data
-        return admission_document(found, lines["items"], lines["next"])
+        may_change = roles is None or roles.get(found.cluster.appcode_id) in OPERATE.value
+        is_latest = found.cluster.current_run_id == found.pk
+        offers = offers_of(found.cluster, user) if may_change and is_latest else ()
+        return admission_document(found, lines["items"], lines["next"], offers)
 
 
 class Tasks(APIView):

@@ -19,6 +19,7 @@ from billing.sums.access import SegmentRow
 from billing.sums.breakdown import Part
 from billing.sums.serializers import UsagePart, usage_parts
 from clusters.admission.codes import Code, Fits, Values
+from clusters.admission.offers import Kind
 from clusters.clouds.health import silence_of
 from clusters.cluster.api.summaries import Looks
 from clusters.frame.documents import Phase
@@ -28,6 +29,7 @@ from clusters.manifest.cluster import ClusterManifest, ClusterSpec, RoleName
 from clusters.runs.input_listing import Change
 from clusters.runs.models import Cluster, Decision, Run, Task
 from clusters.runs.placing.rights import Right, RightName, rights_of
+from clusters.runs.queries.offers import Offered
 from clusters.runs.queries.preview import Preview
 from clusters.runs.status import history
 from clusters.runs.status.hook_status import ShownHook, hooks_of
@@ -157,6 +159,25 @@ class AdmissionStatus(Answer):
     protected_until: dt.datetime | None = PROTECTED_UNTIL
 
 
+class ChangeDocument(Answer):
+    """Something else to ask for, with which the run starts now or sooner. It was decided as if it had been asked for."""
+
+    kind: Kind = Field(
+        description="What is given up: tasks (fewer), the parts of the same GPUs (split), their model, a longer time limit, or "
+        "the right to keep them (spare)."
+    )
+    patch: dict[str, Any] = Field(
+        description="A JSON merge patch (RFC 7396) of the manifest.",
+        examples=[{"spec": {"roles": {"worker": {"flavor": "h200-8", "count": 1}}}}],
+    )
+    verdict: Literal["now", "waits"]
+    at: dt.datetime | None = Field(
+        description="When it starts at the latest, where that is sooner than as it is; null if it starts now, or nobody knows."
+    )
+    price_per_hour: Money = Field(description="With the dearest GPU model that its tasks may get.")
+    words: str = Field(description="What changes, for people.", examples=["as 2 × 8 GPUs"])
+
+
 class AdmissionDocument(Answer):
     """The same, null before anything was decided, with a page of the history of decisions, newest first. The newest 200 are
     kept. A line whose code is that of the line before it tells of other numbers, and comes at least a minute later."""
@@ -170,6 +191,10 @@ class AdmissionDocument(Answer):
     protected_until: dt.datetime | None = PROTECTED_UNTIL
     history: list[DecisionStatus]
     next: str | None = Field(description="Where the next page is; null after the last.")
+    changes: list[ChangeDocument] = Field(
+        description="While it waits, what would start now instead, of those who may change it: at most three, from the smallest "
+        "change on. The changed run waits behind all others."
+    )
 
 
 class RunStatus(Answer):
@@ -288,6 +313,22 @@ class ClusterUsageDocument(Answer):
     segments: list[TaskUsageDocument]
 
 
+CHANGES = Field(
+    description="At most three, from the smallest change on; none if the run starts now, or waits for something else than room "
+    "and quota."
+)
+
+
+class PreviewAdmission(Answer):
+    """What can be done so that it starts sooner."""
+
+    changes: list[ChangeDocument] = CHANGES
+    must_add: str = Field(
+        description="For people: what an administrator would have to add, where the run can never start and no change helps; "
+        "empty otherwise."
+    )
+
+
 class PreviewDocument(Answer):
     """What creating the cluster now would do."""
 
@@ -309,6 +350,7 @@ class PreviewDocument(Answer):
         description="At most, by its time limit, at the prices that are known for that time; null without one."
     )
     cost_hooks: Money = Field(description="At most, of all its hooks by their time limits; besides the others.")
+    admission: PreviewAdmission
 
 
 class InputAmount(Answer):
@@ -420,7 +462,9 @@ def _admission(run: Run, rights: Mapping[int, Right]) -> AdmissionStatus | None:
     return AdmissionStatus.of(found, **_decided(found), **holds)
 
 
-def admission_document(run: Run, lines: list[Any], following: str | None) -> dict[str, Any]:
+def admission_document(
+    run: Run, lines: list[Any], following: str | None, offers: Iterable[Offered] = ()
+) -> dict[str, Any]:
     """`lines`: a page of the history as `decision_document` makes them."""
     found = _admission(run, rights_of([run]))
     told = (
@@ -428,7 +472,8 @@ def admission_document(run: Run, lines: list[Any], following: str | None) -> dic
         if found
         else dict.fromkeys(("verdict", "code", "as_of", "right", "protected_until")) | {"values": {}, "sentence": ""}
     )
-    return AdmissionDocument(**told, history=lines, next=following).json_value()
+    changes = change_documents(offers)
+    return AdmissionDocument(**told, history=lines, next=following, changes=changes).json_value()
 
 
 def decision_document(row: Decision) -> dict[str, Any]:
@@ -505,7 +550,22 @@ def preview_document(found: Preview) -> dict[str, Any]:
         cost_per_hour_low=money(found.cost.per_hour_low),
         cost_limit=None if found.cost.limit is None else money(found.cost.limit),
         cost_hooks=money(found.cost.hooks),
+        admission=PreviewAdmission(changes=change_documents(found.offers), must_add=found.must_add),
     ).json_value()
+
+
+def change_documents(offers: Iterable[Offered]) -> list[ChangeDocument]:
+    return [
+        ChangeDocument(
+            kind=each.kind,
+            patch=dict(each.patch),
+            verdict="now" if each.starts else "waits",
+            at=each.at,
+            price_per_hour=money(each.per_hour),
+            words=each.words,
+        )
+        for each in offers
+    ]
 
 
 def _in_order(spec: dict[str, Any]) -> dict[str, Any]:

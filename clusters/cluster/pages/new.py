@@ -23,6 +23,8 @@ from clusters.cluster.pages.choices import Offer
 from clusters.cluster.pages.form import ClusterForm
 from clusters.cluster.pages.form_data import fields_of, manifest_of, short_document
 from clusters.cluster.pages.import_manifests import ImportForm, read_manifests
+from clusters.cluster.pages.offers import fields_changed
+from clusters.cluster.pages.offers import filled as filled_by_link
 from clusters.cluster.pages.sources import no_cards, sources
 from clusters.cluster.pages.starters import STARTERS
 from clusters.frame.names import free_name
@@ -97,10 +99,11 @@ def start(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """Re-Deploy with changes. The new definition and its run are made together or not at all. A run that waits is ended first."""
+    """Re-Deploy with changes. The new definition and its run are made together or not at all. A run that waits is ended first. A
+    link may fill in what it asks for."""
     user = person(request)
     cluster = cluster_for(user, appcode, name, OPERATE)
-    filled = fields_of(_manifest(cluster, cluster.spec))
+    filled = fields_of(_manifest(cluster, cluster.spec)) | filled_by_link(request.GET)
     offer = offer_of(user, appcode)
     form = ClusterForm(offer, request.POST if request.method == "POST" else None, initial=filled)
     form.fix("appcode", "name")
@@ -306,7 +309,7 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
     found: Preview | None = None
     if manifest is not None:
         try:
-            found = preview(manifest, acting_user=user, instead_of=cluster)
+            found = preview(manifest, acting_user=user, instead_of=cluster, with_offers=True)
         except Invalid as invalid:
             form.complain(invalid.errors)
         except PermissionDenied as denied:
@@ -326,6 +329,9 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
         "appcode": appcode,
         "may_ask": may_ask(user, appcode, found),
         "preview": found,
+        "offers": [(each, json.dumps(fields)) for each, fields in fields_changed(manifest, found.offers)]
+        if manifest and found
+        else (),
         "cluster": cluster,
         "living": run is not None and not (run.is_terminal or actions.gives_way(run)),
         "differs": differences(form, cluster) if cluster else [],

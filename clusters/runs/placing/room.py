@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from django.utils import timezone
 
 from clusters.admission.codes import Code, Values
-from clusters.admission.decision import Ask, Snapshot, Verdict, advise, decide
+from clusters.admission.decision import Ask, Prospect, Snapshot, Verdict, decide
 from clusters.admission.decision import room as left_by
 from clusters.admission.judgement import Judgement
 from clusters.admission.order import PriorityClass
 from clusters.admission.packing import GPU_ONLY, Field, Shape, Sizes, Tasks
 from clusters.admission.pool import Node
-from clusters.admission.windows import Windows, explained, tolerating
-from clusters.admission.words import sentence_of
+from clusters.admission.taking import Holding
+from clusters.admission.windows import Asker, Windows, explained, tolerating
+from clusters.admission.words import must_add, sentence_of
 from clusters.clouds.drivers.base import Capacity, Slices
 from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.registry import adds_nodes, places_runs
@@ -31,6 +32,8 @@ SHORT = frozenset({Code.GPUS, Code.FRAGMENTED, Code.RESOURCES, Code.BEHIND})
 TO_BEGIN = dt.timedelta(minutes=10)
 # Waiting runs for which it is looked ahead.
 MOST_FORETOLD = 20
+# The longest time limit that a run can have.
+MOST_SECONDS = 60 * 86400
 # Stands for an amount that the cloud does not report. Larger than any sum of what tasks ask.
 UNREPORTED = 1 << 60
 
@@ -48,26 +51,78 @@ class Wish:
 
 def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, but: Cluster | None = None) -> Judgement:
     """Judges a new run of `tasks`, the youngest of all that wait."""
-    known, at = read(cloud, capacity, but), timezone.now()
-    asker = windows.asker(wish.appcode, wish.seconds, is_endless=wish.is_endless)
-    asked = tolerating([each for each in tasks if each.count], known.windows.tolerated(asker))
-    ask = Ask("", str(wish.appcode), asked, priority_class=wish.priority_class, ends=ends_at(at, wish.seconds))
-    found, here = snapshot(known, at, asked), Rights()
-    if places_runs(cloud):
-        here = rights(known.waiting, at, {ask.appcode: wish.line})
-        found = replace(found, shares=here.shares)
-    verdict = advise(found, ask)
-    if verdict.code in SHORT and here.shares:
-        also = Waiting(0, asked, appcode=ask.appcode, priority_class=ask.priority_class)
-        if able := holdings(cloud, here, [*known.waiting, also], at):
-            verdict = advise(replace(found, holdings=able), ask)
-    verdict = explained(found, {"": verdict}, known.windows, new=(ask, asker))[""]
-    message = said(verdict, capacity)
-    if verdict.code.fits == "never" and adds_nodes(cloud):
-        more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
-        lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
-        return Judgement("waits", lacking, f"{message} {more}")
-    return Judgement(verdict.code.fits, verdict.code, message)
+    return Here.read(cloud, capacity, wish, but).judge(tasks)
+
+
+class Here:
+    """A cloud as new runs of one appcode find it. Changes of a run are decided by what was read for itself."""
+
+    def __init__(self, cloud: str, known: Known, at: dt.datetime, wish: Wish) -> None:
+        self._cloud, self._known, self._at, self._wish = cloud, known, at, wish
+        self._rights = Rights()
+        if places_runs(cloud):
+            self._rights = rights(known.waiting, at, {str(wish.appcode): wish.line})
+        # Of a run that was judged and can never start: what an administrator would have to add.
+        self.must_add = ""
+        self._holdings: tuple[Holding, ...] = ()
+        self._snapshots: dict[Wanted, Snapshot] = {}
+        self._prospects: dict[Wanted, Prospect] = {}
+        self._several = Wanted.of({task for each in known.waiting for task in each.tasks})
+
+    @classmethod
+    def read(cls, cloud: str, capacity: Capacity, wish: Wish, but: Cluster | None = None) -> Here:
+        """At most fourteen queries, with those of `judge`."""
+        return cls(cloud, read(cloud, capacity, but), timezone.now(), wish)
+
+    def judge(self, tasks: Sequence[Tasks]) -> Judgement:
+        wish, ask, known = self._wish, self.ask(tasks, self._wish.priority_class, self._wish.seconds), self._known
+        verdict = self.prospect(tasks).verdict(ask)
+        if verdict.code in SHORT and self._rights.shares:
+            also = Waiting(0, ask.tasks, appcode=ask.appcode, priority_class=ask.priority_class)
+            if able := holdings(self._cloud, self._rights, [*known.waiting, also], self._at):
+                self._holdings, self._prospects = able, {}
+                verdict = self.prospect(tasks).verdict(ask)
+        if known.windows.windows:
+            new = ask, self._asker(wish.seconds)
+            verdict = explained(self._snapshot(self._wanted(tasks)), {"": verdict}, known.windows, new=new)[""]
+        message = said(verdict, known.capacity)
+        self.must_add = must_add(verdict)
+        if verdict.code.fits == "never" and adds_nodes(self._cloud):
+            more = "That is so with the machines of today: it waits for others, which are added when tasks wait."
+            lacking = Code.GPUS if any(each.gpus for each in tasks) else Code.RESOURCES
+            return Judgement("waits", lacking, f"{message} {more}")
+        return Judgement(verdict.code.fits, verdict.code, message)
+
+    def ask(self, tasks: Sequence[Tasks], priority_class: PriorityClass, seconds: int | None) -> Ask:
+        tolerated = self._known.windows.tolerated(self._asker(seconds))
+        asked = tolerating([each for each in tasks if each.count], tolerated)
+        ends = ends_at(self._at, seconds)
+        return Ask("", str(self._wish.appcode), asked, priority_class=priority_class, ends=ends)
+
+    def prospect(self, tasks: Iterable[Tasks]) -> Prospect:
+        """What decides about these tasks."""
+        wanted = self._wanted(tasks)
+        if wanted not in self._prospects:
+            self._prospects[wanted] = Prospect(replace(self._snapshot(wanted), holdings=self._holdings))
+        return self._prospects[wanted]
+
+    def limits(self, tasks: Sequence[Tasks], priority_class: PriorityClass) -> list[int]:
+        """Time limits, in seconds, that end before nodes are needed that are kept, or before a window; the longest first."""
+        until = self.prospect(tasks).frees(self.ask(tasks, priority_class, None))
+        first = ends_at(self._at, 0) or 0
+        return self._known.windows.limits(min(each - first, MOST_SECONDS) for each in until)
+
+    def _asker(self, seconds: int | None) -> Asker:
+        return windows.asker(self._wish.appcode, seconds, is_endless=self._wish.is_endless)
+
+    def _wanted(self, tasks: Iterable[Tasks]) -> Wanted:
+        return self._several | Wanted.of(list(tasks))
+
+    def _snapshot(self, wanted: Wanted) -> Snapshot:
+        if wanted not in self._snapshots:
+            found = snapshot(self._known, self._at, wanted)
+            self._snapshots[wanted] = replace(found, shares=self._rights.shares)
+        return self._snapshots[wanted]
 
 
 def decide_all(cloud: str, known: Known, at: dt.datetime) -> tuple[Snapshot, dict[str, Verdict]]:
@@ -99,7 +154,7 @@ def _told_from(found: Snapshot, verdicts: dict[str, Verdict]) -> dict[str, Verdi
 
 def free_for(tasks: Sequence[Tasks], known: Known) -> Judgement:
     """Judges tasks by what runs hold now, whatever else waits."""
-    found = snapshot(Known(known.capacity, known.taken), tasks=tasks)
+    found = snapshot(Known(known.capacity, known.taken), also=Wanted.of(tasks))
     verdict = decide(replace(found, asks=(Ask("", "", tuple(tasks)),)))[""]
     return Judgement(verdict.code.fits, verdict.code, said(verdict, known.capacity))
 
@@ -126,8 +181,8 @@ def _notes(nodes: Sequence[Seen]) -> str:
 
 
 def left(known: Known, tasks: Iterable[Tasks] = ()) -> Field:
-    """What all runs leave for a new one. `tasks`: as in `snapshot`."""
-    return left_by(snapshot(known, tasks=tasks))
+    """What all runs leave for a new one of such tasks."""
+    return left_by(snapshot(known, also=Wanted.of(list(tasks))))
 
 
 def rooms(cloud: str, capacity: Capacity, wanted: Iterable[Tasks] = ()) -> Callable[[Tasks], int]:
@@ -144,14 +199,14 @@ def ends_at(at: dt.datetime, seconds: int | None) -> int | None:
     return None if seconds is None else int((at + TO_BEGIN + TO_END).timestamp()) + seconds
 
 
-def snapshot(known: Known, at: dt.datetime | None = None, tasks: Iterable[Tasks] = ()) -> Snapshot:
-    """Returns what `decide` needs, without shares. Runs are named by their ids. `at`: now, which counts for time limits. `tasks`:
-    those of a later run. Nodes have only what somebody asks for, since nodes that are alike then cost as much as one."""
+def snapshot(known: Known, at: dt.datetime | None = None, also: Wanted | None = None) -> Snapshot:
+    """Returns what `decide` needs, without shares. Runs are named by their ids. `at`: now, which counts for time limits. `also`:
+    what a later run asks for. Nodes have only what somebody asks for, since nodes that are alike then cost as much as one."""
     # Many runs ask for the same.
     keys = [_key(each, known.windows) for each in known.waiting]
     several = dict(zip(keys, known.waiting, strict=True))
     asking = {task for key in several for task in key[1]} | {each.tasks for each in known.promises}
-    wanted = Wanted.of(asking.union(tasks))
+    wanted = Wanted.of(asking) | (also or Wanted())
     promised: dict[str, Sizes] = {}
     for promise in known.promises:
         for node in promise.open:
@@ -230,6 +285,9 @@ class Wanted:
 
     labels: frozenset[tuple[str, str]] = frozenset()
     resources: frozenset[str] = frozenset()
+
+    def __or__(self, other: Wanted) -> Wanted:
+        return Wanted(self.labels | other.labels, self.resources | other.resources)
 
     @classmethod
     def of(cls, tasks: Collection[Tasks]) -> Wanted:

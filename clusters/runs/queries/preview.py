@@ -6,7 +6,8 @@ in the same words. What a run waits for in its cloud is only known from the clou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import datetime as dt
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
@@ -35,6 +36,7 @@ from clusters.runs.placing import room
 from clusters.runs.placing.known import capacity_of
 from clusters.runs.placing.rights import unborrowed
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
+from clusters.runs.queries.offers import Offered, offered
 from clusters.runs.quota import UNHOOKED, ahead, held, limits, why_unread
 from datastores.models import Datastore
 from portal.models import Appcode, User
@@ -71,7 +73,8 @@ NOTHING = Cost(Decimal(0), Decimal(0), Decimal(0))
 class Preview:
     """`place` is where the run would run, `notice` a sentence while that cloud is unreachable. `code` says for programs why it
     waits or can never start. `larger_quota` is the GPU quota with which it would not wait for other runs of its appcode; None if
-    it does not wait for them."""
+    it does not wait for them. `offers`: what would start sooner. `must_add`: if nothing would, a
+    sentence on what the cloud lacks."""
 
     place: Place
     notice: str
@@ -82,13 +85,21 @@ class Preview:
     sentence: str
     cost: Cost
     larger_quota: int | None = None
+    offers: Sequence[Offered] = ()
+    must_add: str = ""
 
 
 def preview(
-    manifest: ClusterManifest, *, acting_user: User, instead_of: Cluster | None = None, by_routers: bool = False
+    manifest: ClusterManifest,
+    *,
+    acting_user: User,
+    instead_of: Cluster | None = None,
+    by_routers: bool = False,
+    with_offers: bool = False,
 ) -> Preview:
     """Raises Invalid and PermissionDenied exactly where `actions.create_cluster` would. `instead_of` is the existing cluster
-    whose next run this is; None for a new cluster. `by_routers`: it is a replica of a service."""
+    whose next run this is; None for a new cluster. `by_routers`: it is a replica of a service. `with_offers`: also what would
+    start sooner."""
     appcode = usable_appcode(manifest.metadata.appcode, acting_user)
     spec, name = manifest.spec, manifest.metadata.name
     if instead_of is None and Cluster.objects.filter(appcode=appcode, name=name, deleted_at=None).exists():
@@ -106,15 +117,23 @@ def preview(
     always = bool(spec.input and spec.input.when == "always")
     unread = why_unread(source, always=always) if source else ("", "")
     before = next((each.name for each in resolved.hooks if each.is_before), "")
+    here = _here(resolved, capacity, appcode, instead_of)
     judgements = (
         Judgement("waits", *unread) if unread[0] else NOTHING_TO_SAY,
         by_quota,
-        _room(resolved, capacity, appcode, instead_of),
+        by_room := _room(resolved, here),
         Judgement("waits", "CloudUnreachable", notice) if notice else NOTHING_TO_SAY,
         Judgement("waits", UNHOOKED, f"It waits for its hook {before}.") if before else NOTHING_TO_SAY,
     )
     scheduled = _scheduled(spec) if instead_of is None else NOTHING_TO_SAY
     judgement = worst(*judgements, scheduled)
+    others = (each for each in (*judgements, scheduled) if each not in (by_quota, by_room))
+    may_offer = with_offers and judgement.fits != "now" and all(each.fits == "now" for each in others)
+    offers = (
+        _offers(resolved, here, appcode, capacity, (0 if queue else max(0, most - in_use.gpus), most))
+        if may_offer
+        else []
+    )
     said = [each.message for each in (judgements if judgement.fits == "now" else [judgement])]
     if judgement.fits == "now" and counted and most > appcode.gpu_quota:
         left = unborrowed(appcode.pk, appcode.gpu_quota, instead_of)
@@ -133,6 +152,8 @@ def preview(
         larger_quota=in_use.gpus + sum(queue) + resolved.gpus
         if judgement is by_quota and by_quota.fits == "waits"
         else None,
+        offers=offers,
+        must_add=here.must_add if may_offer and judgement.fits == "never" and not offers else "",
     )
 
 
@@ -203,11 +224,15 @@ def tasks_of(resolved: Resolved) -> list[Tasks]:
     ]
 
 
-def _room(resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: Cluster | None) -> Judgement:
-    tasks, cloud = placed(resolved), resolved.place.cloud
-    spec = resolved.spec
-    wish = room.Wish(appcode.pk, resolved.place.namespace, spec.priority_class, spec.time_limit)
-    found = room.judge(tasks, capacity, cloud, wish, but=instead_of)
+def _here(resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: Cluster | None) -> room.Here:
+    spec, place = resolved.spec, resolved.place
+    wish = room.Wish(appcode.pk, place.namespace, spec.priority_class, spec.time_limit)
+    return room.Here.read(place.cloud, capacity, wish, but=instead_of)
+
+
+def _room(resolved: Resolved, here: room.Here) -> Judgement:
+    tasks = placed(resolved)
+    found = here.judge(tasks)
     if found.fits == "now" or tasks == tasks_of(resolved):
         return found
     return replace(
@@ -215,16 +240,38 @@ def _room(resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: 
     )
 
 
+def _offers(
+    resolved: Resolved, here: room.Here, appcode: Appcode, capacity: Capacity, quota: tuple[int, int]
+) -> list[Offered]:
+    """What would start sooner. At most four queries."""
+    prices, now = price_book(), timezone.now()
+    flavors = Flavor.objects.filter(enabled=True, gpus__gt=0)
+
+    def price(changed: Resolved) -> Decimal:
+        return _per_hour(changed, prices, now, appcode, capacity)[1]
+
+    return offered(resolved, here, flavors, quota, several_placed, price)
+
+
 def placed(resolved: Resolved) -> list[Tasks]:
     """`tasks_of` plus the unbilled helpers beside each task that copy, serve and store data and take room, too. One query."""
-    tasks = tasks_of(resolved)
-    mounts, framework = _copied(resolved), FRAMEWORKS[resolved.spec.framework]
-    serving = {each.role for each in tasks if framework.endpoints(resolved.spec, each.role)}
-    if not (mounts or serving):
-        return tasks
-    wanted = [(each.cpu_milli, each.memory_mb, each.role in serving) for each in tasks]
-    sizes = asked(resolved.place.cloud, mounts, wanted)
-    return [replace(each, cpu_milli=cpu, memory_mb=memory) for each, (cpu, memory) in zip(tasks, sizes, strict=True)]
+    return several_placed([resolved])[0]
+
+
+def several_placed(several: Sequence[Resolved]) -> list[list[Tasks]]:
+    """`placed` for definitions of one run that differ in their roles. One query."""
+    first = several[0]
+    mounts, framework = _copied(first), FRAMEWORKS[first.spec.framework]
+    tasks = [
+        (each, role, bool(framework.endpoints(each.spec, role.role))) for each in several for role in tasks_of(each)
+    ]
+    if not mounts and not any(serves for _, _, serves in tasks):
+        return [tasks_of(each) for each in several]
+    wanted = [(role.cpu_milli, role.memory_mb, serves) for _, role, serves in tasks]
+    found: dict[int, list[Tasks]] = {id(each): [] for each in several}
+    for (each, role, _), (cpu, memory) in zip(tasks, asked(first.place.cloud, mounts, wanted), strict=True):
+        found[id(each)].append(replace(role, cpu_milli=cpu, memory_mb=memory))
+    return [found[id(each)] for each in several]
 
 
 def resources_of(resolved: Resolved) -> dict[str, dict[str, object]]:
@@ -266,13 +313,24 @@ def cost_of(spec: ClusterSpec, appcode: Appcode) -> Cost:
 
 def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode, capacity: Capacity) -> Cost:
     prices, now = price_book(), timezone.now()
-    low = high = limit = Decimal(0)
+    low, high = _per_hour(resolved, prices, now, appcode, capacity)
+    limit = Decimal(0)
     for tasks in tasks_of(resolved):
         held = _held(prices, tasks, capacity, spare=spec.priority_class == "spare")
-        rates = [hourly(prices, now, [size], appcode.pk) for size in held]
-        low, high = low + min(rates), high + max(rates)
         limit += max(planned(prices, now, spec.time_limit or 0, [size], appcode.pk) for size in held)
     return Cost(low, high, limit if spec.time_limit else None, _cost_of_hooks(resolved, appcode, capacity))
+
+
+def _per_hour(
+    resolved: Resolved, prices: Prices, at: dt.datetime, appcode: Appcode, capacity: Capacity
+) -> tuple[Decimal, Decimal]:
+    """The hourly cost with the cheapest and with the dearest GPU models that the tasks may get."""
+    low = high = Decimal(0)
+    for tasks in tasks_of(resolved):
+        held = _held(prices, tasks, capacity, spare=resolved.spec.priority_class == "spare")
+        rates = [hourly(prices, at, [size], appcode.pk) for size in held]
+        low, high = low + min(rates), high + max(rates)
+    return low, high
 
 
 def _cost_of_hooks(resolved: Resolved, appcode: Appcode, capacity: Capacity) -> Decimal:

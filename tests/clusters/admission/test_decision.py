@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.admission.codes import Code
-from clusters.admission.decision import Ask, Snapshot, advise, decide
+from clusters.admission.decision import Ask, Snapshot, decide
 from clusters.admission.order import Share
 from clusters.admission.packing import Shape, Tasks, assign, group, place, search, why_never
 from clusters.admission.pool import Node
-from clusters.admission.words import sentence
 
 
 def cloud(gpus, count, free=None):
@@ -203,36 +202,6 @@ def test_10000_asks_on_1200_nodes_print_their_time():
     verdicts = decide(Snapshot(cloud(8, 1200), asks, {f"a{i}": Share(10_000) for i in range(500)}))
     print(f"10,000 asks on 1,200 nodes: {time.process_time() - before:.2f} s of CPU")
     assert len(verdicts) == len(asks)
-
-
-@given(pool, asked, st.lists(kinds, min_size=1, max_size=2))
-def test_what_is_offered_would_start_and_one_task_more_would_not(nodes, several, run):
-    asks = tuple(Ask(f"r{i}", "x", (tasks,), admitted) for i, (tasks, _, admitted) in enumerate(several))
-    tasks = tuple(replace(each, role=f"t{i}", count=each.count * 3) for i, each in enumerate(run))
-    verdict = advise(Snapshot(nodes, asks), Ask("new", "x", tasks))
-    assert verdict.code is decide(Snapshot(nodes, (*asks, Ask("new", "x", tasks))))["new"].code
-
-    def starts(count):
-        changed = tuple(replace(each, count=count) if each.role == role else each for each in tasks)
-        return decide(Snapshot(nodes, (*asks, Ask("new", "x", changed))))["new"].code is Code.FITS
-
-    if "offer" in verdict.values:
-        count, role = verdict.values["offer"], verdict.values["offer_role"]
-        assert verdict.code.fits != "now"
-        assert starts(count)
-        assert not starts(count + 1)
-        assert sentence(verdict).endswith(f" With {count} × {role} it would start now.")
-
-
-def test_a_gang_that_waits_or_never_starts_is_told_how_many_of_its_workers_would():
-    def offered(nodes, *tasks):
-        return advise(Snapshot(nodes, ()), Ask("", "", tasks)).values.get("offer")
-
-    master, workers = Tasks("master", 1, 1), Tasks("worker", 20, 1)
-    assert offered(cloud(8, 2), master, workers) == 15
-    assert offered(cloud(8, 2, free=4), master, workers) == 7
-    assert offered(cloud(8, 2, free=0), master, workers) is None
-    assert offered(cloud(8, 2), Tasks("worker", 1, 16)) is None
 
 
 def limited(run, gpus, ends, count=1):

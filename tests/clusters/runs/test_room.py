@@ -258,7 +258,6 @@ def test_the_second_of_two_gangs_is_told_that_it_waits_from_the_first_moment_on(
     )
     create_theirs(people, 80)
     waits = "It needs 80 GPUs; 40 of 120 are free, as 1 run before it takes 80. It starts as soon as enough are free."
-    waits += " With 39 × worker it would start now."
 
     def second() -> tuple[str, str]:
         answer = api.post(PREVIEW, gang(80, "second"))[1]
