@@ -11,13 +11,14 @@ from prometheus_client.core import Metric
 
 from clusters.clouds.models import Cloud, CloudState
 from clusters.runs.models import Run
+from clusters.runs.placing.forecasts import errors
 from clusters.runs.placing.known import capacity_from
 from clusters.runs.status.phase import TERMINAL
 from portal.monitoring.metrics import gauge
 
 
 def metrics() -> Iterator[Metric]:
-    """The current aliases. Three queries."""
+    """The current aliases. Five queries."""
     now = timezone.now()
     living = Run.objects.filter(gone=False).exclude(phase__in=TERMINAL).order_by()
     runs = living.values_list("phase", "reason").annotate(count=Count("pk")).order_by("phase", "reason")
@@ -31,6 +32,11 @@ def metrics() -> Iterator[Metric]:
     yield gauge(
         "portal_gpus_held_unused", "GPUs kept for runs of which not all tasks have a node; nobody pays for them.", ("cloud",),
         [((cloud,), gpus) for cloud, gpus in kept],
+    )  # fmt: skip
+    yield gauge(
+        "portal_forecast_error_seconds",
+        "Mean distance of the last starts from when they were probable, as was told first.", ("cloud",),
+        [((cloud,), error) for cloud, error in errors().items()],
     )  # fmt: skip
     there: Counter[tuple[str, str, str]] = Counter()
     free: Counter[tuple[str, str, str]] = Counter()

@@ -11,7 +11,7 @@ from clusters.hooks.models import Hook, HookRun
 from clusters.model_registry.models import ModelAlias, ModelRetention, ModelVersion, RegisteredModel
 from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
 from clusters.pull_secrets.models import PullSecret
-from clusters.runs.models import Cluster, Decision, Run, Task
+from clusters.runs.models import Cluster, Decision, Forecast, Run, Task
 from clusters.schedules.models import Schedule
 from clusters.services.models import (
     Replica,
@@ -34,6 +34,7 @@ __all__ = [
     "Decision",
     "Environment",
     "Flavor",
+    "Forecast",
     "GitToken",
     "Hook",
     "HookRun",

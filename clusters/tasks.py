@@ -17,7 +17,7 @@ from clusters.model_registry import loop as model_registry
 from clusters.model_registry import rules as model_rules
 from clusters.pipelines import loop as pipelines
 from clusters.runs import budgets, input_listing, quota, reconcile, resync
-from clusters.runs.placing import closing, places
+from clusters.runs.placing import closing, forecasts, places
 from clusters.scalars import counted
 from clusters.schedules import loop as schedules
 from clusters.services import minutes
@@ -73,6 +73,18 @@ def place_runs(cloud: str) -> None:
         # Not before the lock is free: from then on a worker that is woken makes the pass itself.
         if not woken(key):
             return
+
+
+@shared_task(name="clusters.tasks.forecast")
+def forecast() -> None:
+    """Starts one task per cloud on which runs wait."""
+    for name in forecasts.clouds():
+        forecast_cloud.apply_async((name,), expires=60)
+
+
+@shared_task(name="clusters.tasks.forecast_cloud")
+def forecast_cloud(name: str) -> None:
+    forecasts.renew(name)
 
 
 @shared_task(name="clusters.tasks.deploy_next")

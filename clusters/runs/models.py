@@ -330,6 +330,36 @@ class Decision(models.Model):
         return f"{self.run}: {self.number}"
 
 
+class Forecast(models.Model):
+    """By when a run that waits for places will probably start: half of the replays (admission/forecast.py) have started it by
+    `p50`, nine of ten by `p90`; NULL where they do not within a week. placing/forecasts.py writes all of it. `first_…`: what was
+    told first, the GPUs of the cloud then, and the newest run. Rows of runs that have started are kept for a while, to judge the
+    next ones by."""
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="forecast")
+    cloud = models.CharField(max_length=40)
+    p50 = models.DateTimeField(null=True)
+    p90 = models.DateTimeField(null=True)
+    as_of = models.DateTimeField()
+    values = models.JSONField(
+        default=dict, help_text="What it is based on, and why it became later: admission/foretold.py."
+    )
+    first_at = models.DateTimeField(null=True)
+    first_p50 = models.DateTimeField(null=True)
+    first_p90 = models.DateTimeField(null=True)
+    first_gpus = models.PositiveIntegerField(default=0)
+    first_newest = models.BigIntegerField(default=0)
+    started_at = models.DateTimeField(null=True, help_text="When it first got its places after that.")
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index(fields=["cloud", "-started_at"], name="forecast_started"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run}"
+
+
 class Task(models.Model):
     """One pod of a run, as last seen. `attempt` counts the pods of one (role, index) from 0. logs/collect.py writes
     `log_*`: the progress of the log's copy, for clouds that lose logs with their pods."""

@@ -67,6 +67,8 @@ class Lock(IntEnum):
     PLACES = 24
     # By cloud: one worker at a time makes passes over the runs that wait for places. Before PLACES.
     PASS = 25
+    # By cloud: computing when runs that wait will start.
+    FORECASTS = 26
 
 
 @contextmanager

@@ -46,6 +46,7 @@ from clusters.cluster.search import Search
 from clusters.manifest.cluster import ClusterManifest
 from clusters.runs import input_listing
 from clusters.runs.models import Cluster, Run
+from clusters.runs.placing.forecasts import forecasts_of
 from clusters.runs.placing.rights import rights_of
 from clusters.runs.queries.preview import preview
 from clusters.runs.status.hook_status import with_hooks
@@ -264,18 +265,18 @@ def _page(request: Request, rows: QuerySet[Cluster]) -> Response:
 
 
 def _manifests(clusters: Sequence[Cluster]) -> list[dict[str, Any]]:
-    """With what is queried once for all of them: notices of unreachable clouds, and rights."""
+    """With what is queried once for all of them: notices of unreachable clouds, rights and forecasts."""
     now, runs = timezone.now(), []
     for cluster in clusters:
         if cluster.current_run:
             cluster.current_run.cluster = cluster
             runs.append(cluster.current_run)
-    notices, rights = silences(now), rights_of(runs)
-    return [to_manifest(cluster, now, notices, rights=rights) for cluster in clusters]
+    notices, rights, forecasts = silences(now), rights_of(runs), forecasts_of(runs, now)
+    return [to_manifest(cluster, now, notices, rights=rights, forecasts=forecasts) for cluster in clusters]
 
 
 def _run_documents(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """With what is queried once for all of them."""
     now = timezone.now()
-    notices, rights = silences(now), rights_of(runs)
-    return [run_document(run, now, notices, rights=rights) for run in runs]
+    notices, rights, forecasts = silences(now), rights_of(runs), forecasts_of(runs, now)
+    return [run_document(run, now, notices, rights=rights, forecasts=forecasts) for run in runs]

@@ -19,6 +19,7 @@ from billing.sums.access import SegmentRow
 from billing.sums.breakdown import Part
 from billing.sums.serializers import UsagePart, usage_parts
 from clusters.admission.codes import Code, Fits, Values
+from clusters.admission.foretold import LATER, Foretold
 from clusters.admission.offers import Kind
 from clusters.clouds.health import silence_of
 from clusters.cluster.api.summaries import Looks
@@ -28,6 +29,7 @@ from clusters.gateway.origins import openings
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec, RoleName
 from clusters.runs.input_listing import Change
 from clusters.runs.models import Cluster, Decision, Run, Task
+from clusters.runs.placing.forecasts import forecasts_of
 from clusters.runs.placing.rights import Right, RightName, rights_of
 from clusters.runs.queries.offers import Offered
 from clusters.runs.queries.preview import Preview
@@ -147,6 +149,23 @@ PROTECTED_UNTIL = Field(
 )
 
 
+class ForecastStatus(Answer):
+    """By when a run that waits probably starts. No promise: runs that come later may have more right, and others last longer."""
+
+    p50: dt.datetime = Field(description="Half of the replays of the queue have started it by then.")
+    p90: dt.datetime = Field(description="Nine of ten have.")
+    basis: str = Field(examples=["32 replays of the queue, with the run times of 43 runs that ended there"])
+    slipped: str = Field(description="A sentence on why it is later than was told first; empty if it is not.")
+    as_of: dt.datetime
+
+
+FORECAST = Field(default=None, description="Null where nobody can say; `forecastWhy` says why.")
+FORECAST_WHY = Field(
+    default="", description="A sentence; empty beside a forecast, and for a run that does not wait.",
+    examples=["Forecasts are not shown here yet: 12 of 29 starts are known by which they can be judged."],
+)  # fmt: skip
+
+
 class AdmissionStatus(Answer):
     """Whether a run has what it asked for, and why not. Once it is over: what was decided last."""
 
@@ -157,6 +176,8 @@ class AdmissionStatus(Answer):
     as_of: dt.datetime = Field(description="Since when it holds: the time of the last line of its history.")
     right: RightName | None = RIGHT
     protected_until: dt.datetime | None = PROTECTED_UNTIL
+    forecast: ForecastStatus | None = FORECAST
+    forecast_why: str = FORECAST_WHY
 
 
 class ChangeDocument(Answer):
@@ -189,6 +210,8 @@ class AdmissionDocument(Answer):
     as_of: dt.datetime | None
     right: RightName | None = RIGHT
     protected_until: dt.datetime | None = PROTECTED_UNTIL
+    forecast: ForecastStatus | None = FORECAST
+    forecast_why: str = FORECAST_WHY
     history: list[DecisionStatus]
     next: str | None = Field(description="Where the next page is; null after the last.")
     changes: list[ChangeDocument] = Field(
@@ -351,6 +374,8 @@ class PreviewDocument(Answer):
     )
     cost_hooks: Money = Field(description="At most, of all its hooks by their time limits; besides the others.")
     admission: PreviewAdmission
+    forecast: ForecastStatus | None = Field(default=None, description="Always null: a run gets one once it waits.")
+    forecast_why: str = FORECAST_WHY
 
 
 class InputAmount(Answer):
@@ -389,9 +414,10 @@ def to_manifest(
     notices: Mapping[str, str] | None = None,
     looks: Looks | None = None,
     rights: Mapping[int, Right] | None = None,
+    forecasts: Mapping[int, Foretold] | None = None,
 ) -> dict[str, Any]:
-    """The cluster as a manifest. `notices` are `health.silences`, and `rights` those of its run, too. No query if both are given,
-    and `appcode`, `current_run` and its hooks are joined."""
+    """The cluster as a manifest. `notices` are `health.silences`; `rights` and `forecasts` those of its run. No query if all are
+    given, and `appcode`, `current_run` and its hooks are joined."""
     run, now = cluster.current_run, now or timezone.now()
     if run is not None:
         run.cluster = cluster
@@ -399,7 +425,7 @@ def to_manifest(
         "kind": "cluster",
         "metadata": {"name": cluster.name, "appcode": cluster.appcode.code},
         "spec": _in_order(cluster.spec),
-        "status": run_status(run, now, notices, looks, rights).json_value() if run else None,
+        "status": run_status(run, now, notices, looks, rights, forecasts).json_value() if run else None,
     }
 
 
@@ -409,15 +435,16 @@ def run_document(
     notices: Mapping[str, str] | None = None,
     looks: Looks | None = None,
     rights: Mapping[int, Right] | None = None,
+    forecasts: Mapping[int, Foretold] | None = None,
 ) -> dict[str, Any]:
-    """A run's document. No query with `notices` and `rights` (see `to_manifest`), and with `cluster.appcode`, `created_by` and
-    hooks joined."""
+    """A run's document. No query with `notices`, `rights` and `forecasts` (see `to_manifest`), and with `cluster.appcode`,
+    `created_by` and hooks joined."""
     metadata = RunMetadata.of(run, appcode=run.cluster.appcode.code, cluster=run.cluster.name, created=run.created_at)
     return {
         "kind": "run",
         "metadata": metadata.json_value(),
         "spec": _in_order(run.spec),
-        "status": run_status(run, now or timezone.now(), notices, looks, rights).json_value(),
+        "status": run_status(run, now or timezone.now(), notices, looks, rights, forecasts).json_value(),
     }
 
 
@@ -427,6 +454,7 @@ def run_status(
     notices: Mapping[str, str] | None,
     looks: Looks | None = None,
     rights: Mapping[int, Right] | None = None,
+    forecasts: Mapping[int, Foretold] | None = None,
 ) -> RunStatus:
     if notices is None:
         notices = {run.cloud: silence_of(run, now)}
@@ -434,7 +462,11 @@ def run_status(
     looks = looks or Looks(crashes=kept(run))
     return RunStatus.of(
         run,
-        admission=_admission(run, rights_of([run]) if rights is None else rights),
+        admission=_admission(
+            run,
+            rights_of([run]) if rights is None else rights,
+            forecasts_of([run], now) if forecasts is None else forecasts,
+        ),
         run=run.number,
         part_of=run.cluster.part_of,
         notice="" if run.is_terminal else notices.get(run.cloud, ""),
@@ -454,26 +486,32 @@ def run_status(
     )
 
 
-def _admission(run: Run, rights: Mapping[int, Right]) -> AdmissionStatus | None:
+def _admission(run: Run, rights: Mapping[int, Right], forecasts: Mapping[int, Foretold]) -> AdmissionStatus | None:
     found, right = history.current(run), rights.get(run.pk)
     if found is None:
         return None
     holds = {"right": right.name if right else None, "protected_until": right.until if right else None}
-    return AdmissionStatus.of(found, **_decided(found), **holds)
+    return AdmissionStatus.of(found, **_decided(found), **holds, **forecast_fields(forecasts.get(run.pk)))
+
+
+def forecast_fields(found: Foretold | None) -> dict[str, Any]:
+    """`forecast` and `forecast_why` of a document."""
+    shown = None if found is None or found.why else ForecastStatus.of(found)
+    return {"forecast": shown, "forecast_why": found.why if found else ""}
 
 
 def admission_document(
     run: Run, lines: list[Any], following: str | None, offers: Iterable[Offered] = ()
 ) -> dict[str, Any]:
     """`lines`: a page of the history as `decision_document` makes them."""
-    found = _admission(run, rights_of([run]))
-    told = (
+    found = _admission(run, rights_of([run]), forecasts_of([run]))
+    status = (
         dict(found)
         if found
         else dict.fromkeys(("verdict", "code", "as_of", "right", "protected_until")) | {"values": {}, "sentence": ""}
     )
     changes = change_documents(offers)
-    return AdmissionDocument(**told, history=lines, next=following, changes=changes).json_value()
+    return AdmissionDocument(**status, history=lines, next=following, changes=changes).json_value()
 
 
 def decision_document(row: Decision) -> dict[str, Any]:
@@ -551,6 +589,7 @@ def preview_document(found: Preview) -> dict[str, Any]:
         cost_limit=None if found.cost.limit is None else money(found.cost.limit),
         cost_hooks=money(found.cost.hooks),
         admission=PreviewAdmission(changes=change_documents(found.offers), must_add=found.must_add),
+        forecast_why=LATER if found.fits == "waits" else "",
     ).json_value()
 
 

@@ -10,7 +10,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from clusters.cluster.api.documents import PROTECTED_UNTIL, RIGHT
+from clusters.cluster.api.documents import (
+    FORECAST,
+    FORECAST_WHY,
+    PROTECTED_UNTIL,
+    RIGHT,
+    ForecastStatus,
+    forecast_fields,
+)
 from clusters.runs.models import Run
 from clusters.runs.placing.rights import Right, RightName
 from clusters.runs.placing.tiles import Tile
@@ -44,6 +51,8 @@ class WaitingRun(Answer):
         description="By which right it would hold its GPUs. Runs inside their quota come first, then those that borrow, then "
         "spare ones. Null where the queue of the cloud does not say."
     )
+    forecast: ForecastStatus | None = FORECAST
+    forecast_why: str = FORECAST_WHY
 
 
 class HoldingRun(Answer):
@@ -173,6 +182,7 @@ def _waiting(each: Waits) -> WaitingRun:
         place_in=each.place_in or None,
         gpus_before=each.gpus_before,
         right=each.right,
+        **forecast_fields(each.forecast),
         **_names(each.run),
     )
 

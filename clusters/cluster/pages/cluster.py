@@ -23,6 +23,7 @@ from billing.metering.segments import Segment
 from billing.sums import breakdown
 from billing.sums.access import busy_of, usage_of
 from clusters.access import cluster_for, events_of
+from clusters.admission.foretold import Foretold
 from clusters.catalog.actions import flavor_titles
 from clusters.catalog.folders import output_folder
 from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands
@@ -41,6 +42,7 @@ from clusters.manifest.hook_spec import part_of
 from clusters.manifest.input import InputSpec, input_of
 from clusters.model_registry.models import ModelVersion
 from clusters.runs.models import Cluster, Run, Task
+from clusters.runs.placing.forecasts import forecasts_of
 from clusters.runs.placing.known import domains_of
 from clusters.runs.placing.rights import Right, rights_of
 from clusters.runs.queries.preview import cost_of
@@ -75,6 +77,8 @@ class Page:
     larger_quota: int | None = None
     # By which right its run holds GPUs; None if it holds none, or where the portal does not place it.
     right: Right | None = None
+    # By when its run probably starts; None if it does not wait.
+    forecast: Foretold | None = None
 
     @property
     def url(self) -> str:
@@ -220,7 +224,8 @@ def page_of(request: HttpRequest, appcode: str, name: str) -> Page:
     larger = enough(run) if run and waits and may(user, cluster.appcode, MANAGE) else None
     is_ending = run is None or bool(run.verdict) or run.desired != Run.Desired.RUNNING
     right = None if run is None or is_ending else rights_of([run]).get(run.pk)
-    return Page(cluster, run, row, now, silence_of(run, now) if run else "", larger, right)
+    forecast = forecasts_of([run], now).get(run.pk) if run else None
+    return Page(cluster, run, row, now, silence_of(run, now) if run else "", larger, right, forecast)
 
 
 @require_safe

@@ -321,6 +321,11 @@ def spreads(placement: str | None, tasks: Sequence[Tasks], *, is_replica: bool) 
     return placement == "spread" or (is_replica and sum(each.count for each in tasks) == 1)
 
 
+def whole_of(texts: tuple[str, ...]) -> tuple[Tasks, ...]:
+    """All tasks of a run from its start. `texts`: `Run.resources`, `Run.roles` and the roles of its spec, as JSON."""
+    return tuple(_Asked(*map(json.loads, texts)).lacking({}))
+
+
 def class_of(stored: str | None) -> PriorityClass:
     """Runs of older releases have none."""
     return "urgent" if stored == "urgent" else "spare" if stored == "spare" else "normal"

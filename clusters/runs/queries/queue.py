@@ -18,6 +18,7 @@ from django.db.models.functions import Greatest, RowNumber
 from django.utils import timezone
 
 from clusters.admission.decision import Outlook, Snapshot, Verdict, ordered, outlook
+from clusters.admission.foretold import Foretold
 from clusters.admission.judgement import Judgement
 from clusters.admission.packing import Sizes, Tasks
 from clusters.clouds.drivers.base import Capacity
@@ -27,6 +28,7 @@ from clusters.clouds.placement import titles
 from clusters.clouds.registry import all_placing
 from clusters.runs.models import Run
 from clusters.runs.placing import windows
+from clusters.runs.placing.forecasts import forecasts_of
 from clusters.runs.placing.known import UNPLACED, Known, by_class, capacity_from, lacking, read_several, taken_on
 from clusters.runs.placing.places import HELD
 from clusters.runs.placing.rights import NAMES, Right, RightName, rights, rights_of
@@ -43,7 +45,8 @@ HOLDS = Q(gone=False, gpu_rate__gt=0)
 @dataclass(frozen=True)
 class Waits:
     """`place` counts from 1 in the queue of `place_in`: the appcode's quota or the cloud; 0 where there is no order.
-    `gpus_before`: what the runs before it in the cloud's queue ask for. `right`: by which it would hold its GPUs there."""
+    `gpus_before`: what the runs before it in the cloud's queue ask for. `right`: by which it would hold its GPUs there.
+    `forecast`: by when it probably starts."""
 
     run: Run
     why: str
@@ -51,6 +54,7 @@ class Waits:
     place_in: Literal["quota", "cloud", ""] = ""
     gpus_before: int = 0
     right: RightName | None = None
+    forecast: Foretold | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Queue:
 
 
 def queues(appcodes: Collection[int] | None) -> list[Queue]:
-    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Twenty-three
+    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Twenty-four
     queries at most."""
     states = {state.name: state for state in CloudState.objects.order_by("name")}
     names, quiet = titles(), silences_of(states.values(), timezone.now())
@@ -105,6 +109,7 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
     mine = _sums(HOLDS & seen | WAITS & seen)
     others = _sums((HOLDS | WAITS) & ~seen) if appcodes is not None else {}
     capacities = {name: capacity_from(state.capacity) for name, state in states.items()}
+    foretold = forecasts_of([run for run, _ in waiting])
     pending = lacking([run for run, _ in waiting if run.admitted_at])
     placing = all_placing() & capacities.keys()
     known, closed = _known(capacities, placing), windows.shown(appcodes)
@@ -119,7 +124,11 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
     for name in sorted({*states, *mine, *others}):
         capacity = capacities.get(name, Capacity(()))
         free = partial(free_for, known=known.get(name, Known(capacity)))
-        here = [_waits(run, place, free, pending, turns) for run, place in waiting if run.cloud == name]
+        here = [
+            replace(_waits(run, place, free, pending, turns), forecast=foretold.get(run.pk))
+            for run, place in waiting
+            if run.cloud == name
+        ]
         held = [run for run in holding if run.cloud == name]
         sums = mine.get(name, Sums())
         found.append(
