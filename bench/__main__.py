@@ -63,8 +63,8 @@ def main() -> int:
     only = set(filter(None, options.only.split(","))) or set(NAMES)
     if unknown := only - set(NAMES):
         parser.error(f"There is no part {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}.")
-    from bench import admitting, billing, replay
-    from bench.admission import cases
+    from bench.admission import admitting, cases, replay
+    from bench.portal import billing
 
     folder = Path(tempfile.mkdtemp(prefix="portal-bench-"))
     try:
@@ -73,7 +73,7 @@ def main() -> int:
         if only - {part.__name__ for part in apart}:
             found += _measure(folder, only)
         if options.make_run:
-            from bench.install import make_run
+            from bench.portal.install import make_run
 
             _say("make run, in a fresh copy with a warm package cache …")
             found += make_run(folder)
@@ -99,7 +99,8 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
         import django
 
         django.setup()
-        from bench import logs, measures, reading, replicas, seed, serving, storage, sweeping
+        from bench import seed
+        from bench.portal import logs, measures, reading, replicas, serving, storage, sweeping
 
         _say(f"Making {seed.CLUSTERS:,} clusters of {seed.APPCODES} appcodes …")
         tenants = seed.seed()
@@ -122,7 +123,7 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
 
 def _on_kubernetes(folder: Path, only: set[str], portal: Portal, tenants: Seeded) -> list[results.Result]:
     """Measures the parts that need a control plane. Returns [] if none can be built."""
-    from bench import kube
+    from bench.kubernetes import kube
     from tests.kube.binary import BuildError, binary
 
     if not only & {part.__name__ for part in kube.PARTS}:

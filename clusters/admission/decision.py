@@ -189,6 +189,7 @@ class _Decision:
         self._snapshot = snapshot
         self.pool = Pool(snapshot.nodes)
         self._taken = set[str]()
+        self._able_for: dict[Hashable, Sequence[Holding]] = {}
         self._holders = {each.appcode for each in snapshot.holdings}
         self._leave = sum(node.whole.gpus for node in snapshot.nodes) // MOST_TAKEN
         self._has_taken = False
@@ -253,7 +254,7 @@ class _Decision:
         pool, alike = self.pool, (ask.tasks, self._taker(ask, level))
         if alike in self._in_vain:
             return ()
-        able, tasks = list(islice(self._able(ask, level), MOST_CONSIDERED)), ask.tasks
+        able, tasks = self._able(ask, level), ask.tasks
         found = cheapest(able, pool.leaving(tasks), lambda runs: pool.would_fit(tasks, runs)) if able else ()
         if not found:
             self._in_vain.add(alike)
@@ -264,17 +265,23 @@ class _Decision:
             return ()
         self._leave, self._has_taken = self._leave - taken, True
         self._taken |= {each.run for each in found}
+        self._able_for.clear()
         pool.end(found)
         pool.await_ending(ask.run, ask.tasks)
         self._in_vain.clear()
         return found
 
-    def _able(self, ask: Ask, level: Level) -> Iterable[Holding]:
-        """Those that yield, in order of price: first all of lower levels, then those of its own appcode."""
+    def _able(self, ask: Ask, level: Level) -> Sequence[Holding]:
+        """The first that yield, in order of price: those of lower levels, then others of its own appcode."""
+        who = self._taker(ask, level)
+        if who in self._able_for:
+            return self._able_for[who]
         levels, appcodes = self._by_price
         lower = chain.from_iterable(levels[other] for other in Level if other < level)
         mine = (each for each in appcodes[ask.appcode] if each.level >= level)
-        return (each for each in chain(lower, mine) if each.run not in self._taken and each.yields_to(ask, level))
+        able = (each for each in chain(lower, mine) if each.run not in self._taken and each.yields_to(ask, level))
+        found = self._able_for[who] = list(islice(able, MOST_CONSIDERED))
+        return found
 
     @cached_property
     def _by_price(self) -> tuple[Mapping[Level, list[Holding]], Mapping[str, list[Holding]]]:

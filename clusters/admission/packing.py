@@ -41,12 +41,12 @@ class Tasks:
     extra: tuple[tuple[str, int], ...] = ()
 
     def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
         """Remembered, since tasks are looked up far more often than made. Not to be pickled: other processes hash otherwise."""
-        return hash((self.role, self.count, self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb, self.resource))
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            sizes = self.count, self.gpus, self.cpu_milli, self.memory_mb
+            found = self.__dict__["_hash"] = hash((self.role, self.gpu_model, self.resource, *sizes))
+        return found
 
     @property
     def whole_gpus(self) -> int:
@@ -130,12 +130,12 @@ class Shape:
     slices: tuple[tuple[str, int], ...] = ()
 
     def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
         """As of `Tasks`."""
-        return hash((self.gpus, self.cpu_milli, self.memory_mb, self.gpu_model, self.labels, self.taints, self.slices))
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            sizes = self.gpus, self.cpu_milli, self.memory_mb
+            found = self.__dict__["_hash"] = hash((*sizes, self.gpu_model, self.labels, self.taints, self.slices))
+        return found
 
     @cached_property
     def size(self) -> tuple[Any, ...]:

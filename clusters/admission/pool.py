@@ -6,6 +6,7 @@ import copy
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -70,6 +71,7 @@ class Pool:
         self._kinds_of_nodes = set(self._drained.values())
         self._first = self.free = group((node.name, node.free) for node in ready)
         self._at: dict[str, Shape] | None = None  # The same by name, while nothing changes.
+        self._leaving: dict[tuple[Tasks, ...], Leaving] = {}
         self._next: list[str] = []  # In which order they are kept, while nothing starts.
         self._promised = {node.name for node in nodes if node.promised}
         self._topology = Topology.of((node.name, node.domains) for node in nodes)
@@ -189,7 +191,10 @@ class Pool:
         """What changes for the tasks as runs go, beside those that are being ended."""
         if self._at is None:
             self._at = {name: shape for shape, names in self.free.items() for name in names}
-        found = Leaving(tasks, self.free, self._at, self._promised)
+            self._leaving.clear()
+        if tasks not in self._leaving:
+            self._leaving[tasks] = Leaving(tasks, self.free, self._at, self._promised)
+        found = self._leaving[tasks].again()
         for name, sizes in self._ending.items():
             found.free(name, sizes)
         for each in holdings:
@@ -327,6 +332,12 @@ class Leaving:
                 - sum(holds[shape] for shape in mine)
             )
             self._whole.append(sum(len(field[shape]) for shape, here in holds.items() if self._is_whole(each, here)))
+
+    def again(self) -> Leaving:
+        """From the beginning."""
+        found = copy(self)
+        found._more, found._places, found._whole = {}, list(self._places), list(self._whole)
+        return found
 
     @property
     def is_exact(self) -> bool:

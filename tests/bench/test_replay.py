@@ -1,4 +1,4 @@
-"""The replay of `bench/replay.py`, small: what holds over many decisions in a row, and the cloud that it simulates."""
+"""The replay of `bench/admission/replay.py`, small: what holds over many decisions in a row, and the cloud that it simulates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench import replay, virtual
-from bench.traces import Job, Terms, Trace, eights, from_folder, generated, mixed
-from bench.virtual import Cloud
+from bench.admission import replay, virtual
+from bench.admission.traces import Job, Terms, Trace, eights, from_folder, generated, mixed
+from bench.admission.virtual import Cloud
 from clusters.admission.packing import asking
 from clusters.runs.placing import known, rights, room
 

@@ -18,8 +18,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from bench import idle as idling
-from bench.kubectl import MUTATING, kubectl
-from bench.measures import api_of, pages, signed_in, until
+from bench.kubernetes.kubectl import MUTATING, kubectl
+from bench.portal.measures import api_of, pages, signed_in, until
 from bench.results import Result, quantile
 from bench.seed import SPEC
 from bench.sizes import size

@@ -26,8 +26,8 @@ from django.conf import settings
 from django.db.models import Sum
 
 from bench.floors import running
-from bench.measures import api_of, until
-from bench.reading import bucket
+from bench.portal.measures import api_of, until
+from bench.portal.reading import bucket
 from bench.results import Result, quantile
 from bench.sizes import size
 from bench.web import Client, at_once, one_by_one

@@ -13,7 +13,7 @@ from bench.results import Result
 from portal.up.services import free_port, http_ready
 from tests.running import environment
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 1200
 
 

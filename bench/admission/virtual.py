@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from time import process_time
 from typing import Literal, Protocol
 
-from bench.traces import Job, Terms, Trace
+from bench.admission.traces import Job, Terms, Trace
 from billing.sums.decay import Stretch, decayed
 from clusters.admission.codes import Code
 from clusters.admission.decision import Ask, Snapshot, Verdict, decide

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from bench.measures import until
+from bench.portal.measures import until
 from bench.results import Result
 from bench.sizes import size
 from bench.web import Client, at_once

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import alone
+from bench.admission.traces import Job, Terms, Trace, eights, from_folder, generated, mixed, terms
+from bench.admission.virtual import Cloud, Run, Seen
 from bench.results import Result
 from bench.sizes import size
-from bench.traces import Job, Terms, Trace, eights, from_folder, generated, mixed, terms
-from bench.virtual import Cloud, Run, Seen
 from billing.sums.decay import HALF_LIFE as WEEK
 from billing.sums.decay import LIFE
 from clusters.admission.codes import Code
@@ -49,7 +49,7 @@ WAITING_EACH = 5
 
 def replay(folder: Path) -> list[Result]:
     """the decision in virtual time, 100,000 runs on 1,213 nodes"""
-    return alone.measured("bench.replay", folder / "replay")
+    return alone.measured("bench.admission.replay", folder / "replay")
 
 
 PARTS = (replay,)

@@ -37,7 +37,7 @@ TASKS = size(16, 2)
 
 def admitting(folder: Path) -> list[Result]:
     """places for 10,000 waiting runs on 1,213 nodes"""
-    return alone.measured("bench.admitting", folder / "admitting")
+    return alone.measured("bench.admission.admitting", folder / "admitting")
 
 
 PARTS = (admitting,)

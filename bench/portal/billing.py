@@ -1,6 +1,6 @@
 """Metering and money: how fast pod states are recorded, priced, posted, read and invoiced, on a separate durable PostgreSQL.
 
-Runs in a separate process (`python -m bench.billing FOLDER`), because nothing else may post or record meanwhile. Two
+Runs in a separate process (`python -m bench.portal.billing FOLDER`), because nothing else may post or record meanwhile. Two
 clouds report at the same time, each in its own thread, as in the controller. Floors: COPY of the same rows into a table
 with the same indexes, and INSERT … SELECT of the same lines into a table with the ledger's indexes.
 """
@@ -41,7 +41,7 @@ NOW = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
 
 def billing(folder: Path) -> list[Result]:
     """metering, rating, posting, dashboards and invoices of 1,000,000 segments"""
-    return alone.measured("bench.billing", folder / "billing")
+    return alone.measured("bench.portal.billing", folder / "billing")
 
 
 PARTS = (billing,)

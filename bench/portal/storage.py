@@ -23,7 +23,7 @@ import psutil
 from botocore.config import Config
 
 from bench.floors import running
-from bench.measures import api_of, until
+from bench.portal.measures import api_of, until
 from bench.results import Result, quantile
 from bench.sizes import size
 from bench.web import one_by_one

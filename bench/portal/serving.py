@@ -22,7 +22,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from bench.floors import running
-from bench.measures import api_of, until
+from bench.portal.measures import api_of, until
 from bench.results import Result, quantile
 from bench.seed import Seeded
 from bench.sizes import size

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.measures import api_of, manifest, until
+from bench.portal.measures import api_of, manifest, until
 from bench.results import Result, quantile
 from bench.sizes import size
 from clusters.runs.models import Run

@@ -9,7 +9,7 @@ import json
 import statistics
 import time
 
-from bench.measures import MB, api_of, manifest, signed_in, until
+from bench.portal.measures import MB, api_of, manifest, signed_in, until
 from bench.results import Result
 from bench.seed import Seeded
 from bench.sizes import size

@@ -25,10 +25,10 @@ import psycopg2
 from django.core.management import call_command
 from django.db import connection
 
-from bench import competing as gangs
-from bench import logs, sweeping
-from bench.kubectl import MUTATING, Floor, pod_bytes
-from bench.measures import MB, api_of, manifest, until
+from bench.admission import competing as gangs
+from bench.kubernetes.kubectl import MUTATING, Floor, pod_bytes
+from bench.portal import logs, sweeping
+from bench.portal.measures import MB, api_of, manifest, until
 from bench.results import Result, quantile
 from bench.seed import LINES, Seeded
 from bench.sizes import settling, size
