@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import filterfalse
 from typing import Any, Literal
 
-from clusters.admission.demand import ANY, GPU, PARTS, Demand, amount, is_whole, keeps_away
+from clusters.admission.demand import ANY, GPU, PARTS, Demand, amount, is_gpu, is_whole, keeps_away
 
 Never = Literal["NoSuchGpu", "OverNode", "OverPool"]
 # Steps of the exact search before it gives up.
@@ -76,6 +76,11 @@ class Sizes:
             slices = tuple(sorted((Counter(dict(slices)) + Counter(dict(other.slices))).items()))
         return Sizes(self.gpus + other.gpus, self.cpu_milli + other.cpu_milli, self.memory_mb + other.memory_mb, slices)
 
+    @property
+    def units(self) -> int:
+        """GPUs and slices of GPUs."""
+        return self.gpus + sum(n for name, n in self.slices if is_gpu(name))
+
     def of(self, resource: str) -> int:
         return (self.gpus if resource == GPU else 0) + sum(n for name, n in self.slices if name == resource)
 
@@ -114,6 +119,11 @@ class Shape:
     taints: frozenset[str] = frozenset()
     any_model: bool = False
     slices: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def units(self) -> int:
+        """GPUs and slices of GPUs."""
+        return self.gpus + (sum(n for name, n in self.slices if is_gpu(name)) if self.slices else 0)
 
     def has(self, resource: str) -> int:
         return self.gpus if resource == self.resource else next((n for name, n in self.slices if name == resource), 0)
