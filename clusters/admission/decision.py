@@ -191,7 +191,7 @@ class _Decision:
         self._taken = set[str]()
         self._able_for: dict[Hashable, Sequence[Holding]] = {}
         self._holders = {each.appcode for each in snapshot.holdings}
-        self._leave = sum(node.whole.gpus for node in snapshot.nodes) // MOST_TAKEN
+        self._leave = sum(node.whole.units for node in snapshot.nodes) // MOST_TAKEN
         self._has_taken = False
         self._in_vain: set[Hashable] = set()  # For those no runs are found to be taken back, until others are.
         self._rank = 0

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
-from clusters.admission.demand import ANY, GPU, PARTS, Demand, amount, is_whole, keeps_away
+from clusters.admission.demand import ANY, GPU, PARTS, Demand, amount, is_gpu, is_whole, keeps_away
 
 Never = Literal["NoSuchGpu", "OverNode", "OverPool"]
 # Steps of the exact search before it gives up.
@@ -90,6 +90,11 @@ class Sizes:
         slices = tuple((name, n - parts.get(name, 0)) for name, n in self.slices)
         return Sizes(self.gpus - other.gpus, self.cpu_milli - other.cpu_milli, self.memory_mb - other.memory_mb, slices)
 
+    @property
+    def units(self) -> int:
+        """GPUs and slices of GPUs."""
+        return self.gpus + sum(n for name, n in self.slices if is_gpu(name))
+
     def of(self, resource: str) -> int:
         return (self.gpus if resource == GPU else 0) + sum(n for name, n in self.slices if name == resource)
 
@@ -144,6 +149,11 @@ class Shape:
             self.gpus, self.cpu_milli, self.memory_mb, self.gpu_model, self.resource, sorted(self.labels),
             sorted(self.taints), self.any_model, self.slices,
         )  # fmt: skip
+
+    @property
+    def units(self) -> int:
+        """GPUs and slices of GPUs."""
+        return self.gpus + (sum(n for name, n in self.slices if is_gpu(name)) if self.slices else 0)
 
     def has(self, resource: str) -> int:
         return self.gpus if resource == self.resource else next((n for name, n in self.slices if name == resource), 0)

@@ -27,8 +27,9 @@ class Taker(Protocol):
 
 @dataclass(frozen=True)
 class Holding:
-    """A run with places. `nodes`: what it holds or was promised on each. `lost`: the GPU-seconds of work that it would lose now.
-    `is_protected`: it began too recently to be taken; `until`: for how long, in seconds since 1970."""
+    """A run with places. `gpus`: whole ones, or slices where it has none. `nodes`: what it holds or was promised on each. `lost`:
+    the GPU-seconds of work that it would lose now. `is_protected`: it began too recently to be taken; `until`: for how long, in
+    seconds since 1970."""
 
     run: str
     appcode: str

@@ -142,10 +142,8 @@ def _taking_back(values: _Values) -> str:
         who = "A run that borrowed its GPUs, or is of a lower class, gives them back for it"
         if values["runs"] > 1:
             who = f"{values['runs']} runs that borrowed their GPUs, or are of a lower class, give them back for it"
-        return f"It needs {_gpus(values['gpus'])}. {who}; it starts as soon as they are free."
-    return (
-        f"It needs {_gpus(values['gpus'])}, which runs that are ending still hold. It starts as soon as they are free."
-    )
+        return f"It needs {values.asked}. {who}; it starts as soon as they are free."
+    return f"It needs {values.asked}, which runs that are ending still hold. It starts as soon as they are free."
 
 
 def _placing(values: _Values) -> str:

@@ -78,6 +78,20 @@ class OtherRuns(Answer):
     held_gpus: int
 
 
+class NodeSlices(Answer):
+    """Slices of GPUs of one kind on one node. Each is in one state, as the GPUs of a node are."""
+
+    resource: str = Field(examples=["nvidia.com/mig-1g.10gb"])
+    total: int
+    free: int
+    mine: int
+    others: int
+    other_software: int
+    promised: int
+    kept: int
+    closed: int
+
+
 class NodeGpus(Answer):
     """The GPUs of one node. Each is in one state: `free`, `mine`, `others`, `otherSoftware`, `promised`, `kept` and `closed` add
     up to `gpus`."""
@@ -98,6 +112,7 @@ class NodeGpus(Answer):
         examples=["ops-demo/train/3"],
     )
 
+    slices: list[NodeSlices] = Field(description="They are no GPUs: not counted above, nor in a quota.")
     domains: dict[str, str] = Field(
         description="Where the node is, from wide to narrow, by the labels that its cloud names.",
         examples=[{"zone": "a", "rack": "r7"}],
@@ -161,7 +176,12 @@ def document(found: Queue) -> dict[str, object]:
         holding=[_holding(run, found.rights.get(run.pk)) for run in found.holding],
         others=OtherRuns.of(found.others),
         nodes=[
-            NodeGpus.of(each, kept_for=_kept_for(found, each), domains=dict(each.domains))
+            NodeGpus.of(
+                each,
+                kept_for=_kept_for(found, each),
+                slices=[NodeSlices.of(one) for one in each.slices],
+                domains=dict(each.domains),
+            )
             for each in found.tiles[:MOST_NODES]
         ],
         windows=[NodesClosed.of(each, appcode=each.appcode or None) for each in found.windows],

@@ -193,7 +193,7 @@ def slice_lines(tiles: Iterable[Tile]) -> list[str]:
     for tile in tiles:
         for each in tile.slices:
             kind = tile.gpu_model if each.resource == PARTS and tile.gpu_model else short(each.resource)
-            found.setdefault(kind, []).append((each.free if tile.takes_tasks else 0, each.total))
+            found.setdefault(kind, []).append((each.free, each.total))
     return [
         f"{sum(free for free, _ in several):,} of {sum(total for _, total in several):,} {kind} free, on {_nodes(len(several))}."
         for kind, several in sorted(found.items())

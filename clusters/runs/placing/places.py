@@ -209,8 +209,8 @@ def _give_back(cloud: str, known: Known, nodes: Mapping[str, Node]) -> None:
         assert run.lacks_since
         assert run.applied_at
         cannot = any(_cannot(each, known, nodes) for each in missing)
-        # Nothing is lost by a run that has not begun, or that has no task left. Others restart whole, since the node of a task cannot
-        # be replaced: Kubernetes allows no change of the template of a Job, which names the nodes.
+        # Nothing is lost by a run that has not begun, or that has no task left. Others restart whole: Kubernetes allows no change
+        # of the template of a Job, which names the nodes, so the lost task cannot be told of another.
         least = (REPAIR if run.whole_at and held else BLINK) if cannot else PATIENCE
         if at - max(run.lacks_since, run.applied_at) >= least:
             # Kubernetes may have a reason that the portal does not know, such as the number of pods of a node.

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from django.db.models import F, Max, Q, QuerySet, Sum
+from django.db.models import BooleanField, F, Func, Max, Q, QuerySet, Sum
 from django.db.models.fields.json import KT
 
 from billing.sums.decayed_use import decayed_use
@@ -28,6 +28,11 @@ from portal.models import Appcode
 SPARE = Q(spec__contains={"priorityClass": "spare"})
 # Runs that have GPUs, or places for them.
 HOLDS = Q(gone=False, gpus__gt=0) & (Q(placed_at__isnull=False) | Q(applied_at__isnull=False))
+# And those that have places on nodes with GPUs, or slices of GPUs, which no quota counts.
+HAS = Func(
+    F("resources"), template="jsonb_path_exists(%(expressions)s, '$.*.gpus ? (@ > 0)')", output_field=BooleanField()
+)
+HOLDS_ANY = Q(HAS, gone=False) & (Q(placed_at__isnull=False) | Q(applied_at__isnull=False))
 # How long a run is left alone from its beginning.
 PROTECTED: Mapping[Level, dt.timedelta] = {
     Level.SPARE: dt.timedelta(minutes=1),
@@ -80,7 +85,9 @@ def rights_of(runs: Iterable[Run]) -> dict[int, Right]:
     """By which right these runs hold their GPUs, for those that the portal has placed. They have their appcodes. At most one
     query, however many runs there are."""
     here = [
-        run for run in runs if run.gpus and run.placed_at and not (run.gone or run.given_back_at or run.is_terminal)
+        run
+        for run in runs
+        if (run.gpus or is_sliced(run)) and run.placed_at and not (run.gone or run.given_back_at or run.is_terminal)
     ]
     classes = {run.pk: class_of(run.spec.get("priorityClass")) for run in here}
     counted = [run.cluster.appcode for run in here if classes[run.pk] != "spare"]
@@ -92,6 +99,11 @@ def rights_of(runs: Iterable[Run]) -> dict[int, Right]:
         since = _since(run.whole_at, run.placed_at, run.created_at)
         found[run.pk] = Right(NAMES[level], None if level == Level.QUOTA else since + PROTECTED[level])
     return found
+
+
+def is_sliced(run: Run) -> bool:
+    """Whether it asks for slices of GPUs alone."""
+    return not run.gpus and any(asked["gpus"] for asked in run.resources.values())
 
 
 def unborrowed(appcode: int, quota: int, but: Cluster | None = None) -> int:
@@ -150,7 +162,7 @@ def holdings(cloud: str, rights: Rights, waiting: Sequence[Waiting], at: dt.date
     """Runs of a cloud that may have to give their GPUs back: spare ones, those of appcodes beyond their quota, and those of
     appcodes of which an urgent run waits. Two queries."""
     pressed = {int(each.appcode) for each in waiting if each.priority_class == "urgent"}
-    others = _rows(Q(cloud=cloud) & (SPARE | Q(cluster__appcode__in=pressed)))
+    others = _rows(Q(cloud=cloud) & (SPARE | Q(cluster__appcode__in=pressed)), HOLDS_ANY)
     own: dict[str, dict[int, Held]] = {}
     for each in [*rights.over, *others]:
         own.setdefault(each.appcode, {})[each.run] = each
@@ -163,15 +175,16 @@ def holdings(cloud: str, rights: Rights, waiting: Sequence[Waiting], at: dt.date
     here = {run.run: run for runs in own.values() for run in runs.values() if run.cloud == cloud}
     placed = Run.objects.filter(ALIVE, pk__in=here, placed_at__isnull=False).values_list("pk", flat=True)
     nodes = _nodes(here)
+    held = {run: here[run].gpus or sum(sizes.units for sizes in of.values()) for run, of in nodes.items()}
     return tuple(
         Holding(
             str(run.run),
             run.appcode,
-            run.gpus,
+            held[run.run],
             nodes[run.run],
             level_of[run.run],
             run.priority_class,
-            run.gpus * min(MOST_LOST, max(0, int((at - run.since).total_seconds()))),
+            held[run.run] * min(MOST_LOST, max(0, int((at - run.since).total_seconds()))),
             at < (until := run.since + PROTECTED[level_of[run.run]]),
             int(until.timestamp()),
         )
@@ -180,9 +193,9 @@ def holdings(cloud: str, rights: Rights, waiting: Sequence[Waiting], at: dt.date
     )
 
 
-def _rows(which: Q) -> Iterable[Held]:
+def _rows(which: Q, holds: Q = HOLDS) -> Iterable[Held]:
     rows: QuerySet[Run, tuple[int, int, int, str | None, str, dt.datetime | None, dt.datetime | None, dt.datetime]]
-    rows = Run.objects.filter(HOLDS, which).order_by("pk").values_list(
+    rows = Run.objects.filter(holds, which).order_by("pk").values_list(
         "pk", "cluster__appcode", "gpus", KT("spec__priorityClass"), "cloud", "whole_at", "placed_at", "created_at"
     )  # fmt: skip
     for pk, appcode, gpus, priority_class, cloud, whole_at, placed_at, created_at in rows:

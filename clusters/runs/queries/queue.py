@@ -20,7 +20,7 @@ from django.utils import timezone
 from clusters.admission.decision import Outlook, Snapshot, Verdict, ordered, outlook
 from clusters.admission.foretold import Foretold
 from clusters.admission.judgement import Judgement
-from clusters.admission.packing import Sizes, Tasks
+from clusters.admission.packing import Tasks
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.health import silences_of
 from clusters.clouds.models import CloudState
@@ -31,7 +31,7 @@ from clusters.runs.placing import windows
 from clusters.runs.placing.forecasts import forecasts_of
 from clusters.runs.placing.known import UNPLACED, Known, by_class, capacity_from, lacking, read_several, taken_on
 from clusters.runs.placing.places import HELD
-from clusters.runs.placing.rights import NAMES, Right, RightName, rights, rights_of
+from clusters.runs.placing.rights import NAMES, Right, RightName, is_sliced, rights, rights_of
 from clusters.runs.placing.room import free_for, snapshot
 from clusters.runs.placing.tiles import Tile, placed_tiles, seen_tiles
 
@@ -200,20 +200,16 @@ def _tiles(
         own = taken_on(Q(run__cloud__in=known.keys(), run__cluster__appcode__in=list(appcodes)))
     found = {}
     for name, each in known.items():
-        here, mine = _gpus(each.taken), None if own is None else _gpus(own.get(name, {}))
+        mine = None if own is None else own.get(name, {})
         if name in decided:
-            found[name] = placed_tiles(each.capacity, here, mine, *decided[name])
+            found[name] = placed_tiles(each.capacity, each.taken, mine, *decided[name])
         else:
-            found[name] = seen_tiles(each.capacity, here, mine)
+            found[name] = seen_tiles(each.capacity, each.taken, mine)
     return found
 
 
 def _keepers(seen: Q, runs: Collection[int]) -> list[Run]:
     return list(Run.objects.filter(seen, pk__in=runs).select_related("cluster__appcode")) if runs else []
-
-
-def _gpus(nodes: Mapping[str, Sizes]) -> dict[str, int]:
-    return {node: held.gpus for node, held in nodes.items()}
 
 
 def _sums(which: Q) -> dict[str, Sums]:
@@ -238,7 +234,9 @@ def _waits(
     if place:
         return Waits(run, run.message, place, "quota")
     if (turn := turns.get(run.pk)) and run.wait_reason in HELD:
-        return Waits(run, run.message, turn.place, "cloud", turn.gpus_before, turn.right if run.gpus else None)
+        return Waits(
+            run, run.message, turn.place, "cloud", turn.gpus_before, turn.right if run.gpus or is_sliced(run) else None
+        )
     if run.admitted_at is None or run.wait_reason:
         return Waits(run, run.message)
     tasks = pending[run.pk]

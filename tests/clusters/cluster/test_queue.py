@@ -18,7 +18,7 @@ from playwright.sync_api import expect
 
 from clusters.admission.codes import Code
 from clusters.admission.decision import Ask, Snapshot, decide, outlook
-from clusters.admission.packing import Shape, Tasks
+from clusters.admission.packing import Shape, Sizes, Tasks
 from clusters.admission.pool import Node as Decided
 from clusters.clouds.drivers.base import Capacity, Node
 from clusters.clouds.models import Cloud
@@ -148,8 +148,8 @@ seen_nodes = st.builds(
 def test_states_add_up_to_the_gpus_of_a_node_whatever_rows_and_the_cloud_say(
     found: Node, held: int, mine: int, promised: int, keeper: int
 ) -> None:
-    one = tile(found, held=held, mine=mine, promised=promised, keeper=keeper)
-    [other] = seen_tiles(Capacity((found,)), {"n": held}, {"n": mine})
+    one = tile(found, held=Sizes(held), mine=Sizes(mine), promised=Sizes(promised), keeper=keeper)
+    [other] = seen_tiles(Capacity((found,)), {"n": Sizes(held)}, {"n": Sizes(mine)})
     for each in (one, other):
         assert sum(each.count(state) for state in STATES) == each.gpus == found.gpus
         assert min(each.count(state) for state in STATES) >= 0
@@ -171,7 +171,7 @@ def test_a_new_run_finds_the_free_gpus_of_the_tiles_and_no_other(nodes: Any, sev
         ),
         tuple(Ask(str(i + 1), "", (Tasks("w", count, gpus),), admitted) for i, (count, gpus, admitted) in enumerate(several)),
     )  # fmt: skip
-    held = {each.name: held for each, (held, _, _) in zip(seen, nodes, strict=True)}
+    held = {each.name: Sizes(held) for each, (held, _, _) in zip(seen, nodes, strict=True)}
     tiles = placed_tiles(Capacity(seen), held, {}, snapshot, outlook(snapshot))
     assert all(sum(each.count(state) for state in STATES) == 8 for each in tiles)
     free = max(each.free for each in tiles)

@@ -18,7 +18,7 @@ from clusters.runs.placing.pools import Asked, kept
 from clusters.runs.status import observe
 from tests.api.client import api_of
 from tests.clusters.gangs import gang, node
-from tests.clusters.runs.placing import pod, see, started, submit, tell, told_by
+from tests.clusters.runs.placing import gone, older, pod, see, started, submit, tell, told_by
 
 MIG, TAINT = "nvidia.com/mig-1g.10gb", "team=ml:NoSchedule"
 LABELS = (("kubernetes.io/hostname", "n1"), ("zone", "eu"))
@@ -105,6 +105,38 @@ def test_slices_that_runs_hold_or_are_promised_are_not_given_twice(flavors: Any,
     assert third.placed_at is None
     assert third.wait_message == "It needs 2 mig-1g.10gb; 1 of 5 are free. It starts as soon as enough are free."
     assert second.layout == {"master": {"n1": 1}}
+
+
+@pytest.mark.django_db
+def test_spare_slices_are_taken_back_and_the_queue_counts_slices_by_state(flavors: Any, people: Any) -> None:
+    see(node("n1", slices=(Slices(MIG, 5, 4, 1), Slices("rdma/hca", 9, 9))))
+    spare = started(people, "spare", 1, **of("mig"), priorityClass="spare")
+    tell(spare, pod(spare, at="n1"))
+    older(spare, places.PATIENCE)
+    usual = started(people, "usual", 1, **of("mig"))
+
+    def slices(person: Any) -> dict[str, int]:
+        [queue] = [each for each in api_of(person).get("/queue")[1]["items"] if each["cloud"] == "training"]
+        [found] = queue["nodes"][0]["slices"]
+        assert found.pop("resource") == MIG
+        return {state: count for state, count in found.items() if count}
+
+    assert slices(people.bob) == {"total": 5, "mine": 2, "otherSoftware": 1, "promised": 2}
+    tell(usual, pod(usual, at="n1"))
+    wanted = submit(people, "wanted", 1, **of("mig"))
+    places.place("training")
+    for run in (spare, usual, wanted):
+        run.refresh_from_db()
+    assert (spare.given_back_at is not None, usual.given_back_at, wanted.placed_at) == (True, None, None)
+    assert spare.wait_message.startswith("wanted/1, of a higher class, needs its GPUs.")
+    assert wanted.wait_message == (
+        "It needs 2 mig-1g.10gb. A run that borrowed its GPUs, or is of a lower class, gives them back for it; it starts as soon "
+        "as they are free."
+    )
+    tell(spare, gone(spare))
+    places.place("training")
+    wanted.refresh_from_db()
+    assert wanted.layout == {"master": {"n1": 1}}
 
 
 @pytest.mark.django_db

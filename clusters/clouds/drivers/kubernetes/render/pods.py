@@ -119,13 +119,11 @@ def template(plan: Plan, role: RolePlan, settings: Settings, *, index: str) -> M
         spec["runtimeClassName"] = settings.runtime_class
     if role.nodes:
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _only(role.nodes)}}
-    if role.spread and role.count > 1:
-        # As well as it can: a task that finds room on few of these nodes starts there.
-        mine = {"matchLabels": names.role_labels(settings.portal, plan.run, role.role)}
-        spec["topologySpreadConstraints"] = [
-            {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": mine}
-            for key in (*settings.topology, "kubernetes.io/hostname")
-        ]
+    if role.spread:
+        # Its nodes are in as many racks as possible already. As well as it can: what finds room on few of them starts there.
+        every = {"matchLabels": names.run_labels(settings.portal, plan.run)}
+        apart = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+        spec["topologySpreadConstraints"] = [{**apart, "labelSelector": every}]
     if tolerations:
         spec["tolerations"] = tolerations
     return {

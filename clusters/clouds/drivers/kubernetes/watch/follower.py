@@ -23,7 +23,7 @@ from clusters.clouds.drivers.kubernetes.api.errors import Forbidden, Missing, Un
 from clusters.clouds.drivers.kubernetes.render import names, queueing
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.settings import IMAGE_SECONDS
-from clusters.clouds.drivers.kubernetes.watch import capacity, job_history, pod_status
+from clusters.clouds.drivers.kubernetes.watch import capacity, devices, job_history, pod_status
 from clusters.clouds.drivers.kubernetes.watch.mirror import Mirror
 from clusters.clouds.drivers.kubernetes.watch.quarantine import ERRORS, has_ended, has_gone, unreadable
 
@@ -123,7 +123,7 @@ class Follower:
 
     def list(self) -> Batch:
         mirror = self._new_mirror()
-        self._sources = (*sources(self._portal), *self._queues())
+        self._sources = (*sources(self._portal), *self._queues(), *self._devices())
         versions: dict[str, str] = {}
         items: list[Seen] = []
         unread: list[Unreadable] = []
@@ -200,6 +200,23 @@ class Follower:
             log.warning("runs in queues of Kueue are not followed: %s", error)
             return
         yield source
+
+    def _devices(self) -> list[Source]:
+        """Where devices are known from, if Kubernetes serves it and the portal may see all of it."""
+        try:
+            served = self._client.get(f"/apis/{devices.GROUP}")["versions"]
+            if devices.VERSION not in [each["version"] for each in served]:
+                return []
+            found = [
+                Source(kind, at=f"/apis/{devices.GROUP}/{devices.VERSION}/{plural}")
+                for kind, plural in devices.PLURALS.items()
+            ]
+            for source in found:
+                self._client.get(source.path, limit=1)
+        except (Forbidden, Missing) as error:
+            log.info("devices of ResourceSlices are not counted: %s", error)
+            return []
+        return found
 
     def _last_heard(self, mirror: Mirror, kind: str, item: Object) -> dt.datetime | None:
         """Returns when a node that just fell silent was last heard, by its lease; None for anything else, or if unreadable."""
@@ -379,7 +396,7 @@ def understood(
         return note(mirror, kind, event, item, heard)
     except ERRORS as error:
         told = unreadable(kind, item, error)
-        if kind in ("Event", OTHER_POD):
+        if kind in ("Event", OTHER_POD, *devices.PLURALS):
             # Only for display and previews: not worth an administrator's time.
             log.warning("%s", told.reason)
             return []
@@ -415,6 +432,7 @@ def note(mirror: Mirror, kind: str, event: str, item: Object, heard: dt.datetime
     silently: dict[str, Callable[[], None]] = {
         "Namespace": lambda: mirror.note_namespace(event, item),
         "PersistentVolume": lambda: mirror.parts.note_volume(event, item),
+        **dict.fromkeys(devices.PLURALS, lambda: mirror.devices.note(kind, event, item)),
     }
     silently[kind]()
     return []

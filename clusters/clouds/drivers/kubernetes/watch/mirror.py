@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from clusters.clouds.drivers.base import Capacity, RunRef, Seen, TaskSeen
+from clusters.clouds.drivers.base import Capacity, Node, RunRef, Seen, TaskSeen
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.repair import drift
 from clusters.clouds.drivers.kubernetes.repair.guardrails import Bounds
 from clusters.clouds.drivers.kubernetes.repair.tampering import Damages
 from clusters.clouds.drivers.kubernetes.settings import GPU_MODEL, IMAGE_SECONDS
-from clusters.clouds.drivers.kubernetes.watch import capacity, pod_status, reasons
+from clusters.clouds.drivers.kubernetes.watch import capacity, devices, pod_status, reasons
 from clusters.clouds.drivers.kubernetes.watch.admission import Admission, Duty, duty
 from clusters.clouds.drivers.kubernetes.watch.attempts import Attempts
 from clusters.clouds.drivers.kubernetes.watch.event_warnings import Troubles
@@ -45,6 +45,11 @@ class Mirror:
     ) -> None:
         self._reserved_disk, self._tolerations, self._topology = reserved_disk, tolerations, topology
         self._disks: dict[str, float] = {}
+        self.devices = devices.Devices()
+        # Nodes without what is known from ResourceSlices, what these add as last counted, and what claims of others hold.
+        self._nodes: dict[str, Node] = {}
+        self._offered: dict[str, dict[str, int]] = {}
+        self._claimed: dict[str, capacity.Held] = {}
         # When silent nodes, or nodes deleted while silent, were last heard; None if unknown.
         self._silent: dict[str, dt.datetime | None] = {}
         self.pods: dict[str, Pod] = {}
@@ -65,7 +70,19 @@ class Mirror:
         self.unread_ends: dict[str, tuple[str, str]] = {}
 
     def capacity(self) -> Capacity:
+        if self.devices.changed:
+            self._count_devices()
         return self.shares.capacity()
+
+    def _count_devices(self) -> None:
+        self.devices.changed = False
+        before, self._offered = self._offered, self.devices.by_node()
+        for name in before.keys() | self._offered:
+            if name in self._nodes and before.get(name) != self._offered.get(name):
+                self.shares.nodes[name] = devices.with_devices(self._nodes[name], self._offered.get(name, {}))
+        claimed, self._claimed = self._claimed, self.devices.held()
+        for uid in claimed.keys() | self._claimed:
+            self.shares.note_other(uid, self._claimed.get(uid))
 
     def is_silent(self, node: str) -> bool:
         """Returns whether the node's silence was reported."""
@@ -78,6 +95,7 @@ class Mirror:
         if kind == "DELETED":
             # Its pods are deleted after this; their end is then when the node was last heard.
             self.shares.nodes.pop(name, None)
+            self._nodes.pop(name, None)
             self._disks.pop(name, None)
             return []
         was_silent, is_silent = self.is_silent(name), capacity.is_silent(node)
@@ -86,9 +104,10 @@ class Mirror:
         elif not is_silent:
             self._silent.pop(name, None)
         self._disks[name] = capacity.allocatable_of(node)(capacity.DISK)
-        self.shares.nodes[name] = capacity.node_of(
+        self._nodes[name] = capacity.node_of(
             node, self._reserved_disk, self._tolerations, self._silent.get(name), self._topology
         )
+        self.shares.nodes[name] = devices.with_devices(self._nodes[name], self._offered.get(name, {}))
         return self._note_silence(name, is_silent) if is_silent != was_silent else []
 
     def _note_silence(self, node: str, is_lost: bool) -> list[Seen]:
