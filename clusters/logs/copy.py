@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 ENDING_SECONDS, SILENCE_SECONDS = 3900.0, 30.0
 # Seconds that a log that was read waits for the object store; shortest and longest pause between two tries.
 STORE_SECONDS, SHORTEST_PAUSE, LONGEST_PAUSE = 900.0, 1.0, 30.0
+# Logs that a process gives to the object store at a time. The end of a large run brings a hundred at once, whose threads would
+# leave those that start and end runs a hundredth of the processor.
+STORED_AT_ONCE = 4
 IN_MEMORY = 256 * 1024
 PIECE = 1024 * 1024
 # Seconds that a log waits for others to free room.
@@ -179,6 +182,7 @@ class Share:
 
 
 _room = Room()
+_storing = threading.Semaphore(STORED_AT_ONCE)
 
 
 def _patiently(job: Job, chunks: Iterator[LogChunk]) -> Iterator[LogChunk]:
@@ -200,8 +204,9 @@ def _store(job: Job, keep: Callable[[], None], file: IO[bytes], size: int, messa
     end, pause = time.monotonic() + STORE_SECONDS, SHORTEST_PAUSE
     while True:
         try:
-            file.seek(0)
-            keep()
+            with _storing:
+                file.seek(0)
+                keep()
         except CloudError as error:
             job.trouble = str(error)
             if time.monotonic() > end:

@@ -90,6 +90,7 @@ class Plane:
             cert_file=str(self._admin[0]),
             key_file=str(self._admin[1]),
             retries=False,
+            maxsize=8,
         )
         self.kubeconfig = self.kubeconfig_for("admin", ["system:masters"])
         self._running: dict[str, tuple[Service, subprocess.Popen[bytes]]] = {}

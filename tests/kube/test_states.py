@@ -488,6 +488,22 @@ def test_everything_else_of_a_run_goes_when_its_tasks_have_ended() -> None:
     assert not mirror.runs.stopping
 
 
+def test_pods_that_have_ended_are_looked_after_until_they_are_let_go() -> None:
+    """Nothing tells the watch that their logs are open: while there are any, it does not rest for long."""
+    mirror = Mirror()
+    held = {"finalizers": ["gpu-cloud/metering"]}
+    ended = pod("Succeeded", state=terminated(0), metadata=held)
+    mirror.note_pod("ADDED", pod("Running", state=RUNNING, metadata=held), time(6))
+    assert not mirror.held_ends
+    mirror.note_pod("MODIFIED", ended, time(9))
+    assert mirror.held_ends == {"uid-1"}
+    mirror.note_pod("MODIFIED", pod("Succeeded", state=terminated(0)), time(9))
+    assert not mirror.held_ends
+    mirror.note_pod("MODIFIED", ended, time(9))
+    mirror.note_pod("DELETED", pod("Succeeded", state=terminated(0), metadata={"deletionTimestamp": at(9)}), time(9))
+    assert not mirror.held_ends
+
+
 def test_a_run_without_tasks_is_not_waited_for() -> None:
     mirror = Mirror()
     mirror.note_owner("ADDED", owner("gpu-cloud/told", annotations={"gpu-cloud/ending": "true"}))

@@ -33,6 +33,8 @@ Object = dict[str, Any]
 HEARTBEAT = 2.0
 # Seconds without more news after which an empty batch follows: the moment to read free capacity.
 SETTLED = 0.2
+# The same while pods have ended whose logs are not open yet: the next batch lets those go whose logs are, and nothing else tells.
+LETTING_GO = 0.5
 LARGEST = 1000
 # Writing many news costs hardly more than one. Under load they are gathered for GATHER_TIMES the duration of the last write, at
 # most GATHER_SECONDS.
@@ -183,7 +185,7 @@ class Follower:
                         raise WatchExpired("A pod has ended, and nobody understands how: a listing says what is left.")
                     took = time.monotonic() - told_at
                     gather_until = told_at + took + min(GATHER_TIMES * took, GATHER_SECONDS)
-                patience = SETTLED if items else HEARTBEAT
+                patience = SETTLED if items else LETTING_GO if mirror.held_ends else HEARTBEAT
                 self._delivering = False
 
     def _queues(self) -> Iterator[Source]:

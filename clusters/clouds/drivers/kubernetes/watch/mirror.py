@@ -53,6 +53,8 @@ class Mirror:
         # When silent nodes, or nodes deleted while silent, were last heard; None if unknown.
         self._silent: dict[str, dt.datetime | None] = {}
         self.pods: dict[str, Pod] = {}
+        # Those that have ended and are still ours to let go.
+        self.held_ends: set[str] = set()
         self._namespaces: set[str] = set()
         self.runs = Runs(self.pods)
         self.parts = Parts(self.runs.wanted)
@@ -281,6 +283,10 @@ class Mirror:
             leaving=leaving,
             serves=pod_status.serves(pod),
         )
+        if over and held:
+            self.held_ends.add(uid)
+        else:
+            self.held_ends.discard(uid)
         if self.pods[uid].serves:
             self.runs.note_serving(seen.run_id)
         if not (held or over or leaving):
@@ -293,6 +299,7 @@ class Mirror:
     def _forget_pod(self, uid: str, run_id: int) -> None:
         for kept in (self.pods, self.parts.told, self.unread):
             kept.pop(uid, None)
+        self.held_ends.discard(uid)
         self._ends.forget(uid)
         self.pulls.forget(uid)
         self.troubles.forget(uid)
