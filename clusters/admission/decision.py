@@ -166,12 +166,13 @@ class _Decision:
             return Verdict(Code.FITS, {**values, **counts, **_right(level, gpus)}, nodes=layout)
         code, why = pool.why_waits(ask.tasks)
         told = {**values, **counts, **why}
-        if pool.await_ending(ask.run, ask.tasks):
-            return self._waits(Code.TAKING_BACK, told)
+        if (gone := pool.await_ending(ask.run, ask.tasks)) is not None:
+            return self._waits(Code.TAKING_BACK, {**told, **_gone(gone)})
         if victims := self._take_back(ask, level):
             taken = sum(each.gpus for each in victims)
             names = tuple(each.run for each in victims)
-            return self._waits(Code.TAKING_BACK, told | {"taken": taken, "runs": len(victims)}, names)
+            told |= {"taken": taken, "runs": len(victims), **_gone(pool.await_ending(ask.run, ask.tasks))}
+            return self._waits(Code.TAKING_BACK, told, names)
         if not pool.keep(ask.run, ask.tasks):
             pool.waits[alike] = code, told
         elif latest := pool.promised[ask.run]:
@@ -179,7 +180,7 @@ class _Decision:
         return self._waits(code, told)
 
     def _take_back(self, ask: Ask, level: Level) -> Sequence[Holding]:
-        """Chooses runs to be taken back, and keeps their nodes for `ask`."""
+        """Chooses runs to be taken back; the caller keeps their nodes for `ask`."""
         who = self._taker(ask, level)
         alike = ask.tasks, who
         if alike in self._in_vain:
@@ -198,7 +199,6 @@ class _Decision:
         for each in found:
             del self._holdings[each.run]
         self.pool.end(found)
-        self.pool.await_ending(ask.run, ask.tasks)
         self._in_vain.clear()
         self._able.clear()
         return found
@@ -210,6 +210,10 @@ class _Decision:
     def _waits(self, code: Code, values: Values, takes: tuple[str, ...] = ()) -> Verdict:
         self._rank += 1
         return Verdict(code, values, self._rank, takes=takes)
+
+
+def _gone(at: int | None) -> Values:
+    return {"gone": at} if at else {}
 
 
 def _right(level: Level, gpus: int) -> Values:

@@ -65,6 +65,8 @@ class Lock(IntEnum):
     MODEL_RULES = 23
     # By cloud: giving runs their places.
     PLACES = 24
+    # By appcode: listing what its running runs have saved.
+    CHECKPOINTS = 25
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 from bench import replay, virtual
 from bench.traces import Job, Terms, Trace, eights, from_folder, generated, mixed
 from bench.virtual import Cloud
+from clusters.admission import taking
 from clusters.admission.packing import asking
 from clusters.runs.placing import known, rights, room
 
@@ -19,7 +20,7 @@ def job(at, seconds, gpus, appcode="one", priority="normal"):
 
 def test_the_simulated_cloud_has_the_times_of_the_product():
     assert {level: room.dt.timedelta(seconds=each) for level, each in virtual.PROTECTED.items()} == rights.PROTECTED
-    assert (known.MOST_WAITING, rights.MOST_LOST) == (virtual.MOST_WAITING, virtual.MOST_LOST)
+    assert (known.MOST_WAITING, taking.MOST_LOST) == (virtual.MOST_WAITING, virtual.MOST_LOST)
     assert (room.TO_BEGIN.seconds, known.TO_END.seconds) == (virtual.TO_BEGIN, virtual.TO_END)
 
 

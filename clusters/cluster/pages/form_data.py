@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clusters.admission.taking import GRACE_SECONDS
 from clusters.frame.env_text import read_env, write_env
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
 from clusters.frameworks.base import WORKER, Framework
@@ -56,6 +57,7 @@ FIELD_OF_PATH: dict[str, str] = {
     },
     "spec.outputPath": "output_path",
     "spec.timeLimit": "time_limit",
+    "spec.terminationGracePeriod": "termination_grace_period",
     "spec.priorityClass": "priority_class",
     "spec.scheduleAfter": "schedule_after",
     "spec.code": "code_files",
@@ -102,6 +104,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         **_completion(values, roles),
         "retries": values.get("retries", "").strip() or None,
         "timeLimit": seconds(values.get("time_limit", ""), values.get("time_limit_unit", "")),
+        "terminationGracePeriod": values.get("termination_grace_period", "").strip() or GRACE_SECONDS,
         "priorityClass": values.get("priority_class") or "normal",
         "scheduleAfter": _utc(values.get("schedule_after", ""), values.get("schedule_zone", "")),
         "hooks": read_hooks(values),
@@ -135,6 +138,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "retries": "" if spec.retries is None else str(spec.retries),
         "time_limit": limit,
         "time_limit_unit": unit,
+        "termination_grace_period": str(spec.termination_grace_period),
         "priority_class": spec.priority_class,
         "schedule_after": _local(spec.schedule_after),
         "schedule_zone": "UTC",

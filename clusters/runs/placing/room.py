@@ -260,7 +260,7 @@ def _node(
     if ending is None:
         ending = Ending() if held == Sizes() else Ending(ends=None)
     ends = None if promised else ending.ends
-    return Node(seen.name, one.whole, one.free, one.ready, one.drained, one.promised, ending.sizes, ends)
+    return Node(seen.name, one.whole, one.free, one.ready, one.drained, one.promised, ending.sizes, ends, ending.gone)
 
 
 def _new_node(
