@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from django.utils import timezone
 
-from billing.metering.segments import Resources
+from billing.metering.segments import Resources, gpu_class
 from billing.prices.book import price_book
 from billing.prices.rates import Prices, hourly, planned
 from clusters.admission.codes import Code, code_of
@@ -32,7 +32,7 @@ from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import TIME_LIMIT
 from clusters.runs.models import Cluster
 from clusters.runs.placing import room
-from clusters.runs.placing.known import capacity_of
+from clusters.runs.placing.known import capacity_of, lasts
 from clusters.runs.placing.rights import unborrowed
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
 from clusters.runs.quota import UNHOOKED, ahead, held, limits, why_unread
@@ -158,13 +158,13 @@ class Size:
     cost: Cost
 
 
-def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int, *, spare: bool = False) -> list[Size]:
+def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int, *, gpu_class: str = "") -> list[Size]:
     """One Size for each flavor. Eight queries, and the price book."""
     capacity, prices, now = capacity_of(cloud), price_book(), timezone.now()
     tasks, found = {flavor: _one_of(flavor) for flavor in flavors}, []
     rooms = room.rooms(cloud, capacity, tasks.values())
     for flavor, task in tasks.items():
-        rates = [hourly(prices, now, [size], appcode_id) for size in _held(prices, task, capacity, spare=spare)]
+        rates = [hourly(prices, now, [size], appcode_id) for size in _held(prices, task, capacity, gpu_class=gpu_class)]
         found.append(Size(flavor, min(rooms(task), MOST_SHOWN), Cost(min(rates), max(rates), None)))
     return found
 
@@ -173,15 +173,15 @@ def _one_of(flavor: Flavor) -> Tasks:
     return asking("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb, flavor.demand)
 
 
-def _held(prices: Prices, tasks: Tasks, capacity: Capacity, *, spare: bool = False) -> list[Resources]:
-    """Total resources of these tasks, for each GPU model that they may get. `spare`: on GPUs that may be taken back."""
+def _held(prices: Prices, tasks: Tasks, capacity: Capacity, *, gpu_class: str = "") -> list[Resources]:
+    """Total resources of these tasks, for each GPU model that they may get. `gpu_class`: spare, urgent or ""."""
     models, n = [tasks.gpu_model], tasks.count
     if tasks.gpus and not tasks.gpu_model and tasks.resource == GPU:
         # If no known machine has that many GPUs: every model with a price, and models without one.
         had = {node.gpu_model for node in capacity.nodes if node.gpus >= tasks.gpus}
         models = sorted(had or prices.gpu_models | {""})
     cpu, memory = tasks.cpu_milli * n, tasks.memory_mb * n
-    return [Resources(tasks.gpus * n, model, cpu, memory, spare=spare) for model in models]
+    return [Resources(tasks.gpus * n, model, cpu, memory, gpu_class=gpu_class) for model in models]
 
 
 def _scheduled(spec: ClusterSpec) -> Judgement:
@@ -206,7 +206,8 @@ def tasks_of(resolved: Resolved) -> list[Tasks]:
 def _room(resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: Cluster | None) -> Judgement:
     tasks, cloud = placed(resolved), resolved.place.cloud
     spec = resolved.spec
-    wish = room.Wish(appcode.pk, resolved.place.namespace, spec.priority_class, spec.time_limit)
+    seconds = lasts(spec.time_limit, spec.termination_grace_period)
+    wish = room.Wish(appcode.pk, resolved.place.namespace, spec.priority_class, seconds)
     found = room.judge(tasks, capacity, cloud, wish, but=instead_of)
     if found.fits == "now" or tasks == tasks_of(resolved):
         return found
@@ -268,7 +269,7 @@ def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode, capacity: Cap
     prices, now = price_book(), timezone.now()
     low = high = limit = Decimal(0)
     for tasks in tasks_of(resolved):
-        held = _held(prices, tasks, capacity, spare=spec.priority_class == "spare")
+        held = _held(prices, tasks, capacity, gpu_class=gpu_class({"class": spec.priority_class}))
         rates = [hourly(prices, now, [size], appcode.pk) for size in held]
         low, high = low + min(rates), high + max(rates)
         limit += max(planned(prices, now, spec.time_limit or 0, [size], appcode.pk) for size in held)
