@@ -29,7 +29,7 @@ MOST_TAKEN = 10
 @dataclass(frozen=True)
 class Ask:
     """`tasks`: those that have no node yet. `admitted`: its cloud is already placing them. `ends`: when it would end by its time
-    limit if it started now, in seconds since 1970."""
+    limit if it started now, in seconds since 1970. `person`: who started it."""
 
     run: str
     appcode: str
@@ -37,6 +37,7 @@ class Ask:
     admitted: bool = False
     priority_class: PriorityClass = "normal"
     ends: int | None = None
+    person: str = ""
 
     @property
     def gpus(self) -> int:

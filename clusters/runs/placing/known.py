@@ -89,7 +89,8 @@ class Promise:
 class Waiting:
     """A run without places. `started`: its cloud has it already, and places its tasks by itself. `is_independent`: its tasks do
     not need each other. `avoided`: nodes where it does not go. `is_replica`: of a service, which lives on if others do. `appcode`
-    and `line`: by id, and by namespace. `seconds`: its time limit, and what it may take to end beyond the usual time."""
+    and `line`: by id, and by namespace. `seconds`: its time limit, and what it may take to end beyond the usual time.
+    `person`: who started it, by id."""
 
     run: int
     tasks: Sequence[Tasks]
@@ -101,6 +102,7 @@ class Waiting:
     line: str = ""
     priority_class: PriorityClass = "normal"
     seconds: int | None = None
+    person: str = ""
 
 
 @dataclass(frozen=True)
@@ -241,8 +243,8 @@ def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list
 
 # One run that waits: its columns in `_unplaced`.
 Row = tuple[
-    int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, int, str, str | None, str | None, str | None, str, str,
-    str,
+    int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, int, str, str | None, str | None, str | None,
+    int | None, str, str, str,
 ]  # fmt: skip
 
 
@@ -252,12 +254,14 @@ def _unplaced(which: Q, *, new: bool) -> QuerySet[Run, Row]:
     admitted = (Q(admitted_at__isnull=False) & able) | (Q(wait_reason="", source=None) if new else Q())
     unplaced = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
     runs = Run.objects.filter(which, due(), admitted, unplaced, placed_at=None, blocked_message="")
-    # The first of each appcode, then the second of each: the many runs of one do not hide those of others.
-    own = Window(RowNumber(), partition_by=[F("cluster__appcode")], order_by=[by_class().asc(), F("pk").asc()])
+    # The first of each person, then the second of each: the many runs of one do not hide those of others.
+    own = Window(
+        RowNumber(), partition_by=[F("cluster__appcode"), F("created_by")], order_by=[by_class().asc(), F("pk").asc()]
+    )
     first = runs.annotate(turn=own).order_by("turn", "pk").values("pk")[:MOST_WAITING]
     return Run.objects.filter(pk__in=first).order_by("pk").values_list(
         "pk", "cloud", "applied_at", "avoided", "not_before", "cluster__part_of", KT("spec__framework"), "cluster__appcode",
-        "namespace", KT("spec__priorityClass"), KT("spec__timeLimit"), KT("spec__terminationGracePeriod"),
+        "namespace", KT("spec__priorityClass"), KT("spec__timeLimit"), KT("spec__terminationGracePeriod"), "created_by",
         Cast("resources", TextField()), Cast("roles", TextField()), KT("spec__roles"),
     )  # fmt: skip
 
@@ -287,6 +291,7 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
         priority_class,
         limit,
         grace,
+        person,
         *texts,
     ) in rows:
         key = tuple(texts)
@@ -300,7 +305,7 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
             found.append(
                 Waiting(
                     pk, tasks, applied_at is not None, independent, away, replica, str(appcode), line, class_of(priority_class),
-                    lasts(int(limit) if limit else None, int(grace or 0)),
+                    lasts(int(limit) if limit else None, int(grace or 0)), str(person or ""),
                 )
             )  # fmt: skip
     return found

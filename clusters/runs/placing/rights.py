@@ -124,12 +124,15 @@ def _beyond(quotas: Mapping[int, int]) -> dict[int, Level]:
 def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, str] | None = None) -> Rights:
     """The shares of appcodes that hold GPUs or wait for some; `also`: of these, with their lines. Four queries at most."""
     lines = {each.appcode: each.line for each in waiting} | dict(also or {})
-    sums = Run.objects.filter(HOLDS).values("cluster__appcode").order_by().annotate(
+    sums = Run.objects.filter(HOLDS).values("cluster__appcode", "created_by").order_by().annotate(
         line=Max("namespace"), normal=Sum("gpus", filter=~SPARE, default=0), spare=Sum("gpus", filter=SPARE, default=0)
     )  # fmt: skip
-    held = dict[str, tuple[int, int]]()
-    for appcode, line, normal, spare in sums.values_list("cluster__appcode", "line", "normal", "spare"):
-        held[str(appcode)] = normal, spare
+    held, people = dict[str, tuple[int, int]](), dict[str, list[tuple[str, int]]]()
+    columns = ("cluster__appcode", "created_by", "line", "normal", "spare")
+    for appcode, person, line, normal, spare in sums.values_list(*columns):
+        more = held.get(str(appcode), (0, 0))
+        held[str(appcode)] = more[0] + normal, more[1] + spare
+        people.setdefault(str(appcode), []).append((str(person or ""), normal + spare))
         lines.setdefault(str(appcode), line)
     terms = Appcode.objects.filter(pk__in=map(int, lines)).values_list("pk", "gpu_quota", "gpu_borrow", "weight")
     found = {str(pk): rest for pk, *rest in terms}
@@ -151,7 +154,15 @@ def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, str] 
         if borrow and normal > quota:
             inside = sum(run.gpus for run, level in levels(own[name], quota) if level == Level.QUOTA)
         shares[name] = Share(
-            quota, inside, normal - inside, spare, lines[name], quota + borrow, weight, used.get(int(name), 0)
+            quota,
+            inside,
+            normal - inside,
+            spare,
+            lines[name],
+            quota + borrow,
+            weight,
+            used.get(int(name), 0),
+            tuple(sorted(people.get(name, ()))),
         )
     return Rights(shares, over)
 

@@ -37,13 +37,15 @@ UNREPORTED = 1 << 60
 
 @dataclass(frozen=True)
 class Wish:
-    """Who would start a new run, and how. `line`: its namespace. `seconds`: its time limit. `is_endless`: it can have none."""
+    """Who would start a new run, and how. `line`: its namespace. `seconds`: its time limit. `is_endless`: it can have none.
+    `person`: by id."""
 
     appcode: int
     line: str
     priority_class: PriorityClass = "normal"
     seconds: int | None = None
     is_endless: bool = False
+    person: str = ""
 
 
 def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, but: Cluster | None = None) -> Judgement:
@@ -51,7 +53,14 @@ def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, bu
     known, at = read(cloud, capacity, but), timezone.now()
     asker = windows.asker(wish.appcode, wish.seconds, is_endless=wish.is_endless)
     asked = tolerating([each for each in tasks if each.count], known.windows.tolerated(asker))
-    ask = Ask("", str(wish.appcode), asked, priority_class=wish.priority_class, ends=ends_at(at, wish.seconds))
+    ask = Ask(
+        "",
+        str(wish.appcode),
+        asked,
+        priority_class=wish.priority_class,
+        ends=ends_at(at, wish.seconds),
+        person=wish.person,
+    )
     found, here = snapshot(known, at, asked), Rights()
     if places_runs(cloud):
         here = rights(known.waiting, at, {ask.appcode: wish.line})
@@ -178,6 +187,7 @@ def snapshot(known: Known, at: dt.datetime | None = None, tasks: Iterable[Tasks]
             each.started,
             each.priority_class,
             ends_at(at, each.seconds) if at else None,
+            each.person,
         )
         for key, each in zip(keys, known.waiting, strict=True)
     )

@@ -98,7 +98,7 @@ def preview(
     capacity = capacity_of(resolved.place.cloud)
     notice = silences(timezone.now()).get(resolved.place.cloud, "")
     most = gpu_limit(appcode, resolved.place.cloud)
-    queue = ahead(appcode.pk, most, priority_class=spec.priority_class, but=instead_of)
+    queue = ahead(appcode.pk, most, priority_class=spec.priority_class, but=instead_of, person=acting_user.pk)
     in_use = held(appcode.pk, instead_of)
     counted = 0 if spec.priority_class == "spare" else resolved.gpus
     by_quota = judge_quota(counted, limits(appcode, most, in_use, queue))
@@ -109,7 +109,7 @@ def preview(
     judgements = (
         Judgement("waits", *unread) if unread[0] else NOTHING_TO_SAY,
         by_quota,
-        _room(resolved, capacity, appcode, instead_of),
+        _room(resolved, capacity, appcode, instead_of, acting_user),
         Judgement("waits", "CloudUnreachable", notice) if notice else NOTHING_TO_SAY,
         Judgement("waits", UNHOOKED, f"It waits for its hook {before}.") if before else NOTHING_TO_SAY,
     )
@@ -203,11 +203,13 @@ def tasks_of(resolved: Resolved) -> list[Tasks]:
     ]
 
 
-def _room(resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: Cluster | None) -> Judgement:
+def _room(
+    resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: Cluster | None, person: User
+) -> Judgement:
     tasks, cloud = placed(resolved), resolved.place.cloud
     spec = resolved.spec
     seconds = lasts(spec.time_limit, spec.termination_grace_period)
-    wish = room.Wish(appcode.pk, resolved.place.namespace, spec.priority_class, seconds)
+    wish = room.Wish(appcode.pk, resolved.place.namespace, spec.priority_class, seconds, person=str(person.pk))
     found = room.judge(tasks, capacity, cloud, wish, but=instead_of)
     if found.fits == "now" or tasks == tasks_of(resolved):
         return found

@@ -15,6 +15,7 @@ from clusters.cluster import actions
 from clusters.runs import quota, reconcile
 from clusters.runs.models import Run
 from clusters.runs.placing import known, rights, room
+from clusters.runs.queries.queue import queues
 from portal.models import Appcode, Event
 from tests.api.client import api_of
 from tests.clusters.gangs import Told, gang, nodes
@@ -138,6 +139,36 @@ def test_an_urgent_run_is_first_in_the_queue_of_its_appcode_and_takes_the_gpus_o
     place(theirs)
     urgent.refresh_from_db()
     assert urgent.given_back_at is None, "class counts in one's own appcode alone"
+
+
+def test_many_runs_of_one_person_do_not_hold_up_a_colleague(cloud: Told, people: Any) -> None:
+    """In the queue for the limit of the appcode, and in that for its nodes."""
+    Appcode.objects.update(gpu_quota=16, gpu_borrow=0)
+    running(people, "holds", 8)
+    mine = [submit(people, f"mine-{n}", 12) for n in range(3)]
+    assert {run.reason for run in mine} == {"QuotaExceeded"}
+    api = api_of(people.root)
+    wanted = gang(8, "hers", "ops-demo")
+    assert api.post("/appcodes/ops-demo/preview", wanted)[1]["fits"] == "now"
+    assert api.post("/appcodes/ops-demo/clusters", wanted)[0] == 201
+    hers = Run.objects.get(cluster__name="hers")
+    reconcile.reconcile(hers.pk)
+    hers.refresh_from_db()
+    assert hers.admitted_at, "root holds nothing of the appcode, and bob holds 8 GPUs"
+    assert api.post("/appcodes/ops-demo/clusters", gang(8, "more", "ops-demo"))[0] == 201
+    quota.admit_waiting(people.ops.pk)
+    waits = Run.objects.filter(wait_reason="QuotaExceeded").order_by("pk")
+    # Both hold 8, so the oldest comes first; then bob would hold 20, and the other person comes.
+    assert [(run.cluster.name, max(1, run.wait_values["place"])) for run in waits] == [
+        ("mine-0", 1), ("mine-1", 3), ("mine-2", 4), ("more", 2),
+    ]  # fmt: skip
+    assert [run.cluster.name for run in waits if quota.ahead(people.ops.pk, 16, run) == [12]] == ["more"]
+    Appcode.objects.update(gpu_quota=1000)
+    for run_id in quota.admit_waiting(people.ops.pk):
+        reconcile.reconcile(run_id)
+    place(hers)
+    turns = {each.run.cluster.name: each.place for queue in queues(None) for each in queue.waiting}
+    assert [turns[name] for name in ("mine-0", "more", "mine-1", "mine-2")] == [1, 2, 3, 4]
 
 
 def test_runs_with_a_time_limit_start_on_nodes_that_a_larger_one_waits_for(cloud: Told, people: Any) -> None:
