@@ -27,8 +27,10 @@ WORTH = {
 }
 # Metered units per priced unit: cores and GiB.
 SIZE = {"gpu": 1, "cpu": 1000, "memory": 1024, "storage": 1024}
-# Begins the SKU of GPU time that may be taken back at any moment; the rest is the SKU of the same GPU.
-SPARE = "spare-"
+# Classes of GPU time with SKUs of their own: "spare-gpu:A100" begins with the class, and the rest is the SKU of the same GPU.
+# Spare GPUs may be taken back at any moment and never cost more than the same GPU; urgent ones come first and never cost less.
+SPARE, URGENT = "spare", "urgent"
+CLASSES = (SPARE, URGENT)
 # Order of display.
 ORDER = {"gpu": 0, "cpu": 1, "memory": 2, "storage": 3}
 UNITS = {"gpu": "GPU-hours", "cpu": "core-hours", "memory": "GiB-hours", "storage": "GiB-hours"}
@@ -57,9 +59,20 @@ class Used:
         return self.gpu_hours if measure == "hours" else self.cost
 
 
+def class_of(sku: str) -> str:
+    """ "spare" for "spare-gpu:A100", "urgent" for "urgent-gpu:A100", otherwise ""."""
+    found, _, gpu = sku.partition("-")
+    return found if found in CLASSES and gpu.startswith("gpu") else ""
+
+
+def unclassed(sku: str) -> str:
+    """The SKU of the same GPU without a class."""
+    return sku.removeprefix(f"{each}-") if (each := class_of(sku)) else sku
+
+
 def family(sku: str) -> str:
     """ "gpu" for "gpu:A100" and "spare-gpu:A100"; otherwise the SKU itself."""
-    return sku.partition(":")[0].removeprefix(SPARE)
+    return unclassed(sku).partition(":")[0]
 
 
 def model_of(sku: str) -> str:
@@ -70,7 +83,12 @@ def model_of(sku: str) -> str:
 def wider(sku: str) -> tuple[str, ...]:
     """The SKU and those that include it, nearest first: "spare-gpu:A100", "spare-gpu", "gpu:A100", "gpu"."""
     own = tuple(dict.fromkeys([sku, sku.partition(":")[0]]))
-    return (*own, *wider(sku.removeprefix(SPARE))) if sku.startswith(SPARE) else own
+    return (*own, *wider(unclassed(sku))) if class_of(sku) else own
+
+
+def discounted(sku: str) -> tuple[str, ...]:
+    """What a discount on the SKU may name. One on urgent GPUs alone would make them cheaper than the same GPUs."""
+    return ("*", *wider(unclassed(sku) if class_of(sku) == URGENT else sku))
 
 
 def money(charge: Decimal) -> Decimal:

@@ -16,7 +16,7 @@ from clusters.logs import collect
 from clusters.model_registry import loop as model_registry
 from clusters.model_registry import rules as model_rules
 from clusters.pipelines import loop as pipelines
-from clusters.runs import budgets, input_listing, quota, reconcile, resync
+from clusters.runs import budgets, checkpoints, input_listing, quota, reconcile, resync
 from clusters.runs.placing import closing, forecasts, places
 from clusters.scalars import counted
 from clusters.schedules import loop as schedules
@@ -112,6 +112,18 @@ def copy_logs() -> None:
 @shared_task(name="clusters.tasks.note_output")
 def note_output(run_id: int) -> None:
     input_listing.note_output(run_id)
+
+
+@shared_task(name="clusters.tasks.note_checkpoints")
+def note_checkpoints() -> None:
+    """Starts one task per appcode, so that its slow server delays no other."""
+    for appcode_id in checkpoints.appcodes():
+        note_checkpoints_of.apply_async((appcode_id,), expires=60)
+
+
+@shared_task(name="clusters.tasks.note_checkpoints_of")
+def note_checkpoints_of(appcode_id: int) -> None:
+    checkpoints.note(appcode_id)
 
 
 @shared_task(name="clusters.tasks.note_crashes")

@@ -205,6 +205,8 @@ CELERY_BEAT_SCHEDULE = {
     "measure": {"task": "clusters.tasks.measure", "schedule": 60.0, "options": {"expires": 60}},
     # When runs that wait will probably start.
     "forecast": {"task": "clusters.tasks.forecast", "schedule": 60.0, "options": {"expires": 60}},
+    # Notes when running runs last saved.
+    "checkpoints": {"task": "clusters.tasks.note_checkpoints", "schedule": 60.0, "options": {"expires": 60}},
     # Turns a past month into invoices after its grace period.
     "close": {"task": "billing.tasks.close_months", "schedule": 60.0, "options": {"expires": 60}},
     # Sends pending webhooks; a commit also triggers it.

@@ -38,7 +38,7 @@ LARGE = 8
 # For previews and what is taken back, which need two decisions each.
 WATCHED_NODES, WATCHED_JOBS = size(243, 24), size(20_000, 150)
 # Seconds between the checkpoints of a run, where they write some.
-SAVES = 1800
+SAVES = 600, 1800
 # Previews are compared for so many seconds of processor time at most.
 PREVIEW_SECONDS = size(240, 5)
 # Fair shares: nodes, half-lives that pass, seconds of one step, and of the days at the end that are measured.
@@ -114,7 +114,7 @@ def _watched() -> list[Result]:
         Result("Previews compared", watcher.compared, ""),
         Result("Previews that say now, and the run does not start", watcher.false_now / max(1, watcher.compared) * 100, "%", 0.1),
         Result("Previews that say never, and it may start", watcher.false_never, "", 0),
-        Result("GPU-hours that taking back loses, with checkpoints each 30 min that the decision sees", watcher.lost / 3600, "h",
+        Result("GPU-hours that taking back loses, with checkpoints (each 10 to 30 min) it sees", watcher.lost / 3600, "h",
                None, lost / 3600, times=0.5),
         Result("The same, with checkpoints that it does not see", blind.seen.lost / 3600, "h"),
     ]  # fmt: skip

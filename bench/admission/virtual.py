@@ -157,11 +157,12 @@ ORDER: Mapping[Kind, int] = {"ends": 0, "gone": 1, "arrives": 2, "free": 3}
 
 class Cloud:
     """Replays a trace. `in_order`: strictly first come, first served, instead of by the decision. `saves`: seconds between the
-    checkpoints of a run, 0 for none. `knows`: whether the decision sees when a run saved last."""
+    checkpoints of a run, at least and at most, drawn by its number; 0 for none. `knows`: whether the decision sees when a run
+    saved last."""
 
     def __init__(
-        self, trace: Trace, *, in_order: bool = False, saves: int = 0, knows: bool = True, watch: Watch = _watch_nothing,
-        tick: int = TICK,
+        self, trace: Trace, *, in_order: bool = False, saves: tuple[int, int] = (0, 0), knows: bool = True,
+        watch: Watch = _watch_nothing, tick: int = TICK,
     ) -> None:  # fmt: skip
         self.trace, self.in_order, self.saves, self.knows, self.watch, self.tick = (
             trace,
@@ -372,12 +373,11 @@ class Cloud:
 
     def _would_lose(self, run: Run) -> int:
         """As far as the decision knows."""
-        worked = self.now - run.began
-        return min(MOST_LOST, worked % self.saves if self.saves and self.knows else worked)
+        return min(MOST_LOST, self.loses(run) if self.knows else self.now - run.began)
 
     def loses(self, run: Run) -> int:
-        worked = self.now - run.began
-        return worked % self.saves if self.saves else worked
+        worked, (least, most) = self.now - run.began, self.saves
+        return worked % (least + run.number * 7919 % (most - least + 1)) if most else worked
 
     def _decide(self) -> None:
         snapshot = self.snapshot()

@@ -26,7 +26,7 @@ from billing.metering.segments import Segment
 from billing.money import Used
 from billing.periods import Range, midnight
 from billing.prices.book import price_book
-from billing.prices.split import TERMS, terms_of
+from billing.prices.split import GPU_CLASS, TERMS, terms_of
 from portal.db.advisory_lock import Lock, lock_until_commit
 
 HOUR = dt.timedelta(hours=1)
@@ -192,7 +192,7 @@ IDLE = sql.SQL("""
 WITH {terms},
 idle AS MATERIALIZED (
     SELECT m.uid, m.hour, m.appcode_id, m.gpu_model, m.measured_ms, m.busy_ms, coalesce(p.payer, 0) AS payer,
-        coalesce((SELECT s.labels->>'class' = 'spare' FROM billing_usagesegment s WHERE s.uid = m.uid), false) AS is_spare
+        coalesce((SELECT {gpu_class} FROM billing_usagesegment s WHERE s.uid = m.uid), '') AS class
     FROM billing_measuredhour m LEFT JOIN payer p ON p.appcode_id = m.appcode_id
     WHERE m.hour >= %(first)s AND m.hour < %(last)s AND m.measured_ms > m.busy_ms * 20
         AND bit_count(m.minutes::bit(64)) >= %(least)s AND {condition}
@@ -200,7 +200,7 @@ idle AS MATERIALIZED (
 priced AS (
     SELECT idle.*, measured_ms * t.rate / 1000 AS charge
     FROM idle JOIN terms t ON t.resource = 'gpu' AND t.payer = idle.payer AND t.since <= idle.hour AND t.until > idle.hour
-        AND t.is_spare = idle.is_spare AND t.model = CASE WHEN idle.gpu_model = ANY(%(models)s) THEN idle.gpu_model ELSE '' END
+        AND t.class = idle.class AND t.model = CASE WHEN idle.gpu_model = ANY(%(models)s) THEN idle.gpu_model ELSE '' END
 )
 {select}
 """)
@@ -400,7 +400,7 @@ def idle_tasks_before(
 
 def _idle(select: sql.Composable, appcodes: Sequence[int] | None) -> Any:
     condition = sql.SQL("true" if appcodes is None else "m.appcode_id = ANY(%(appcodes)s)")
-    return IDLE.format(terms=TERMS, condition=condition, select=select)
+    return IDLE.format(terms=TERMS, gpu_class=GPU_CLASS, condition=condition, select=select)
 
 
 def _wanted(range_: Range, appcodes: Sequence[int] | None) -> dict[str, Any]:

@@ -82,7 +82,8 @@ kept AS (
 ),
 price AS (
     SELECT DISTINCT ON (id) id, charge / quantity AS rate FROM line
-    WHERE (starts_with(sku, 'gpu') OR starts_with(sku, 'spare-gpu')) AND quantity > 0 ORDER BY id, since
+    WHERE (starts_with(sku, 'gpu') OR starts_with(sku, 'spare-gpu') OR starts_with(sku, 'urgent-gpu')) AND quantity > 0
+    ORDER BY id, since
 ),
 reserved AS (
     SELECT consumer, min(started - make_interval(secs => seconds)) AS since, max(started) AS until, sum(seconds) AS seconds,

@@ -19,7 +19,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, NamedTuple, TypeAlias
 
 from billing.ledger.entries import Entry
-from billing.money import SECONDS_PER_HOUR, SIZE, SPARE, WIDE, family, model_of
+from billing.money import SECONDS_PER_HOUR, SIZE, WIDE, class_of, family, model_of
 from billing.periods import Period, month
 
 VERSION = "1.2"
@@ -164,9 +164,9 @@ def usage(entry: Entry, account: Account, bill: Bill, *, number: int, kind: str)
     if model := model_of(entry.sku):
         details["x_GpuModel"] = model
     # Its price is agreed beforehand, as all others are: what differs is the SKU, not the pricing category.
-    if spare := entry.sku.startswith(SPARE):
-        details["x_Spare"] = "yes"
-    metered = f"{meter.meter}, spare" if spare else meter.meter
+    if of := class_of(entry.sku):
+        details["x_Class"] = of
+    metered = f"{meter.meter}, {of}" if of else meter.meter
     said = f"{metered}{f' ({model})' if model else ''} of {_named(entry) or entry.uid}"
     return Row(
         **_common(account, bill),

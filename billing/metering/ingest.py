@@ -17,6 +17,7 @@ from django.db import connection
 from psycopg2 import sql
 
 from billing.metering.segments import MAX_SKEW, PHASE_ORDER, TERMINAL, PodState
+from billing.money import CLASSES
 from portal.db.advisory_lock import Lock
 
 # Rows arrive in a temporary table, emptied at the end of the transaction. DELETE: a transaction may record twice.
@@ -36,8 +37,8 @@ COPY = f"COPY billing_incoming ({', '.join(FIELDS)}) FROM STDIN"
 # What a segment takes from the last sighting of its pod.
 TAKEN = ("appcode_id", "consumer", "labels", "gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
 AMOUNTS = ("gpus", "gpu_model", "cpu_milli", "memory_mb", "storage_mb")
-# `segments.is_spare` as a number.
-SPARE = sql.SQL("coalesce((labels->>'class' = 'spare')::int, 0)")
+# `segments.gpu_class` as a number.
+CLASS = sql.SQL("coalesce(array_position({}, labels->>'class'), 0)").format(sql.Literal(list(CLASSES)))
 
 # `fresh` are new sightings; only their pods are recomputed. `seen` are all sightings of these, `mended` the same with
 # possible times, `made` the results. Every join uses an index, so that statistics cannot lead to another plan.
@@ -129,7 +130,7 @@ INGEST = STATEMENT.format(
             sql.SQL(
                 "min({0}) FILTER (WHERE running IS NOT NULL) <> max({0}) FILTER (WHERE running IS NOT NULL)"
             ).format(amount)
-            for amount in (*map(sql.Identifier, AMOUNTS), SPARE)
+            for amount in (*map(sql.Identifier, AMOUNTS), CLASS)
         )
     ),
     taken=_names(TAKEN),

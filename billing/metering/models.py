@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
-from billing.metering.segments import PodState, Resources, Segment, is_spare
+from billing.metering.segments import PodState, Resources, Segment, gpu_class
 from portal.models import Appcode
 
 
@@ -140,7 +140,7 @@ class UsageSegment(models.Model):
             consumer=self.consumer,
             labels=self.labels,
             resources=Resources(
-                self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb, self.storage_mb, is_spare(self.labels)
+                self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb, self.storage_mb, gpu_class(self.labels)
             ),
             started=self.started,
             ended=self.ended,

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 
+from billing.money import CLASSES
+
 TERMINAL = frozenset({"Succeeded", "Failed"})
 # Tolerated clock skew: a node's clock may run ahead of ours by this much, since durations are still right. Times
 # further in the future are impossible.
@@ -33,15 +35,15 @@ FLAGS = (START_CLAMPED, END_CLAMPED, END_MISSING, END_ESTIMATED, AMOUNTS_CHANGED
 
 @dataclass(frozen=True)
 class Resources:
-    """What one pod holds: whole GPUs of a model ("" is any), thousandths of a core, MiB of memory and of storage. `spare`: its
-    GPUs may be taken back at any moment."""
+    """What one pod holds: whole GPUs of a model ("" is any), thousandths of a core, MiB of memory and of storage.
+    `gpu_class`: that of its GPUs, one of `money.CLASSES`, or ""."""
 
     gpus: int = 0
     gpu_model: str = ""
     cpu_milli: int = 0
     memory_mb: int = 0
     storage_mb: int = 0
-    spare: bool = False
+    gpu_class: str = ""
 
     @property
     def cores(self) -> float:
@@ -59,8 +61,8 @@ class PodState:
     `scheduled_at` is when its resources were reserved, `started_at` when its program first ran (after its image and
     data were fetched), `finished_at` when its last container had ended; `phase` is Kubernetes'. `consumer` is the
     caller's key for what the pod belongs to ("run 17"). `labels` are names that survive deletion: pages group by
-    "cluster", "run", "role" and "index", a pod with "serves" exists only for the other pods of its consumer, and one of
-    the "class" spare holds spare GPUs.
+    "cluster", "run", "role" and "index", a pod with "serves" exists only for the other pods of its consumer, and the
+    "class" of its GPUs may be spare or urgent.
     `seen_at` is when the portal saw it; `record.record` sets it. Volumes and buckets are metered in the same way: they
     hold `storage_mb` from creation to deletion, and a change of size begins a new uid.
     """
@@ -85,7 +87,7 @@ class PodState:
     @property
     def resources(self) -> Resources:
         return Resources(
-            self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb, self.storage_mb, is_spare(self.labels)
+            self.gpus, self.gpu_model, self.cpu_milli, self.memory_mb, self.storage_mb, gpu_class(self.labels)
         )
 
     @property
@@ -195,9 +197,10 @@ def segment_of(states: Iterable[PodState]) -> Segment | None:
     )
 
 
-def is_spare(labels: Mapping[str, str | int]) -> bool:
-    """Whether a pod with these labels holds spare GPUs."""
-    return labels.get("class") == "spare"
+def gpu_class(labels: Mapping[str, str | int]) -> str:
+    """The class of the GPUs of a pod with these labels. `split.GPU_CLASS` is the same in SQL."""
+    found = labels.get("class")
+    return found if isinstance(found, str) and found in CLASSES else ""
 
 
 def floor(moment: dt.datetime) -> dt.datetime:

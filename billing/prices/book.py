@@ -7,7 +7,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from billing.metering.models import UsageSegment
-from billing.money import SPARE
+from billing.money import CLASSES
 from billing.prices.models import Price
 from billing.prices.rates import DatedDiscount, DatedPrice, Owner, Prices
 from portal.extension_points import GpuPrices, Step
@@ -57,6 +57,6 @@ def gpu_prices(appcode: Appcode | None) -> GpuPrices | None:
 
 
 def metered_skus() -> set[str]:
-    """The SKUs of the GPU models that have been used, ordinary and spare."""
+    """The SKUs of the GPU models that have been used, also of each class."""
     models = UsageSegment.objects.exclude(gpu_model="").values_list("gpu_model", flat=True).distinct()
-    return {f"{kind}gpu:{model}" for model in models for kind in ("", SPARE)}
+    return {f"{kind}gpu:{model}" for model in models for kind in ("", *(f"{each}-" for each in CLASSES))}

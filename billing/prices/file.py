@@ -20,7 +20,7 @@ from portal.errors import FieldError
 from portal.text.zones import utc_text
 
 HEAD = ("sku", "appcode", "business_line", "per_hour", "valid_from")
-SKU = re.compile(r"(?:spare-)?gpu(:[^\s:][^:\x00-\x1f]{0,58}[^\s:])?|cpu|memory|storage")
+SKU = re.compile(r"(?:(?:spare|urgent)-)?gpu(:[^\s:][^:\x00-\x1f]{0,58}[^\s:])?|cpu|memory|storage")
 MOST = Decimal(10) ** 8
 MAX_ROWS = 5000
 LATEST = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
@@ -108,7 +108,9 @@ def _row(line: int, cells: Sequence[str]) -> tuple[Row | None, list[FieldError]]
 
 
 def wrong_sku(sku: str) -> list[str]:
-    return [] if SKU.fullmatch(sku) else ["Use gpu, gpu:MODEL, spare-gpu, spare-gpu:MODEL, cpu, memory or storage."]
+    return (
+        [] if SKU.fullmatch(sku) else ["Use gpu, gpu:MODEL, either behind spare- or urgent-, cpu, memory or storage."]
+    )
 
 
 def wrong_price(sku: str, per_hour: Decimal | None, *, special: bool) -> str:

@@ -57,8 +57,9 @@ class PriceForm(ScopeForm):
     """`actions.add_price` validates the limits again."""
 
     sku = what(
-        "<code>gpu</code> for any model, <code>gpu:MODEL</code> for one, <code>spare-gpu</code> and <code>spare-gpu:MODEL</code>"
-        " where they may be taken back, <code>cpu</code> for a core, <code>memory</code> or <code>storage</code> for a GiB."
+        "<code>gpu</code> for any model, <code>gpu:MODEL</code> for one, the same behind <code>spare-</code> where they may be"
+        " taken back and behind <code>urgent-</code> where they come first, <code>cpu</code> for a core, <code>memory</code> or"
+        " <code>storage</code> for a GiB."
     )
     per_hour = forms.DecimalField(
         label="Price per hour",

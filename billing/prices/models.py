@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
-from billing.money import SPARE, family, model_of
+from billing.money import class_of, family, model_of
 from billing.prices.rates import DatedDiscount, DatedPrice, Owner
 from portal.models import Appcode
 
@@ -51,9 +51,9 @@ class Scoped(models.Model):
 class Price(Scoped):
     """The price of one unit of a SKU for one hour, from `valid_from` until the next price of the same SKU and scope.
 
-    `sku` is "gpu" (any model), "gpu:<model>", the same behind "spare-", "cpu" (one core), "memory" or "storage" (one GiB);
-    money is in settings.CURRENCY. `per_hour` null ends a special price: the more general one applies again. A trigger refuses to
-    change or delete a price that has taken effect, because it was charged. `rates.Prices` defines which price applies.
+    `sku` is "gpu" (any model), "gpu:<model>", the same behind "spare-" and "urgent-", "cpu" (one core), "memory" or "storage"
+    (one GiB); money is in settings.CURRENCY. `per_hour` null ends a special price: the more general one applies again. A trigger
+    refuses to change or delete a price that has taken effect, because it was charged. `rates.Prices` defines which applies.
     """
 
     sku = models.CharField(max_length=70)
@@ -73,7 +73,8 @@ class Price(Scoped):
                 | Q(appcode__isnull=False)
                 | ~Q(business_line="")
                 | Q(sku__startswith="gpu:")
-                | Q(sku__startswith="spare-gpu"),
+                | Q(sku__startswith="spare-gpu")
+                | Q(sku__startswith="urgent-gpu"),
                 name="price_ends_special_only",
             ),
         ]
@@ -86,8 +87,8 @@ class Price(Scoped):
         """What one unit of it is, in words."""
         model = model_of(self.sku)
         gpu = f"one {model} GPU" if model else "one GPU of any model"
-        if self.sku.startswith(SPARE):
-            gpu += ", spare"
+        if of := class_of(self.sku):
+            gpu += f", {of}"
         units = {"gpu": gpu, "cpu": "one core", "memory": "one GiB", "storage": "one GiB"}
         return units.get(family(self.sku), "")
 

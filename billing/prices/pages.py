@@ -31,7 +31,7 @@ from portal.web.downloads import download
 MAX_EFFECT = 12
 MAX_ROWS = 500
 # Suggested besides those of the models in use.
-SKUS = ("gpu", "spare-gpu", "cpu", "memory", "storage")
+SKUS = ("gpu", "spare-gpu", "urgent-gpu", "cpu", "memory", "storage")
 MAX_SHOWN_ERRORS = 50
 
 

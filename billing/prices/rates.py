@@ -16,15 +16,28 @@ from fractions import Fraction
 from functools import cached_property
 
 from billing.metering.segments import Resources, Segment, floor, whole_seconds
-from billing.money import SIZE, SPARE, UNIT, WIDE, WORTH, decimal, family, model_of, wider
+from billing.money import (
+    SIZE,
+    SPARE,
+    UNIT,
+    WIDE,
+    WORTH,
+    class_of,
+    decimal,
+    discounted,
+    family,
+    model_of,
+    unclassed,
+    wider,
+)
 
 BEGINNING = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True, order=True)
 class DatedPrice:
-    """From `valid_from` on, an hour of one `sku` ("gpu", "gpu:<model>", both also behind "spare-", "cpu", "memory" or
-    "storage") costs `per_hour`. It applies to one appcode, to one business line or, if neither is given, to everybody.
+    """From `valid_from` on, an hour of one `sku` ("gpu", "gpu:<model>", both also behind "spare-" and "urgent-", "cpu", "memory"
+    or "storage") costs `per_hour`. It applies to one appcode, to one business line or, if neither is given, to everybody.
     `per_hour` None ends a special price: the more general one applies again."""
 
     sku: str
@@ -42,7 +55,7 @@ class DatedPrice:
 @dataclass(frozen=True)
 class DatedDiscount:
     """`percent` off in [valid_from, valid_until) for one appcode, one business line or everybody. `pattern` is a SKU,
-    "gpu" for GPUs of every model, spare ones too, "spare-gpu" for these alone, or "*" for everything."""
+    "gpu" for GPUs of every model and class, "spare-gpu" for the spare ones alone, or "*" for everything."""
 
     pattern: str
     percent: Decimal
@@ -55,7 +68,7 @@ class DatedDiscount:
     def applies(self, sku: str, appcode_id: int | None, line: str, moment: dt.datetime) -> bool:
         in_time = self.valid_from <= moment and (self.valid_until is None or moment < self.valid_until)
         meant = self.appcode_id in (None, appcode_id) and self.business_line in ("", line)
-        return in_time and meant and self.pattern in ("*", *wider(sku))
+        return in_time and meant and self.pattern in discounted(sku)
 
 
 @dataclass(frozen=True, order=True)
@@ -97,8 +110,8 @@ ANYBODY: Payer = (None, ((BEGINNING, ""),))
 class Prices:
     """A price book. The nearest price applies: the appcode's, then its business line's, then everybody's; within each,
     the GPU model's before that of any GPU. Without a price usage is free. A spare GPU costs its own price or that of the
-    same GPU, whichever is lower. The largest of several discounts applies; they do not add up. `owners` need only include
-    appcodes that ever belonged to a business line with special terms."""
+    same GPU, whichever is lower, and an urgent one whichever is higher. The largest of several discounts applies; they do
+    not add up. `owners` need only include appcodes that ever belonged to a business line with special terms."""
 
     dated: tuple[DatedPrice, ...]
     discounts: tuple[DatedDiscount, ...] = ()
@@ -162,7 +175,7 @@ class Prices:
         prices = [price for scope in mine for each in asked for price in self._book.get((*scope, each), ())]
         discounts = [
             each for each in self.discounts
-            if each.pattern in ("*", *asked) and (each.appcode_id, each.business_line) in mine
+            if each.pattern in discounted(sku) and (each.appcode_id, each.business_line) in mine
         ]  # fmt: skip
         edges = {BEGINNING, *names, *(floor(price.valid_from) for price in prices)}
         edges |= {floor(each.valid_from) for each in discounts}
@@ -191,11 +204,14 @@ class Prices:
 
     def _price(self, own: int | None, line: str, sku: str, moment: dt.datetime) -> DatedPrice | None:
         found = self._nearest(own, line, sku, moment)
-        if sku.startswith(SPARE):
-            usual = self._nearest(own, line, sku.removeprefix(SPARE), moment)
-            if found is None or usual is None or (usual.per_hour or 0) < (found.per_hour or 0):
-                return usual
-        return found
+        if not (kind := class_of(sku)):
+            return found
+        usual = self._nearest(own, line, unclassed(sku), moment)
+        if found is None:
+            return usual
+        if kind == SPARE:
+            return usual if usual is None or (usual.per_hour or 0) < (found.per_hour or 0) else found
+        return usual if usual is not None and (usual.per_hour or 0) > (found.per_hour or 0) else found
 
     def _nearest(self, own: int | None, line: str, sku: str, moment: dt.datetime) -> DatedPrice | None:
         nearest = [(own, "")] if own is not None else []
@@ -230,7 +246,7 @@ def quantities(resources: Resources) -> dict[str, int]:
     """Units metered per second, by SKU: GPUs, thousandths of a core, MiB. Zero amounts are left out."""
     gpu = f"gpu:{resources.gpu_model}" if resources.gpu_model else "gpu"
     units = {
-        f"{SPARE}{gpu}" if resources.spare else gpu: resources.gpus,
+        f"{resources.gpu_class}-{gpu}" if resources.gpu_class else gpu: resources.gpus,
         "cpu": resources.cpu_milli,
         "memory": resources.memory_mb,
         "storage": resources.storage_mb,

@@ -16,18 +16,24 @@ from django.db import connection
 from psycopg2 import sql
 
 from billing.metering.segments import floor
-from billing.money import SECONDS_PER_HOUR, SPARE, WORTH, family, money
+from billing.money import CLASSES, SECONDS_PER_HOUR, WORTH, class_of, family, money
 from billing.prices.rates import ANYBODY, BEGINNING, Prices
 
 Group = Literal["appcode", "consumer", "cluster", "run", "role"]
-# Of a segment `s`: the place of its GPU among the SKUs of TERMS, and its SKU. `segments.is_spare` is the reference.
+_CLASSES = sql.Literal(list(CLASSES))
+# Of a segment `s`: the class of its GPUs (`segments.gpu_class` is the reference), their place among the SKUs of TERMS, and their
+# SKU.
+GPU_CLASS = sql.SQL("CASE WHEN s.labels->>'class' = ANY({}) THEN s.labels->>'class' ELSE '' END").format(_CLASSES)
 MODEL_KEY = sql.SQL("""coalesce(array_position(%(models)s::text[], s.gpu_model), 0)
-            + CASE WHEN s.labels->>'class' = 'spare' THEN %(spare)s ELSE 0 END""")
-GPU_SKU = sql.SQL("""CASE WHEN s.labels->>'class' = 'spare' THEN 'spare-gpu' ELSE 'gpu' END
-            || CASE s.gpu_model WHEN '' THEN '' ELSE ':' || s.gpu_model END""")
+            + %(of_class)s * coalesce(array_position({}, s.labels->>'class'), 0)""").format(_CLASSES)
+GPU_SKU = sql.SQL("""CASE WHEN s.labels->>'class' = ANY({}) THEN s.labels->>'class' || '-gpu' ELSE 'gpu' END
+            || CASE s.gpu_model WHEN '' THEN '' ELSE ':' || s.gpu_model END""").format(_CLASSES)
 # Of a ledger line: whether it is of GPUs, and their model.
-OF_GPUS = sql.SQL("(starts_with(sku, 'gpu') OR starts_with(sku, 'spare-gpu'))")
-MODEL_OF_SKU = sql.SQL("regexp_replace(sku, '^(spare-)?gpu:?', '')")
+_GPUS = ["gpu", *(f"{each}-gpu" for each in CLASSES)]
+OF_GPUS = sql.SQL("({})").format(
+    sql.SQL(" OR ").join(sql.SQL("starts_with(sku, {})").format(sql.Literal(each)) for each in _GPUS)
+)
+MODEL_OF_SKU = sql.SQL("regexp_replace(sku, {}, '')").format(sql.Literal(f"^(({'|'.join(CLASSES)})-)?gpu:?"))
 # Columns to group and filter by. Values are text, None if a segment lacks the label.
 COLUMNS: dict[Group, sql.SQL] = {
     "appcode": sql.SQL("s.appcode_id::text"),
@@ -154,17 +160,17 @@ def narrowing(
 
 # The rates of a price book as rows, with the parameters of `terms_of`: `rate` is UNITs per unit-second, model "" stands
 # for every model without terms of its own, and payer 0 is every payer not in the table `payer`. All time is covered
-# without gaps. `key` is payer × keys + the model's place in `models` (from 1; 0 for any other), for spare GPUs + `spare`, or
-# for cpu, memory and storage the last three.
+# without gaps. `key` is payer × keys + the model's place in `models` (from 1; 0 for any other) + `of_class` × the
+# place of the class in CLASSES (from 1; 0 for none), or for cpu, memory and storage the last three.
 TERMS = sql.SQL("""terms(
-    key, payer, resource, model, is_spare, price_id, per_hour, discount, rate, since, until
+    key, payer, resource, model, class, price_id, per_hour, discount, rate, since, until
 ) AS MATERIALIZED (
-    SELECT * FROM unnest(%(key)s::int[], %(payer)s::int[], %(resource)s::text[], %(model)s::text[], %(is_spare)s::boolean[],
+    SELECT * FROM unnest(%(key)s::int[], %(payer)s::int[], %(resource)s::text[], %(model)s::text[], %(gpu_class)s::text[],
         %(price_id)s::bigint[], %(per_hour)s::numeric[], %(discount)s::numeric[], %(rate)s::numeric[],
         %(terms_since)s::timestamptz[], %(terms_until)s::timestamptz[])),
 payer(appcode_id, payer) AS MATERIALIZED (SELECT * FROM unnest(%(code)s::bigint[], %(code_payer)s::int[]))""")
 COLUMNS_OF_TERMS = (
-    "key", "payer", "resource", "model", "is_spare", "price_id", "per_hour", "discount", "rate", "terms_since", "terms_until",
+    "key", "payer", "resource", "model", "gpu_class", "price_id", "per_hour", "discount", "rate", "terms_since", "terms_until",
 )  # fmt: skip
 # Which business line owned an appcode when, from the ownership rows in `noted`: a table or subquery, optionally with a
 # WHERE. The first owner applies from the beginning, the last one for ever.
@@ -181,12 +187,12 @@ def terms_of(prices: Prices) -> dict[str, Any]:
     """The parameters of TERMS. Payers with the same terms share their rows."""
     models = sorted(prices.gpu_models)
     skus = [("", "gpu"), *((model, f"gpu:{model}") for model in models)]
-    skus += [(model, SPARE + sku) for model, sku in skus]
+    skus += [(model, f"{each}-{sku}") for each in CLASSES for model, sku in skus[:]]
     skus += [("", sku) for sku in ("cpu", "memory", "storage")]
     payers = {payer: number for number, payer in enumerate(dict.fromkeys([ANYBODY, *prices.payers.values()]))}
     rows = [
         (
-            number * len(skus) + place, number, family(sku), model, sku.startswith(SPARE), rate.price and rate.price.id,
+            number * len(skus) + place, number, family(sku), model, class_of(sku), rate.price and rate.price.id,
             rate.list_price, rate.discount, rate.per_hour * WORTH[family(sku)],
             "-infinity" if rate.since == BEGINNING else rate.since.isoformat(),
             rate.until.isoformat() if rate.until else "infinity",
@@ -199,7 +205,7 @@ def terms_of(prices: Prices) -> dict[str, Any]:
     return {
         "models": models,
         "keys": len(skus),
-        "spare": len(models) + 1,
+        "of_class": len(models) + 1,
         **dict(zip(COLUMNS_OF_TERMS, columns, strict=True)),
         "code": list(prices.payers),
         "code_payer": [payers[payer] for payer in prices.payers.values()],

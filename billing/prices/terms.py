@@ -7,6 +7,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from billing.metering.segments import floor
+from billing.money import URGENT, class_of
 from billing.prices import file
 from billing.prices.actions import Scope, wrong_scope
 from billing.prices.models import Discount
@@ -39,6 +40,8 @@ def add_discount(
                 ("sku",), "Use * for everything, or gpu, gpu:MODEL, spare-gpu, spare-gpu:MODEL, cpu, memory, storage."
             )
         ] * len(file.wrong_sku(sku))
+    if class_of(sku) == URGENT:
+        errors.append(FieldError(("sku",), "Urgent GPUs never cost less than others; name gpu, which includes them."))
     if not percent.is_finite() or not 0 < percent <= 100 or percent != round(percent, 2):
         errors.append(FieldError(("percent",), "Give a number over 0, up to 100, with at most two decimals."))
     if start < now:

@@ -18,6 +18,7 @@ from psycopg2 import sql
 
 from billing.ledger import posting
 from billing.metering.segments import floor
+from billing.prices.split import OF_GPUS
 from billing.sums.decay import HALF_LIFE
 
 # What is left of something of that age. PostgreSQL refuses numbers that are too small, so nothing fades for ever.
@@ -26,7 +27,7 @@ LEFT = sql.SQL("power(0.5, least(extract(epoch FROM %(now)s - {})::float8 / %(ha
 FADED = sql.SQL("(({until} - {since}) * %(half)s / ln(2::float8))").format(
     until=LEFT.format(sql.Identifier("until")), since=LEFT.format(sql.Identifier("since"))
 )
-COUNTS = sql.SQL("starts_with(sku, 'gpu') AND line.labels->>'class' IS DISTINCT FROM 'spare'")
+COUNTS = sql.SQL("{} AND line.labels->>'class' IS DISTINCT FROM 'spare'").format(OF_GPUS)
 RATE = sql.SQL("quantity / extract(epoch FROM until - since)::float8")
 # Lines that are not in the row yet. Those of one appcode are posted one after the other, so ids say which these are.
 NEW = sql.SQL("""

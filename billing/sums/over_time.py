@@ -22,7 +22,7 @@ from billing.metering.segments import floor
 from billing.money import Used
 from billing.periods import Range, midnight
 from billing.prices.book import price_book
-from billing.prices.split import MODEL_OF_SKU, OF_GPUS, OWNERS_OF_DUE, TERMS, terms_of
+from billing.prices.split import GPU_CLASS, MODEL_OF_SKU, OF_GPUS, OWNERS_OF_DUE, TERMS, terms_of
 
 DAILY, MONTHLY, SPENDING = "billing_dailyusage", "billing_monthlyusage", "billing_monthlyspending"
 
@@ -52,7 +52,7 @@ STATEMENT = sql.SQL("""
 WITH {terms},
 piece(since, until) AS (SELECT * FROM unnest(%(pieces_since)s::timestamptz[], %(pieces_until)s::timestamptz[])),
 due AS MATERIALIZED (
-    SELECT s.id, s.appcode_id, s.labels, coalesce(s.labels->>'class' = 'spare', false) AS is_spare, s.gpu_model, s.gpus,
+    SELECT s.id, s.appcode_id, s.labels, {gpu_class} AS class, s.gpu_model, s.gpus,
         s.cpu_milli, s.memory_mb, s.storage_mb, s.started,
         least(s.ended, %(now)s) AS ended, d.posted, coalesce(p.payer, 0) AS payer
     FROM billing_due d JOIN billing_usagesegment s ON s.id = d.segment_id
@@ -81,7 +81,7 @@ fresh AS (
     ) s
     WHERE units > 0 AND t.payer = part.payer AND t.since < part.part_until AND t.until > part.part_since
         AND part.part_since < part.part_until
-        AND (resource <> 'gpu' OR t.is_spare = part.is_spare
+        AND (resource <> 'gpu' OR t.class = part.class
             AND t.model = CASE WHEN part.gpu_model = ANY(%(models)s) THEN part.gpu_model ELSE '' END)
 ),
 standing AS (
@@ -164,6 +164,7 @@ def read(
     statement = STATEMENT.format(
         terms=TERMS,
         of_gpus=OF_GPUS,
+        gpu_class=GPU_CLASS,
         model=MODEL_OF_SKU,
         owners=OWNERS_OF_DUE,
         of_segments=of_segments,

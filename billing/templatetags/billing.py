@@ -7,7 +7,7 @@ from django.conf import settings
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from billing.money import SPARE, family, model_of, price_text
+from billing.money import class_of, family, model_of, price_text
 
 register = template.Library()
 WORDS = {"gpu": "GPU", "cpu": "CPU", "memory": "Memory", "storage": "Storage"}
@@ -52,7 +52,7 @@ def sku(value: str) -> str:
     """The display name of a SKU: "GPU A100" for "gpu:A100", "GPU A100, spare" for "spare-gpu:A100", "Memory" for "memory"."""
     kind = family(value)
     named = f"{WORDS.get(kind, kind)} {model_of(value)}".strip()
-    return f"{named}, spare" if value.startswith(SPARE) else named
+    return f"{named}, {of}" if (of := class_of(value)) else named
 
 
 @register.simple_tag

@@ -35,7 +35,7 @@ MOST_TAKEN = 10
 @dataclass(frozen=True)
 class Ask:
     """`tasks`: those that have no node yet. `admitted`: its cloud is already placing them. `ends`: when it would end by its time
-    limit if it started now, in seconds since 1970."""
+    limit if it started now, in seconds since 1970. `person`: who started it."""
 
     run: str
     appcode: str
@@ -43,6 +43,7 @@ class Ask:
     admitted: bool = False
     priority_class: PriorityClass = "normal"
     ends: int | None = None
+    person: str = ""
 
     @cached_property
     def gpus(self) -> int:
@@ -200,7 +201,7 @@ class _Decision:
         """Another one that goes on from here."""
         found = copy.copy(self)
         found.pool = self.pool.fork()
-        found._taken, found._in_vain = set(self._taken), set(self._in_vain)
+        found._taken, found._in_vain, found._able_for = set(self._taken), set(self._in_vain), dict(self._able_for)
         return found
 
     def starts(self, ask: Ask) -> bool:
@@ -236,12 +237,13 @@ class _Decision:
             return Verdict(Code.FITS, {**values, **counts, **_right(level, gpus)}, nodes=layout)
         code, why = pool.why_waits(ask.tasks)
         told = {**values, **counts, **why}
-        if pool.await_ending(ask.run, ask.tasks):
-            return self._waits(Code.TAKING_BACK, told)
+        if (gone := pool.await_ending(ask.run, ask.tasks)) is not None:
+            return self._waits(Code.TAKING_BACK, {**told, **_gone(gone)})
         if victims := self._take_back(ask, level):
             taken = sum(each.gpus for each in victims)
             names = tuple(each.run for each in victims)
-            return self._waits(Code.TAKING_BACK, told | {"taken": taken, "runs": len(victims)}, names)
+            told |= {"taken": taken, "runs": len(victims), **_gone(pool.await_ending(ask.run, ask.tasks))}
+            return self._waits(Code.TAKING_BACK, told, names)
         if not pool.keep(ask.run, ask.tasks):
             pool.waits[alike] = code, told
             pool.stuck.add(alike)
@@ -250,7 +252,7 @@ class _Decision:
         return self._waits(code, told)
 
     def _take_back(self, ask: Ask, level: Level) -> Sequence[Holding]:
-        """Chooses runs to be taken back, and keeps their nodes for `ask`."""
+        """Chooses runs to be taken back; the caller keeps their nodes for `ask`."""
         pool, alike = self.pool, (ask.tasks, self._taker(ask, level))
         if alike in self._in_vain:
             return ()
@@ -267,7 +269,6 @@ class _Decision:
         self._taken |= {each.run for each in found}
         self._able_for.clear()
         pool.end(found)
-        pool.await_ending(ask.run, ask.tasks)
         self._in_vain.clear()
         return found
 
@@ -299,6 +300,10 @@ class _Decision:
     def _waits(self, code: Code, values: Values, takes: tuple[str, ...] = ()) -> Verdict:
         self._rank += 1
         return Verdict(code, values, self._rank, takes=takes)
+
+
+def _gone(at: int | None) -> Values:
+    return {"gone": at} if at else {}
 
 
 def _right(level: Level, gpus: int) -> Values:

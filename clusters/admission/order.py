@@ -1,6 +1,7 @@
 """In which order runs start, and by which right: their level. Pure.
 
-An appcode's own runs are in order of class and age; what fits its quota in this order is inside the quota. Between appcodes, runs
+An appcode's own runs wait in order of class; in a class those of the person come first who holds least of its GPUs, then the
+oldest. What fits its quota in this order is inside the quota, and stays so while it runs by class and age. Between appcodes, runs
 inside a quota come first, then those that borrow, then spare ones; among equals the business line, and in it the appcode, that
 holds least of what it deserves (`shares.py`). The size of a run does not count, so large runs are not passed over for ever.
 """
@@ -33,7 +34,7 @@ class Level(IntEnum):
 @dataclass(frozen=True)
 class Share:
     """GPUs of an appcode: its quota, and what its runs hold on all clouds: inside it (`held`), beyond it (`borrowed`), and in
-    the class spare. `used`: decayed GPU-seconds."""
+    the class spare. `used`: decayed GPU-seconds. `people`: who holds how many of them."""
 
     quota: int
     held: int = 0
@@ -43,6 +44,7 @@ class Share:
     limit: int = 0
     weight: int = 1
     used: int = 0
+    people: tuple[tuple[str, int], ...] = ()
 
 
 class Sized(Protocol):
@@ -56,12 +58,20 @@ class Sized(Protocol):
     def priority_class(self) -> PriorityClass: ...
 
 
+class Asked(Sized, Protocol):
+    """A run that waits."""
+
+    @property
+    def person(self) -> str: ...
+
+
 A = TypeVar("A", bound=Sized)
+B = TypeVar("B", bound=Asked)
 
 
 def levels(runs: Sequence[A], quota: int, held: int = 0, *, waiting: bool = False) -> list[tuple[A, Level]]:
-    """Levels of the runs of one appcode, oldest first, of whose quota `held` is used. Sorted by class. Where they wait, later
-    ones do not take the quota that an earlier one waits for, and none is before an urgent one."""
+    """Levels of the runs of one appcode, oldest first, of whose quota `held` is used. Sorted by class. Where they wait (then as
+    `by_person` orders them), later ones do not take the quota that an earlier one waits for, and none is before an urgent one."""
     found, blocked = [], False
     for run in sorted(runs, key=lambda run: FIRST[run.priority_class]):
         level = Level.SPARE if run.priority_class == "spare" else Level.BORROWED
@@ -75,31 +85,55 @@ def levels(runs: Sequence[A], quota: int, held: int = 0, *, waiting: bool = Fals
     return found
 
 
-def in_order(asks: Sequence[A], shares: Mapping[str, Share], capacity: int) -> Iterable[tuple[A, Level]]:
+def by_person(runs: Sequence[B], held: Mapping[str, int]) -> list[B]:
+    """Waiting runs of one appcode, given oldest first, in the order in which they come. `held`: GPUs by person; what comes before
+    counts as held, too. So the many runs of one person do not hold up those of others, and none waits for ever."""
+    counts, found = Counter(held), list[B]()
+    queues: dict[tuple[int, str], deque[tuple[int, B]]] = {}
+    for age, run in enumerate(runs):
+        queues.setdefault((FIRST[run.priority_class], run.person), deque()).append((age, run))
+    for first in sorted({first for first, _ in queues}):
+        mine = {person: queue for (its, person), queue in queues.items() if its == first}
+        heap = [(counts[person], queue[0][0], person) for person, queue in mine.items()]
+        heapify(heap)
+        while heap:
+            person = heap[0][2]
+            _, run = mine[person].popleft()
+            counts[person] += run.gpus
+            found.append(run)
+            if mine[person]:
+                heapreplace(heap, (counts[person], mine[person][0][0], person))
+            else:
+                heappop(heap)
+    return found
+
+
+def in_order(asks: Sequence[B], shares: Mapping[str, Share], capacity: int) -> Iterable[tuple[B, Level]]:
     """`capacity`: all GPUs of the cloud. `shares`: of all appcodes that ask; without any, nobody has a quota."""
     if not shares:
         return [(ask, Level.SPARE if ask.priority_class == "spare" else Level.QUOTA) for ask in _spare_last(asks)]
     return _Queues(asks, shares, capacity).in_order()
 
 
-def _spare_last(asks: Sequence[A]) -> Sequence[A]:
+def _spare_last(asks: Sequence[B]) -> Sequence[B]:
     return sorted(asks, key=lambda ask: ask.priority_class == "spare")
 
 
-class _Queues(Generic[A]):
+class _Queues(Generic[B]):
     """A queue per appcode, per level. What was asked before counts as held."""
 
-    def __init__(self, asks: Sequence[A], shares: Mapping[str, Share], capacity: int) -> None:
+    def __init__(self, asks: Sequence[B], shares: Mapping[str, Share], capacity: int) -> None:
         self._shares = shares
-        by_appcode: dict[str, list[tuple[int, A]]] = {}
+        by_appcode: dict[str, list[tuple[int, B]]] = {}
         for age, ask in enumerate(asks):
             by_appcode.setdefault(ask.appcode, []).append((age, ask))
-        self._queues: dict[Level, dict[str, deque[tuple[int, A]]]] = {level: {} for level in Level}
+        self._queues: dict[Level, dict[str, deque[tuple[int, B]]]] = {level: {} for level in Level}
         wants = {}
         for appcode, own in by_appcode.items():
             share = shares[appcode]
             ages = {id(ask): age for age, ask in own}
-            for ask, level in levels([ask for _, ask in own], share.quota, share.held, waiting=True):
+            turns = by_person([ask for _, ask in own], dict(share.people))
+            for ask, level in levels(turns, share.quota, share.held, waiting=True):
                 self._queues[level].setdefault(appcode, deque()).append((ages[id(ask)], ask))
         for appcode, share in shares.items():
             asked = sum(ask.gpus for _, ask in by_appcode.get(appcode, ()) if ask.priority_class != "spare")
@@ -117,12 +151,12 @@ class _Queues(Generic[A]):
             Level.SPARE: _Sides(shares, spare, weights),
         }
 
-    def in_order(self) -> Iterable[tuple[A, Level]]:
+    def in_order(self) -> Iterable[tuple[B, Level]]:
         for level in sorted(Level, reverse=True):
             for ask in self._in_order(self._queues[level], self._sides[level]):
                 yield ask, level
 
-    def _in_order(self, queues: Mapping[str, deque[tuple[int, A]]], sides: _Sides) -> Iterable[A]:
+    def _in_order(self, queues: Mapping[str, deque[tuple[int, B]]], sides: _Sides) -> Iterable[B]:
         """Serving an appcode changes nothing for the other lines, and in its own line nothing for the others."""
         lines: dict[str, list[tuple[int, int, str]]] = {}
         for appcode, queue in queues.items():

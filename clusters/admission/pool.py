@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -38,7 +37,7 @@ NO_SIZES = Sizes()
 # Collections of a pool that change in place.
 _CHANGING = (
     "_promised", "keeper", "_keeping", "_failed", "_counts", "_why", "waits", "stuck", "_ends", "until", "promised", "_before",
-    "_failed_later",
+    "_failed_later", "_gone",
 )  # fmt: skip
 
 
@@ -46,8 +45,8 @@ _CHANGING = (
 class Node:
     """`free` leaves out what running pods hold, those of others too. `drained`: what is free once all runs have ended; None for
     `whole`. `ready`: takes tasks now. `promised`: runs have places there that they have not taken yet. `ending`: what runs hold
-    that are being ended. `ends`: when the last run there ends by its time limit, in seconds since 1970; None if one has none.
-    `domains`: where it is, see `topology.Path`."""
+    that are being ended, at the latest until `gone` (0: nobody knows). `ends`: when the last of the others ends by its time
+    limit, in seconds since 1970; None if one has none. `domains`: where it is, see `topology.Path`."""
 
     name: str
     whole: Shape
@@ -58,6 +57,7 @@ class Node:
     ending: Sizes = NO_SIZES
     ends: int | None = None
     domains: Path = ()
+    gone: int = 0
 
 
 class Pool:
@@ -91,6 +91,7 @@ class Pool:
         self._ending = {
             node.name: node.ending for node in ready if node.ending is not NO_SIZES and node.ending != NO_SIZES
         }
+        self._gone = {node.name: node.gone for node in ready if node.name in self._ending}
         self._ends = {node.name: node.ends for node in nodes}
         # When a run that keeps nodes can start at the latest, by the time limits there, and None if nobody knows.
         self.until: dict[str, int | None] = {}
@@ -102,9 +103,9 @@ class Pool:
 
     def fork(self) -> Pool:
         """Another one that goes on from here. What can never change is shared."""
-        found = copy.copy(self)
+        found = copy(self)
         for name in _CHANGING:
-            setattr(found, name, copy.copy(getattr(self, name)))
+            setattr(found, name, copy(getattr(self, name)))
         return found
 
     def never(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values] | None:
@@ -158,14 +159,15 @@ class Pool:
         self._change(left)
         return found.layout
 
-    def await_ending(self, run: str, tasks: tuple[Tasks, ...]) -> bool:
+    def await_ending(self, run: str, tasks: tuple[Tasks, ...]) -> int | None:
         """Keeps the nodes on which the tasks fit as soon as those runs have gone that are being ended: what is free already, and
-        no more of the others than it takes. So what the first of these runs leave is not given to others meanwhile."""
+        no more of the others than it takes. So what the first of these runs leave is not given to others meanwhile. Returns when
+        they have gone at the latest, 0 if nobody knows; None if nothing is kept."""
         if not self._ending or tasks in self._failed_later:
-            return False
+            return None
         if not self.leaving(tasks, ()).may_fit:
             self._failed_later.add(tasks)
-            return False
+            return None
         names = sorted(self._ending)
 
         def placed(count: int) -> Layout | None:
@@ -175,13 +177,14 @@ class Pool:
         layout = placed(len(names))
         if layout is None:
             self._failed_later.add(tasks)
-            return False
+            return None
         if len(names) > 1:
             layout = placed(bisect_left(range(len(names)), True, key=lambda count: placed(count) is not None)) or layout
         mine = {name for _, name in layout}
         self._keep(run, mine, None)
+        gone = [self._gone[name] for name in mine if name in self._ending]
         self._ending = {name: sizes for name, sizes in self._ending.items() if name not in mine}
-        return True
+        return max(gone, default=0) if all(gone) else 0
 
     def would_fit(self, tasks: tuple[Tasks, ...], holdings: Iterable[Holding]) -> bool:
         """Whether the tasks fit once these runs are gone, too."""
@@ -202,6 +205,11 @@ class Pool:
         return found
 
     def end(self, holdings: Iterable[Holding]) -> None:
+        for each in holdings:
+            for name in each.nodes:
+                # Of what ends already, too, if anything does: nobody knows if one is not known.
+                known = self._gone.get(name, each.gone) if name in self._ending else each.gone
+                self._gone[name] = max(known, each.gone) if known and each.gone else 0
         self._ending = self._with(holdings)
         self._failed_later.clear()
         self.stuck.clear()

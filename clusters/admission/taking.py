@@ -14,6 +14,11 @@ from typing import Protocol
 from clusters.admission.order import FIRST, Level, PriorityClass
 from clusters.admission.packing import Sizes
 
+# Seconds that programs have to end unless they say otherwise, and that they may have at most.
+GRACE_SECONDS, MAX_GRACE_SECONDS = 10, 600
+# Seconds of work that count at most. A run whose checkpoints are unknown counts as if it had none, so it is taken last, but it
+# must not be safe for ever.
+MOST_LOST = 4 * 3600
 # Runs that are considered, those that lose least first.
 MOST_CONSIDERED = 200
 
@@ -29,7 +34,7 @@ class Taker(Protocol):
 class Holding:
     """A run with places. `gpus`: whole ones, or slices where it has none. `nodes`: what it holds or was promised on each. `lost`:
     the GPU-seconds of work that it would lose now. `is_protected`: it began too recently to be taken; `until`: for how long, in
-    seconds since 1970."""
+    seconds since 1970. `gone`: when it has ended at the latest if it is taken now; 0 if unknown."""
 
     run: str
     appcode: str
@@ -40,6 +45,7 @@ class Holding:
     lost: int = 0
     is_protected: bool = False
     until: int = 0
+    gone: int = 0
 
     def yields_to(self, taker: Taker, level: Level) -> bool:
         if self.is_protected or not self.gpus:

@@ -142,8 +142,16 @@ def _taking_back(values: _Values) -> str:
         who = "A run that borrowed its GPUs, or is of a lower class, gives them back for it"
         if values["runs"] > 1:
             who = f"{values['runs']} runs that borrowed their GPUs, or are of a lower class, give them back for it"
-        return f"It needs {values.asked}. {who}; it starts as soon as they are free."
-    return f"It needs {values.asked}, which runs that are ending still hold. It starts as soon as they are free."
+        return f"It needs {values.asked}. {who}; it starts as soon as they are free{_gone(values)}."
+    return (
+        f"It needs {values.asked}, which runs that are ending still hold. "
+        f"It starts as soon as they are free{_gone(values)}."
+    )
+
+
+def _gone(values: _Values) -> str:
+    """They may save before they end, for as long as their definitions say."""
+    return f", at {_clock(values['gone'])} at the latest" if values["gone"] else ""
 
 
 def _placing(values: _Values) -> str:
@@ -189,7 +197,24 @@ def _taken_back(values: _Values) -> str:
         why = "another appcode needs them inside its quota, and this run had borrowed them"
     else:  # Of a release that did not keep it.
         why = "a run that comes before it needs them"
-    return f"{what} {were} taken back: {why}. It waits again, in its old place."
+    # Releases before this did not keep what was lost.
+    lost = f" {_loss(values)}" if values.text("seconds") else ""
+    return f"{what} {were} taken back: {why}.{lost} It waits again, in its old place."
+
+
+def loss(values: Values) -> str:
+    """What a run loses that is taken back: `gpus`, `seconds`, and whether these count from a checkpoint (`saved`)."""
+    return _loss(_Values(values))
+
+
+def _loss(values: _Values) -> str:
+    seconds = values["seconds"]
+    lost = f"{_gpus(values['gpus'])} × {_span(seconds - seconds % 60 if seconds > 60 else seconds)}"
+    return (
+        f"It loses {lost}, since its last checkpoint."
+        if values["saved"]
+        else f"It may lose {lost}: no checkpoint since it began is known."
+    )
 
 
 def _input(values: _Values) -> str:

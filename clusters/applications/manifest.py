@@ -55,7 +55,7 @@ SAME = (
     "access",
 )
 # Fields that only a cluster has; changing the application leaves them as they are.
-KEPT = ("retries", "scheduleAfter")
+KEPT = ("retries", "scheduleAfter", "terminationGracePeriod")
 # Fields of a cluster that an application has under another name. Below `roles`, the role's name comes between.
 _OTHER_NAMES = {"framework": "type", "mode": "type", "completion": "type", "home": "storage"}
 _OF_ROLE = {"flavor": "flavor", "count": "flavor", "endpoints": "endpoints"}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
+from clusters.admission.taking import GRACE_SECONDS, MAX_GRACE_SECONDS
 from clusters.frameworks import COMPLETIONS, FRAMEWORKS, ROLES
 from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Endpoint, Framework
 from clusters.manifest.code import CodeSpec
@@ -239,6 +240,13 @@ class ClusterSpec(Strict):
     )
     time_limit: int | None = Field(
         default=None, ge=60, le=60 * 86400, description="Seconds after which a run is stopped."
+    )
+    termination_grace_period: int = Field(
+        default=GRACE_SECONDS,
+        ge=1,
+        le=MAX_GRACE_SECONDS,
+        description="Seconds between SIGTERM and SIGKILL whenever its tasks are ended: stopped, at the time limit, or taken "
+        "back. A program that saves a checkpoint at SIGTERM needs as many as that takes.",
     )
     idle: IdleSpec = IdleSpec()
     hooks: Annotated[tuple[HookSpec, ...], Field(max_length=MAX_HOOKS)] = Field(

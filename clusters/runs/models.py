@@ -100,7 +100,7 @@ class Run(models.Model):
 
     Who writes which fields. Users (actions.py): `desired`, `stop_*`. runs/reconcile.py and runs/quota.py: `wait_*`,
     `admitted_at`, `applied_at`, `release_asked_at`, `claim_*`, `refusal`. runs/idle.py: `kept_at`, `idle_announced_at`,
-    `end_announced_at`, `needed_asked_at`, `look_at`. runs/status/observe.py, phase_update.py
+    `end_announced_at`, `needed_asked_at`, `look_at`. runs/checkpoints.py: `checkpoint_*`. runs/status/observe.py, phase_update.py
     and history.py: everything else. `usage_*`,
     `gpu_*` and `cost_*` are sums over the run's segments at `usage_as_of` and their growth rates, so that a list shows
     live cost without a join.
@@ -184,6 +184,10 @@ class Run(models.Model):
     avoided = models.JSONField(
         default=list, db_default=[], help_text="Nodes on which its tasks did not start when it had places there last."
     )
+    checkpoint_at = models.DateTimeField(
+        null=True, help_text="When the newest file of its output was stored, beside logs; NULL if unknown."
+    )
+    checkpoint_seen_at = models.DateTimeField(null=True, help_text="When its output was last listed for that.")
     times_given_back = models.PositiveIntegerField(default=0, db_default=0)
     applied_at = models.DateTimeField(null=True)
     release_asked_at = models.DateTimeField(null=True)

@@ -107,6 +107,7 @@ def build_plan(
         environment=environment,
         code=code,
         proof=proof,
+        grace_seconds=spec.termination_grace_period,
     )
     for each in plan.roles:
         if sentence := too_long(each.role, each.env, plan.shared, sum(role.count for role in plan.roles)):

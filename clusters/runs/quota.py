@@ -1,4 +1,5 @@
-"""Which runs count against the limit of their appcode, and which wait for it: urgent ones first, then in order.
+"""Which runs count against the limit of their appcode, and which wait for it: urgent ones first, then those of the person who
+holds least (`admission.order.by_person`).
 
 The limit is the quota and what the appcode may borrow beyond it; where the portal does not place runs, nothing can be taken back,
 so the limit is the quota. Spare runs count against nothing.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from math import inf
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db import transaction
@@ -20,7 +21,7 @@ from django.utils import timezone
 
 from billing.budgets.access import why_blocked
 from clusters.admission.codes import Code, Values
-from clusters.admission.order import FIRST, PriorityClass
+from clusters.admission.order import PriorityClass, by_person
 from clusters.catalog.admission import MOST_NAMED, Held, Holder, Quota, judge_quota
 from clusters.catalog.data import why_not_read
 from clusters.clouds.placement import gpu_limit
@@ -63,21 +64,20 @@ def admit(run_id: int) -> bool:
 
 @transaction.atomic
 def admit_waiting(appcode_id: int) -> list[int]:
-    """Admits the waiting runs of an appcode that fit now, first come, first served, and updates the places of the others.
+    """Admits the waiting runs of an appcode that fit now, in order, and updates the places of the others.
 
     Returns the ids of the admitted runs. Runs without GPUs do not wait for others, so they are checked apart from the queue.
     """
     appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
     appcode = appcodes.get(pk=appcode_id)
     bar = barred(appcode)
-    queue = waiting(appcode_id).filter(COUNTS).values_list("pk", flat=True)[:QUEUE_LIMIT]
+    queue = [each.run for each in turns(appcode_id)[:QUEUE_LIMIT]]
     others = waiting(appcode_id).exclude(COUNTS).values_list("pk", flat=True)[:QUEUE_LIMIT]
     rows = Run.objects.filter(waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
     rows = rows.select_for_update(of=("self",), no_key=True)
     in_use, before, changed = held(appcode_id), list[int](), list[Run]()
-    for run in sorted(
-        rows.select_related(*JOINED), key=lambda run: (FIRST[class_of(run.spec.get("priorityClass"))], run.pk)
-    ):
+    found = {run.pk: run for run in rows.select_related(*JOINED)}
+    for run in (found[pk] for pk in [*queue, *others] if pk in found):
         if _judge(run, appcode, in_use, before, bar):
             changed.append(run)
         if run.admitted_at is not None:
@@ -191,19 +191,48 @@ def waiting(appcode_id: int) -> QuerySet[Run]:
     return Run.objects.filter(waits(timezone.now()), cluster__appcode=appcode_id).order_by(by_class(), "pk")
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A run that waits for the limit of its appcode. `person`: who started it, by id."""
+
+    run: int
+    gpus: int
+    priority_class: PriorityClass = "normal"
+    person: str = ""
+    appcode: str = ""  # They are all of one.
+
+
+def turns(appcode_id: int, but: Cluster | None = None, also: Turn | None = None) -> list[Turn]:
+    """The runs that wait for the limit of an appcode, in order; `also`: one more, the youngest. Runs of `but` will be over. Two
+    queries, one where none waits for another."""
+    rows = waiting(appcode_id).filter(COUNTS, without(but)).order_by("pk")
+    columns = rows.values_list("pk", "gpus", KT("spec__priorityClass"), "created_by")
+    found = [Turn(pk, gpus, class_of(stored), str(person or "")) for pk, gpus, stored, person in columns]
+    found += [also] if also else []
+    if len(found) < 2:
+        return found
+    counting = Run.objects.filter(COUNTS, without(but), cluster__appcode=appcode_id, gone=False)
+    sums = counting.filter(admitted_at__isnull=False).order_by().values_list("created_by").annotate(Sum("gpus"))
+    return by_person(found, {str(person or ""): gpus for person, gpus in sums})
+
+
 def ahead(
     appcode_id: int,
     limit: int,
     run: Run | None = None,
     priority_class: PriorityClass = "normal",
     but: Cluster | None = None,
+    person: int | None = None,
 ) -> list[int]:
-    """The GPUs of each waiting run of an appcode that is before `run`, or before a new one of that class. Runs of `but` will be
-    over. One query."""
-    mine = FIRST[class_of(run.spec.get("priorityClass")) if run else priority_class], run.pk if run else inf
-    found = waiting(appcode_id).filter(COUNTS, without(but), gpus__lte=limit)
-    rows = found.values_list("pk", "gpus", KT("spec__priorityClass"))
-    return [gpus for pk, gpus, stored in rows if (FIRST[class_of(stored)], pk) < mine]
+    """The GPUs of each waiting run of an appcode that is before `run`, or before a new one of that class and person. Runs of
+    `but` will be over. Two queries."""
+    of = person if run is None else run.created_by_id
+    mine = Turn(0, 0, class_of(run.spec.get("priorityClass")) if run else priority_class, str(of or ""))
+    mine = replace(mine, run=run.pk, gpus=run.gpus) if run else mine
+    every = turns(appcode_id, but, None if run else mine)
+    names = [each.run for each in every]
+    before = every[: names.index(mine.run)] if mine.run in names else every
+    return [each.gpus for each in before if each.gpus <= limit]
 
 
 def counted(run: Run) -> int:

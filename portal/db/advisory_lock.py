@@ -69,6 +69,8 @@ class Lock(IntEnum):
     PASS = 25
     # By cloud: computing when runs that wait will start.
     FORECASTS = 26
+    # By appcode: listing what its running runs have saved.
+    CHECKPOINTS = 27
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 from bench.admission import replay, virtual
 from bench.admission.traces import Job, Terms, Trace, eights, from_folder, generated, mixed
 from bench.admission.virtual import Cloud
+from clusters.admission import taking
 from clusters.admission.packing import asking
 from clusters.runs.placing import known, rights, room
 
@@ -19,7 +20,7 @@ def job(at, seconds, gpus, appcode="one", priority="normal"):
 
 def test_the_simulated_cloud_has_the_times_of_the_product():
     assert {level: room.dt.timedelta(seconds=each) for level, each in virtual.PROTECTED.items()} == rights.PROTECTED
-    assert (known.MOST_WAITING, rights.MOST_LOST) == (virtual.MOST_WAITING, virtual.MOST_LOST)
+    assert (known.MOST_WAITING, taking.MOST_LOST) == (virtual.MOST_WAITING, virtual.MOST_LOST)
     assert (room.TO_BEGIN.seconds, known.TO_END.seconds) == (virtual.TO_BEGIN, virtual.TO_END)
 
 
@@ -35,7 +36,7 @@ def test_promised_starts_hold_and_never_move_later_unless_somebody_with_a_higher
 
 def test_with_shares_and_classes_every_run_ends_once_within_limits_and_a_preview_says_what_becomes_of_it():
     trace = generated("", 1, 150, eights(10), 1.2)
-    cloud = Cloud(trace, saves=1800)
+    cloud = Cloud(trace, saves=(600, 1800))
     cloud.watch = watcher = replay.Watcher(cloud)
     seen = cloud.replay()
     assert replay._forgotten(trace, seen) == seen.over == replay._false_never(trace, seen) == watcher.differ == 0
@@ -48,7 +49,7 @@ def test_a_run_that_is_taken_back_waits_in_its_old_order_and_goes_on_from_its_ch
     """The spare run does 7,200 s of work, is taken after 3,600 of which it saved 3,000, and starts before the younger one."""
     codes = {"one": Terms("a", 8, 8), "other": Terms("b", 0, 8)}
     jobs = [job(0, 7200, 8, "other", "spare"), job(60, 600, 8, "other", "spare"), job(3600, 60, 8)]
-    seen = Cloud(Trace("", eights(1), codes, jobs), saves=1000).replay()
+    seen = Cloud(Trace("", eights(1), codes, jobs), saves=(1000, 1000)).replay()
     assert (seen.takes, seen.lost) == (1, 8 * 600)
     back = 3600 + virtual.GRACE
     begins = 3660 + 60  # The pass after the taker has ended.

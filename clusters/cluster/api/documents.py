@@ -252,6 +252,10 @@ class RunStatus(Answer):
         description="Of tasks that were started again, the newest 50. Null in lists while it runs, and where nobody can tell now."
     )
     started: dt.datetime | None
+    checkpoint_at: dt.datetime | None = Field(
+        description="When the newest file of its output was stored, beside logs and event files. The portal looks once a minute "
+        "while it runs on GPUs. Null before, and where the portal cannot see the files."
+    )
     finished: dt.datetime | None
     gpu_seconds: int
     cost: Money

@@ -9,6 +9,7 @@ from typing import Any
 
 from django import forms
 
+from clusters.admission.taking import GRACE_SECONDS, MAX_GRACE_SECONDS
 from clusters.cluster.pages.choices import Offer
 from clusters.cluster.pages.form_data import (
     CLASS_CHOICES,
@@ -31,8 +32,8 @@ from portal.errors import FieldError, Invalid
 
 FOLDED = (
     "input_path", "input_version", "input_mode", "input_fold", "input_folds", "framework", "keras", "mode", "completion",
-    "retries", "time_limit", "time_limit_unit", "priority_class", "placement", "schedule_after", "output_path", "home",
-    "endpoints", "access", "notebook",
+    "retries", "time_limit", "time_limit_unit", "termination_grace_period", "priority_class", "placement", "schedule_after",
+    "output_path", "home", "endpoints", "access", "notebook",
     *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in ("flavor", "count")),
 )  # fmt: skip
 
@@ -172,6 +173,14 @@ class ClusterForm(ManifestForm[ClusterManifest]):
     )
     time_limit = number("Time limit", "The run is stopped after this long.", required=False)
     time_limit_unit = choice("Unit", choices=UNIT_CHOICES, initial="hours", **aria("Unit of the time limit"))
+    termination_grace_period = number(
+        "Time to save, in seconds",
+        "Between SIGTERM and SIGKILL whenever its tasks are ended: stopped, at the time limit, or taken back.",
+        min=1,
+        max=MAX_GRACE_SECONDS,
+        initial=str(GRACE_SECONDS),
+        required=False,
+    )
     priority_class = choice(
         "Class",
         "Spare GPUs have a price of their own, never above the usual one, and do not count against the quota. They may be taken "

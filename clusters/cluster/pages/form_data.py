@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clusters.admission.taking import GRACE_SECONDS
 from clusters.frame.env_text import read_env, write_env
 from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLES
 from clusters.frameworks.base import WORKER, Framework
@@ -61,6 +62,7 @@ FIELD_OF_PATH: dict[str, str] = {
     },
     "spec.outputPath": "output_path",
     "spec.timeLimit": "time_limit",
+    "spec.terminationGracePeriod": "termination_grace_period",
     "spec.priorityClass": "priority_class",
     "spec.placement": "placement",
     "spec.scheduleAfter": "schedule_after",
@@ -108,6 +110,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
         **_completion(values, roles),
         "retries": values.get("retries", "").strip() or None,
         "timeLimit": seconds(values.get("time_limit", ""), values.get("time_limit_unit", "")),
+        "terminationGracePeriod": values.get("termination_grace_period", "").strip() or GRACE_SECONDS,
         "priorityClass": values.get("priority_class") or "normal",
         "placement": values.get("placement") or "pack",
         "scheduleAfter": _utc(values.get("schedule_after", ""), values.get("schedule_zone", "")),
@@ -142,6 +145,7 @@ def fields_of(manifest: ClusterManifest) -> dict[str, str]:
         "retries": "" if spec.retries is None else str(spec.retries),
         "time_limit": limit,
         "time_limit_unit": unit,
+        "termination_grace_period": str(spec.termination_grace_period),
         "priority_class": spec.priority_class,
         "placement": spec.placement,
         "schedule_after": _local(spec.schedule_after),

@@ -16,6 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from billing.metering.segments import gpu_class
 from clusters.access import cluster_for, clusters_for, run_for
 from clusters.cluster import actions
 from clusters.cluster.pages import starters
@@ -335,7 +336,7 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
         "cluster": cluster,
         "living": run is not None and not (run.is_terminal or actions.gives_way(run)),
         "differs": differences(form, cluster) if cluster else [],
-        "sizes": _sizes(form.offer, spare=form["priority_class"].value() == "spare"),
+        "sizes": _sizes(form.offer, str(form["priority_class"].value())),
         **form.complaints(),
         "manifest": text,
         "curl": curl(address, text, method="PUT" if cluster else "POST"),
@@ -368,10 +369,14 @@ def shown(field: Field, value: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
-def _sizes(offer: Offer, *, spare: bool) -> list[Size]:
+def _sizes(offer: Offer, priority_class: str) -> list[Size]:
     """The flavors with their availability and price where the appcode runs."""
     appcode = next((each for each in offer.appcodes if each.code == offer.appcode), None)
-    return sizes(offer.flavors, offer.place.cloud, appcode.pk, spare=spare) if appcode and offer.place else []
+    return (
+        sizes(offer.flavors, offer.place.cloud, appcode.pk, gpu_class=gpu_class({"class": priority_class}))
+        if appcode and offer.place
+        else []
+    )
 
 
 def curl(address: str, document: str, *, method: str = "POST") -> str:

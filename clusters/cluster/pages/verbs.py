@@ -20,7 +20,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from django_htmx.http import HttpResponseClientRedirect
 
 from clusters.access import cluster_for
-from clusters.clouds.drivers.base import Plan
+from clusters.admission.taking import GRACE_SECONDS
 from clusters.cluster import actions
 from clusters.frameworks import APPLICATIONS
 from portal.access import OPERATE
@@ -71,8 +71,8 @@ DISABLE = Act(
     actions.disable,
     "Stop",
     "{name} is stopping.",
-    f"Its tasks are asked to end and get {Plan.grace_seconds} seconds for it. What is in /elearn/output is stored first; what "
-    "a program holds only in memory is lost.",
+    f"Its tasks are asked to end and get {GRACE_SECONDS} seconds for it, or as many as its definition says. What is in "
+    "/elearn/output is stored then; what a program holds only in memory is lost.",
     "Stop",
     hint="Called disable in REST. It can be deployed again.",
     many="{count} clusters are stopping.",

@@ -19,7 +19,10 @@ from django.db import connection
 from django.db.models import (
     Case,
     Count,
+    DateTimeField,
+    DurationField,
     Exists,
+    ExpressionWrapper,
     F,
     Func,
     IntegerField,
@@ -35,12 +38,13 @@ from django.db.models import (
     Window,
 )  # fmt: skip
 from django.db.models.fields.json import KT, KeyTextTransform
-from django.db.models.functions import Cast, Coalesce, RowNumber
+from django.db.models.functions import Cast, Coalesce, Greatest, RowNumber
 from django.utils import timezone
 
 from clusters.admission.demand import GPU, demand_of
 from clusters.admission.order import PriorityClass
 from clusters.admission.packing import Sizes, Tasks, asking
+from clusters.admission.taking import GRACE_SECONDS
 from clusters.admission.windows import Windows
 from clusters.clouds.drivers.base import Capacity, Slices
 from clusters.clouds.drivers.base import Node as Seen
@@ -88,7 +92,8 @@ class Promise:
 class Waiting:
     """A run without places. `started`: its cloud has it already, and places its tasks by itself. `is_independent`: its tasks do
     not need each other. `avoided`: nodes where it does not go. `is_replica`: of a service, which lives on if others do. `appcode`
-    and `line`: by id, and by namespace. `seconds`: its time limit. `spread`: its tasks go to as many nodes as possible."""
+    and `line`: by id, and by namespace. `seconds`: its time limit, and what it may take to end beyond the usual time. `spread`:
+    its tasks go to as many nodes as possible. `person`: who started it, by id."""
 
     run: int
     tasks: Sequence[Tasks]
@@ -101,15 +106,17 @@ class Waiting:
     priority_class: PriorityClass = "normal"
     seconds: int | None = None
     spread: bool = False
+    person: str = ""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """`sizes`: what runs hold on a node that are being ended. `ends`: when the last of the others ends by its time limit, in
-    seconds since 1970; None if one has none."""
+    """`sizes`: what runs hold on a node that are being ended; `gone`: when the last of these has ended at the latest, in seconds
+    since 1970, 0 if unknown. `ends`: when the last of the others ends by its time limit; None if one has none."""
 
     sizes: Sizes = NOTHING
     ends: int | None = 0
+    gone: int = 0
 
 
 @dataclass(frozen=True)
@@ -252,7 +259,7 @@ def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list
 # One run that waits: its columns in `_unplaced`.
 Row = tuple[
     int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, int, str, str | None, str | None, str | None,
-    str, str, str,
+    str | None, int | None, str, str, str,
 ]  # fmt: skip
 
 
@@ -262,13 +269,15 @@ def _unplaced(which: Q, *, new: bool) -> QuerySet[Run, Row]:
     admitted = (Q(admitted_at__isnull=False) & able) | (Q(wait_reason="", source=None) if new else Q())
     unplaced = Q(phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING]) | Q(Exists(UNPLACED))
     runs = Run.objects.filter(which, due(), admitted, unplaced, placed_at=None, blocked_message="")
-    # The first of each appcode, then the second of each: the many runs of one do not hide those of others.
-    own = Window(RowNumber(), partition_by=[F("cluster__appcode")], order_by=[by_class().asc(), F("pk").asc()])
+    # The first of each person, then the second of each: the many runs of one do not hide those of others.
+    own = Window(
+        RowNumber(), partition_by=[F("cluster__appcode"), F("created_by")], order_by=[by_class().asc(), F("pk").asc()]
+    )
     first = runs.annotate(turn=own).order_by("turn", "pk").values("pk")[:MOST_WAITING]
     return Run.objects.filter(pk__in=first).order_by("pk").values_list(
         "pk", "cloud", "applied_at", "avoided", "not_before", "cluster__part_of", KT("spec__framework"), "cluster__appcode",
-        "namespace", KT("spec__priorityClass"), KT("spec__timeLimit"),
-        KT("spec__placement"), Cast("resources", TextField()), Cast("roles", TextField()), KT("spec__roles"),
+        "namespace", KT("spec__priorityClass"), KT("spec__timeLimit"), KT("spec__placement"), KT("spec__terminationGracePeriod"),
+        "created_by", Cast("resources", TextField()), Cast("roles", TextField()), KT("spec__roles"),
     )  # fmt: skip
 
 
@@ -297,6 +306,8 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
         priority_class,
         limit,
         placement,
+        grace,
+        person,
         *texts,
     ) in rows:
         key = tuple(texts)
@@ -310,7 +321,8 @@ def _waiting(rows: Sequence[Row]) -> list[Waiting]:
             found.append(
                 Waiting(
                     pk, tasks, applied_at is not None, independent, away, replica, str(appcode), line, class_of(priority_class),
-                    int(limit) if limit else None, spreads(placement, tasks, is_replica=replica),
+                    lasts(int(limit) if limit else None, int(grace or 0)),
+                    spreads(placement, tasks, is_replica=replica), str(person or ""),
                 )
             )  # fmt: skip
     return found
@@ -324,6 +336,16 @@ def spreads(placement: str | None, tasks: Sequence[Tasks], *, is_replica: bool) 
 def whole_of(texts: tuple[str, ...]) -> tuple[Tasks, ...]:
     """All tasks of a run from its start. `texts`: `Run.resources`, `Run.roles` and the roles of its spec, as JSON."""
     return tuple(_Asked(*map(json.loads, texts)).lacking({}))
+
+
+def lasts(limit: int | None, grace: int) -> int | None:
+    """Seconds from its start until a run with this time limit ends, beside the usual time to end (TO_END)."""
+    return None if limit is None else limit + max(0, grace - GRACE_SECONDS)
+
+
+def to_end(at: dt.datetime, grace: int) -> dt.datetime:
+    """When a run that is ended at `at` has ended at the latest."""
+    return at + TO_END + dt.timedelta(seconds=max(0, grace - GRACE_SECONDS))
 
 
 def class_of(stored: str | None) -> PriorityClass:
@@ -457,20 +479,30 @@ def ending_on(which: Q) -> dict[str, dict[str, Ending]]:
     """Returns when these tasks end, by cloud and node. Two queries."""
     tasks = Task.objects.filter(which, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
     is_ending = Q(run__desired=Run.Desired.ENDED) | ~Q(run__verdict="") | Q(run__given_back_at__isnull=False)
-    lasting = tasks.exclude(is_ending).order_by().values_list("run__cloud", "node").annotate(
-        ends=Max("run__deadline"), endless=Count("pk", filter=Q(run__deadline=None))
+    more = Greatest(
+        Coalesce(Cast(KeyTextTransform("terminationGracePeriod", "run__spec"), IntegerField()), 0) - GRACE_SECONDS, 0
+    )
+    late = ExpressionWrapper(more * Value(dt.timedelta(seconds=1)), DurationField())
+    when = ExpressionWrapper(F("run__deadline") + late, DateTimeField())
+    asked = ExpressionWrapper(Coalesce("run__given_back_at", "run__release_asked_at") + late, DateTimeField())
+    unasked = Q(run__given_back_at=None, run__release_asked_at=None)
+    rows = tasks.order_by().values_list("run__cloud", "node").annotate(
+        ends=Max(when, filter=~is_ending), lasting=Count("pk", filter=~is_ending),
+        endless=Count("pk", filter=~is_ending & Q(run__deadline=None)),
+        gone=Max(asked, filter=is_ending), unknown=Count("pk", filter=is_ending & unasked),
     )  # fmt: skip
     found: dict[str, dict[str, Ending]] = {}
-    for cloud, node, ends, endless in lasting:
-        here = Ending(ends=None if endless or ends is None else _minute(ends + TO_END))
-        found.setdefault(cloud, {})[node] = here
+    for cloud, node, ends, lasting, endless, gone, unknown in rows:
+        last = None if endless or (lasting and ends is None) else full_minute(ends + TO_END) if ends else 0
+        known = 0 if unknown or gone is None else full_minute(gone + TO_END)
+        found.setdefault(cloud, {})[node] = Ending(ends=last, gone=known)
     for cloud, node, sizes in amounts(tasks.filter(is_ending), "run__cloud", "node"):
         nodes = found.setdefault(cloud, {})
         nodes[node] = replace(nodes.get(node, Ending()), sizes=sizes)
     return found
 
 
-def _minute(at: dt.datetime) -> int:
+def full_minute(at: dt.datetime) -> int:
     """The full minute after `at`, in seconds since 1970."""
     return -(-int(at.timestamp()) // 60) * 60
 

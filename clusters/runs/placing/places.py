@@ -23,6 +23,7 @@ from clusters.admission.codes import Code, Values
 from clusters.admission.decision import Verdict
 from clusters.admission.packing import Layout, Sizes
 from clusters.admission.pool import Node
+from clusters.admission.words import loss
 from clusters.clouds.drivers.base import Capacity
 from clusters.clouds.models import CloudState
 from clusters.clouds.registry import driver, places_runs
@@ -31,6 +32,7 @@ from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import Run, Task
 from clusters.runs.placing import room
 from clusters.runs.placing.known import ALIVE, Known, Promise, alike, alive, capacity_of, class_of, due, promises, read
+from clusters.runs.placing.rights import held_by
 from clusters.runs.status.notifications import tell
 from clusters.runs.status.phase_update import refresh
 from portal.db.advisory_lock import Lock, lock_until_commit
@@ -254,8 +256,11 @@ def _taken(run: Run, taker: Run, at: dt.datetime) -> Event:
         "" if own else ", and this run is spare" if is_spare else " inside its quota, and this run has borrowed them"
     )
     why: Values = {"taker": f"{taker.cluster.name}/{taker.number}"} if own else {"spare" if is_spare else "borrowed": 1}
-    run.wait_code, run.wait_values = Code.TAKEN_BACK, {"gpus": run.gpus, **why}
-    return take_off(run, at, "run.taken_back", f"{who} needs its GPUs{right}.")
+    its = held_by(run)
+    loses = {"gpus": run.gpus, "seconds": its.unsaved(at), "saved": int(its.is_saved)}
+    run.wait_code, run.wait_values = Code.TAKEN_BACK, {**loses, **why}
+    said = f"{who} needs its GPUs{right}. {loss(loses)}"
+    return take_off(run, at, "run.taken_back", said, lost=loses, checkpoint_at=its.saved and its.saved.isoformat())
 
 
 def _lose(run: Run, at: dt.datetime) -> Event:

@@ -19,9 +19,9 @@ from django.db.models.fields.json import KT
 from billing.sums.decayed_use import decayed_use
 from clusters.admission.order import Level, PriorityClass, Share, levels
 from clusters.admission.packing import Sizes
-from clusters.admission.taking import Holding
+from clusters.admission.taking import MOST_LOST, Holding
 from clusters.runs.models import Cluster, Run, Task
-from clusters.runs.placing.known import ALIVE, Waiting, amounts, class_of, without
+from clusters.runs.placing.known import ALIVE, Waiting, amounts, class_of, full_minute, to_end, without
 from portal.models import Appcode
 
 # A row of an older release has no class, and is not spare.
@@ -39,13 +39,12 @@ PROTECTED: Mapping[Level, dt.timedelta] = {
     Level.BORROWED: dt.timedelta(minutes=10),
     Level.QUOTA: dt.timedelta(minutes=10),
 }
-# Nobody knows when a run wrote its last checkpoint; one that writes none must not be safe for ever.
-MOST_LOST = 4 * 3600
 
 
 @dataclass(frozen=True)
 class Held:
-    """A run that holds GPUs. `since`: when it was whole, or got its places."""
+    """A run that holds GPUs. `since`: when it was whole, or got its places. `saved`: when its newest checkpoint was stored.
+    `grace`: the seconds that its programs have to end."""
 
     run: int
     appcode: str
@@ -53,6 +52,17 @@ class Held:
     priority_class: PriorityClass
     cloud: str
     since: dt.datetime
+    saved: dt.datetime | None = None
+    grace: int = 0
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether it has a checkpoint of what it computed since then."""
+        return self.saved is not None and self.saved > self.since
+
+    def unsaved(self, at: dt.datetime) -> int:
+        """The seconds of work that it would lose."""
+        return max(0, int((at - (self.saved if self.saved and self.is_saved else self.since)).total_seconds()))
 
 
 @dataclass(frozen=True)
@@ -126,12 +136,15 @@ def _beyond(quotas: Mapping[int, int]) -> dict[int, Level]:
 def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, str] | None = None) -> Rights:
     """The shares of appcodes that hold GPUs or wait for some; `also`: of these, with their lines. Four queries at most."""
     lines = {each.appcode: each.line for each in waiting} | dict(also or {})
-    sums = Run.objects.filter(HOLDS).values("cluster__appcode").order_by().annotate(
+    sums = Run.objects.filter(HOLDS).values("cluster__appcode", "created_by").order_by().annotate(
         line=Max("namespace"), normal=Sum("gpus", filter=~SPARE, default=0), spare=Sum("gpus", filter=SPARE, default=0)
     )  # fmt: skip
-    held = dict[str, tuple[int, int]]()
-    for appcode, line, normal, spare in sums.values_list("cluster__appcode", "line", "normal", "spare"):
-        held[str(appcode)] = normal, spare
+    held, people = dict[str, tuple[int, int]](), dict[str, list[tuple[str, int]]]()
+    columns = ("cluster__appcode", "created_by", "line", "normal", "spare")
+    for appcode, person, line, normal, spare in sums.values_list(*columns):
+        more = held.get(str(appcode), (0, 0))
+        held[str(appcode)] = more[0] + normal, more[1] + spare
+        people.setdefault(str(appcode), []).append((str(person or ""), normal + spare))
         lines.setdefault(str(appcode), line)
     terms = Appcode.objects.filter(pk__in=map(int, lines)).values_list("pk", "gpu_quota", "gpu_borrow", "weight")
     found = {str(pk): rest for pk, *rest in terms}
@@ -153,7 +166,15 @@ def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, str] 
         if borrow and normal > quota:
             inside = sum(run.gpus for run, level in levels(own[name], quota) if level == Level.QUOTA)
         shares[name] = Share(
-            quota, inside, normal - inside, spare, lines[name], quota + borrow, weight, used.get(int(name), 0)
+            quota,
+            inside,
+            normal - inside,
+            spare,
+            lines[name],
+            quota + borrow,
+            weight,
+            used.get(int(name), 0),
+            tuple(sorted(people.get(name, ()))),
         )
     return Rights(shares, over)
 
@@ -184,22 +205,39 @@ def holdings(cloud: str, rights: Rights, waiting: Sequence[Waiting], at: dt.date
             nodes[run.run],
             level_of[run.run],
             run.priority_class,
-            held[run.run] * min(MOST_LOST, max(0, int((at - run.since).total_seconds()))),
+            held[run.run] * min(MOST_LOST, run.unsaved(at)),
             at < (until := run.since + PROTECTED[level_of[run.run]]),
             int(until.timestamp()),
+            full_minute(to_end(at, run.grace)),
         )
         for run in (here[pk] for pk in sorted(placed))
         if run.run in nodes
     )
 
 
-def _rows(which: Q, holds: Q = HOLDS) -> Iterable[Held]:
-    rows: QuerySet[Run, tuple[int, int, int, str | None, str, dt.datetime | None, dt.datetime | None, dt.datetime]]
-    rows = Run.objects.filter(holds, which).order_by("pk").values_list(
-        "pk", "cluster__appcode", "gpus", KT("spec__priorityClass"), "cloud", "whole_at", "placed_at", "created_at"
+def held_by(run: Run) -> Held:
+    """What a row says of a run that holds GPUs."""
+    return Held(
+        run.pk, str(run.cluster.appcode_id), run.gpus, class_of(run.spec.get("priorityClass")), run.cloud,
+        _since(run.whole_at, run.placed_at, run.created_at), run.checkpoint_at,
     )  # fmt: skip
-    for pk, appcode, gpus, priority_class, cloud, whole_at, placed_at, created_at in rows:
-        yield Held(pk, str(appcode), gpus, class_of(priority_class), cloud, _since(whole_at, placed_at, created_at))
+
+
+def _rows(which: Q, holds: Q = HOLDS) -> Iterable[Held]:
+    rows: QuerySet[
+        Run,
+        tuple[
+            int, int, int, str | None, str, dt.datetime | None, dt.datetime | None, dt.datetime, dt.datetime | None,
+            str | None,
+        ],
+    ]  # fmt: skip
+    rows = Run.objects.filter(holds, which).order_by("pk").values_list(
+        "pk", "cluster__appcode", "gpus", KT("spec__priorityClass"), "cloud", "whole_at", "placed_at", "created_at",
+        "checkpoint_at", KT("spec__terminationGracePeriod"),
+    )  # fmt: skip
+    for pk, appcode, gpus, priority_class, cloud, whole_at, placed_at, created_at, saved, grace in rows:
+        since = _since(whole_at, placed_at, created_at)
+        yield Held(pk, str(appcode), gpus, class_of(priority_class), cloud, since, saved, int(grace or 0))
 
 
 def _since(whole_at: dt.datetime | None, placed_at: dt.datetime | None, created_at: dt.datetime) -> dt.datetime:

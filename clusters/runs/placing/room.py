@@ -40,13 +40,15 @@ UNREPORTED = 1 << 60
 
 @dataclass(frozen=True)
 class Wish:
-    """Who would start a new run, and how. `line`: its namespace. `seconds`: its time limit. `is_endless`: it can have none."""
+    """Who would start a new run, and how. `line`: its namespace. `seconds`: its time limit. `is_endless`: it can have none.
+    `person`: by id."""
 
     appcode: int
     line: str
     priority_class: PriorityClass = "normal"
     seconds: int | None = None
     is_endless: bool = False
+    person: str = ""
 
 
 def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, but: Cluster | None = None) -> Judgement:
@@ -97,7 +99,9 @@ class Here:
         tolerated = self._known.windows.tolerated(self._asker(seconds))
         asked = tolerating([each for each in tasks if each.count], tolerated)
         ends = ends_at(self._at, seconds)
-        return Ask("", str(self._wish.appcode), asked, priority_class=priority_class, ends=ends)
+        return Ask(
+            "", str(self._wish.appcode), asked, priority_class=priority_class, ends=ends, person=self._wish.person
+        )
 
     def prospect(self, tasks: Iterable[Tasks]) -> Prospect:
         """What decides about these tasks."""
@@ -233,6 +237,7 @@ def snapshot(known: Known, at: dt.datetime | None = None, also: Wanted | None = 
             each.started,
             each.priority_class,
             ends_at(at, each.seconds) if at else None,
+            each.person,
         )
         for key, each in zip(keys, known.waiting, strict=True)
     )
@@ -319,7 +324,9 @@ def _node(
         ending = Ending() if held == Sizes() else Ending(ends=None)
     ends = None if promised else ending.ends
     path = tuple(value for _, value in seen.domains)
-    return Node(seen.name, one.whole, one.free, one.ready, one.drained, one.promised, ending.sizes, ends, path)
+    return Node(
+        seen.name, one.whole, one.free, one.ready, one.drained, one.promised, ending.sizes, ends, path, ending.gone
+    )
 
 
 def _new_node(

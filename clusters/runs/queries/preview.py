@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from django.utils import timezone
 
-from billing.metering.segments import Resources
+from billing.metering.segments import Resources, gpu_class
 from billing.prices.book import price_book
 from billing.prices.rates import Prices, hourly, planned
 from clusters.admission.codes import Code, code_of
@@ -33,7 +33,7 @@ from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import TIME_LIMIT
 from clusters.runs.models import Cluster
 from clusters.runs.placing import room
-from clusters.runs.placing.known import capacity_of
+from clusters.runs.placing.known import capacity_of, lasts
 from clusters.runs.placing.rights import unborrowed
 from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
 from clusters.runs.queries.offers import Offered, offered
@@ -109,7 +109,7 @@ def preview(
     capacity = capacity_of(resolved.place.cloud)
     notice = silences(timezone.now()).get(resolved.place.cloud, "")
     most = gpu_limit(appcode, resolved.place.cloud)
-    queue = ahead(appcode.pk, most, priority_class=spec.priority_class, but=instead_of)
+    queue = ahead(appcode.pk, most, priority_class=spec.priority_class, but=instead_of, person=acting_user.pk)
     in_use = held(appcode.pk, instead_of)
     counted = 0 if spec.priority_class == "spare" else resolved.gpus
     by_quota = judge_quota(counted, limits(appcode, most, in_use, queue))
@@ -117,7 +117,7 @@ def preview(
     always = bool(spec.input and spec.input.when == "always")
     unread = why_unread(source, always=always) if source else ("", "")
     before = next((each.name for each in resolved.hooks if each.is_before), "")
-    here = _here(resolved, capacity, appcode, instead_of)
+    here = _here(resolved, capacity, appcode, instead_of, acting_user)
     judgements = (
         Judgement("waits", *unread) if unread[0] else NOTHING_TO_SAY,
         by_quota,
@@ -179,13 +179,13 @@ class Size:
     cost: Cost
 
 
-def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int, *, spare: bool = False) -> list[Size]:
+def sizes(flavors: Iterable[Flavor], cloud: str, appcode_id: int, *, gpu_class: str = "") -> list[Size]:
     """One Size for each flavor. Eight queries, and the price book."""
     capacity, prices, now = capacity_of(cloud), price_book(), timezone.now()
     tasks, found = {flavor: _one_of(flavor) for flavor in flavors}, []
     rooms = room.rooms(cloud, capacity, tasks.values())
     for flavor, task in tasks.items():
-        rates = [hourly(prices, now, [size], appcode_id) for size in _held(prices, task, capacity, spare=spare)]
+        rates = [hourly(prices, now, [size], appcode_id) for size in _held(prices, task, capacity, gpu_class=gpu_class)]
         found.append(Size(flavor, min(rooms(task), MOST_SHOWN), Cost(min(rates), max(rates), None)))
     return found
 
@@ -194,15 +194,15 @@ def _one_of(flavor: Flavor) -> Tasks:
     return asking("", 1, flavor.gpus, flavor.gpu_model, flavor.cpu_milli, flavor.memory_mb, flavor.demand)
 
 
-def _held(prices: Prices, tasks: Tasks, capacity: Capacity, *, spare: bool = False) -> list[Resources]:
-    """Total resources of these tasks, for each GPU model that they may get. `spare`: on GPUs that may be taken back."""
+def _held(prices: Prices, tasks: Tasks, capacity: Capacity, *, gpu_class: str = "") -> list[Resources]:
+    """Total resources of these tasks, for each GPU model that they may get. `gpu_class`: spare, urgent or ""."""
     models, n = [tasks.gpu_model], tasks.count
     if tasks.gpus and not tasks.gpu_model and tasks.resource == GPU:
         # If no known machine has that many GPUs: every model with a price, and models without one.
         had = {node.gpu_model for node in capacity.nodes if node.gpus >= tasks.gpus}
         models = sorted(had or prices.gpu_models | {""})
     cpu, memory = tasks.cpu_milli * n, tasks.memory_mb * n
-    return [Resources(tasks.gpus * n, model, cpu, memory, spare=spare) for model in models]
+    return [Resources(tasks.gpus * n, model, cpu, memory, gpu_class=gpu_class) for model in models]
 
 
 def _scheduled(spec: ClusterSpec) -> Judgement:
@@ -224,9 +224,12 @@ def tasks_of(resolved: Resolved) -> list[Tasks]:
     ]
 
 
-def _here(resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: Cluster | None) -> room.Here:
+def _here(
+    resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: Cluster | None, person: User
+) -> room.Here:
     spec, place = resolved.spec, resolved.place
-    wish = room.Wish(appcode.pk, place.namespace, spec.priority_class, spec.time_limit)
+    seconds = lasts(spec.time_limit, spec.termination_grace_period)
+    wish = room.Wish(appcode.pk, place.namespace, spec.priority_class, seconds, person=str(person.pk))
     return room.Here.read(place.cloud, capacity, wish, but=instead_of)
 
 
@@ -316,7 +319,7 @@ def _cost(spec: ClusterSpec, resolved: Resolved, appcode: Appcode, capacity: Cap
     low, high = _per_hour(resolved, prices, now, appcode, capacity)
     limit = Decimal(0)
     for tasks in tasks_of(resolved):
-        held = _held(prices, tasks, capacity, spare=spec.priority_class == "spare")
+        held = _held(prices, tasks, capacity, gpu_class=gpu_class({"class": spec.priority_class}))
         limit += max(planned(prices, now, spec.time_limit or 0, [size], appcode.pk) for size in held)
     return Cost(low, high, limit if spec.time_limit else None, _cost_of_hooks(resolved, appcode, capacity))
 
@@ -327,7 +330,7 @@ def _per_hour(
     """The hourly cost with the cheapest and with the dearest GPU models that the tasks may get."""
     low = high = Decimal(0)
     for tasks in tasks_of(resolved):
-        held = _held(prices, tasks, capacity, spare=resolved.spec.priority_class == "spare")
+        held = _held(prices, tasks, capacity, gpu_class=gpu_class({"class": resolved.spec.priority_class}))
         rates = [hourly(prices, at, [size], appcode.pk) for size in held]
         low, high = low + min(rates), high + max(rates)
     return low, high

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from django.db.models import Case, Count, Exists, F, Q, QuerySet, Sum, When, Window
-from django.db.models.functions import Greatest, RowNumber
+from django.db.models import Case, Count, Exists, F, Q, QuerySet, Sum, When
+from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from clusters.admission.decision import Outlook, Snapshot, Verdict, ordered, outlook
@@ -29,7 +29,7 @@ from clusters.clouds.registry import all_placing
 from clusters.runs.models import Run
 from clusters.runs.placing import windows
 from clusters.runs.placing.forecasts import forecasts_of
-from clusters.runs.placing.known import UNPLACED, Known, by_class, capacity_from, lacking, read_several, taken_on
+from clusters.runs.placing.known import UNPLACED, Known, capacity_from, lacking, read_several, taken_on
 from clusters.runs.placing.places import HELD
 from clusters.runs.placing.rights import NAMES, Right, RightName, is_sliced, rights, rights_of
 from clusters.runs.placing.room import free_for, snapshot
@@ -157,12 +157,13 @@ def _joined(which: Q) -> QuerySet[Run]:
 
 
 def _waiting(seen: Q) -> list[tuple[Run, int]]:
-    """The first waiting runs, with their places in their appcode's quota queue, all of which the reader of an appcode sees."""
-    place = Window(
-        RowNumber(), partition_by=[F("cluster__appcode"), F("wait_reason")], order_by=[by_class().asc(), F("pk").asc()]
-    )
-    rows = _joined(WAITS & seen).annotate(place=place).order_by("pk")[:MOST]
-    return [(run, run.place if run.wait_reason == "QuotaExceeded" and not run.admitted_at else 0) for run in rows]
+    """The first waiting runs, with their places in their appcode's quota queue as the last pass gave them."""
+    rows = _joined(WAITS & seen).order_by("pk")[:MOST]
+    of_quota = (run.wait_reason == "QuotaExceeded" and not run.admitted_at for run in rows)
+    return [
+        (run, max(1, run.wait_values.get("place", 0)) if waits else 0)
+        for run, waits in zip(rows, of_quota, strict=True)
+    ]
 
 
 def _turns(snapshot: Snapshot, verdicts: Mapping[str, Verdict]) -> dict[int, Turn]:

@@ -125,7 +125,7 @@ def test_every_kind_of_charge_is_what_the_specification_calls_it(months):
     assert (spare["SkuId"], spare["SkuMeter"], spare["ListUnitPrice"]) == ("spare-gpu:A100", "GPU time, spare", "1.1")
     # It is agreed before use, and does not follow demand.
     assert spare["PricingCategory"] == "Standard"
-    assert spare["SkuPriceDetails"] == '{"GpuCount":1,"x_GpuModel":"A100","x_Spare":"yes"}'
+    assert spare["SkuPriceDetails"] == '{"GpuCount":1,"x_Class":"spare","x_GpuModel":"A100"}'
     assert spare["ChargeDescription"] == "GPU time, spare (A100) of show1-1-worker-0"
     discounted = [row for row in march if row["x_DiscountPercent"] == "12.5"]
     assert discounted

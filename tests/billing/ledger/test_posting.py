@@ -91,7 +91,7 @@ def _cells(lines: list[entries.Entry], time: str) -> dict[object, object]:
     found: Counter[object] = Counter()
     for line in lines:
         period = periods.Period(line.since, line.until)
-        family = line.sku.partition(":")[0].removeprefix("spare-")
+        family = line.sku.partition(":")[0].removeprefix("spare-").removeprefix("urgent-")
         seconds = int((line.until - line.since).total_seconds())
         edges = [line.since]
         while edges[-1] < line.until:
@@ -434,7 +434,9 @@ scopes = st.sampled_from(
     [{}, {"appcode": "ops"}, {"appcode": "flight"}, {"business_line": "x"}, {"business_line": "y"}]
 )
 money_of = st.decimals(min_value=0, max_value=1000, places=6)
-skus = st.sampled_from(["gpu", "gpu:A100", "spare-gpu", "spare-gpu:A100", "cpu", "memory", "storage"])
+skus = st.sampled_from(
+    ["gpu", "gpu:A100", "spare-gpu", "spare-gpu:A100", "urgent-gpu", "urgent-gpu:A100", "cpu", "memory", "storage"]
+)
 price_rows = st.lists(st.tuples(skus, st.none() | money_of, begins, scopes), max_size=8)
 discount_rows = st.lists(
     st.tuples(

@@ -290,7 +290,8 @@ def test_a_discount_that_is_over_cannot_be_ended(people, root):
 @pytest.mark.parametrize(
     ("change", "path"),
     [
-        ({"sku": "tpu"}, "sku"), ({"percent": Decimal(0)}, "percent"), ({"percent": Decimal(101)}, "percent"),
+        ({"sku": "tpu"}, "sku"), ({"sku": "urgent-gpu"}, "sku"), ({"percent": Decimal(0)}, "percent"),
+        ({"percent": Decimal(101)}, "percent"),
         ({"percent": Decimal("1.001")}, "percent"), ({"valid_from": PAST}, "valid_from"), ({"valid_until": PAST}, "valid_until"),
         ({"reason": "x" * 201}, "reason"), ({"scope": actions.Scope(business_line="nowhere")}, "business_line"),
     ],

@@ -102,7 +102,9 @@ def test_a_change_of_daylight_saving_time_is_no_change():
 seconds = st.integers(min_value=0, max_value=100_000)
 price_books = st.lists(
     st.tuples(
-        st.sampled_from(["gpu", "gpu:A100", "spare-gpu", "spare-gpu:A100", "cpu", "memory"]),
+        st.sampled_from(
+            ["gpu", "gpu:A100", "spare-gpu", "spare-gpu:A100", "urgent-gpu", "urgent-gpu:A100", "cpu", "memory"]
+        ),
         seconds,
         st.decimals(min_value=0, max_value=1000, places=6),
     ),
@@ -110,8 +112,8 @@ price_books = st.lists(
     unique_by=lambda row: row[:2],
 ).map(lambda rows: Prices(tuple(DatedPrice(sku, at(since), price) for sku, since, price in rows)))
 segments = st.builds(
-    lambda since, length, gpus, model, cpu, memory, spare: held(
-        since, since + length, gpus=gpus, gpu_model=model, cpu_milli=cpu, memory_mb=memory, spare=spare
+    lambda since, length, gpus, model, cpu, memory, kind: held(
+        since, since + length, gpus=gpus, gpu_model=model, cpu_milli=cpu, memory_mb=memory, gpu_class=kind
     ),
     seconds,
     seconds,
@@ -119,7 +121,7 @@ segments = st.builds(
     st.sampled_from(["", "A100", "T4"]),
     st.integers(0, 10**6),
     st.integers(0, 10**7),
-    st.booleans(),
+    st.sampled_from(["", "spare", "urgent"]),
 )
 
 
@@ -140,7 +142,17 @@ def test_every_second_costs_the_price_of_that_second(segment: Segment, book: Pri
 
 @given(price_books)
 def test_rates_leave_no_gap(book: Prices):
-    for sku in ("gpu", "gpu:A100", "gpu:T4", "spare-gpu", "spare-gpu:A100", "spare-gpu:T4", "cpu", "memory"):
+    for sku in (
+        "gpu",
+        "gpu:A100",
+        "gpu:T4",
+        "spare-gpu",
+        "spare-gpu:A100",
+        "spare-gpu:T4",
+        "urgent-gpu:A100",
+        "cpu",
+        "memory",
+    ):
         rates = book.rates(sku)
         assert [rate.until for rate in rates[:-1]] == [rate.since for rate in rates[1:]]
         assert (rates[0].since, rates[-1].until) == (BEGINNING, None)
@@ -155,18 +167,28 @@ def test_a_spare_gpu_costs_its_own_price_or_that_of_the_same_gpu():
     assert book.gpu_models == {"A100"}
 
 
+def test_an_urgent_gpu_costs_its_own_price_or_that_of_the_same_gpu():
+    book = prices(("gpu", -1, "2"), ("gpu:A100", -1, "4"), ("urgent-gpu", 10, "3"), ("urgent-gpu:A100", 20, "5"))
+    skus = ("urgent-gpu", "urgent-gpu:A100", "urgent-gpu:T4")
+    assert [[book.at(sku, at(n)) for sku in skus] for n in (0, 10, 20)] == [[2, 4, 2], [3, 4, 3], [3, 5, 3]]
+    assert prices(("urgent-gpu", -1, "3")).at("urgent-gpu:T4", at(0)) == 3
+    assert book.gpu_models == {"A100"}
+
+
 @given(
     price_books,
-    st.lists(st.tuples(st.sampled_from(["*", "gpu", "gpu:A100", "spare-gpu"]), seconds), max_size=3),
+    st.lists(st.tuples(st.sampled_from(["*", "gpu", "gpu:A100", "spare-gpu", "urgent-gpu"]), seconds), max_size=3),
     seconds,
 )
-def test_a_spare_gpu_never_costs_more_than_the_same_gpu(book: Prices, discounts: list[tuple[str, int]], second: int):
-    """Also where an administrator gave it the higher price, or only the other one a discount."""
+def test_a_spare_gpu_never_costs_more_than_the_same_gpu_and_an_urgent_one_never_less(
+    book: Prices, discounts: list[tuple[str, int]], second: int
+):
+    """Also where an administrator gave the wrong one the higher price, or only one of them a discount."""
     book = replace(
         book, discounts=tuple(DatedDiscount(pattern, Decimal(30), at(since)) for pattern, since in discounts)
     )
     for sku in ("gpu", "gpu:A100", "gpu:T4"):
-        assert book.at(f"spare-{sku}", at(second)) <= book.at(sku, at(second))
+        assert book.at(f"spare-{sku}", at(second)) <= book.at(sku, at(second)) <= book.at(f"urgent-{sku}", at(second))
 
 
 @given(price_books, st.lists(segments, max_size=4), seconds, st.decimals(min_value=0, max_value=1000, places=6))
@@ -175,12 +197,12 @@ def test_a_price_of_spare_gpus_changes_nothing_else(book: Prices, rows: list[Seg
     for each in rows:
         same = charge(each, changed, NEVER) == charge(each, book, NEVER)
         before = each.within(at(-1), at(since))
-        assert same or each.resources.spare
+        assert same or each.resources.gpu_class == "spare"
         assert before is None or charge(before, changed, NEVER) == charge(before, book, NEVER)
 
 
 def test_the_price_of_a_gpu_leaves_spare_ones_alone_that_have_a_lower_one():
     book = prices(("gpu", -1, "3600"), ("spare-gpu", -1, "1800"), ("gpu", 100, "7200"), ("spare-gpu", 150, "900"))
     assert cost(held(0, 200, gpus=1), book, NEVER) == 100 + 200
-    assert cost(held(0, 200, gpus=1, spare=True), book, NEVER) == 75 + Decimal("12.5")
-    assert cost(held(0, 200, cpu_milli=1000, spare=True), prices(("cpu", -1, "3600")), NEVER) == 200
+    assert cost(held(0, 200, gpus=1, gpu_class="spare"), book, NEVER) == 75 + Decimal("12.5")
+    assert cost(held(0, 200, cpu_milli=1000, gpu_class="spare"), prices(("cpu", -1, "3600")), NEVER) == 200

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters.admission.order import Level, Share, in_order, levels
+from clusters.admission.order import FIRST, Level, Share, by_person, in_order, levels
 from clusters.admission.shares import Want, deserved
 
 SPARE, BORROWED, QUOTA = Level
@@ -16,6 +16,7 @@ class Run:
     gpus: int
     priority_class: str = "normal"
     appcode: str = "x"
+    person: str = ""
 
 
 def of(found):
@@ -97,3 +98,46 @@ def test_the_next_run_is_always_that_of_the_queue_with_the_smallest_part(asks, s
         expected.append((run.name, best[1]))
         left = {of: queue for of, queue in left.items() if queue}
     assert of(in_order(asks, shares, capacity)) == expected
+
+
+def test_who_submits_1000_runs_does_not_hold_up_colleagues():
+    mine = [Run(f"mine-{i}", 4, person="me") for i in range(1000)]
+    runs = [*mine, Run("hers", 8, person="her"), Run("his", 1, person="him"), Run("now", 1, "urgent", person="me")]
+    order = [run.name for run in by_person(runs, {"me": 4, "her": 2})]
+    assert order[:4] == ["now", "his", "hers", "mine-0"]
+    shares = {"x": Share(8, held=6, people=(("her", 2), ("me", 4)))}
+    found = of(in_order(runs[1:-1], shares, 100))
+    assert found[:2] == [("his", QUOTA), ("hers", BORROWED)], "the quota is the person's, too, who holds least"
+
+
+people = st.lists(st.tuples(st.integers(0, 5), classes, st.just("x"), st.sampled_from("abcd")), max_size=15).map(
+    lambda several: [Run(f"r{i}", *each) for i, each in enumerate(several)]
+)
+
+
+@given(people, st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9)))
+def test_the_next_run_is_always_of_the_person_who_holds_least_and_nobody_waits_for_ever(runs, held):
+    counts, left, expected = Counter(held), list(runs), []
+    while left:
+        first = min(FIRST[run.priority_class] for run in left)
+        heads = {}
+        for run in left:
+            if FIRST[run.priority_class] == first:
+                heads.setdefault(run.person, run)
+        # Without one that is older and whose person holds no more.
+        run = min(heads.values(), key=lambda run: (counts[run.person], runs.index(run)))
+        left.remove(run)
+        counts[run.person] += run.gpus
+        expected.append(run)
+    order = by_person(runs, held)
+    assert order == expected
+    for run in runs:
+        before = order[: order.index(run)]
+        passed = [each for each in before if each.person != run.person and runs.index(each) > runs.index(run)]
+        same = [each for each in passed if each.priority_class == run.priority_class]
+        # Younger runs of another pass it only until their person holds as much as its own.
+        for person in {each.person for each in same}:
+            last = [each for each in same if each.person == person][-1]
+            own = held.get(run.person, 0) + sum(each.gpus for each in before if each.person == run.person)
+            had = held.get(person, 0) + sum(each.gpus for each in before[: before.index(last)] if each.person == person)
+            assert had <= own

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,6 +66,32 @@ def test_spare_runs_are_first_then_those_that_lose_least_and_none_that_began_jus
     assert takes(nodes, held, ask("r", 8, 4))["r"].takes == ()
     split = [holding("a", {"n0": 4}, lost=1), holding("b", {"n1": 4}, lost=2), holding("c", {"n1": 4}, lost=3)]
     assert set(takes([node("n0", 0), node("n1", 0)], split, ask("r", 8))["r"].takes) == {"b", "c"}
+
+
+def test_with_checkpoints_each_10_to_30_minutes_half_of_what_newest_first_loses_is_kept():
+    """Seeded scenes of 32 full nodes, where an appcode takes 1 to 4 of them. Runs have begun within the last day."""
+    chance, lost, newest = Random(7), 0, 0
+    for _ in range(200):
+        nodes, held, unsaved, age = [], [], {}, {}
+        for n in range(32):
+            nodes.append(node(f"n{n}", 0))
+            for size in chance.choice([(8,), (8,), (4, 4), (4, 2, 2), (2, 2, 2, 1, 1)]):
+                run = f"r{len(held)}"
+                age[run] = chance.randrange(600, 86_400)
+                unsaved[run] = size * (age[run] % chance.randrange(600, 1801))
+                held.append(holding(run, {f"n{n}": size}))
+        asked = ask("taker", 8, chance.randrange(1, 5))
+
+        def loses(by, nodes=nodes, held=held, asked=asked, unsaved=unsaved):
+            told = [replace(each, lost=by(each)) for each in held]
+            found = takes(nodes, told, asked)["taker"].takes
+            assert found
+            return sum(unsaved[run] for run in found)
+
+        lost += loses(lambda each, unsaved=unsaved: unsaved[each.run])
+        newest += loses(lambda each, age=age: each.gpus * age[each.run])
+    print(f"{lost / 3600:.0f} GPU-hours lost; newest first {newest / 3600:.0f}: {lost / newest:.2f} of it")
+    assert lost <= newest / 2
 
 
 def test_what_is_ending_is_awaited_and_nothing_more_is_taken():

@@ -112,6 +112,8 @@ def test_rules_over_several_fields_name_the_field_to_mend():
         ({"outputPath": "/root"}, ("spec", "outputPath")),
         ({"outputPath": "{user}"}, ("spec", "outputPath")),
         ({"retries": 11}, ("spec", "retries")),
+        ({"terminationGracePeriod": 0}, ("spec", "terminationGracePeriod")),
+        ({"terminationGracePeriod": 601}, ("spec", "terminationGracePeriod")),
         ({"timeLimit": 5}, ("spec", "timeLimit")),
         ({"scheduleAfter": "2026-01-01T00:00:00"}, ("spec", "scheduleAfter")),
         ({"framework": "caffe"}, ("spec", "framework")),

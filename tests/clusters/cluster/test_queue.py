@@ -46,8 +46,9 @@ def busy(make_cluster: Any, people: Any) -> None:
     waits = {"wait_reason": "WaitingForGPUs", "message": "It needs 8 GPUs on one node."}
     roles = {"master": {"count": 1, "ready": 0}}
     make_cluster("block", run={"admitted_at": at, "resources": {"master": big}, "roles": roles, "gpus": 8, **waits})
-    for name in ("quota-1", "quota-2"):
-        make_cluster(name, workers=3, run={"wait_reason": "QuotaExceeded", "message": "It waits for quota."})
+    for place in (1, 2):
+        of_quota = {"wait_reason": "QuotaExceeded", "message": "It waits for quota.", "wait_values": {"place": place}}
+        make_cluster(f"quota-{place}", workers=3, run=of_quota)
     make_cluster("holder", phase="Running", workers=2, run={"gpu_rate": 3, "admitted_at": at})
     for name, facts in (("theirs-1", {}), ("theirs-2", {"phase": "Running", "gpu_rate": 5, "admitted_at": at})):
         cluster = make_cluster(name, by=people.alice)
@@ -304,7 +305,7 @@ def test_runs_for_which_nodes_are_kept_are_named_to_those_who_may_see_them_and_t
 
 @pytest.mark.django_db
 def test_a_place_in_the_queue_of_a_cloud_counts_the_runs_of_all_appcodes(crowd: dict[str, Run], people: Any) -> None:
-    submit(people.bob, 2, "last")
+    submit(people.root, 2, "last")
     # Neither waits for places: the first is put off for a while, the second waits for quota.
     Run.objects.filter(pk=submit(people.bob, 2, "later").pk).update(not_before=now() + dt.timedelta(hours=1))
     Appcode.objects.filter(pk=people.ops.pk).update(gpu_quota=1)

@@ -15,6 +15,7 @@ from clusters.cluster import actions
 from clusters.runs import quota, reconcile
 from clusters.runs.models import Run
 from clusters.runs.placing import known, rights, room
+from clusters.runs.queries.queue import queues
 from portal.models import Appcode, Event
 from tests.api.client import api_of
 from tests.clusters.gangs import Told, gang, nodes
@@ -62,10 +63,8 @@ def test_what_is_borrowed_is_given_back_to_an_appcode_that_needs_its_quota(cloud
         "Another appcode needs its GPUs inside its quota, and this run has borrowed them."
     )
     # The next pass waits for it, and takes nothing more.
-    assert (
-        place(theirs).message
-        == "It needs 8 GPUs, which runs that are ending still hold. It starts as soon as they are free."
-    )
+    said = "It needs 8 GPUs, which runs that are ending still hold. It starts as soon as they are free, at "
+    assert place(theirs).message.startswith(said)
     reconcile.reconcile(borrowing.pk)
     assert cloud.deleted == [borrowing.pk]
     tell(borrowing, gone(borrowing))
@@ -87,7 +86,7 @@ def test_what_began_just_now_and_what_is_inside_the_quota_stays(cloud: Told, peo
         run.refresh_from_db()
         assert run.given_back_at is None
     assert young.whole_at
-    after = dt.datetime.fromtimestamp(known._minute(young.whole_at + dt.timedelta(minutes=10)), dt.UTC)
+    after = dt.datetime.fromtimestamp(known.full_minute(young.whole_at + dt.timedelta(minutes=10)), dt.UTC)
     assert theirs.message == (
         "It needs 8 GPUs; 0 of 24 are free. It starts as soon as enough are free. "
         f"From {after:%Y-%m-%d %H:%M} UTC on, a run that has less right to its GPUs may have to give them back for it."
@@ -142,14 +141,45 @@ def test_an_urgent_run_is_first_in_the_queue_of_its_appcode_and_takes_the_gpus_o
     assert urgent.given_back_at is None, "class counts in one's own appcode alone"
 
 
+def test_many_runs_of_one_person_do_not_hold_up_a_colleague(cloud: Told, people: Any) -> None:
+    """In the queue for the limit of the appcode, and in that for its nodes."""
+    Appcode.objects.update(gpu_quota=16, gpu_borrow=0)
+    running(people, "holds", 8)
+    mine = [submit(people, f"mine-{n}", 12) for n in range(3)]
+    assert {run.reason for run in mine} == {"QuotaExceeded"}
+    api = api_of(people.root)
+    wanted = gang(8, "hers", "ops-demo")
+    assert api.post("/appcodes/ops-demo/preview", wanted)[1]["fits"] == "now"
+    assert api.post("/appcodes/ops-demo/clusters", wanted)[0] == 201
+    hers = Run.objects.get(cluster__name="hers")
+    reconcile.reconcile(hers.pk)
+    hers.refresh_from_db()
+    assert hers.admitted_at, "root holds nothing of the appcode, and bob holds 8 GPUs"
+    assert api.post("/appcodes/ops-demo/clusters", gang(8, "more", "ops-demo"))[0] == 201
+    quota.admit_waiting(people.ops.pk)
+    waits = Run.objects.filter(wait_reason="QuotaExceeded").order_by("pk")
+    # Both hold 8, so the oldest comes first; then bob would hold 20, and the other person comes.
+    assert [(run.cluster.name, max(1, run.wait_values["place"])) for run in waits] == [
+        ("mine-0", 1), ("mine-1", 3), ("mine-2", 4), ("more", 2),
+    ]  # fmt: skip
+    assert [run.cluster.name for run in waits if quota.ahead(people.ops.pk, 16, run) == [12]] == ["more"]
+    Appcode.objects.update(gpu_quota=1000)
+    for run_id in quota.admit_waiting(people.ops.pk):
+        reconcile.reconcile(run_id)
+    place(hers)
+    turns = {each.run.cluster.name: each.place for queue in queues(None) for each in queue.waiting}
+    assert [turns[name] for name in ("mine-0", "more", "mine-1", "mine-2")] == [1, 2, 3, 4]
+
+
 def test_runs_with_a_time_limit_start_on_nodes_that_a_larger_one_waits_for(cloud: Told, people: Any) -> None:
     Appcode.objects.update(gpu_quota=1000)
     first = running(people, "first", 20, timeLimit=7200, since=dt.timedelta(0))
-    Run.objects.filter(pk=first.pk).update(deadline=now() + dt.timedelta(hours=2))
+    ends = now() + dt.timedelta(hours=2)
+    Run.objects.filter(pk=first.pk).update(deadline=ends)
     large = submit(people, "large", 24)
     short, long = submit(people, "short", 4, timeLimit=3600), submit(people, "long", 1)
     place(large)
-    at = known._minute(now() + dt.timedelta(hours=2) + known.TO_END)
+    at = known.full_minute(ends + known.TO_END)
     latest = dt.datetime.fromtimestamp(at, dt.UTC)
     assert f"it starts at {latest:%Y-%m-%d %H:%M} UTC at the latest, unless runs with more right come." in large.message
     for run in (short, long):
