@@ -148,6 +148,7 @@ def test_every_field_of_the_cluster_has_one_of_the_application(document: dict[st
         assert own_path(("spec", key))[1] in known or key in (
             "retries",
             "scheduleAfter",
+            "terminationGracePeriod",
             "notebook",
             "code",
             "hooks",
