@@ -6,7 +6,6 @@ import copy
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -38,7 +37,7 @@ NO_SIZES = Sizes()
 # Collections of a pool that change in place.
 _CHANGING = (
     "_promised", "keeper", "_keeping", "_failed", "_counts", "_why", "waits", "stuck", "_ends", "until", "promised", "_before",
-    "_failed_later",
+    "_failed_later", "_leaving",
 )  # fmt: skip
 
 
@@ -320,7 +319,7 @@ class Leaving:
     def __init__(
         self, tasks: tuple[Tasks, ...], field: Field, shapes: Mapping[str, Shape], promised: Collection[str]
     ) -> None:
-        self._groups, self._shapes, self._promised = grouped(tasks), shapes, promised
+        self._groups, self._shapes, self._promised = grouped(tasks), shapes, frozenset(promised)
         self._more: dict[str, Sizes] = {}
         # For each group: how many of its tasks nodes hold, each alone, and how many nodes hold all of them.
         self._places, self._whole = list[int](), list[int]()
@@ -335,7 +334,7 @@ class Leaving:
 
     def again(self) -> Leaving:
         """From the beginning."""
-        found = copy(self)
+        found = copy.copy(self)
         found._more, found._places, found._whole = {}, list(self._places), list(self._whole)
         return found
 
