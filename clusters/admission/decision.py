@@ -201,7 +201,8 @@ class _Decision:
         """Another one that goes on from here."""
         found = copy.copy(self)
         found.pool = self.pool.fork()
-        found._taken, found._in_vain, found._able_for = set(self._taken), set(self._in_vain), dict(self._able_for)
+        found._taken, found._in_vain = set(self._taken), set(self._in_vain)
+        found._able_for = dict(self._able_for)
         return found
 
     def starts(self, ask: Ask) -> bool:
@@ -223,7 +224,7 @@ class _Decision:
         values: dict[str, int | str] = {"gpus": gpus, **slices(ask.tasks)}
         if alike in pool.stuck and not ask.admitted:
             code, why = pool.why_waits(ask.tasks)
-            pool.waits[alike] = code, values | pool.counts(ask.tasks) | why
+            pool.waits[alike] = code, {**values, **pool.counts(ask.tasks), **why}
             return self._waits(*pool.waits[alike])
         if ask.admitted:
             return Verdict(Code.PLACING, values, nodes=pool.fill(ask.tasks))

@@ -37,7 +37,7 @@ NO_SIZES = Sizes()
 # Collections of a pool that change in place.
 _CHANGING = (
     "_promised", "keeper", "_keeping", "_failed", "_counts", "_why", "waits", "stuck", "_ends", "until", "promised", "_before",
-    "_failed_later", "_gone",
+    "_failed_later", "_leaving", "_gone",
 )  # fmt: skip
 
 
@@ -328,7 +328,7 @@ class Leaving:
     def __init__(
         self, tasks: tuple[Tasks, ...], field: Field, shapes: Mapping[str, Shape], promised: Collection[str]
     ) -> None:
-        self._groups, self._shapes, self._promised = grouped(tasks), shapes, promised
+        self._groups, self._shapes, self._promised = grouped(tasks), shapes, frozenset(promised)
         self._more: dict[str, Sizes] = {}
         # For each group: how many of its tasks nodes hold, each alone, and how many nodes hold all of them.
         self._places, self._whole = list[int](), list[int]()
