@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from bench.traces import Trace, eights, generated, mixed
 from bench.virtual import Cloud
 from bench.virtual import Run as Simulated
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from clusters.admission.decision import Ask
 from clusters.admission.forecast import (
     FOR_EVER,
