@@ -295,6 +295,8 @@ def assign(
             return Placement(None, field, proved=not promised)
         apart, others = split(left, used)
         found = search([each], apart) if alone else _spread(each, apart, in_turn)
+        if found.layout is None and not alone:
+            return assign([replace(other, spread=False) for other in tasks], field, promised)
         if found.layout is None:
             return Placement(None, field, proved=not promised) if single else _together(groups, field, promised)
         found = _widened([each], found)
