@@ -61,3 +61,22 @@ def test_the_end_of_a_long_log_is_all_that_is_read_of_it(plane: Plane) -> None:
         cloud.delete(run)
         following.until(lambda: following.is_gone(run))
     plane.request("DELETE", f"/api/v1/namespaces/{run.namespace}")
+
+
+def test_the_log_of_a_program_that_has_just_ended_is_read_once(plane: Plane) -> None:
+    """The portal lists the pods of a run once in a second, so the program seems to run still."""
+    run = run_ref(f"line-{secrets.token_hex(4)}")
+    cloud = cloud_of(plane, f"test-{secrets.token_hex(4)}")
+    with kubelet.played(plane, kubelet.stamped(10, LENGTH)) as played, Following(cloud) as following:
+        cloud.apply(plan(role("worker", 1), run=run))
+        following.until(lambda: following.of(run, "Running"))
+        assert cloud.log(run, "worker", 0, attempt=0, tail=100).data
+        plane.end_pods(run.namespace, f"gpu-cloud/run-id={run.id}", 0)
+        before = len(played.asked)
+        chunks = list(cloud.follow(run, "worker", 0, attempt=0))
+        assert b"".join(chunk.data for chunk in chunks) == text(0, 10)
+        assert (chunks[-1].complete, chunks[-1].absent) == (True, False)
+        assert len(played.asked) == before + 1
+        cloud.delete(run)
+        following.until(lambda: following.is_gone(run))
+    plane.request("DELETE", f"/api/v1/namespaces/{run.namespace}")

@@ -400,7 +400,7 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         self, run: RunRef, role: str, index: int, *, attempt: int, offset: int = 0, cursor: str = ""
     ) -> Iterator[LogChunk]:
         return logs.follow(
-            self._client, lambda: self._pods.find(run, role, index, attempt), offset=offset, cursor=cursor
+            self._client, lambda age: self._pods.find(run, role, index, attempt, age=age), offset=offset, cursor=cursor
         )
 
     def exec(

@@ -229,14 +229,16 @@ def _tail(client: Client, pod: Pod, tail: int) -> LogChunk:
     )
 
 
-def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, cursor: str) -> Iterator[LogChunk]:
-    """Yields the log as it grows, over one connection while the program runs. `find` returns the current pod."""
+def follow(client: Client, find: Callable[[float], Pod | None], *, offset: int, cursor: str) -> Iterator[LogChunk]:
+    """Yields the log as it grows, over one connection while the program runs. `find` returns the current pod, as it was at most
+    that many seconds ago."""
     chunk = LogChunk(b"", offset, False, cursor)
     # True if everything the program had written at its last end was read.
     at_end, pause = False, SHORTEST_PAUSE
     while not chunk.complete:
         before = chunk.offset
-        pod = find()
+        # Known pods are older than what has ended meanwhile, and it would be read again as long as they are.
+        pod = find(SHORTEST_PAUSE if at_end else FRESH)
         if pod is None or (at_end and is_over(pod)):
             yield replace(chunk, data=b"", complete=True, absent=not at_end)
             return
@@ -252,7 +254,8 @@ def follow(client: Client, find: Callable[[], Pod | None], *, offset: int, curso
             at_end = stream.has_ended if stream.has_begun else at_end
         if chunk.offset > before:
             pause = SHORTEST_PAUSE
-        elif not chunk.complete:
+        # A node tells the end of a program a moment after that of its log.
+        if not chunk.complete and (at_end or chunk.offset == before):
             yield replace(chunk, data=b"")
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
