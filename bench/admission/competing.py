@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -177,6 +177,7 @@ class Alone:
         self._free = sum(_gpus_of(plane).values())
         self._deleted: set[str] = set()
         self._made: dict[str, float] = {}
+        self._calls: list[Future[Object]] = []
 
     def run(self) -> dict[str, float]:
         """Returns when each was made."""
@@ -186,17 +187,20 @@ class Alone:
         return self._made
 
     def _turn(self, jobs: dict[str, Object]) -> bool:
+        if refused := next((call.exception() for call in self._calls if call.done() and call.exception()), None):
+            raise RuntimeError(f"a Job was neither made nor deleted: {refused}")
         for name, job in jobs.items():
             if name not in self._deleted and _is_complete(job):
                 self._deleted.add(name)
                 self._free += self._held[name]
                 path = f"{self._path}/{name}"
-                self._threads.submit(self._plane.request, "DELETE", path, propagationPolicy="Foreground")
+                call = self._threads.submit(self._plane.request, "DELETE", path, propagationPolicy="Foreground")
+                self._calls.append(call)
         while self._waiting and self._held[self._waiting[-1].name] <= self._free:
             gang = self._waiting.pop()
             self._free -= self._held[gang.name]
             self._made[gang.name] = time.monotonic()
-            self._threads.submit(self._plane.request, "POST", self._path, gang.job)
+            self._calls.append(self._threads.submit(self._plane.request, "POST", self._path, gang.job))
         return len(self._deleted) == len(self._held) and not jobs
 
 
@@ -311,16 +315,17 @@ class Look:
     @contextmanager
     def looking(self) -> Iterator[Look]:
         done = threading.Event()
-        self._used, self._begin = _of_plane(self._plane), time.monotonic()
-        thread = threading.Thread(target=self._until, args=(done,))
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.seconds = time.monotonic() - self._begin
-            self.used = _of_plane(self._plane) - self._used
-            done.set()
-            thread.join()
+        used, self._begin = _of_plane(self._plane), time.monotonic()
+        with ThreadPoolExecutor(1) as thread:
+            looking = thread.submit(self._until, done)
+            try:
+                yield self
+            finally:
+                self.seconds = time.monotonic() - self._begin
+                self.used = _of_plane(self._plane) - used
+                done.set()
+            # Who did not look to the end has seen nothing.
+            looking.result()
 
     def _until(self, done: threading.Event) -> None:
         def look(pods: dict[str, Object]) -> bool:
