@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -342,7 +343,7 @@ class Leaving:
 
     def again(self) -> Leaving:
         """From the beginning."""
-        found = copy.copy(self)
+        found = copy(self)
         found._more, found._places, found._whole = {}, list(self._places), list(self._whole)
         return found
 

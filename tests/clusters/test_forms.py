@@ -47,7 +47,7 @@ ROOMS = {
                 "environment": "tools:2", "keras": 2, "code": {"files": {"a.py": "1"}}, "env": {"A": " 1"},
                 "input": {"datastore": "data", "path": "a", "version": "1", "mode": "copy", "fold": 1, "folds": 3},
                 "output": "results", "outputPath": "x", "home": "home", "retries": 3, "timeLimit": 90, "priorityClass": "spare",
-                "terminationGracePeriod": 120, "scheduleAfter": "2027-01-02T03:04:05Z",
+                "terminationGracePeriod": 120, "placement": "spread", "scheduleAfter": "2027-01-02T03:04:05Z",
                 "hooks": [{"use": "tell"}, {"command": "true", "on": "always"}],
             },
             CLUSTER | {

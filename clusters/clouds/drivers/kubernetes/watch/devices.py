@@ -55,9 +55,10 @@ class Devices:
     def note(self, kind: str, event: str, item: Mapping[str, Any]) -> None:
         metadata = item["metadata"]
         name = f"{metadata.get('namespace', '')}/{metadata['name']}"
-        of: dict[str, Any] = {
+        tables: dict[str, dict[str, Any]] = {
             "ResourceSlice": self._slices, "DeviceClass": self._classes, "ResourceClaim": self._claims,
-        }[kind]  # fmt: skip
+        }  # fmt: skip
+        of = tables[kind]
         self.changed = True
         of.pop(name, None)
         if event != "DELETED":

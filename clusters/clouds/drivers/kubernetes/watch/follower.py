@@ -203,7 +203,7 @@ class Follower:
             return
         yield source
 
-    def _devices(self) -> list[Source]:
+    def _devices(self) -> Sequence[Source]:
         """Where devices are known from, if Kubernetes serves it and the portal may see all of it."""
         try:
             served = self._client.get(f"/apis/{devices.GROUP}")["versions"]
