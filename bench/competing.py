@@ -262,11 +262,20 @@ class Look:
                 bound[run] += "deletionTimestamp" not in pod["metadata"]
         self.over_node += any(held > self._gpus.get(node, 0) for node, held in by_node.items())
         living = Run.objects.filter(pk__in=by_run).select_related("cluster__appcode")
-        columns = ("spec", "roles", "verdict", "desired", "given_back_at", "whole_at", "cluster__appcode__code")
+        columns = (
+            "spec",
+            "priority_class",
+            "roles",
+            "verdict",
+            "desired",
+            "given_back_at",
+            "whole_at",
+            "cluster__appcode__code",
+        )
         runs = {run.pk: run for run in living.only(*columns)}
         held = Counter[str]()
         for run, gpus in by_run.items():
-            if runs[run].spec.get("priorityClass") != "spare":
+            if runs[run].priority_class != "spare":
                 held[runs[run].cluster.appcode.code] += gpus
         self.over_limit += any(gpus > QUOTA + BORROW for gpus in held.values())
         half = [

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 
 from clusters.admission.codes import Code, Values
@@ -38,7 +39,7 @@ class Ask:
     priority_class: PriorityClass = "normal"
     ends: int | None = None
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         return sum(each.count * each.whole_gpus for each in self.tasks)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Sum, Window
-from django.db.models.fields.json import KT
 from django.utils import timezone
 
 from billing.budgets.access import why_blocked
@@ -28,7 +27,7 @@ from clusters.hooks.models import HookRun
 from clusters.manifest.input import input_of
 from clusters.runs import due_hooks
 from clusters.runs.models import Cluster, Run
-from clusters.runs.placing.known import by_class, class_of, without
+from clusters.runs.placing.known import by_class, without
 from clusters.runs.placing.rights import SPARE
 from clusters.runs.status import history
 from clusters.runs.status.phase import TERMINAL
@@ -75,9 +74,7 @@ def admit_waiting(appcode_id: int) -> list[int]:
     rows = Run.objects.filter(waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
     rows = rows.select_for_update(of=("self",), no_key=True)
     in_use, before, changed = held(appcode_id), list[int](), list[Run]()
-    for run in sorted(
-        rows.select_related(*JOINED), key=lambda run: (FIRST[class_of(run.spec.get("priorityClass"))], run.pk)
-    ):
+    for run in sorted(rows.select_related(*JOINED), key=lambda run: (FIRST[run.priority_class], run.pk)):
         if _judge(run, appcode, in_use, before, bar):
             changed.append(run)
         if run.admitted_at is not None:
@@ -200,15 +197,15 @@ def ahead(
 ) -> list[int]:
     """The GPUs of each waiting run of an appcode that is before `run`, or before a new one of that class. Runs of `but` will be
     over. One query."""
-    mine = FIRST[class_of(run.spec.get("priorityClass")) if run else priority_class], run.pk if run else inf
+    mine = FIRST[run.priority_class if run else priority_class], run.pk if run else inf
     found = waiting(appcode_id).filter(COUNTS, without(but), gpus__lte=limit)
-    rows = found.values_list("pk", "gpus", KT("spec__priorityClass"))
-    return [gpus for pk, gpus, stored in rows if (FIRST[class_of(stored)], pk) < mine]
+    rows = found.values_list("pk", "gpus", "priority_class")
+    return [gpus for pk, gpus, theirs in rows if (FIRST[theirs], pk) < mine]
 
 
 def counted(run: Run) -> int:
     """Its GPUs that count against the limit."""
-    return 0 if class_of(run.spec.get("priorityClass")) == "spare" else run.gpus
+    return 0 if run.priority_class == "spare" else run.gpus
 
 
 def waits(at: dt.datetime) -> Q:

@@ -14,18 +14,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from django.db.models import F, Max, Q, QuerySet, Sum
-from django.db.models.fields.json import KT
 
 from billing.sums.decayed_use import decayed_use
 from clusters.admission.order import Level, PriorityClass, Share, levels
 from clusters.admission.packing import Sizes
 from clusters.admission.taking import Holding
 from clusters.runs.models import Cluster, Run, Task
-from clusters.runs.placing.known import ALIVE, Waiting, amounts, class_of, without
-from portal.models import Appcode
+from clusters.runs.placing.known import ALIVE, Terms, Waiting, amounts, without
 
-# A row of an older release has no class, and is not spare.
-SPARE = Q(spec__contains={"priorityClass": "spare"})
+SPARE = Q(priority_class="spare")
 # Runs that have GPUs, or places for them.
 HOLDS = Q(gone=False, gpus__gt=0) & (Q(placed_at__isnull=False) | Q(applied_at__isnull=False))
 # How long a run is left alone from its beginning.
@@ -52,10 +49,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Rights:
-    """`shares` by appcode, named by its id; `over`: runs of those that hold more than their quota, on all clouds."""
+    """By appcode, named by its id. `over`: the runs of those that borrow, on all clouds, with their levels."""
 
     shares: Mapping[str, Share] = field(default_factory=dict)
-    over: Sequence[Held] = ()
+    over: Mapping[str, Sequence[tuple[Held, Level]]] = field(default_factory=dict)
 
 
 RightName = Literal["quota", "borrowed", "spare"]
@@ -82,13 +79,12 @@ def rights_of(runs: Iterable[Run]) -> dict[int, Right]:
     here = [
         run for run in runs if run.gpus and run.placed_at and not (run.gone or run.given_back_at or run.is_terminal)
     ]
-    classes = {run.pk: class_of(run.spec.get("priorityClass")) for run in here}
-    counted = [run.cluster.appcode for run in here if classes[run.pk] != "spare"]
-    quotas = {appcode.pk: appcode.gpu_quota for appcode in counted if appcode.gpu_borrow}
-    level_of = _beyond(quotas) if quotas else {}
+    counted = [run.cluster.appcode for run in here if run.priority_class != "spare"]
+    quotas = {str(appcode.pk): appcode.gpu_quota for appcode in counted if appcode.gpu_borrow}
+    level_of = {run.run: level for several in _borrowing(quotas).values() for run, level in several} if quotas else {}
     found = {}
     for run in here:
-        level = Level.SPARE if classes[run.pk] == "spare" else level_of.get(run.pk, Level.QUOTA)
+        level = Level.SPARE if run.priority_class == "spare" else level_of.get(run.pk, Level.QUOTA)
         since = _since(run.whole_at, run.placed_at, run.created_at)
         found[run.pk] = Right(NAMES[level], None if level == Level.QUOTA else since + PROTECTED[level])
     return found
@@ -96,71 +92,66 @@ def rights_of(runs: Iterable[Run]) -> dict[int, Right]:
 
 def unborrowed(appcode: int, quota: int, but: Cluster | None = None) -> int:
     """GPUs that an appcode may still start without borrowing, once the runs of `but` are over. One query."""
-    inside = levels([*_rows(Q(cluster__appcode=appcode) & ~SPARE & without(but))], quota)
-    return quota - sum(run.gpus for run, level in inside if level == Level.QUOTA)
+    return quota - _inside(levels([*_rows(Q(cluster__appcode=appcode) & ~SPARE & without(but))], quota))
 
 
-def _beyond(quotas: Mapping[int, int]) -> dict[int, Level]:
-    """Levels of the runs of those of these appcodes that borrow."""
-    mine = Run.objects.filter(HOLDS & ~SPARE, cluster__appcode__in=quotas, cluster__appcode__gpu_borrow__gt=0)
-    sums = mine.values("cluster__appcode").order_by()
-    more = sums.annotate(held=Sum("gpus"), quota=Max("cluster__appcode__gpu_quota")).filter(held__gt=F("quota"))
-    own: dict[int, list[Held]] = {}
-    for each in _rows(~SPARE & Q(cluster__appcode__in=more.values("cluster__appcode"))):
-        own.setdefault(int(each.appcode), []).append(each)
-    return {run.run: level for appcode, several in own.items() for run, level in levels(several, quotas[appcode])}
-
-
-def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, str] | None = None) -> Rights:
-    """The shares of appcodes that hold GPUs or wait for some; `also`: of these, with their lines. Four queries at most."""
-    lines = {each.appcode: each.line for each in waiting} | dict(also or {})
-    sums = Run.objects.filter(HOLDS).values("cluster__appcode").order_by().annotate(
+def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, Terms] | None = None) -> Rights:
+    """The shares of appcodes that hold GPUs or wait for some; `also`: of these. Three queries at most."""
+    terms = {each.appcode: each.terms for each in waiting} | dict(also or {})
+    appcode = "cluster__appcode"
+    sums = Run.objects.filter(HOLDS).order_by().values_list(
+        appcode, f"{appcode}__gpu_quota", f"{appcode}__gpu_borrow", f"{appcode}__weight"
+    ).annotate(
         line=Max("namespace"), normal=Sum("gpus", filter=~SPARE, default=0), spare=Sum("gpus", filter=SPARE, default=0)
     )  # fmt: skip
     held = dict[str, tuple[int, int]]()
-    for appcode, line, normal, spare in sums.values_list("cluster__appcode", "line", "normal", "spare"):
-        held[str(appcode)] = normal, spare
-        lines.setdefault(str(appcode), line)
-    terms = Appcode.objects.filter(pk__in=map(int, lines)).values_list("pk", "gpu_quota", "gpu_borrow", "weight")
-    found = {str(pk): rest for pk, *rest in terms}
-    exceeding = [
-        int(each)
+    for pk, quota, borrow, weight, line, normal, spare in sums:
+        held[str(pk)] = normal, spare
+        terms.setdefault(str(pk), Terms(line, quota, borrow, weight))
+    quotas = {
+        each: terms[each].quota
         for each, (normal, _) in held.items()
-        for quota, borrow, _ in [found.get(each, (normal, 0, 0))]
-        if borrow and normal > quota
-    ]
-    over = list(_rows(Q(cluster__appcode__in=exceeding))) if exceeding else []
-    own: dict[str, list[Held]] = {}
-    for run in over:
-        own.setdefault(run.appcode, []).append(run)
-    used = decayed_use(at, [int(each) for each in found])
+        if terms[each].borrow and normal > terms[each].quota
+    }
+    over = _borrowing(quotas) if quotas else {}
+    used = decayed_use(at, [int(each) for each in terms])
     shares = {}
-    for name, (quota, borrow, weight) in found.items():
+    for name, of in terms.items():
         normal, spare = held.get(name, (0, 0))
-        inside = normal
-        if borrow and normal > quota:
-            inside = sum(run.gpus for run, level in levels(own[name], quota) if level == Level.QUOTA)
+        inside = _inside(over[name]) if name in over else normal
         shares[name] = Share(
-            quota, inside, normal - inside, spare, lines[name], quota + borrow, weight, used.get(int(name), 0)
+            of.quota, inside, normal - inside, spare, of.line, of.quota + of.borrow, of.weight, used.get(int(name), 0)
         )
     return Rights(shares, over)
 
 
+def _borrowing(quotas: Mapping[str, int]) -> dict[str, list[tuple[Held, Level]]]:
+    """The runs of those of these appcodes that hold more than their quotas, with their levels. One query."""
+    normal = Run.objects.filter(HOLDS & ~SPARE, cluster__appcode__in=[int(each) for each in quotas])
+    sums = normal.values("cluster__appcode").order_by()
+    more = sums.annotate(held=Sum("gpus"), quota=Max("cluster__appcode__gpu_quota")).filter(held__gt=F("quota"))
+    own: dict[str, list[Held]] = {}
+    for each in _rows(Q(cluster__appcode__in=more.values("cluster__appcode"))):
+        own.setdefault(each.appcode, []).append(each)
+    return {appcode: levels(several, quotas[appcode]) for appcode, several in own.items()}
+
+
+def _inside(runs: Iterable[tuple[Held, Level]]) -> int:
+    """The GPUs of those that are inside the quota."""
+    return sum(run.gpus for run, level in runs if level == Level.QUOTA)
+
+
 def holdings(cloud: str, rights: Rights, waiting: Sequence[Waiting], at: dt.datetime) -> tuple[Holding, ...]:
     """Runs of a cloud that may have to give their GPUs back: spare ones, those of appcodes beyond their quota, and those of
-    appcodes of which an urgent run waits. Two queries."""
+    appcodes of which an urgent run waits. Three queries at most."""
+    here = {run.run: (run, level) for own in rights.over.values() for run, level in own if run.cloud == cloud}
     pressed = {int(each.appcode) for each in waiting if each.priority_class == "urgent"}
-    others = _rows(Q(cloud=cloud) & (SPARE | Q(cluster__appcode__in=pressed)))
-    own: dict[str, dict[int, Held]] = {}
-    for each in [*rights.over, *others]:
-        own.setdefault(each.appcode, {})[each.run] = each
-    level_of: dict[int, Level] = {}
-    for appcode, runs in own.items():
-        share = rights.shares.get(appcode)
-        # Of an appcode within its quota not all runs are known, and all are inside.
-        quota = share.quota if share and share.borrowed else sum(each.gpus for each in runs.values())
-        level_of |= {run.run: level for run, level in levels(sorted(runs.values(), key=lambda run: run.run), quota)}
-    here = {run.run: run for runs in own.values() for run in runs.values() if run.cloud == cloud}
+    if pressed or any(share.spare for share in rights.shares.values()):
+        # Of an appcode within its quota all runs are inside.
+        for run in _rows(Q(cloud=cloud) & (SPARE | Q(cluster__appcode__in=pressed))):
+            here.setdefault(run.run, (run, Level.SPARE if run.priority_class == "spare" else Level.QUOTA))
+    if not here:
+        return ()
     placed = Run.objects.filter(ALIVE, pk__in=here, placed_at__isnull=False).values_list("pk", flat=True)
     nodes = _nodes(here)
     return tuple(
@@ -169,24 +160,24 @@ def holdings(cloud: str, rights: Rights, waiting: Sequence[Waiting], at: dt.date
             run.appcode,
             run.gpus,
             nodes[run.run],
-            level_of[run.run],
+            level,
             run.priority_class,
             run.gpus * min(MOST_LOST, max(0, int((at - run.since).total_seconds()))),
-            at < (until := run.since + PROTECTED[level_of[run.run]]),
+            at < (until := run.since + PROTECTED[level]),
             int(until.timestamp()),
         )
-        for run in (here[pk] for pk in sorted(placed))
+        for run, level in (here[pk] for pk in sorted(placed))
         if run.run in nodes
     )
 
 
 def _rows(which: Q) -> Iterable[Held]:
-    rows: QuerySet[Run, tuple[int, int, int, str | None, str, dt.datetime | None, dt.datetime | None, dt.datetime]]
+    rows: QuerySet[Run, tuple[int, int, int, PriorityClass, str, dt.datetime | None, dt.datetime | None, dt.datetime]]
     rows = Run.objects.filter(HOLDS, which).order_by("pk").values_list(
-        "pk", "cluster__appcode", "gpus", KT("spec__priorityClass"), "cloud", "whole_at", "placed_at", "created_at"
+        "pk", "cluster__appcode", "gpus", "priority_class", "cloud", "whole_at", "placed_at", "created_at"
     )  # fmt: skip
     for pk, appcode, gpus, priority_class, cloud, whole_at, placed_at, created_at in rows:
-        yield Held(pk, str(appcode), gpus, class_of(priority_class), cloud, _since(whole_at, placed_at, created_at))
+        yield Held(pk, str(appcode), gpus, priority_class, cloud, _since(whole_at, placed_at, created_at))
 
 
 def _since(whole_at: dt.datetime | None, placed_at: dt.datetime | None, created_at: dt.datetime) -> dt.datetime:
@@ -198,5 +189,6 @@ def _nodes(runs: Collection[int]) -> dict[int, dict[str, Sizes]]:
     tasks = Task.objects.filter(run__in=runs, phase__in=["Pending", "Running"]).exclude(node="")
     found: dict[int, dict[str, Sizes]] = {}
     for run, node, sizes in amounts(tasks, "run", "node"):
-        found.setdefault(run, {})[node] = sizes
+        here = found.setdefault(run, {})
+        here[node] = here.get(node, Sizes()) + sizes
     return found

@@ -22,8 +22,9 @@ from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.registry import adds_nodes, places_runs
 from clusters.runs.models import Cluster
 from clusters.runs.placing import windows
-from clusters.runs.placing.known import MOST_WAITING, TO_END, Ending, Known, Waiting, read
+from clusters.runs.placing.known import MOST_WAITING, TO_END, Ending, Known, Terms, Waiting, read
 from clusters.runs.placing.rights import Rights, holdings, rights
+from portal.models import Appcode
 
 # What a run waits for that others may have to give back.
 SHORT = frozenset({Code.GPUS, Code.FRAGMENTED, Code.RESOURCES, Code.BEHIND})
@@ -39,22 +40,26 @@ UNREPORTED = 1 << 60
 class Wish:
     """Who would start a new run, and how. `line`: its namespace. `seconds`: its time limit. `is_endless`: it can have none."""
 
-    appcode: int
+    appcode: Appcode
     line: str
     priority_class: PriorityClass = "normal"
     seconds: int | None = None
     is_endless: bool = False
 
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.line, self.appcode.gpu_quota, self.appcode.gpu_borrow, self.appcode.weight)
+
 
 def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, but: Cluster | None = None) -> Judgement:
     """Judges a new run of `tasks`, the youngest of all that wait."""
     known, at = read(cloud, capacity, but), timezone.now()
-    asker = windows.asker(wish.appcode, wish.seconds, is_endless=wish.is_endless)
+    asker = windows.asker(wish.appcode.pk, wish.seconds, is_endless=wish.is_endless)
     asked = tolerating([each for each in tasks if each.count], known.windows.tolerated(asker))
-    ask = Ask("", str(wish.appcode), asked, priority_class=wish.priority_class, ends=ends_at(at, wish.seconds))
+    ask = Ask("", str(wish.appcode.pk), asked, priority_class=wish.priority_class, ends=ends_at(at, wish.seconds))
     found, here = snapshot(known, at, asked), Rights()
     if places_runs(cloud):
-        here = rights(known.waiting, at, {ask.appcode: wish.line})
+        here = rights(known.waiting, at, {ask.appcode: wish.terms})
         found = replace(found, shares=here.shares)
     verdict = advise(found, ask)
     if verdict.code in SHORT and here.shares:
@@ -161,13 +166,14 @@ def snapshot(known: Known, at: dt.datetime | None = None, tasks: Iterable[Tasks]
     nodes = known.windows.close(
         _node(
             each,
+            kind,
             known.taken.get(each.name, Sizes()),
             promised.get(each.name),
             known.ending.get(each.name),
             alike,
             wanted,
         )
-        for each in known.capacity.nodes
+        for each, kind in zip(known.capacity.nodes, known.capacity.kinds, strict=True)
     )
     asked = {key: _asked(each, nodes, key[0]) for key, each in several.items()}
     asks = tuple(
@@ -240,6 +246,7 @@ class Wanted:
 
 def _node(
     seen: Seen,
+    kind: int,
     held: Sizes,
     promised: Sizes | None,
     ending: Ending | None,
@@ -249,11 +256,7 @@ def _node(
     """`alike` remembers nodes by all that is asked here, since most of many are equal but for their names."""
     labels = wanted.labels.intersection(seen.labels) if wanted.labels else wanted.labels
     slices = tuple(each for each in seen.slices if each.resource in wanted.resources) if seen.slices else ()
-    key = (
-        seen.resource, seen.taints, labels, slices,
-        seen.gpus, seen.gpu_model, seen.cpu_milli, seen.memory_mb, seen.cpu_milli_free, seen.memory_mb_free, seen.gpus_others,
-        seen.cpu_milli_others, seen.memory_mb_others, seen.gpu_tasks_only, seen.simulated, seen.takes_tasks, held, promised,
-    )  # fmt: skip
+    key = kind, labels, slices, held, promised
     if key not in alike:
         alike[key] = _new_node(seen, held, promised, labels, slices)
     one = alike[key]

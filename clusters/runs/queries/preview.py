@@ -206,7 +206,7 @@ def tasks_of(resolved: Resolved) -> list[Tasks]:
 def _room(resolved: Resolved, capacity: Capacity, appcode: Appcode, instead_of: Cluster | None) -> Judgement:
     tasks, cloud = placed(resolved), resolved.place.cloud
     spec = resolved.spec
-    wish = room.Wish(appcode.pk, resolved.place.namespace, spec.priority_class, spec.time_limit)
+    wish = room.Wish(appcode, resolved.place.namespace, spec.priority_class, spec.time_limit)
     found = room.judge(tasks, capacity, cloud, wish, but=instead_of)
     if found.fits == "now" or tasks == tasks_of(resolved):
         return found

@@ -466,7 +466,7 @@ def test_a_preview_costs_a_constant_number_of_queries(
         Run.objects.update(admitted_at=timezone.now(), placed_at=timezone.now(), layout={"master": {"n0": 6}})
         create_theirs(people, 2, f"{name}-waits")
         with django_assert_num_queries(12):
-            judge([asking("worker", 1, 1)], capacity, "training", Wish(people.ops.pk, "default"))
+            judge([asking("worker", 1, 1)], capacity, "training", Wish(people.ops, "default"))
 
 
 def test_a_stored_capacity_is_read_again_and_by_programs_of_release_1_0() -> None:
