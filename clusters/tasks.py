@@ -24,7 +24,7 @@ from clusters.services import minutes
 from clusters.services.controller import loop as serving
 from clusters.sweeps import loop as sweeps
 from clusters.volumes import buckets, lifecycle
-from clusters.wakeups import places_key, waiting_key, wake, whole_key
+from clusters.wakeups import has_placed, may_place, places_key, waiting_key, wake, wake_places, whole_key
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.wakeups import heard, woken
 
@@ -49,7 +49,17 @@ WHOLES: dict[str, Callable[[int, str], None]] = {
 
 @shared_task(name="clusters.tasks.reconcile_run")
 def reconcile_run(run_id: int) -> None:
-    reconcile.reconcile(run_id)
+    """Also gives the run its places and starts it, which saves two ways through the broker. Dead in between, it is found by the
+    sweep like any other run that waits."""
+    cloud = reconcile.reconcile(run_id)
+    if cloud and may_place(cloud):
+        try:
+            places.place(cloud)
+        finally:
+            has_placed(cloud)
+        reconcile.reconcile(run_id)
+    elif cloud:
+        wake_places(cloud)
 
 
 @shared_task(name="clusters.tasks.admit_waiting")

@@ -114,7 +114,7 @@ def _judge(name: str, spec: BenchmarkSpec, appcode: Appcode) -> None:
             said = dict.fromkeys(_as_said(each, spec, where, point.words) for each in invalid.errors)
             raise Invalid(list(said)) from invalid
         cloud = resolved.place.cloud
-        judged = judge(placed(resolved), capacity_of(cloud), cloud, Wish(appcode.pk, resolved.place.namespace))
+        judged = judge(placed(resolved), capacity_of(cloud), cloud, Wish(appcode, resolved.place.namespace))
         if judged.fits == "never":
             at = where if point.count > spec.counts[0] else ("spec", "flavor")
             raise Invalid.at(*at, message=f"{point.words}: {judged.message}")

@@ -385,6 +385,7 @@ def _new_run(
         code=_program(cluster, spec, newest=newest),
         resources=resources_of(resolved),
         gpus=resolved.gpus,
+        priority_class=spec.priority_class,
         created_by=acting_user,
         not_before=not_before,
         roles={role: {"ready": 0, "count": each.count} for role, each in spec.active_roles.items()},

@@ -17,6 +17,7 @@ from django.db.models import Q
 from django.db.models.fields.json import KT
 from django.utils import timezone
 
+from clusters.admission.order import PriorityClass
 from clusters.clouds.models import LOCAL
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.status.phase import TERMINAL
@@ -128,6 +129,12 @@ class Run(models.Model):
     )
     gpus = models.PositiveIntegerField(
         help_text="GPUs of all its tasks that there are at one time; counted against the quota while admitted."
+    )
+    priority_class: models.CharField[PriorityClass, PriorityClass] = models.CharField(
+        max_length=6,
+        default="normal",
+        db_default="normal",
+        help_text="As in its spec; for queries, which read no JSON.",
     )
     # The index run_news covers it.
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)
@@ -281,6 +288,30 @@ class Run(models.Model):
         indexes: ClassVar = [
             models.Index(fields=["id"], condition=Q(gone=False), name="run_not_gone"),
             models.Index(fields=["cloud"], condition=Q(gone=False), name="run_not_gone_cloud"),
+            # Those that have GPUs, or places for them: few of many that wait.
+            models.Index(
+                fields=["cloud"],
+                condition=Q(Q(placed_at__isnull=False) | Q(applied_at__isnull=False), gone=False),
+                name="run_holds",
+            ),
+            # All by which the first of those that wait are found, so that no other row of them is read.
+            models.Index(
+                fields=["cloud", "id"],
+                include=[
+                    "cluster",
+                    "created_by",
+                    "priority_class",
+                    "phase",
+                    "admitted_at",
+                    "applied_at",
+                    "wait_reason",
+                    "source",
+                    "not_before",
+                    "blocked_message",
+                ],
+                condition=Q(gone=False, desired="running", verdict="", refusal="", given_back_at=None, placed_at=None),
+                name="run_waits",
+            ),
             models.Index(fields=["deadline"], condition=Q(desired="running", verdict=""), name="run_deadline"),
             models.Index(fields=["look_at"], condition=Q(desired="running", verdict=""), name="run_look"),
             models.Index(fields=["cluster", "number"], condition=Q(stop_reason="Idle"), name="run_idle"),

@@ -16,7 +16,6 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Sum, Window
-from django.db.models.fields.json import KT
 from django.utils import timezone
 
 from billing.budgets.access import why_blocked
@@ -29,7 +28,7 @@ from clusters.hooks.models import HookRun
 from clusters.manifest.input import input_of
 from clusters.runs import due_hooks
 from clusters.runs.models import Cluster, Run
-from clusters.runs.placing.known import by_class, class_of, without
+from clusters.runs.placing.known import by_class, without
 from clusters.runs.placing.rights import SPARE
 from clusters.runs.status import history
 from clusters.runs.status.phase import TERMINAL
@@ -206,8 +205,8 @@ def turns(appcode_id: int, but: Cluster | None = None, also: Turn | None = None)
     """The runs that wait for the limit of an appcode, in order; `also`: one more, the youngest. Runs of `but` will be over. Two
     queries, one where none waits for another."""
     rows = waiting(appcode_id).filter(COUNTS, without(but)).order_by("pk")
-    columns = rows.values_list("pk", "gpus", KT("spec__priorityClass"), "created_by")
-    found = [Turn(pk, gpus, class_of(stored), str(person or "")) for pk, gpus, stored, person in columns]
+    columns = rows.values_list("pk", "gpus", "priority_class", "created_by")
+    found = [Turn(pk, gpus, stored, str(person or "")) for pk, gpus, stored, person in columns]
     found += [also] if also else []
     if len(found) < 2:
         return found
@@ -227,7 +226,7 @@ def ahead(
     """The GPUs of each waiting run of an appcode that is before `run`, or before a new one of that class and person. Runs of
     `but` will be over. Two queries."""
     of = person if run is None else run.created_by_id
-    mine = Turn(0, 0, class_of(run.spec.get("priorityClass")) if run else priority_class, str(of or ""))
+    mine = Turn(0, 0, run.priority_class if run else priority_class, str(of or ""))
     mine = replace(mine, run=run.pk, gpus=run.gpus) if run else mine
     every = turns(appcode_id, but, None if run else mine)
     names = [each.run for each in every]
@@ -237,7 +236,7 @@ def ahead(
 
 def counted(run: Run) -> int:
     """Its GPUs that count against the limit."""
-    return 0 if class_of(run.spec.get("priorityClass")) == "spare" else run.gpus
+    return 0 if run.priority_class == "spare" else run.gpus
 
 
 def waits(at: dt.datetime) -> Q:

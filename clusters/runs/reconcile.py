@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Q
@@ -64,7 +63,7 @@ from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, bu
 from clusters.runs.status import history
 from clusters.runs.status.phase_update import refresh
 from clusters.volumes import lifecycle
-from clusters.wakeups import wake, wake_places
+from clusters.wakeups import wake
 from datastores.models import Datastore
 from datastores.sources import SourceError, source_for
 from datastores.storage.place import is_own
@@ -89,32 +88,40 @@ SHOWN_GIB = 20
 INSTALL = text("install.py")
 
 
-def reconcile(run_id: int) -> None:
-    """Moves one run as far as it can go now. Does nothing while another worker holds it; that worker checks again at its end."""
+class _Unplaced(Exception):
+    """The run has no places yet."""
+
+
+def reconcile(run_id: int) -> str:
+    """Moves one run as far as it can go now. Does nothing while another worker holds it; that worker checks again at its end.
+    Returns the cloud on which it has begun to wait for places, or ""."""
     token = uuid.uuid4()
     while _claim(run_id, token):
         run = Run.objects.select_related("cluster__appcode", "source__cluster").get(pk=run_id)
         try:
             with _kept(run_id, token):
                 is_held = _step(run, token)
+        except _Unplaced:
+            return run.cloud if _waits_for_place(run_id, token) else ""
         except PutOff as error:
             _pause(run, token, str(error), CLOUD_PAUSE, is_news=False)
-            return
+            return ""
         except NotYet as error:
             _pause(run, token, f"{error} It is asked again.", OWN_PAUSE)
-            return
+            return ""
         except CloudError as error:
             why = readable(str(error))
             log.warning("run %s: the cloud cannot do it now: %s", run_id, why)
             pause = min(max(CLOUD_PAUSE, dt.timedelta(seconds=error.after or 0)), LONGEST_PAUSE)
             _pause(run, token, f"The cloud cannot do it now and is asked again: {why}", pause)
-            return
+            return ""
         except Exception as error:
             kind = type(error).__name__
             _pause(run, token, f"The portal failed ({kind}; its log says more) and tries again.", OWN_PAUSE)
             raise
         if not is_held or not _release(run_id, token):
-            return
+            break
+    return ""
 
 
 def unsettled(at: dt.datetime) -> Q:
@@ -215,8 +222,7 @@ def _step(run: Run, token: uuid.UUID) -> bool:
             plan = plan_of(run)
             if places.needs_place(run):
                 # Only now: no room is kept for a run that cannot start for other reasons, such as a volume that another one has.
-                _waits_for_place(run_id, token)
-                return False
+                raise _Unplaced
             with lane(run.cloud):
                 cloud_of(run).apply(plan)
         except Invalid as refusal:
@@ -257,15 +263,15 @@ def _waits_for_logs(run_id: int, token: uuid.UUID) -> bool:
 
 
 @transaction.atomic
-def _waits_for_place(run_id: int, token: uuid.UUID) -> None:
-    """Gives the claim back until the run has its places."""
+def _waits_for_place(run_id: int, token: uuid.UUID) -> bool:
+    """Gives the claim back until the run has its places. Returns whether it was still held."""
     run = _ours(run_id, token)
     if run is None:
-        return
+        return False
     run.claim_token = run.claimed_until = None
     run.save(update_fields=["claim_token", "claimed_until"])
     _wait(run, *places.wait(run))
-    transaction.on_commit(partial(wake_places, run.cloud))
+    return True
 
 
 @transaction.atomic

@@ -90,7 +90,7 @@ def _of(spec: ServiceSpec, version: ModelVersion, appcode: Appcode, service: Ser
     most = gpu_limit(appcode, resolved.place.cloud)
     queue = ahead(appcode.pk, most)
     gpus = resolved.gpus * count
-    here = judge(tasks, capacity, resolved.place.cloud, Wish(appcode.pk, resolved.place.namespace, is_endless=True))
+    here = judge(tasks, capacity, resolved.place.cloud, Wish(appcode, resolved.place.namespace, is_endless=True))
     judgement = worst(judge_quota(gpus, Quota(appcode.code, most, in_use, queue)), here)
     left = max(0, most - in_use.gpus)
     free = min(room * resolved.gpus, left)

@@ -95,7 +95,7 @@ class Page:
 
     @property
     def is_urgent(self) -> bool:
-        return self.run is not None and self.run.spec.get("priorityClass") == "urgent"
+        return self.run is not None and self.run.priority_class == "urgent"
 
     @property
     def may_be_taken(self) -> bool:

@@ -64,7 +64,7 @@ RUN_FIELDS = (
     "phase", "reason", "message", "roles", "desired", "verdict", "cloud", "namespace", "started_at", "usage_as_of", "gpus",
     "gpu_seconds", "gpu_rate", "cost", "cost_rate", "endpoints", "activity", "activity_since", "kept_at", "idle_announced_at",
     "idle_stops_at", "end_announced_at", "deadline", "needed_asked_at", "created_at", "placed_at", "whole_at", "given_back_at",
-    "gone",
+    "gone", "priority_class",
 )  # fmt: skip
 SHOWN, ACCESS = "shown_spec", "shown_access"
 # Cached rendered rows, about 2 KB each. They cover most rows of most answers.
@@ -333,9 +333,7 @@ def _sortable(clusters: QuerySet[Cluster], sort: str, now: dt.datetime) -> Query
 
 def _listed(clusters: QuerySet[Cluster]) -> QuerySet[Cluster]:
     """Loads only what rows need: commands and environments may be long."""
-    spec = JSONObject(
-        **{name: f"current_run__spec__{name}" for name in ("roles", "input", "output", "idle", "priorityClass")}
-    )
+    spec = JSONObject(**{name: f"current_run__spec__{name}" for name in ("roles", "input", "output", "idle")})
     run = [f"current_run__{name}" for name in RUN_FIELDS]
     own = (
         "name",

@@ -27,7 +27,7 @@ from clusters.admission.packing import Sizes, Tasks
 from clusters.clouds.registry import all_placing, places_runs
 from clusters.runs.models import Forecast, Run, Task
 from clusters.runs.placing import room
-from clusters.runs.placing.known import TO_END, Known, amounts, capacity_of, class_of, read, whole_of
+from clusters.runs.placing.known import TO_END, Known, amounts, capacity_of, read, whole_of
 from clusters.runs.placing.places import HELD, every_wait
 from clusters.runs.placing.rights import rights
 from portal.db.advisory_lock import Lock, advisory_lock
@@ -161,7 +161,7 @@ def _living(
 ) -> Iterator[tuple[Living, Length]]:
     """Runs that hold something, and how long they may last. One query."""
     rows = Run.objects.filter(_HOLDS, cloud=cloud).order_by("pk").values_list(
-        "pk", KT("spec__priorityClass"), "placed_at", "created_at", "deadline", "desired", "verdict", "given_back_at",
+        "pk", "priority_class", "placed_at", "created_at", "deadline", "desired", "verdict", "given_back_at",
         *_ASKED, *_KIND,
     )  # fmt: skip
     asked: dict[tuple[str, ...], tuple[Tasks, ...]] = {}
@@ -174,7 +174,7 @@ def _living(
         since, appcode = placed_at or created_at, str(kind.framework[0])
         until = deadline or (since + room.TO_BEGIN + dt.timedelta(seconds=kind.limit) if kind.limit else None)
         is_over = desired == Run.Desired.ENDED or bool(verdict)
-        ask = Ask(str(pk), appcode, asked[texts], priority_class=class_of(priority), ends=room.ends_at(at, kind.limit))
+        ask = Ask(str(pk), appcode, asked[texts], priority_class=priority, ends=room.ends_at(at, kind.limit))
         yield (
             Living(
                 ask, held.get(pk, {}), int(since.timestamp()), int((until + TO_END).timestamp()) if until else None,

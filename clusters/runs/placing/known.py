@@ -13,10 +13,12 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from django.db import connection
 from django.db.models import (
+    Aggregate,
     Case,
     Count,
     DateTimeField,
@@ -89,11 +91,21 @@ class Promise:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What an appcode may hold. `line`: the namespace of its business line."""
+
+    line: str = ""
+    quota: int = 0
+    borrow: int = 0
+    weight: int = 1
+
+
+@dataclass(frozen=True)
 class Waiting:
     """A run without places. `started`: its cloud has it already, and places its tasks by itself. `is_independent`: its tasks do
-    not need each other. `avoided`: nodes where it does not go. `is_replica`: of a service, which lives on if others do. `appcode`
-    and `line`: by id, and by namespace. `seconds`: its time limit, and what it may take to end beyond the usual time. `spread`:
-    its tasks go to as many nodes as possible. `person`: who started it, by id."""
+    not need each other. `avoided`: nodes where it does not go. `is_replica`: of a service, which lives on if others do.
+    `appcode`: by id. `seconds`: its time limit, and what it may take to end beyond the usual time. `spread`: its tasks go to as
+    many nodes as possible. `person`: who started it, by id."""
 
     run: int
     tasks: Sequence[Tasks]
@@ -102,7 +114,7 @@ class Waiting:
     avoided: frozenset[str] = frozenset()
     is_replica: bool = False
     appcode: str = ""
-    line: str = ""
+    terms: Terms = Terms()
     priority_class: PriorityClass = "normal"
     seconds: int | None = None
     spread: bool = False
@@ -119,6 +131,9 @@ class Ending:
     gone: int = 0
 
 
+UNUSED = Ending()
+
+
 @dataclass(frozen=True)
 class Known:
     """What is known of one cloud. `taken`: by node, by tasks of runs. `waiting`: oldest first."""
@@ -133,7 +148,14 @@ class Known:
 
 def capacity_of(cloud: str) -> Capacity:
     """Capacity of a cloud when the controller last saw it; empty before that."""
-    return capacity_from(CloudState.objects.filter(name=cloud).values_list("capacity", flat=True).first() or {})
+    stored = CloudState.objects.filter(name=cloud).values_list(Cast("capacity", TextField()), flat=True).first()
+    return _parsed(stored or "{}")
+
+
+# Most previews and passes see the same nodes as the one before.
+@lru_cache(4)
+def _parsed(stored: str) -> Capacity:
+    return capacity_from(json.loads(stored))
 
 
 def domains_of(cloud: str, nodes: Collection[str]) -> dict[str, str]:
@@ -197,9 +219,9 @@ def _pool_from(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: bool = True) -> Known:
     """Reads what runs hold and wait for; the run of `but` that lives now will be over. `new`: also runs that are about to be
-    admitted. `capacity` must have been read before. Eight queries."""
-    held, lacks, waits = taken(cloud), promises(cloud, but), waiting(cloud, but, new=new)
-    ending = ending_on(Q(run__cloud=cloud)).get(cloud, {})
+    admitted. `capacity` must have been read before. Six queries at most."""
+    on_nodes, lacks, waits = used_on(Q(run__cloud=cloud)), promises(cloud, but), waiting(cloud, but, new=new)
+    held, ending = on_nodes.get(cloud, ({}, {}))
     return Known(capacity, held, lacks, waits, ending, closing(windows.of(cloud), waits))
 
 
@@ -216,7 +238,7 @@ def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
     """What `read` returns with admitted runs only, for several clouds, with as many queries as for one."""
     if not capacities:
         return {}
-    held, ending = taken_on(Q(run__cloud__in=capacities)), ending_on(Q(run__cloud__in=capacities))
+    on_nodes = used_on(Q(run__cloud__in=capacities))
     placed = list(_placed(Q(cloud__in=capacities)))
     first, *others = (_unplaced(alive(name), new=False) for name in capacities)
     unplaced = sorted(first.union(*others, all=True) if others else first)
@@ -226,10 +248,10 @@ def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
     return {
         name: Known(
             capacity,
-            held.get(name, {}),
+            on_nodes.get(name, ({}, {}))[0],
             [each for each in lacks if cloud_of[each.run] == name],
             [each for each in waits if cloud_of[each.run] == name],
-            ending=ending.get(name, {}),
+            ending=on_nodes.get(name, ({}, {}))[1],
             windows=closing(
                 closed.get(name, windows.NO_WINDOWS), [each for each in waits if cloud_of[each.run] == name]
             ),
@@ -252,14 +274,14 @@ def due() -> Q:
 
 
 def waiting(cloud: str, but: Cluster | None = None, *, new: bool = True) -> list[Waiting]:
-    """Returns the admitted runs without places, oldest first, with their tasks that have no node. Two queries."""
+    """Returns the admitted runs without places, oldest first, with their tasks that have no node. Two queries at most."""
     return _waiting(list(_unplaced(alive(cloud) & without(but), new=new)))
 
 
 # One run that waits: its columns in `_unplaced`.
 Row = tuple[
-    int, str, dt.datetime | None, list[str], dt.datetime | None, str, str, int, str, str | None, str | None, str | None,
-    str | None, int | None, str, str, str,
+    int, str, dt.datetime | None, dt.datetime | None, str, str, int, str, int, int, int, PriorityClass, str | None, str | None,
+    str | None, int | None, bool, str, str, str, str,
 ]  # fmt: skip
 
 
@@ -275,53 +297,46 @@ def _unplaced(which: Q, *, new: bool) -> QuerySet[Run, Row]:
     )
     first = runs.annotate(turn=own).order_by("turn", "pk").values("pk")[:MOST_WAITING]
     return Run.objects.filter(pk__in=first).order_by("pk").values_list(
-        "pk", "cloud", "applied_at", "avoided", "not_before", "cluster__part_of", KT("spec__framework"), "cluster__appcode",
-        "namespace", KT("spec__priorityClass"), KT("spec__timeLimit"), KT("spec__placement"), KT("spec__terminationGracePeriod"),
-        "created_by", Cast("resources", TextField()), Cast("roles", TextField()), KT("spec__roles"),
+        "pk", "cloud", "applied_at", "not_before", "cluster__part_of", KT("spec__framework"), "cluster__appcode",
+        "namespace", "cluster__appcode__gpu_quota", "cluster__appcode__gpu_borrow", "cluster__appcode__weight",
+        "priority_class", KT("spec__timeLimit"), KT("spec__placement"), KT("spec__terminationGracePeriod"), "created_by",
+        Exists(Task.objects.filter(run=OuterRef("pk"))),
+        Cast("avoided", TextField()), Cast("resources", TextField()), Cast("roles", TextField()), KT("spec__roles"),
     )  # fmt: skip
 
 
 def by_class() -> Case:
     """0 for urgent runs, 2 for spare ones."""
-    urgent, spare = When(spec__priorityClass="urgent", then=0), When(spec__priorityClass="spare", then=2)
+    urgent, spare = When(priority_class="urgent", then=0), When(priority_class="spare", then=2)
     return Case(urgent, spare, default=1, output_field=IntegerField())
 
 
 def _waiting(rows: Sequence[Row]) -> list[Waiting]:
-    seen = _seen([pk for pk, *_ in rows])
+    """One query if one of these runs has tasks."""
+    seen = _seen([pk for pk, *_, has_tasks, _, _, _, _ in rows if has_tasks])
     # As text, since many runs ask for the same, and reading JSON takes longer than the rest.
     asked: dict[tuple[str, ...], _Asked] = {}
     unseen: dict[tuple[str, ...], tuple[Tasks, ...]] = {}
+    terms: dict[int, Terms] = {}
     found, at = [], timezone.now()
     for (
-        pk,
-        _,
-        applied_at,
-        avoided,
-        not_before,
-        part_of,
-        framework,
-        appcode,
-        line,
-        priority_class,
-        limit,
-        placement,
-        grace,
-        person,
-        *texts,
-    ) in rows:
+        pk, _, applied_at, not_before, part_of, framework, appcode, line, quota, borrow, weight, priority_class, limit,
+        placement, grace, person, _, avoided, *texts,
+    ) in rows:  # fmt: skip
         key = tuple(texts)
         if key not in asked:
             asked[key] = _Asked(*map(json.loads, texts))
             unseen[key] = tuple(asked[key].lacking({}))
+        if appcode not in terms:
+            terms[appcode] = Terms(line, quota, borrow, weight)
         tasks = tuple(asked[key].lacking(seen[pk])) if pk in seen else unseen[key]
         if tasks:
-            away = frozenset[str](avoided) if not_before and at < not_before + AVOIDED else frozenset[str]()
+            away = json.loads(avoided) if not_before and at < not_before + AVOIDED else ()
             independent, replica = FRAMEWORKS[framework].is_independent, part_of.startswith(SERVICES)
             found.append(
                 Waiting(
-                    pk, tasks, applied_at is not None, independent, away, replica, str(appcode), line, class_of(priority_class),
-                    lasts(int(limit) if limit else None, int(grace or 0)),
+                    pk, tasks, applied_at is not None, independent, frozenset(away), replica, str(appcode), terms[appcode],
+                    priority_class, lasts(int(limit) if limit else None, int(grace or 0)),
                     spreads(placement, tasks, is_replica=replica), str(person or ""),
                 )
             )  # fmt: skip
@@ -346,11 +361,6 @@ def lasts(limit: int | None, grace: int) -> int | None:
 def to_end(at: dt.datetime, grace: int) -> dt.datetime:
     """When a run that is ended at `at` has ended at the latest."""
     return at + TO_END + dt.timedelta(seconds=max(0, grace - GRACE_SECONDS))
-
-
-def class_of(stored: str | None) -> PriorityClass:
-    """Runs of older releases have none."""
-    return "urgent" if stored == "urgent" else "spare" if stored == "spare" else "normal"
 
 
 def without(cluster: Cluster | None) -> Q:
@@ -461,44 +471,40 @@ class _Asked:
         )
 
 
-def taken(cloud: str) -> dict[str, Sizes]:
-    """Returns what tasks of the portal hold, by node. One query."""
-    return taken_on(Q(run__cloud=cloud)).get(cloud, {})
-
-
 def taken_on(which: Q) -> dict[str, dict[str, Sizes]]:
     """Returns what these tasks hold, by cloud and node. One query."""
-    tasks = Task.objects.filter(which, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
-    found: dict[str, dict[str, Sizes]] = {}
-    for cloud, node, sizes in amounts(tasks, "run__cloud", "node"):
-        found.setdefault(cloud, {})[node] = sizes
-    return found
+    return {cloud: held for cloud, (held, _) in used_on(which).items()}
 
 
-def ending_on(which: Q) -> dict[str, dict[str, Ending]]:
-    """Returns when these tasks end, by cloud and node. Two queries."""
+IS_ENDING = Q(run__desired=Run.Desired.ENDED) | ~Q(run__verdict="") | Q(run__given_back_at__isnull=False)
+
+
+def used_on(which: Q) -> dict[str, tuple[dict[str, Sizes], dict[str, Ending]]]:
+    """Returns what these tasks hold, and when they end, by cloud and node. One query."""
     tasks = Task.objects.filter(which, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
-    is_ending = Q(run__desired=Run.Desired.ENDED) | ~Q(run__verdict="") | Q(run__given_back_at__isnull=False)
-    more = Greatest(
-        Coalesce(Cast(KeyTextTransform("terminationGracePeriod", "run__spec"), IntegerField()), 0) - GRACE_SECONDS, 0
-    )
-    late = ExpressionWrapper(more * Value(dt.timedelta(seconds=1)), DurationField())
-    when = ExpressionWrapper(F("run__deadline") + late, DateTimeField())
-    asked = ExpressionWrapper(Coalesce("run__given_back_at", "run__release_asked_at") + late, DateTimeField())
-    unasked = Q(run__given_back_at=None, run__release_asked_at=None)
-    rows = tasks.order_by().values_list("run__cloud", "node").annotate(
-        ends=Max(when, filter=~is_ending), lasting=Count("pk", filter=~is_ending),
-        endless=Count("pk", filter=~is_ending & Q(run__deadline=None)),
-        gone=Max(asked, filter=is_ending), unknown=Count("pk", filter=is_ending & unasked),
+    grace = Coalesce(Cast(KeyTextTransform("terminationGracePeriod", "run__spec"), IntegerField()), 0)
+    late = ExpressionWrapper(Greatest(grace - GRACE_SECONDS, 0) * Value(dt.timedelta(seconds=1)), DurationField())
+    rows = amounts(
+        tasks.annotate(is_ending=Case(When(IS_ENDING, then=True), default=False)), "run__cloud", "node", "is_ending",
+        ends=Max(ExpressionWrapper(F("run__deadline") + late, DateTimeField())),
+        endless=Count("pk", filter=Q(run__deadline=None)),
+        since=Max(ExpressionWrapper(Coalesce("run__given_back_at", "run__release_asked_at") + late, DateTimeField())),
+        unasked=Count("pk", filter=Q(run__given_back_at=None, run__release_asked_at=None)),
     )  # fmt: skip
-    found: dict[str, dict[str, Ending]] = {}
-    for cloud, node, ends, lasting, endless, gone, unknown in rows:
-        last = None if endless or (lasting and ends is None) else full_minute(ends + TO_END) if ends else 0
-        known = 0 if unknown or gone is None else full_minute(gone + TO_END)
-        found.setdefault(cloud, {})[node] = Ending(ends=last, gone=known)
-    for cloud, node, sizes in amounts(tasks.filter(is_ending), "run__cloud", "node"):
-        nodes = found.setdefault(cloud, {})
-        nodes[node] = replace(nodes.get(node, Ending()), sizes=sizes)
+    found: dict[str, tuple[dict[str, Sizes], dict[str, Ending]]] = {}
+    unknown = set[tuple[str, str]]()
+    for cloud, node, is_ending, sizes, ends, endless, since, unasked in rows:
+        held, ending = found.setdefault(cloud, ({}, {}))
+        held[node] = held[node] + sizes if node in held else sizes
+        here = ending.get(node, UNUSED)
+        if is_ending:
+            if unasked:
+                unknown.add((cloud, node))
+            gone = 0 if (cloud, node) in unknown else max(here.gone, full_minute(since + TO_END))
+            ending[node] = replace(here, sizes=here.sizes + sizes, gone=gone)
+        else:
+            last = None if endless or here.ends is None else max(here.ends, full_minute(ends + TO_END))
+            ending[node] = replace(here, ends=last)
     return found
 
 
@@ -507,8 +513,9 @@ def full_minute(at: dt.datetime) -> int:
     return -(-int(at.timestamp()) // 60) * 60
 
 
-def amounts(tasks: QuerySet[Task], *by: str) -> Iterator[tuple[Any, ...]]:
-    """What the tasks hold, after the columns by which they are divided. One query."""
+def amounts(tasks: QuerySet[Task], *by: str, **more: Aggregate) -> Iterator[tuple[Any, ...]]:
+    """What the tasks hold, after the columns by which they are divided, and before `more`. Where tasks ask for more than whole
+    GPUs of NVIDIA's, there are several rows, to be added up. One query."""
     asked = Func(F("run__resources"), F("role"), function="jsonb_extract_path", output_field=JSONField())
 
     def amount(name: str) -> Cast:
@@ -516,21 +523,20 @@ def amounts(tasks: QuerySet[Task], *by: str) -> Iterator[tuple[Any, ...]]:
 
     # In full where it is more than whole GPUs of NVIDIA's; most tasks of a node are alike.
     full = Cast("asked", TextField())
-    more = Case(When(asked__has_any_keys=["resource", "extra"], then=full), default=Value(""), output_field=TextField())
-    sums = tasks.annotate(asked=asked).annotate(more=more).values(*by, "more").annotate(
+    special = Case(
+        When(asked__has_any_keys=["resource", "extra"], then=full), default=Value(""), output_field=TextField()
+    )
+    sums = tasks.annotate(asked=asked).annotate(special=special).values(*by, "special").annotate(
         held_gpus=Sum(amount("gpus")),
         held_cpu=Sum(amount("cpu_milli") + Coalesce(amount("beside_cpu_milli"), 0)),
         held_memory=Sum(amount("memory_mb") + Coalesce(amount("beside_memory_mb"), 0)),
         count=Count("pk"),
+        **more,
     )  # fmt: skip
-    found: dict[tuple[Any, ...], Sizes] = {}
-    rows = sums.order_by().values_list(*by, "held_gpus", "held_cpu", "held_memory", "more", "count")
-    for *of, gpus, cpu, memory, asks, count in rows:
+    rows = sums.order_by().values_list("held_gpus", "held_cpu", "held_memory", "special", "count", *by, *more)
+    for gpus, cpu, memory, asks, count, *others in rows:
         sizes = Sizes(gpus or 0, cpu or 0, memory or 0)
         if asks:
             sliced = Sizes.of_tasks(_Asked({"": json.loads(asks)}, {}, {}).of("", 0, 0), count)
             sizes = replace(sizes, gpus=sliced.gpus, slices=sliced.slices)
-        key = tuple(of)
-        found[key] = found[key] + sizes if key in found else sizes
-    for key, sizes in found.items():
-        yield (*key, sizes)
+        yield (*others[: len(by)], sizes, *others[len(by) :])

@@ -2,8 +2,9 @@
 (`Cloud.places_runs`), `reconcile` tells the cloud only of runs that have places, and its tasks can go nowhere else.
 
 One pass decides for a whole cloud, under one lock: it reads what is held and promised, asks `clusters.admission` once, and writes
-every answer in the same transaction. It runs when a run is admitted, when the capacity of the cloud changes, and with the sweep
-as long as runs wait. A run that cannot take the places it was given loses them, and waits again in its old order.
+every answer in the same transaction. It runs when a run is admitted (at once, by the same worker), when the capacity of the cloud
+changes, and with the sweep as long as runs wait. A run that cannot take the places it was given loses them, and waits again in
+its old order.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from clusters.events import run_event
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import Run, Task
 from clusters.runs.placing import room
-from clusters.runs.placing.known import ALIVE, Known, Promise, alike, alive, capacity_of, class_of, due, promises, read
+from clusters.runs.placing.known import ALIVE, Known, Promise, alike, alive, capacity_of, due, promises, read
 from clusters.runs.placing.rights import held_by
 from clusters.runs.status.notifications import tell
 from clusters.runs.status.phase_update import refresh
@@ -251,7 +252,7 @@ def _take_back(cloud: str, takes: Mapping[int, int]) -> None:
 def _taken(run: Run, taker: Run, at: dt.datetime) -> Event:
     own = taker.cluster.appcode_id == run.cluster.appcode_id
     who = f"{taker.cluster.name}/{taker.number}, of a higher class," if own else "Another appcode"
-    is_spare = class_of(run.spec.get("priorityClass")) == "spare"
+    is_spare = run.priority_class == "spare"
     right = (
         "" if own else ", and this run is spare" if is_spare else " inside its quota, and this run has borrowed them"
     )

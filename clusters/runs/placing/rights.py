@@ -19,13 +19,11 @@ from django.db.models.fields.json import KT
 from billing.sums.decayed_use import decayed_use
 from clusters.admission.order import Level, PriorityClass, Share, levels
 from clusters.admission.packing import Sizes
-from clusters.admission.taking import MOST_LOST, Holding
+from clusters.admission.taking import Holding
 from clusters.runs.models import Cluster, Run, Task
-from clusters.runs.placing.known import ALIVE, Waiting, amounts, class_of, full_minute, to_end, without
-from portal.models import Appcode
+from clusters.runs.placing.known import ALIVE, Terms, Waiting, amounts, full_minute, to_end, without
 
-# A row of an older release has no class, and is not spare.
-SPARE = Q(spec__contains={"priorityClass": "spare"})
+SPARE = Q(priority_class="spare")
 # Runs that have GPUs, or places for them.
 HOLDS = Q(gone=False, gpus__gt=0) & (Q(placed_at__isnull=False) | Q(applied_at__isnull=False))
 # And those that have places on nodes with GPUs, or slices of GPUs, which no quota counts.
@@ -39,6 +37,8 @@ PROTECTED: Mapping[Level, dt.timedelta] = {
     Level.BORROWED: dt.timedelta(minutes=10),
     Level.QUOTA: dt.timedelta(minutes=10),
 }
+# Nobody knows when a run wrote its last checkpoint; one that writes none must not be safe for ever.
+MOST_LOST = 4 * 3600
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Rights:
-    """`shares` by appcode, named by its id; `over`: runs of those that hold more than their quota, on all clouds."""
+    """By appcode, named by its id. `over`: the runs of those that borrow, on all clouds, with their levels."""
 
     shares: Mapping[str, Share] = field(default_factory=dict)
-    over: Sequence[Held] = ()
+    over: Mapping[str, Sequence[tuple[Held, Level]]] = field(default_factory=dict)
 
 
 RightName = Literal["quota", "borrowed", "spare"]
@@ -99,13 +99,12 @@ def rights_of(runs: Iterable[Run]) -> dict[int, Right]:
         for run in runs
         if (run.gpus or is_sliced(run)) and run.placed_at and not (run.gone or run.given_back_at or run.is_terminal)
     ]
-    classes = {run.pk: class_of(run.spec.get("priorityClass")) for run in here}
-    counted = [run.cluster.appcode for run in here if classes[run.pk] != "spare"]
-    quotas = {appcode.pk: appcode.gpu_quota for appcode in counted if appcode.gpu_borrow}
-    level_of = _beyond(quotas) if quotas else {}
+    counted = [run.cluster.appcode for run in here if run.priority_class != "spare"]
+    quotas = {str(appcode.pk): appcode.gpu_quota for appcode in counted if appcode.gpu_borrow}
+    level_of = {run.run: level for several in _borrowing(quotas).values() for run, level in several} if quotas else {}
     found = {}
     for run in here:
-        level = Level.SPARE if classes[run.pk] == "spare" else level_of.get(run.pk, Level.QUOTA)
+        level = Level.SPARE if run.priority_class == "spare" else level_of.get(run.pk, Level.QUOTA)
         since = _since(run.whole_at, run.placed_at, run.created_at)
         found[run.pk] = Right(NAMES[level], None if level == Level.QUOTA else since + PROTECTED[level])
     return found
@@ -118,99 +117,85 @@ def is_sliced(run: Run) -> bool:
 
 def unborrowed(appcode: int, quota: int, but: Cluster | None = None) -> int:
     """GPUs that an appcode may still start without borrowing, once the runs of `but` are over. One query."""
-    inside = levels([*_rows(Q(cluster__appcode=appcode) & ~SPARE & without(but))], quota)
-    return quota - sum(run.gpus for run, level in inside if level == Level.QUOTA)
+    return quota - _inside(levels([*_rows(Q(cluster__appcode=appcode) & ~SPARE & without(but))], quota))
 
 
-def _beyond(quotas: Mapping[int, int]) -> dict[int, Level]:
-    """Levels of the runs of those of these appcodes that borrow."""
-    mine = Run.objects.filter(HOLDS & ~SPARE, cluster__appcode__in=quotas, cluster__appcode__gpu_borrow__gt=0)
-    sums = mine.values("cluster__appcode").order_by()
-    more = sums.annotate(held=Sum("gpus"), quota=Max("cluster__appcode__gpu_quota")).filter(held__gt=F("quota"))
-    own: dict[int, list[Held]] = {}
-    for each in _rows(~SPARE & Q(cluster__appcode__in=more.values("cluster__appcode"))):
-        own.setdefault(int(each.appcode), []).append(each)
-    return {run.run: level for appcode, several in own.items() for run, level in levels(several, quotas[appcode])}
-
-
-def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, str] | None = None) -> Rights:
-    """The shares of appcodes that hold GPUs or wait for some; `also`: of these, with their lines. Four queries at most."""
-    lines = {each.appcode: each.line for each in waiting} | dict(also or {})
-    sums = Run.objects.filter(HOLDS).values("cluster__appcode", "created_by").order_by().annotate(
+def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, Terms] | None = None) -> Rights:
+    """The shares of appcodes that hold GPUs or wait for some; `also`: of these. Three queries at most."""
+    terms = {each.appcode: each.terms for each in waiting} | dict(also or {})
+    appcode = "cluster__appcode"
+    sums = Run.objects.filter(HOLDS).order_by().values_list(
+        appcode, "created_by", f"{appcode}__gpu_quota", f"{appcode}__gpu_borrow", f"{appcode}__weight"
+    ).annotate(
         line=Max("namespace"), normal=Sum("gpus", filter=~SPARE, default=0), spare=Sum("gpus", filter=SPARE, default=0)
     )  # fmt: skip
     held, people = dict[str, tuple[int, int]](), dict[str, list[tuple[str, int]]]()
-    columns = ("cluster__appcode", "created_by", "line", "normal", "spare")
-    for appcode, person, line, normal, spare in sums.values_list(*columns):
-        more = held.get(str(appcode), (0, 0))
-        held[str(appcode)] = more[0] + normal, more[1] + spare
-        people.setdefault(str(appcode), []).append((str(person or ""), normal + spare))
-        lines.setdefault(str(appcode), line)
-    terms = Appcode.objects.filter(pk__in=map(int, lines)).values_list("pk", "gpu_quota", "gpu_borrow", "weight")
-    found = {str(pk): rest for pk, *rest in terms}
-    exceeding = [
-        int(each)
+    for pk, person, quota, borrow, weight, line, normal, spare in sums:
+        more = held.get(str(pk), (0, 0))
+        held[str(pk)] = more[0] + normal, more[1] + spare
+        people.setdefault(str(pk), []).append((str(person or ""), normal + spare))
+        terms.setdefault(str(pk), Terms(line, quota, borrow, weight))
+    quotas = {
+        each: terms[each].quota
         for each, (normal, _) in held.items()
-        for quota, borrow, _ in [found.get(each, (normal, 0, 0))]
-        if borrow and normal > quota
-    ]
-    over = list(_rows(Q(cluster__appcode__in=exceeding))) if exceeding else []
-    own: dict[str, list[Held]] = {}
-    for run in over:
-        own.setdefault(run.appcode, []).append(run)
-    used = decayed_use(at, [int(each) for each in found])
+        if terms[each].borrow and normal > terms[each].quota
+    }
+    over = _borrowing(quotas) if quotas else {}
+    used = decayed_use(at, [int(each) for each in terms])
     shares = {}
-    for name, (quota, borrow, weight) in found.items():
+    for name, of in terms.items():
         normal, spare = held.get(name, (0, 0))
-        inside = normal
-        if borrow and normal > quota:
-            inside = sum(run.gpus for run, level in levels(own[name], quota) if level == Level.QUOTA)
+        inside = _inside(over[name]) if name in over else normal
         shares[name] = Share(
-            quota,
-            inside,
-            normal - inside,
-            spare,
-            lines[name],
-            quota + borrow,
-            weight,
-            used.get(int(name), 0),
+            of.quota, inside, normal - inside, spare, of.line, of.quota + of.borrow, of.weight, used.get(int(name), 0),
             tuple(sorted(people.get(name, ()))),
-        )
+        )  # fmt: skip
     return Rights(shares, over)
+
+
+def _borrowing(quotas: Mapping[str, int]) -> dict[str, list[tuple[Held, Level]]]:
+    """The runs of those of these appcodes that hold more than their quotas, with their levels. One query."""
+    normal = Run.objects.filter(HOLDS & ~SPARE, cluster__appcode__in=[int(each) for each in quotas])
+    sums = normal.values("cluster__appcode").order_by()
+    more = sums.annotate(held=Sum("gpus"), quota=Max("cluster__appcode__gpu_quota")).filter(held__gt=F("quota"))
+    own: dict[str, list[Held]] = {}
+    for each in _rows(Q(cluster__appcode__in=more.values("cluster__appcode"))):
+        own.setdefault(each.appcode, []).append(each)
+    return {appcode: levels(several, quotas[appcode]) for appcode, several in own.items()}
+
+
+def _inside(runs: Iterable[tuple[Held, Level]]) -> int:
+    """The GPUs of those that are inside the quota."""
+    return sum(run.gpus for run, level in runs if level == Level.QUOTA)
 
 
 def holdings(cloud: str, rights: Rights, waiting: Sequence[Waiting], at: dt.datetime) -> tuple[Holding, ...]:
     """Runs of a cloud that may have to give their GPUs back: spare ones, those of appcodes beyond their quota, and those of
-    appcodes of which an urgent run waits. Two queries."""
+    appcodes of which an urgent run waits. Three queries at most."""
+    here = {run.run: (run, level) for own in rights.over.values() for run, level in own if run.cloud == cloud}
     pressed = {int(each.appcode) for each in waiting if each.priority_class == "urgent"}
-    others = _rows(Q(cloud=cloud) & (SPARE | Q(cluster__appcode__in=pressed)), HOLDS_ANY)
-    own: dict[str, dict[int, Held]] = {}
-    for each in [*rights.over, *others]:
-        own.setdefault(each.appcode, {})[each.run] = each
-    level_of: dict[int, Level] = {}
-    for appcode, runs in own.items():
-        share = rights.shares.get(appcode)
-        # Of an appcode within its quota not all runs are known, and all are inside.
-        quota = share.quota if share and share.borrowed else sum(each.gpus for each in runs.values())
-        level_of |= {run.run: level for run, level in levels(sorted(runs.values(), key=lambda run: run.run), quota)}
-    here = {run.run: run for runs in own.values() for run in runs.values() if run.cloud == cloud}
+    # Of an appcode within its quota all runs are inside.
+    for run in _rows(Q(cloud=cloud) & (SPARE | Q(cluster__appcode__in=pressed)), HOLDS_ANY):
+        here.setdefault(run.run, (run, Level.SPARE if run.priority_class == "spare" else Level.QUOTA))
+    if not here:
+        return ()
     placed = Run.objects.filter(ALIVE, pk__in=here, placed_at__isnull=False).values_list("pk", flat=True)
     nodes = _nodes(here)
-    held = {run: here[run].gpus or sum(sizes.units for sizes in of.values()) for run, of in nodes.items()}
+    held = {pk: here[pk][0].gpus or sum(sizes.units for sizes in of.values()) for pk, of in nodes.items()}
     return tuple(
         Holding(
             str(run.run),
             run.appcode,
             held[run.run],
             nodes[run.run],
-            level_of[run.run],
+            level,
             run.priority_class,
             held[run.run] * min(MOST_LOST, run.unsaved(at)),
-            at < (until := run.since + PROTECTED[level_of[run.run]]),
+            at < (until := run.since + PROTECTED[level]),
             int(until.timestamp()),
             full_minute(to_end(at, run.grace)),
         )
-        for run in (here[pk] for pk in sorted(placed))
+        for run, level in (here[pk] for pk in sorted(placed))
         if run.run in nodes
     )
 
@@ -218,7 +203,7 @@ def holdings(cloud: str, rights: Rights, waiting: Sequence[Waiting], at: dt.date
 def held_by(run: Run) -> Held:
     """What a row says of a run that holds GPUs."""
     return Held(
-        run.pk, str(run.cluster.appcode_id), run.gpus, class_of(run.spec.get("priorityClass")), run.cloud,
+        run.pk, str(run.cluster.appcode_id), run.gpus, run.priority_class, run.cloud,
         _since(run.whole_at, run.placed_at, run.created_at), run.checkpoint_at,
     )  # fmt: skip
 
@@ -227,17 +212,17 @@ def _rows(which: Q, holds: Q = HOLDS) -> Iterable[Held]:
     rows: QuerySet[
         Run,
         tuple[
-            int, int, int, str | None, str, dt.datetime | None, dt.datetime | None, dt.datetime, dt.datetime | None,
+            int, int, int, PriorityClass, str, dt.datetime | None, dt.datetime | None, dt.datetime, dt.datetime | None,
             str | None,
         ],
     ]  # fmt: skip
     rows = Run.objects.filter(holds, which).order_by("pk").values_list(
-        "pk", "cluster__appcode", "gpus", KT("spec__priorityClass"), "cloud", "whole_at", "placed_at", "created_at",
-        "checkpoint_at", KT("spec__terminationGracePeriod"),
+        "pk", "cluster__appcode", "gpus", "priority_class", "cloud", "whole_at", "placed_at", "created_at", "checkpoint_at",
+        KT("spec__terminationGracePeriod"),
     )  # fmt: skip
     for pk, appcode, gpus, priority_class, cloud, whole_at, placed_at, created_at, saved, grace in rows:
         since = _since(whole_at, placed_at, created_at)
-        yield Held(pk, str(appcode), gpus, class_of(priority_class), cloud, since, saved, int(grace or 0))
+        yield Held(pk, str(appcode), gpus, priority_class, cloud, since, saved, int(grace or 0))
 
 
 def _since(whole_at: dt.datetime | None, placed_at: dt.datetime | None, created_at: dt.datetime) -> dt.datetime:
@@ -249,5 +234,6 @@ def _nodes(runs: Collection[int]) -> dict[int, dict[str, Sizes]]:
     tasks = Task.objects.filter(run__in=runs, phase__in=["Pending", "Running"]).exclude(node="")
     found: dict[int, dict[str, Sizes]] = {}
     for run, node, sizes in amounts(tasks, "run", "node"):
-        found.setdefault(run, {})[node] = sizes
+        here = found.setdefault(run, {})
+        here[node] = here.get(node, Sizes()) + sizes
     return found

@@ -23,8 +23,9 @@ from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.registry import adds_nodes, places_runs
 from clusters.runs.models import Cluster
 from clusters.runs.placing import windows
-from clusters.runs.placing.known import MOST_WAITING, TO_END, Ending, Known, Waiting, read
+from clusters.runs.placing.known import MOST_WAITING, TO_END, Ending, Known, Terms, Waiting, read
 from clusters.runs.placing.rights import Rights, holdings, rights
+from portal.models import Appcode
 
 # What a run waits for that others may have to give back.
 SHORT = frozenset({Code.GPUS, Code.FRAGMENTED, Code.RESOURCES, Code.BEHIND})
@@ -43,12 +44,16 @@ class Wish:
     """Who would start a new run, and how. `line`: its namespace. `seconds`: its time limit. `is_endless`: it can have none.
     `person`: by id."""
 
-    appcode: int
+    appcode: Appcode
     line: str
     priority_class: PriorityClass = "normal"
     seconds: int | None = None
     is_endless: bool = False
     person: str = ""
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.line, self.appcode.gpu_quota, self.appcode.gpu_borrow, self.appcode.weight)
 
 
 def judge(tasks: Sequence[Tasks], capacity: Capacity, cloud: str, wish: Wish, but: Cluster | None = None) -> Judgement:
@@ -63,7 +68,7 @@ class Here:
         self._cloud, self._known, self._at, self._wish = cloud, known, at, wish
         self._rights = Rights()
         if places_runs(cloud):
-            self._rights = rights(known.waiting, at, {str(wish.appcode): wish.line})
+            self._rights = rights(known.waiting, at, {str(wish.appcode.pk): wish.terms})
         # Of a run that was judged and can never start: what an administrator would have to add.
         self.must_add = ""
         self._holdings: tuple[Holding, ...] = ()
@@ -100,7 +105,7 @@ class Here:
         asked = tolerating([each for each in tasks if each.count], tolerated)
         ends = ends_at(self._at, seconds)
         return Ask(
-            "", str(self._wish.appcode), asked, priority_class=priority_class, ends=ends, person=self._wish.person
+            "", str(self._wish.appcode.pk), asked, priority_class=priority_class, ends=ends, person=self._wish.person
         )
 
     def prospect(self, tasks: Iterable[Tasks]) -> Prospect:
@@ -117,7 +122,7 @@ class Here:
         return self._known.windows.limits(min(each - first, MOST_SECONDS) for each in until)
 
     def _asker(self, seconds: int | None) -> Asker:
-        return windows.asker(self._wish.appcode, seconds, is_endless=self._wish.is_endless)
+        return windows.asker(self._wish.appcode.pk, seconds, is_endless=self._wish.is_endless)
 
     def _wanted(self, tasks: Iterable[Tasks]) -> Wanted:
         return self._several | Wanted.of(list(tasks))
@@ -220,13 +225,14 @@ def snapshot(known: Known, at: dt.datetime | None = None, also: Wanted | None = 
     nodes = known.windows.close(
         _node(
             each,
+            kind,
             known.taken.get(each.name, Sizes()),
             promised.get(each.name),
             known.ending.get(each.name),
             alike,
             wanted,
         )
-        for each in known.capacity.nodes
+        for each, kind in zip(known.capacity.nodes, known.capacity.kinds, strict=True)
     )
     asked = {key: _asked(each, nodes, key[0]) for key, each in several.items()}
     asks = tuple(
@@ -303,6 +309,7 @@ class Wanted:
 
 def _node(
     seen: Seen,
+    kind: int,
     held: Sizes,
     promised: Sizes | None,
     ending: Ending | None,
@@ -312,11 +319,7 @@ def _node(
     """`alike` remembers nodes by all that is asked here, since most of many are equal but for their names."""
     labels = wanted.labels.intersection(seen.labels) if wanted.labels else wanted.labels
     slices = tuple(each for each in seen.slices if each.resource in wanted.resources) if seen.slices else ()
-    key = (
-        seen.resource, seen.taints, labels, slices,
-        seen.gpus, seen.gpu_model, seen.cpu_milli, seen.memory_mb, seen.cpu_milli_free, seen.memory_mb_free, seen.gpus_others,
-        seen.cpu_milli_others, seen.memory_mb_others, seen.gpu_tasks_only, seen.simulated, seen.takes_tasks, held, promised,
-    )  # fmt: skip
+    key = kind, labels, slices, held, promised
     if key not in alike:
         alike[key] = _new_node(seen, held, promised, labels, slices)
     one = alike[key]

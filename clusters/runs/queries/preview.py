@@ -229,7 +229,7 @@ def _here(
 ) -> room.Here:
     spec, place = resolved.spec, resolved.place
     seconds = lasts(spec.time_limit, spec.termination_grace_period)
-    wish = room.Wish(appcode.pk, place.namespace, spec.priority_class, seconds, person=str(person.pk))
+    wish = room.Wish(appcode, place.namespace, spec.priority_class, seconds, person=str(person.pk))
     return room.Here.read(place.cloud, capacity, wish, but=instead_of)
 
 

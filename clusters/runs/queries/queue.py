@@ -99,7 +99,7 @@ class Queue:
 
 
 def queues(appcodes: Collection[int] | None) -> list[Queue]:
-    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Twenty-four
+    """Queues of every cloud with machines or runs. `appcodes` are those that the reader may see, None for all. Twenty-one
     queries at most."""
     states = {state.name: state for state in CloudState.objects.order_by("name")}
     names, quiet = titles(), silences_of(states.values(), timezone.now())
@@ -178,14 +178,14 @@ def _turns(snapshot: Snapshot, verdicts: Mapping[str, Verdict]) -> dict[int, Tur
 
 
 def _known(capacities: Mapping[str, Capacity], placing: Set[str]) -> dict[str, Known]:
-    """What is known of each cloud; where the portal places no runs, only what they hold. At most six queries."""
+    """What is known of each cloud; where the portal places no runs, only what they hold. At most seven queries."""
     held = taken_on(Q(run__cloud__in=capacities.keys() - placing))
     others = {name: Known(capacity, held.get(name, {})) for name, capacity in capacities.items()}
     return others | read_several({name: capacities[name] for name in placing})
 
 
 def _decided(known: Mapping[str, Known], placing: Set[str]) -> dict[str, tuple[Snapshot, Outlook]]:
-    """What becomes of the nodes and the runs that wait, where the portal places runs. At most four queries."""
+    """What becomes of the nodes and the runs that wait, where the portal places runs. At most three queries."""
     at = timezone.now()
     shares = rights([run for name in placing for run in known[name].waiting], at).shares if placing else {}
     found = {name: replace(snapshot(known[name], at), shares=shares) for name in placing}

@@ -20,7 +20,7 @@ from clusters.clouds.models import CloudState
 from clusters.clouds.placement import PLACES, choose, rows_by_kind, titles
 from clusters.clouds.registry import all_placing, own_kinds
 from clusters.runs.models import Run
-from clusters.runs.placing.known import capacity_from
+from clusters.runs.placing.known import Terms, capacity_from
 from clusters.runs.placing.places import every_wait
 from clusters.runs.placing.rights import HOLDS, SPARE, rights
 from clusters.runs.quota import waits
@@ -116,7 +116,7 @@ class _Place:
 
 
 def trees(mine: Collection[int] | None) -> list[Tree]:
-    """The shares of every cloud on which the portal places runs. `mine`: appcodes of the reader, None for all. Thirteen queries
+    """The shares of every cloud on which the portal places runs. `mine`: appcodes of the reader, None for all. Twelve queries
     at most."""
     clouds = all_placing()
     capacities = {
@@ -133,7 +133,12 @@ def trees(mine: Collection[int] | None) -> list[Tree]:
         Run.objects.filter(HOLDS, cloud__in=capacities).values_list("cloud", "cluster__appcode").distinct().order_by()
     )
     living = {pk: place for pk, place in placed.items() if appcodes[pk].state == Appcode.State.ACTIVE}
-    shares = rights((), timezone.now(), {str(pk): place.namespace for pk, place in living.items()}).shares
+    terms = {
+        str(pk): Terms(place.namespace, row.gpu_quota, row.gpu_borrow, row.weight)
+        for pk, place in living.items()
+        for row in [appcodes[pk]]
+    }
+    shares = rights((), timezone.now(), terms).shares
     seen = None if mine is None else {placed[pk].namespace for pk in mine if pk in placed}
     names = titles()
     found = []

@@ -274,7 +274,7 @@ def pod_state(cloud: str, run: Run, item: TaskSeen) -> PodState:
             "framework": run.spec["framework"],
             "user": run.created_by.username if run.created_by else "",
             **({"serves": "yes"} if FRAMEWORKS[run.spec["framework"]].role(item.role).kept_alive else {}),
-            **({"class": kind} if (kind := run.spec.get("priorityClass", "normal")) != "normal" else {}),
+            **({"class": run.priority_class} if run.priority_class != "normal" else {}),
         },
         phase=item.phase,
         gpus=held["gpus"],

@@ -43,7 +43,7 @@ def takes(spec: ServiceSpec, model: str, appcode: Appcode, count: int) -> Takes:
     most = gpu_limit(appcode, resolved.place.cloud)
     queue = ahead(appcode.pk, most)
     quota = judge_quota(resolved.gpus * count, Quota(appcode.code, most, held(appcode.pk), queue))
-    wish = Wish(appcode.pk, resolved.place.namespace, is_endless=True)
+    wish = Wish(appcode, resolved.place.namespace, is_endless=True)
     room = judge(tasks, capacity, resolved.place.cloud, wish) if count else Judgement("now", "", "")
     found = worst(quota, room)
     each = cost_of(resolved.spec, appcode)

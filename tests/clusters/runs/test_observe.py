@@ -111,7 +111,7 @@ def test_an_endpoint_that_no_listing_has_is_not_opened_any_more(run):
 
 def test_the_class_of_a_run_is_on_its_bill_and_stays_when_the_cluster_gets_another(run):
     """Tasks hold spare GPUs from their first sighting to their end, whatever the next run of the cluster is to be."""
-    Run.objects.update(spec={**run.spec, "priorityClass": "spare"})
+    Run.objects.update(priority_class="spare")
     for sku, per_hour in (("gpu", 2), ("spare-gpu", 1)):
         Price.objects.create(sku=sku, per_hour=per_hour, valid_from=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
     tasks = [running(run, role, index) for role, index in (("master", 0), ("worker", 0), ("worker", 1))]

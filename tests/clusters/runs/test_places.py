@@ -55,6 +55,22 @@ def gave_back(run: Run, then: dt.timedelta) -> bool:
     return place(run).given_back_at is not None
 
 
+def test_the_worker_that_admits_a_run_places_and_starts_it_unless_another_has_just_done_so(
+    cloud: Told, people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[str] = []
+    monkeypatch.setattr(tasks, "wake_places", woken.append)
+    runs = [submit(people, name, 8) for name in ("first", "second")]
+    Run.objects.update(admitted_at=None, wait_reason="", wait_message="")
+    for run, is_first in zip(runs, (True, False), strict=True):
+        monkeypatch.setattr(tasks, "may_place", lambda cloud, is_first=is_first: is_first)
+        tasks.reconcile_run(run.pk)
+    # The second had not been admitted when the pass looked.
+    assert ([plan.run.id for plan in cloud.applied], woken) == ([runs[0].pk], ["training"])
+    runs[1].refresh_from_db()
+    assert (runs[1].placed_at, runs[1].message) == (None, places.TURN)
+
+
 def test_of_two_gangs_that_fit_alone_one_gets_all_its_places_and_the_other_waits_for_its_end(
     cloud: Told, people: Any, as_person: Any
 ) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from clusters.admission.demand import GPU
@@ -234,6 +235,15 @@ class Node:
 @dataclass(frozen=True)
 class Capacity:
     nodes: tuple[Node, ...]
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """A number for each node, equal for those with the same resources, labels and slices apart."""
+        numbers: dict[Node, int] = {}
+        alike = (
+            replace(node, name="", note="", silent_since="", gpus_free=0, labels=(), slices=()) for node in self.nodes
+        )
+        return tuple(numbers.setdefault(node, len(numbers)) for node in alike)
 
 
 @dataclass(frozen=True)
