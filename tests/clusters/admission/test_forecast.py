@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.traces import Trace, eights, generated, mixed
-from bench.virtual import Cloud
-from bench.virtual import Run as Simulated
+from bench.admission.traces import Trace, eights, generated, mixed
+from bench.admission.virtual import Cloud
+from bench.admission.virtual import Run as Simulated
 from clusters.admission.decision import Ask
 from clusters.admission.forecast import (
     FOR_EVER,
