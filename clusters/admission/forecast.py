@@ -306,8 +306,9 @@ class _Replay:
 
     def _start(self, run: _Run, nodes: Mapping[str, Sizes]) -> None:
         del self._waiting[run.number]
-        self._wanted.discard(run.name)
-        self._found.setdefault(run.name, self._now)
+        if run.name in self._wanted:
+            self._wanted.remove(run.name)
+            self._found[run.name] = self._now
         run.nodes, run.since = nodes, self._now
         run.ends = None if run.ask.ends is None else run.ask.ends + self._now - self._at - TO_BEGIN
         for name, sizes in nodes.items():

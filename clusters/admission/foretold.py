@@ -23,7 +23,7 @@ SLIP = 1.25
 # A forecast that was not renewed for so long is none.
 OLD = dt.timedelta(minutes=5)
 
-UNKNOWN = "It is not known yet: it is computed each minute, for the first 500 runs that wait."
+UNKNOWN = "It is not known yet: it is computed each minute, for the first runs that wait."
 QUEUE = "The queue of its cloud decides when it starts."
 FIRST = "It is known once it waits for nothing but its places."
 LATER = "It is known once the run waits."

@@ -23,6 +23,7 @@ from clusters.admission.codes import Values
 from clusters.admission.decision import Ask, Snapshot, ordered
 from clusters.admission.forecast import History, Kind, Length, Likely, Living, Scene, drawn, forecast
 from clusters.admission.foretold import FIRST, LAST, QUEUE, UNKNOWN, Foretold, foretold, has_slipped
+from clusters.admission.foretold import REPLAYS as FEWEST_REPLAYS
 from clusters.admission.packing import Sizes, Tasks
 from clusters.clouds.registry import all_placing, places_runs
 from clusters.runs.models import Forecast, Run, Task
@@ -32,9 +33,11 @@ from clusters.runs.placing.places import HELD, every_wait
 from clusters.runs.placing.rights import rights
 from portal.db.advisory_lock import Lock, advisory_lock
 
-# Only the first that wait get a forecast, from so many replays of at most a week, in so many seconds of processor time at most:
-# other tasks of the worker wait meanwhile.
-PLACES, REPLAYS, SECONDS = 500, 32, 5.0
+# Only the first that wait get a forecast, and on large clouds fewer, from so many replays of at most a week, in so many seconds
+# of processor time: other tasks of the worker wait meanwhile.
+PLACES, REPLAYS, SECONDS = (500, 100, 20), 32, 20.0
+# Forecasts of a cloud rest so many times as long as they took.
+REST = 5
 HORIZON = dt.timedelta(days=7)
 # Run times are known from so many runs that were created last and have ended, of so many of all clouds.
 ENDED, LOOKED_AT = 5000, 100_000
@@ -61,11 +64,29 @@ def renew(cloud: str) -> None:
 
 def _renew(cloud: str) -> None:
     at = timezone.now()
+    last = Forecast.objects.filter(cloud=cloud).order_by("-as_of").values_list("as_of", "values").first()
+    if last and at < last[0] + REST * dt.timedelta(seconds=last[1].get("spent", 0)):
+        return
+    begin = time.thread_time()
     starts, kept = _judged(cloud)
     known = read(cloud, capacity_of(cloud), new=False)
     if not known.waiting:
         return
     scene, lengths, count = _read(cloud, known, at)
+    order = [ask.run for ask, _ in ordered(Snapshot(scene.nodes, scene.asks, scene.shares))]
+    for places in PLACES:
+        first = frozenset(order[:places])
+        scene = replace(scene, asks=tuple(ask for ask in scene.asks if ask.run in first))
+        likely, replays = _replayed(scene, lengths)
+        if replays >= FEWEST_REPLAYS:
+            break
+    spent = int(time.thread_time() - begin)
+    values = {"runs": count, "replays": replays, "starts": starts, "kept": kept, "spent": spent}
+    _write(cloud, scene, likely, values, at)
+
+
+def _replayed(scene: Scene, lengths: Mapping[str, Length]) -> tuple[dict[str, Likely], int]:
+    """The forecasts, and of how many replays; too few if the first shows that more would take too long."""
     replays = 0
 
     def in_time() -> Iterator[Mapping[str, int]]:
@@ -75,12 +96,11 @@ def _renew(cloud: str) -> None:
         for each in drawn(lengths, 0, REPLAYS):
             replays += 1
             yield each
-            if time.thread_time() - begin > SECONDS:
+            spent = time.thread_time() - begin
+            if spent > SECONDS or (replays == 1 and spent * FEWEST_REPLAYS > SECONDS):
                 return
 
-    likely = forecast(scene, in_time(), int(HORIZON.total_seconds()))
-    values = {"runs": count, "replays": replays, "starts": starts, "kept": kept}
-    _write(cloud, scene, likely, values, at)
+    return forecast(scene, in_time(), int(HORIZON.total_seconds())), replays
 
 
 @transaction.atomic
@@ -97,7 +117,7 @@ def _judged(cloud: str) -> tuple[int, int]:
     started = here.filter(started_at__isnull=False).order_by("-started_at", "-pk")
     here.filter(pk__in=started.values("pk")[LAST:]).delete()
     rows = list(started.values_list("started_at", "first_p90")[:LAST])
-    return len(rows), sum(begun <= likely for begun, likely in rows)
+    return len(rows), sum(1 for begun, likely in rows if begun and likely and begun <= likely)
 
 
 def _read(cloud: str, known: Known, at: dt.datetime) -> tuple[Scene, dict[str, Length], int]:
@@ -111,15 +131,13 @@ def _read(cloud: str, known: Known, at: dt.datetime) -> tuple[Scene, dict[str, L
     # What was promised is taken: a replay binds tasks at once.
     seen = room.snapshot(replace(known, promises=(), taken=taken), at)
     here = rights(known.waiting, at)
-    first = [ask for ask, _ in ordered(replace(seen, shares=here.shares))][:PLACES]
-    asks = tuple(sorted(first, key=lambda ask: int(ask.run)))
     history, count = _history(cloud, known.waiting[-1].run)
-    lengths = _lengths(history, [int(ask.run) for ask in asks])
+    lengths = _lengths(history, [int(ask.run) for ask in seen.asks])
     living = []
     for run, length in _living(cloud, held, {each.run for each in known.waiting}, history, at):
         living.append(run)
         lengths[run.ask.run] = length
-    return Scene(now, seen.nodes, asks, here.shares, tuple(living), known.windows), lengths, count
+    return Scene(now, seen.nodes, seen.asks, here.shares, tuple(living), known.windows), lengths, count
 
 
 def _held(cloud: str, known: Known) -> dict[int, dict[str, Sizes]]:
@@ -171,7 +189,7 @@ def _living(
         texts, kind = (rest[0], rest[1], rest[2]), _kind(*rest[3:])
         if texts not in asked:
             asked[texts] = whole_of(texts)
-        since, appcode = placed_at or created_at, str(kind.framework[0])
+        since, appcode = placed_at or created_at, str(rest[4])
         until = deadline or (since + room.TO_BEGIN + dt.timedelta(seconds=kind.limit) if kind.limit else None)
         is_over = desired == Run.Desired.ENDED or bool(verdict)
         ask = Ask(str(pk), appcode, asked[texts], priority_class=priority, ends=room.ends_at(at, kind.limit))

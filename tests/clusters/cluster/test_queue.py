@@ -62,7 +62,7 @@ def test_what_waits_says_why_and_where_it_stands(
 ) -> None:
     client = as_person(people.victor)
     client.get("/queue")
-    with django_assert_max_num_queries(23):
+    with django_assert_max_num_queries(24):
         page = " ".join(client.get("/queue").content.decode().split())
     assert "It needs 8 GPUs on one node." in page
     rows = page.split(">quota-")[1:]
