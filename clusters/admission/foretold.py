@@ -26,7 +26,6 @@ OLD = dt.timedelta(minutes=5)
 UNKNOWN = "It is not known yet: it is computed each minute, for the first runs that wait."
 QUEUE = "The queue of its cloud decides when it starts."
 FIRST = "It is known once it waits for nothing but its places."
-LATER = "It is known once the run waits."
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""Notes when running runs last saved: the time of the newest file in their output, as it is stored, beside logs and event files.
+"""Notes when runs that may be taken back last saved: the time of the newest file in their stored output, beside logs and event
+files.
 
 Taking a run back costs what it computed since then (admission/taking.py). The portal lists the stored output once a minute: what
 lies there is what the run finds when it starts again, on every cloud, and neither pods nor drivers need a way to report it. An
-output that only tasks see (NFS, volumes) stays unknown, and counts as if nothing had been saved.
+output that only tasks see (NFS, volumes) stays unknown, and counts as if nothing had been saved. Runs of which nothing is taken
+are not looked at, so most installations list nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def appcodes() -> list[int]:
 
 
 def _running() -> QuerySet[Run]:
+    """Those with an output that are spare, or of an appcode that may borrow."""
     runs = Run.objects.filter(gone=False, gpus__gt=0, phase=Run.Phase.RUNNING, desired=Run.Desired.RUNNING, verdict="")
+    runs = runs.filter(Q(priority_class="spare") | Q(cluster__appcode__gpu_borrow__gt=0))
     return runs.filter(Q(spec__output__isnull=False) & ~Q(spec__output=None), given_back_at=None)
 
 

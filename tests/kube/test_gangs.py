@@ -174,7 +174,8 @@ def test_a_task_whose_node_is_drained_starts_elsewhere_and_a_gang_restarts_whole
     from portal.models import Event
 
     # Replaces a wait of five minutes.
-    monkeypatch.setattr(places, "PATIENCE", dt.timedelta(seconds=15))
+    for patience in ("PATIENCE", "REPAIR"):
+        monkeypatch.setattr(places, patience, dt.timedelta(seconds=15))
     single, gang = loops.create(people, "single"), loops.create(people, "gang", workers=2, flavor="eight-gpus")
     runs = [loops.until_running(each) for each in (single, gang)]
     for cluster, run in zip((single, gang), runs, strict=True):

@@ -19,7 +19,7 @@ from billing.sums.access import SegmentRow
 from billing.sums.breakdown import Part
 from billing.sums.serializers import UsagePart, usage_parts
 from clusters.admission.codes import Code, Fits, Values
-from clusters.admission.foretold import LATER, Foretold
+from clusters.admission.foretold import Foretold
 from clusters.admission.offers import Kind
 from clusters.clouds.health import silence_of
 from clusters.cluster.api.summaries import Looks
@@ -254,7 +254,7 @@ class RunStatus(Answer):
     started: dt.datetime | None
     checkpoint_at: dt.datetime | None = Field(
         description="When the newest file of its output was stored, beside logs and event files. The portal looks once a minute "
-        "while it runs on GPUs. Null before, and where the portal cannot see the files."
+        "while it runs on GPUs that may be taken back. Null for other runs, and where the portal cannot see the files."
     )
     finished: dt.datetime | None
     gpu_seconds: int
@@ -378,8 +378,6 @@ class PreviewDocument(Answer):
     )
     cost_hooks: Money = Field(description="At most, of all its hooks by their time limits; besides the others.")
     admission: PreviewAdmission
-    forecast: ForecastStatus | None = Field(default=None, description="Always null: a run gets one once it waits.")
-    forecast_why: str = FORECAST_WHY
 
 
 class InputAmount(Answer):
@@ -593,7 +591,6 @@ def preview_document(found: Preview) -> dict[str, Any]:
         cost_limit=None if found.cost.limit is None else money(found.cost.limit),
         cost_hooks=money(found.cost.hooks),
         admission=PreviewAdmission(changes=change_documents(found.offers), must_add=found.must_add),
-        forecast_why=LATER if found.fits == "waits" else "",
     ).json_value()
 
 
