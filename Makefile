@@ -55,9 +55,8 @@ test: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.tools lint plane  ## lint,
 
 # Also runs tests that need a real node: containers in their own namespaces, from images that are built first. Needs root. Three nodes
 # run concurrently, because with two these tests leave 45 % of the CPU time of two cores unused.
-NODES ?= 3
 e2e: e2e-ready images plane  ## tests that need a real node: root and containerd
-	$(PYTEST) tests/kube -m node -n $(NODES) --dist loadgroup --no-loadscope-reorder
+	$(PYTEST) tests/kube -m node -n 3 --dist loadgroup --no-loadscope-reorder
 
 e2e-ready: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.tools $(VENV)/.node
 
