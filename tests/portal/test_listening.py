@@ -39,7 +39,7 @@ PATHS = (
     "/cluster/status",
     "/admin/",
 )
-NOTHING = {b"", b"HTTP/1.1 400", b"\x05\xff"}
+NOTHING = {b"", b"HTTP/1.0 400", b"HTTP/1.1 400", b"\x05\xff"}
 # First bytes of Redis, PostgreSQL, TLS and SOCKS clients (the last with a password), and the answers allowed besides NOTHING:
 # the gateway accepts TLS (S); SOCKS names its authentication method and then refuses.
 OTHERS: dict[bytes, set[bytes]] = {
