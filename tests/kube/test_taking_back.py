@@ -379,7 +379,7 @@ def test_a_run_with_a_time_limit_starts_in_a_hole_and_delays_no_promise(
     # Replaces waits of minutes. The sweep would end what is overdue.
     for module, name, seconds in ((room, "TO_BEGIN", 5), (room, "TO_END", 10), (known, "TO_END", 10)):
         monkeypatch.setattr(module, name, dt.timedelta(seconds=seconds))
-    monkeypatch.setattr(known, "_minute", lambda at: int(at.timestamp()) + 1)
+    monkeypatch.setattr(known, "full_minute", lambda at: int(at.timestamp()) + 1)
     share(people, ops=(1000, 0), flight=(1000, 0))
 
     def until(happened: Any, seconds: float = 60) -> None:
