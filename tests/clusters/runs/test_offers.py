@@ -166,7 +166,7 @@ def test_one_click_changes_the_form_and_the_preview_says_that_it_starts(
         button.wait_for()
         assert_fits(page, "offers")
         button.click()
-        page.get_by_text("✓ Starts now").wait_for()
+        page.get_by_text("✓ Starts now", exact=True).wait_for()
         assert page.input_value("[name=master_flavor]") == page.input_value("[name=worker_flavor]") == "h200-4"
         assert page.input_value("[name=worker_count]") == "1"
         assert not page.locator("[data-fields]").count()

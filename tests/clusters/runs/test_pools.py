@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from django.db.models import Q
 
 from clusters.admission.packing import Sizes
 from clusters.clouds.drivers.base import Capacity, Node, Slices
@@ -101,7 +102,7 @@ def test_slices_that_runs_hold_or_are_promised_are_not_given_twice(flavors: Any,
     tell(first, pod(first, at="n1"))
     places.place("training")
     third.refresh_from_db()
-    assert known.taken("training")["n1"] == Sizes(0, 100, 128, ((MIG, 2), ("rdma/hca", 1)))
+    assert known.taken_on(Q(run__cloud="training"))["training"]["n1"] == Sizes(0, 100, 128, ((MIG, 2), ("rdma/hca", 1)))
     assert third.placed_at is None
     assert third.wait_message == "It needs 2 mig-1g.10gb; 1 of 5 are free. It starts as soon as enough are free."
     assert second.layout == {"master": {"n1": 1}}
@@ -129,9 +130,9 @@ def test_spare_slices_are_taken_back_and_the_queue_counts_slices_by_state(flavor
         run.refresh_from_db()
     assert (spare.given_back_at is not None, usual.given_back_at, wanted.placed_at) == (True, None, None)
     assert spare.wait_message.startswith("wanted/1, of a higher class, needs its GPUs.")
-    assert wanted.wait_message == (
+    assert wanted.wait_message.startswith(
         "It needs 2 mig-1g.10gb. A run that borrowed its GPUs, or is of a lower class, gives them back for it; it starts as soon "
-        "as they are free."
+        "as they are free, at "
     )
     tell(spare, gone(spare))
     places.place("training")
