@@ -119,6 +119,8 @@ def test_the_class_of_a_run_is_on_its_bill_and_stays_when_the_cluster_gets_anoth
     Cluster.objects.update(spec={**run.cluster.spec, "priorityClass": "normal"})
     tell(*(replace(task, phase="Succeeded", finished_at=task.started_at + dt.timedelta(seconds=60)) for task in tasks))
     segments = [row.segment for row in UsageSegment.objects.all()]
-    assert [(each.resources.spare, each.labels["class"], each.flags) for each in segments] == [(True, "spare", ())] * 3
+    assert [(each.resources.gpu_class, each.labels["class"], each.flags) for each in segments] == [
+        ("spare", "spare", ())
+    ] * 3
     run.refresh_from_db()
     assert round(run.cost * 60) == 3
