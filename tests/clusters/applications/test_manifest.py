@@ -149,6 +149,7 @@ def test_every_field_of_the_cluster_has_one_of_the_application(document: dict[st
             "retries",
             "scheduleAfter",
             "terminationGracePeriod",
+            "placement",
             "notebook",
             "code",
             "hooks",
