@@ -170,3 +170,9 @@ def test_one_click_changes_the_form_and_the_preview_says_that_it_starts(
         assert page.input_value("[name=master_flavor]") == page.input_value("[name=worker_flavor]") == "h200-4"
         assert page.input_value("[name=worker_count]") == "1"
         assert not page.locator("[data-fields]").count()
+
+        assert api_of(people.bob).post("/appcodes/ops-demo/clusters", asking("master", "h200-8"))[0] == 201
+        page.goto(f"{live_server.url}/queue")
+        page.get_by_role("button", name="What would new start with now?").click()
+        page.get_by_role("link", name="Start now as 2 × 4 GPUs").wait_for()
+        assert_fits(page, "offers of the queue")
