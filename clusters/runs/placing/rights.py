@@ -174,9 +174,12 @@ def holdings(cloud: str, rights: Rights, waiting: Sequence[Waiting], at: dt.date
     appcodes of which an urgent run waits. Three queries at most."""
     here = {run.run: (run, level) for own in rights.over.values() for run, level in own if run.cloud == cloud}
     pressed = {int(each.appcode) for each in waiting if each.priority_class == "urgent"}
-    # Of an appcode within its quota all runs are inside.
-    for run in _rows(Q(cloud=cloud) & (SPARE | Q(cluster__appcode__in=pressed)), HOLDS_ANY):
-        here.setdefault(run.run, (run, Level.SPARE if run.priority_class == "spare" else Level.QUOTA))
+    # No share counts slices, so whether spare runs hold some is only known by looking.
+    sliced = any(each.gpus > each.whole_gpus for run in waiting for each in run.tasks)
+    if pressed or sliced or any(share.spare for share in rights.shares.values()):
+        # Of an appcode within its quota all runs are inside.
+        for run in _rows(Q(cloud=cloud) & (SPARE | Q(cluster__appcode__in=pressed)), HOLDS_ANY):
+            here.setdefault(run.run, (run, Level.SPARE if run.priority_class == "spare" else Level.QUOTA))
     if not here:
         return ()
     placed = Run.objects.filter(ALIVE, pk__in=here, placed_at__isnull=False).values_list("pk", flat=True)
