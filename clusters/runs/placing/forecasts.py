@@ -145,7 +145,8 @@ def _held(cloud: str, known: Known) -> dict[int, dict[str, Sizes]]:
     tasks = Task.objects.filter(run__cloud=cloud, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
     found: dict[int, dict[str, Sizes]] = {}
     for run, node, sizes in amounts(tasks, "run", "node"):
-        found.setdefault(run, {})[node] = sizes
+        here = found.setdefault(run, {})
+        here[node] = here.get(node, NOTHING) + sizes
     for promise in known.promises:
         left, mine = promise.lacks, found.setdefault(promise.run, {})
         for node, places in sorted(promise.open.items()):
