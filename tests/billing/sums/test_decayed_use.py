@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from psycopg2 import sql
 
 from billing.ledger import posting
-from billing.models import DecayedUse, UsageSegment
+from billing.models import DecayedUse, LedgerEntry, UsageSegment
 from billing.sums import decayed_use as sums
 from billing.sums.decay import HALF_LIFE, Stretch, decayed
 from tests.billing.pods import HOUR, T0, at, pod, record
@@ -116,9 +116,17 @@ def test_one_statement_reads_all_appcodes(ops, flight, django_assert_num_queries
 
 
 def test_folding_needs_no_scan_of_what_was_folded(ops):
-    """The lines of an appcode are found by the index of (appcode, id)."""
+    """Among the lines of 100 appcodes, those of one are found by the index of (appcode, id)."""
+    record(pod(ops.pk))
+    posting.post(at(2 * HOUR))
+    columns = [field.column for field in LedgerEntry._meta.concrete_fields if field.column not in ("id", "appcode_id")]
+    copied = sql.SQL(
+        "INSERT INTO billing_ledgerentry (appcode_id, {columns})"
+        " SELECT 1000 + n %% 100, {columns} FROM billing_ledgerentry, generate_series(1, 5000) n WHERE appcode_id = %s"
+    )
     with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute(copied.format(columns=sql.SQL(", ").join(map(sql.Identifier, columns))), [ops.pk])
+        cursor.execute("ANALYZE billing_ledgerentry")
         cursor.execute(sql.SQL("EXPLAIN ") + sums.NEW, {"now": T0, "half": HALF_LIFE})
         plan = "\n".join(line for (line,) in cursor.fetchall())
     assert "ledger_appcode" in plan
