@@ -24,7 +24,7 @@ from clusters.services import minutes
 from clusters.services.controller import loop as serving
 from clusters.sweeps import loop as sweeps
 from clusters.volumes import buckets, lifecycle
-from clusters.wakeups import has_placed, may_place, places_key, waiting_key, wake, wake_places, whole_key
+from clusters.wakeups import places_key, waiting_key, wake, wake_places, whole_key
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.wakeups import heard, woken
 
@@ -51,15 +51,11 @@ WHOLES: dict[str, Callable[[int, str], None]] = {
 def reconcile_run(run_id: int) -> None:
     """Also gives the run its places and starts it, which saves two ways through the broker. Dead in between, it is found by the
     sweep like any other run that waits."""
-    cloud = reconcile.reconcile(run_id)
-    if cloud and may_place(cloud):
-        try:
-            places.place(cloud)
-        finally:
-            has_placed(cloud)
-        reconcile.reconcile(run_id)
-    elif cloud:
-        wake_places(cloud)
+    if cloud := reconcile.reconcile(run_id):
+        if _place(cloud):
+            reconcile.reconcile(run_id)
+        else:
+            wake_places(cloud)
 
 
 @shared_task(name="clusters.tasks.admit_waiting")
@@ -71,18 +67,23 @@ def admit_waiting(appcode_id: int) -> None:
 
 @shared_task(name="clusters.tasks.place_runs")
 def place_runs(cloud: str) -> None:
-    """Whoever is at it already makes one more pass; a second worker would only wait for its lock."""
+    _place(cloud)
+
+
+def _place(cloud: str) -> bool:
+    """Makes passes over a cloud for as long as somebody asks for one. False if another worker is at it: that one looks once more,
+    while this one would only wait for its lock."""
     key = places_key(cloud)
     while True:
         with advisory_lock(Lock.PASS, cloud) as is_mine:
             if not is_mine:
-                return
+                return False
             heard(key)
             closing.turn(cloud)
             places.place(cloud)
         # Not before the lock is free: from then on a worker that is woken makes the pass itself.
         if not woken(key):
-            return
+            return True
 
 
 @shared_task(name="clusters.tasks.forecast")

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from django.core.cache import cache
-from redis.exceptions import RedisError
-
 from portal.wakeups import send
-
-# Seconds after which a pass counts as dead.
-LONGEST_PASS = 60
 
 
 def waiting_key(appcode_id: int) -> str:
@@ -38,20 +30,6 @@ def wake_waiting(appcode_id: int) -> None:
 def wake_places(cloud: str) -> None:
     """Requests places for the runs of a cloud that wait for them (runs/placing/places.py). Merges concurrent requests."""
     send("clusters.tasks.place_runs", cloud, once=places_key(cloud))
-
-
-def may_place(cloud: str) -> bool:
-    """Whether the caller, who has just admitted a run, may make the pass over the cloud itself, and call `has_placed`. Only one
-    may at a time, and in a second: where many runs come at once, one pass after a wake-up is for all of them."""
-    try:
-        return bool(cache.add(f"placed:{cloud}", 1, timeout=LONGEST_PASS))
-    except RedisError:
-        return False
-
-
-def has_placed(cloud: str) -> None:
-    with suppress(RedisError):
-        cache.set(f"placed:{cloud}", 1, timeout=1)
 
 
 def wake_next(cluster_id: int) -> None:

@@ -178,11 +178,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Where the test failed, and the first line of the error."""
+    """Where the test failed, and the first lines of the error: of many, the first alone says little."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:
         return next(iter(report.longreprtext.strip().splitlines()[-1:]), "no reason")
-    return f"{crash.path}:{crash.lineno}: {next(iter(crash.message.splitlines()), '')}"
+    return f"{crash.path}:{crash.lineno}: {' '.join(crash.message.splitlines()[:3])}"
 
 
 def _remove(folder: Path) -> None:

@@ -21,6 +21,7 @@ from clusters.cluster import actions
 from clusters.runs import reconcile
 from clusters.runs.models import Cluster, Run
 from clusters.runs.placing import known, places
+from portal.db.advisory_lock import Lock
 from portal.models import Event
 from tests import mortal
 from tests.api.client import api_of
@@ -55,17 +56,20 @@ def gave_back(run: Run, then: dt.timedelta) -> bool:
     return place(run).given_back_at is not None
 
 
-def test_the_worker_that_admits_a_run_places_and_starts_it_unless_another_has_just_done_so(
+def test_the_worker_that_admits_a_run_places_and_starts_it_unless_another_makes_a_pass(
     cloud: Told, people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken: list[str] = []
     monkeypatch.setattr(tasks, "wake_places", woken.append)
     runs = [submit(people, name, 8) for name in ("first", "second")]
     Run.objects.update(admitted_at=None, wait_reason="", wait_message="")
-    for run, is_first in zip(runs, (True, False), strict=True):
-        monkeypatch.setattr(tasks, "may_place", lambda cloud, is_first=is_first: is_first)
-        tasks.reconcile_run(run.pk)
-    # The second had not been admitted when the pass looked.
+    tasks.reconcile_run(runs[0].pk)
+    other = connection.copy()
+    try:
+        other.cursor().execute("SELECT pg_advisory_lock(%s, hashtext('training'))", [Lock.PASS])
+        tasks.reconcile_run(runs[1].pk)
+    finally:
+        other.close()
     assert ([plan.run.id for plan in cloud.applied], woken) == ([runs[0].pk], ["training"])
     runs[1].refresh_from_db()
     assert (runs[1].placed_at, runs[1].message) == (None, places.TURN)
