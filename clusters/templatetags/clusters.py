@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from django import template
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
+from clusters.admission.demand import demand_of, is_whole, short
 from clusters.logs.failure import lines_of
+from clusters.runs.models import Run
 
 register = template.Library()
 
@@ -23,6 +26,18 @@ def cores(milli: int) -> str:
 def gib(mib: int) -> str:
     """16384 → "16 GiB", 512 → "0.5 GiB"."""
     return f"{mib / 1024:.4g} GiB"
+
+
+@register.filter
+def gpus_asked(run: Run) -> str:
+    """ "8", and where slices are asked for, "2 × mig-1g.10gb"."""
+    slices = Counter[str]()
+    for role, held in run.resources.items():
+        unit = demand_of(held).counted(held["gpu_model"])
+        if not is_whole(unit):
+            slices[short(unit)] += held["gpus"] * run.roles[role]["count"]
+    several = [f"{count} × {unit}" for unit, count in slices.items() if count]
+    return ", ".join([*([str(run.gpus)] if run.gpus or not several else []), *several])
 
 
 # A run in a sentence: train/3.

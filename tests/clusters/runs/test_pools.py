@@ -94,7 +94,7 @@ def test_a_run_keeps_what_it_was_submitted_with_and_slices_are_no_gpus_of_its_qu
 
 
 @pytest.mark.django_db
-def test_slices_that_runs_hold_or_are_promised_are_not_given_twice(flavors: Any, people: Any) -> None:
+def test_slices_that_runs_hold_or_are_promised_are_not_given_twice(flavors: Any, people: Any, as_person: Any) -> None:
     see(node("n1", slices=(Slices(MIG, 5, 5), Slices("rdma/hca", 9, 9))))
     first = started(people, "first", 1, **of("mig"))
     second = started(people, "second", 1, **of("mig"))
@@ -106,6 +106,7 @@ def test_slices_that_runs_hold_or_are_promised_are_not_given_twice(flavors: Any,
     assert third.placed_at is None
     assert third.wait_message == "It needs 2 mig-1g.10gb; 1 of 5 are free. It starts as soon as enough are free."
     assert second.layout == {"master": {"n1": 1}}
+    assert '<td data-label="GPUs" class="num">2 × mig-1g.10gb</td>' in as_person(people.bob).get("/queue").content.decode()
 
 
 @pytest.mark.django_db
