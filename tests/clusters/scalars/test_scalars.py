@@ -301,6 +301,48 @@ step 75: loss = nan
 @pytest.mark.parametrize(
     ("log", "curves"),
     [
+        ("step 4 loss 0.2\nstep 5 loss 0.1 acc 9e-1\n", {"loss": [(4, 0.2), (5, 0.1)], "acc": [(5, 0.9)]}),
+        (
+            "step 0: train loss 4.28, val loss 4.29\niter 10: loss 3.2, time 23.14ms, mfu 17.1%\n",
+            {"train loss": [(0, 4.28)], "val loss": [(0, 4.29)], "loss": [(10, 3.2)]},
+        ),
+        (
+            "Epoch: [0][   1/5005]\tTime  5.3 (  5.3)\tLoss 7.0e+00 (7.0e+00)\tAcc@1   0.00 (  0.00)\n",
+            {"Time": [(0, 5.3)], "Loss": [(0, 7.0)], "Acc@1": [(0, 0.0)]},
+        ),
+        (
+            (
+                "Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.3\n\n"
+                "Test set: Average loss: 0.0455, Accuracy: 9847/10000 (98%)\nTotal: 1\na\nTotal: 2\n"
+            ),
+            {"Loss": [(1, 2.3)], "Average loss": [(1, 0.0455)], "Total": [(1, 1.0)]},
+        ),
+        (
+            "Epoch 1:  50%|##  | 4/9 [00:02<00:03, 160.12it/s, v_num=0, train_loss=0.2]\n",
+            {"train_loss": [(1, 0.2)]},
+        ),
+        (
+            "[0]\ttrain-rmse:0.48\tvalid-rmse:0.49\n[1]\tvalid_0's l2: 0.24\n[2,  4000] loss: 1.8\n[LightGBM] [Info] Bins: 613\n",
+            {"train-rmse": [(0, 0.48)], "valid-rmse": [(0, 0.49)], "valid_0's l2": [(1, 0.24)], "loss": [(2, 1.8)]},
+        ),
+        (
+            "Epoch 1, Loss: 0.13, Test Loss: 0.06\nFinished epoch 2 with learning rate: 1e-3\n",
+            {"Loss": [(1, 0.13)], "Test Loss": [(1, 0.06)], "learning rate": [(2, 0.001)]},
+        ),
+        ("step 5 of 100 done in 3 s\nEpoch 5 took 12.3 seconds\nEpoch 5 took 12.3\nstep 7 uses 4 of 8\n", {}),
+    ],
+    ids=["plain", "nanogpt", "imagenet", "mnist", "lightning", "boosting", "several-words", "prose"],
+)
+def test_the_lines_of_public_examples_are_read_as_they_are(log, curves):
+    from clusters.scalars.printed import scalars_of_log
+
+    found = scalars_of_log(log.encode()).curves
+    assert {each.tag: [(point.step, point.value) for point in each.points] for each in found} == curves
+
+
+@pytest.mark.parametrize(
+    ("log", "curves"),
+    [
         (  # Keras 3 with a progress bar; `evaluate` at the end draws another one
             (
                 "Epoch 1/2\n\n\x1b[1m 1/40\x1b[0m \x1b[37m━━\x1b[0m \x1b[1m16:01\x1b[0m 3s/step - loss: 2.37\x08\x08\r"
@@ -343,7 +385,13 @@ def test_no_line_of_a_log_takes_long_to_be_read():
     begin = time.process_time()
     scalars_of_log(
         b"\n".join(
-            [b"step 1 a=" + b"1" * 1900 + b"x", b"step" + b" " * 1900 + b"x", b"epoch 1" + b" " * 1900 + b"x"] * 20
+            [
+                b"step 1 a=" + b"1" * 1900 + b"x",
+                b"step" + b" " * 1900 + b"x",
+                b"epoch 1" + b" " * 1900 + b"x",
+                b"step 1 " + b"a " * 900,
+            ]
+            * 20
         )
     )
     assert time.process_time() - begin < 2
