@@ -187,7 +187,7 @@ def _reason(report: pytest.TestReport) -> str:
 
 def _remove(folder: Path) -> None:
     """Deletes the folder, and first detaches the volumes left by an agent that was killed."""
-    for at in folder.glob("*/cloud/*/*"):
+    for at in [*folder.glob("*/cloud/*/*"), *folder.glob("*/*")]:
         disks.detach(at)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -265,6 +265,8 @@ def node_agent() -> Iterator[Path]:
     folder, agent_socket = Path(os.environ["LOCAL_CLOUD_DIR"]), Path(os.environ["LOCAL_CLOUD_SOCKET"])
     with services.running([servers.node_agent(folder, agent_socket, {})], folder.parent, os.environ):
         yield agent_socket
+    # The next one would take its runs for those of a new database, which have the same ids.
+    _remove(folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
-"""Reads the scalars of a run from the event files in its output datastore, or else from the log of the leading task; where no
-task leads, from the logs of the first tasks.
+"""Reads the scalars of a run from the event files and tables of metrics in its output datastore, or else from the log of the
+leading task; where no task leads, from the logs of the first tasks.
 
 A running run stores its output every few seconds, so charts follow it. The cache keeps what was read of a file, by run and
 path, so following a long training reads only what was added.
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import islice, zip_longest
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from django.core.cache import cache
@@ -25,9 +26,10 @@ from clusters.logs.read import RunLogs
 from clusters.manifest.cluster import ClusterSpec
 from clusters.runs.models import Run
 from clusters.scalars.crashes import MAX_CRASHES, Crash, End, Stretch, crashes, how, stretches_of, told_in
-from clusters.scalars.events import Progress, Scalars, is_event_file, read
+from clusters.scalars.events import Curve, Progress, Scalars, Series, is_event_file, read
 from clusters.scalars.pace import LEAST_TASKS, Straggler, pace, steps_told, stragglers
 from clusters.scalars.printed import scalars_of_log
+from clusters.scalars.tables import MAX_TABLE, MAX_TABLES, is_table, series_of
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry, NotPossible
 from datastores.models import Datastore
@@ -55,7 +57,7 @@ def scalars_of(run: Run) -> Scalars:
 
 
 def stored(run: Run) -> Scalars:
-    """The scalars in its event files; none if only nodes see these, as on a volume."""
+    """The scalars in its event files and tables; none if only nodes see these, as on a volume."""
     return _stored(run)[0]
 
 
@@ -69,7 +71,7 @@ def _stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progress]]
     folder = output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
     driver = open_store(store)
     try:
-        files = list(_event_files(driver, folder))
+        files, tables = _files(driver, folder)
     except NotPossible:
         return Scalars((), 0), {}
     keys = {file.path: f"scalars.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
@@ -77,10 +79,11 @@ def _stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progress]]
     remembered = {path: Progress.from_json(kept[key]) for path, key in keys.items() if key in kept}
     before = {path: each.state for path, each in remembered.items()}
     try:
-        found = read(files, driver.read_range, remembered)
-        while not found[0].is_complete and time.monotonic() < until:
-            found = read(files, driver.read_range, remembered)
-        return found
+        scalars, progress = read(files, driver.read_range, remembered)
+        while not scalars.is_complete and time.monotonic() < until:
+            scalars, progress = read(files, driver.read_range, remembered)
+        more = tuple(_of_tables(tables, driver, f"scalars.{run.pk}.{store.pk}"))
+        return replace(scalars, curves=scalars.curves + more, files=scalars.files + len(tables)), progress
     finally:
         changed = [path for path, each in remembered.items() if before.get(path) != each.state]
         if changed:
@@ -218,8 +221,33 @@ def leading(run: Run) -> tuple[str, int | None]:
     return role, run.tasks.filter(role=role, index=0).aggregate(last=Max("attempt"))["last"]
 
 
-def _event_files(driver: Driver, folder: str) -> Iterator[Entry]:
-    return (entry for entry in islice(driver.walk(folder), MAX_ENTRIES) if is_event_file(entry.path))
+def _files(driver: Driver, folder: str) -> tuple[list[Entry], list[Entry]]:
+    """Event files, and tables of metrics in other folders: where a program writes both, they say the same."""
+    several = [
+        each for each in islice(driver.walk(folder), MAX_ENTRIES) if is_event_file(each.path) or is_table(each.path)
+    ]
+    events = [each for each in several if is_event_file(each.path)]
+    folders = {PurePosixPath(each.path).parent for each in events}
+    tables = [each for each in several if is_table(each.path) and PurePosixPath(each.path).parent not in folders]
+    return events, tables[:MAX_TABLES]
+
+
+def _of_tables(tables: Sequence[Entry], driver: Driver, prefix: str) -> Iterator[Curve]:
+    """Their curves. A table that has not changed is not read again."""
+    keys = {file.path: f"{prefix}.table.{_digest(file.path)}" for file in tables}
+    kept = cache.get_many(keys.values())
+    for file in tables:
+        etag, found = kept.get(keys[file.path], ("", {}))
+        if etag == file.etag:
+            series = {name: Series.from_json(each) for name, each in found.items()}
+        else:
+            series = series_of(driver.read_range(file.path, 0, MAX_TABLE))
+            told = {name: each.to_json() for name, each in series.items()}
+            cache.set(keys[file.path], (file.etag, told), REMEMBER_SECONDS)
+        folder = str(PurePosixPath(file.path).parent)
+        for name, each in series.items():
+            points = tuple(sorted(each.all, key=lambda point: point.step))
+            yield Curve(name, "" if folder == "." else folder, points)
 
 
 def _digest(path: str) -> str:

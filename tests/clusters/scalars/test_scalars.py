@@ -376,6 +376,54 @@ def test_numbers_below_the_heading_of_an_epoch_are_its_own(log, curves):
     assert {each.tag: [(point.step, point.value) for point in each.points] for each in found} == curves
 
 
+@pytest.mark.parametrize(
+    ("table", "lines"),
+    [
+        (  # Lightning's CSVLogger
+            "epoch,step,train_loss,val_loss\n0,49,0.5,\n0,99,,0.4\n1,149,0.3,\n",
+            {"epoch": [(49, 0), (99, 0), (149, 1)], "train_loss": [(49, 0.5), (149, 0.3)], "val_loss": [(99, 0.4)]},
+        ),
+        (  # Keras' CSVLogger, which writes the last row at this moment
+            "epoch,accuracy,loss\n0,0.5,nan\n1,0.6,0.2\n2,0.",
+            {"accuracy": [(0, 0.5), (1, 0.6)], "loss": [(0, "nan"), (1, 0.2)]},
+        ),
+        ("  epoch, train/box_loss, note\n 1, 1.5, a\nnan, 1, 2\n1e300,1,2\n", {"train/box_loss": [(1, 1.5)]}),
+        ("name,price\na,1\n", {}),
+        ("", {}),
+    ],
+    ids=["lightning", "keras", "yolo", "no-steps", "empty"],
+)
+def test_tables_of_metrics_are_read_by_their_columns(table, lines):
+    from clusters.scalars.tables import series_of
+
+    found = {
+        name: [(point.step, "nan" if math.isnan(point.value) else point.value) for point in each.all]
+        for name, each in series_of(table.encode()).items()
+    }
+    assert found == lines
+
+
+@pytest.mark.django_db
+def test_a_table_beside_event_files_counts_once_and_is_read_again_when_it_has_changed(
+    people, catalogue, manifest, monkeypatch
+):
+    Datastore.objects.create(appcode=people.ops, name="results", kind="nfs", spec={"server": "nfs", "path": "/x"})
+    run = clusters.create_cluster(manifest(output="results"), acting_user=people.bob).current_run
+    table = File("logs/metrics.csv", b"epoch,loss\n0,3\n")
+    store = Store(File("events/a.tfevents", event(1, loss=9)), File("events/metrics.csv", b"epoch,loss\n0,9\n"), table)
+    store.walk = lambda _: iter(store.files)
+    monkeypatch.setattr(reading, "open_store", lambda _: store)
+    assert {(each.folder, each.points[-1].value) for each in reading.scalars_of(run).curves} == {
+        ("events", 9),
+        ("logs", 3),
+    }
+    before = store.bytes_read
+    assert points(reading.scalars_of(run), "loss", "logs") == [(0, 3)]
+    assert store.bytes_read == before
+    store.files[-1] = File(table.path, b"epoch,loss,acc\n0,3,\n1,2,0.5\n")
+    assert points(reading.scalars_of(run), "loss", "logs") == [(0, 3), (1, 2)]
+
+
 def test_no_line_of_a_log_takes_long_to_be_read():
     """A page reads thousands of lines."""
     import time
@@ -406,7 +454,7 @@ def test_who_counts_once_reads_event_files_to_their_end(people, catalogue, manif
     began = run.created_at.timestamp()
     file = File("a.tfevents", b"".join(event(step, at=began + step, loss=step) for step in range(1, 200)))
     monkeypatch.setattr(reading, "open_store", lambda _: Store(file))
-    monkeypatch.setattr(reading, "_event_files", lambda *_: iter([file]))
+    monkeypatch.setattr(reading, "_files", lambda *_: ([file], []))
     # A page continues on its next request.
     assert 0 < len(reading.told_by(run)[0].points) < 199
     cache.clear()
