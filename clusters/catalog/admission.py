@@ -60,7 +60,8 @@ class Quota:
 
 
 def judge_quota(gpus: int, quota: Quota) -> Judgement:
-    """First come, first served: a run waits behind older ones of its appcode even if it would fit by itself."""
+    """First come, first served: a run that would fit by itself waits behind older ones of its appcode, unless all of them
+    fit. Of many that come at once, workers may judge a later one first."""
     if gpus == 0:
         return Judgement("now", "", "")
     if gpus > quota.limit:
@@ -73,7 +74,7 @@ def judge_quota(gpus: int, quota: Quota) -> Judgement:
             f"It needs {_gpus(gpus)}, and {most}. Ask for fewer, or let an owner request a larger quota.",
         )
     free = quota.limit - quota.held.gpus
-    if quota.queue or gpus > free:
+    if gpus > free - sum(quota.queue):
         by = f"; held by {quota.held.words}" if quota.held.largest else ""
         place = f" It is number {len(quota.queue) + 1} in the queue." if quota.queue else ""
         if gpus <= free:

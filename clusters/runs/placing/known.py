@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -132,6 +132,8 @@ class Ending:
 
 
 UNUSED = Ending()
+# By node.
+Held, Endings = dict[str, Sizes], dict[str, Ending]
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,8 @@ def _pool_from(facts: Mapping[str, Any]) -> dict[str, Any]:
 def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: bool = True) -> Known:
     """Reads what runs hold and wait for; the run of `but` that lives now will be over. `new`: also runs that are about to be
     admitted. `capacity` must have been read before. Six queries at most."""
-    on_nodes, lacks, waits = used_on(Q(run__cloud=cloud)), promises(cloud, but), waiting(cloud, but, new=new)
+    lacks, on_nodes = _held_and_promised(Q(run__cloud=cloud), list(_placed(Q(cloud=cloud) & without(but))))
+    waits = waiting(cloud, but, new=new)
     held, ending = on_nodes.get(cloud, ({}, {}))
     return Known(capacity, held, lacks, waits, ending, closing(windows.of(cloud), waits))
 
@@ -238,12 +241,12 @@ def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
     """What `read` returns with admitted runs only, for several clouds, with as many queries as for one."""
     if not capacities:
         return {}
-    on_nodes = used_on(Q(run__cloud__in=capacities))
     placed = list(_placed(Q(cloud__in=capacities)))
+    lacks, on_nodes = _held_and_promised(Q(run__cloud__in=capacities), placed)
     first, *others = (_unplaced(alive(name), new=False) for name in capacities)
     unplaced = sorted(first.union(*others, all=True) if others else first)
     cloud_of = {run.pk: run.cloud for run in placed} | {pk: cloud for pk, cloud, *_ in unplaced}
-    lacks, waits = promised(placed), _waiting(unplaced)
+    waits = _waiting(unplaced)
     closed = windows.of_clouds(capacities)
     return {
         name: Known(
@@ -377,23 +380,51 @@ def _placed(which: Q) -> QuerySet[Run]:
     pending = Task.objects.filter(Q(phase="Pending", node="") | Q(phase="Failed"), run=OuterRef("pk"))
     partly = Q(whole_at=None) | Q(lacks_since__isnull=False) | Q(Exists(pending))
     runs = Run.objects.filter(which, ALIVE, partly, placed_at__isnull=False)
-    return runs.order_by("pk").only("cloud", "spec", "resources", "roles", "layout")
+    return runs.order_by("pk").only("cloud", "spec", "resources", "roles", "layout", "deadline")
 
 
 def promised(runs: Sequence[Run]) -> list[Promise]:
     """Returns what these placed runs lack. One query."""
+    bound, done = _bound(runs)
+    return [promise for run in runs for promise in _promises(run, bound[run.pk], done[run.pk])]
+
+
+def _held_and_promised(which: Q, placed: Sequence[Run]) -> tuple[list[Promise], dict[str, tuple[Held, Endings]]]:
+    """Returns what runs lack, and what these tasks hold as `used_on` does. `placed`: runs that may lack nodes, read before. Two
+    queries, each of which sees news that the other does not. So what such a run has and what it lacks is counted by one: a
+    task that gets its node in between would count in neither, and another run would be promised the same node."""
+    bound, done = _bound(placed)
+    on_nodes = used_on(which & ~Q(run__in=[run.pk for run in placed]))
+    for run in placed:
+        asked, last = alike(run), _ends(run)
+        held, ending = on_nodes.setdefault(run.cloud, ({}, {}))
+        for (role, node), count in bound[run.pk].items():
+            if count:
+                held[node] = held.get(node, NOTHING) + Sizes.of_tasks(asked[role], count)
+                here = ending.get(node, UNUSED)
+                ends = None if last is None or here.ends is None else max(here.ends, last)
+                ending[node] = replace(here, ends=ends)
+    return [promise for run in placed for promise in _promises(run, bound[run.pk], done[run.pk])], on_nodes
+
+
+def _ends(run: Run) -> int | None:
+    """When a run ends by its time limit at the latest, in seconds since 1970."""
+    grace = int(run.spec.get("terminationGracePeriod") or 0)
+    return None if run.deadline is None else full_minute(to_end(run.deadline, grace))
+
+
+def _bound(runs: Sequence[Run]) -> tuple[dict[int, Counter[tuple[str, str]]], dict[int, Counter[str]]]:
+    """Returns by run how many of its tasks are on each node, by role and node, and how many have succeeded, by role. One query."""
     has = Q(phase__in=["Pending", "Running"]) & ~Q(node="")
     tasks = Task.objects.filter(has | Q(phase="Succeeded"), run__in=[run.pk for run in runs])
     rows = tasks.values_list("run_id", "role", "node").order_by().annotate(
         held=Count("pk", filter=has), done=Count("pk", filter=Q(phase="Succeeded"))
     )  # fmt: skip
-    bound, done = dict[int, Counter[tuple[str, str]]](), dict[int, Counter[str]]()
+    bound, done = defaultdict[int, Counter[tuple[str, str]]](Counter), defaultdict[int, Counter[str]](Counter)
     for run_id, role, node, held, ended in rows:
-        bound.setdefault(run_id, Counter())[role, node] += held
-        done.setdefault(run_id, Counter())[role] += ended
-    return [
-        promise for run in runs for promise in _promises(run, bound.get(run.pk, Counter()), done.get(run.pk, Counter()))
-    ]
+        bound[run_id][role, node] += held
+        done[run_id][role] += ended
+    return bound, done
 
 
 def _promises(run: Run, bound: Counter[tuple[str, str]], done: Counter[str]) -> Iterable[Promise]:
@@ -479,7 +510,7 @@ def taken_on(which: Q) -> dict[str, dict[str, Sizes]]:
 IS_ENDING = Q(run__desired=Run.Desired.ENDED) | ~Q(run__verdict="") | Q(run__given_back_at__isnull=False)
 
 
-def used_on(which: Q) -> dict[str, tuple[dict[str, Sizes], dict[str, Ending]]]:
+def used_on(which: Q) -> dict[str, tuple[Held, Endings]]:
     """Returns what these tasks hold, and when they end, by cloud and node. One query."""
     tasks = Task.objects.filter(which, run__gone=False, phase__in=["Pending", "Running"]).exclude(node="")
     grace = Coalesce(Cast(KeyTextTransform("terminationGracePeriod", "run__spec"), IntegerField()), 0)
@@ -491,7 +522,7 @@ def used_on(which: Q) -> dict[str, tuple[dict[str, Sizes], dict[str, Ending]]]:
         since=Max(ExpressionWrapper(Coalesce("run__given_back_at", "run__release_asked_at") + late, DateTimeField())),
         unasked=Count("pk", filter=Q(run__given_back_at=None, run__release_asked_at=None)),
     )  # fmt: skip
-    found: dict[str, tuple[dict[str, Sizes], dict[str, Ending]]] = {}
+    found: dict[str, tuple[Held, Endings]] = {}
     unknown = set[tuple[str, str]]()
     for cloud, node, is_ending, sizes, ends, endless, since, unasked in rows:
         held, ending = found.setdefault(cloud, ({}, {}))

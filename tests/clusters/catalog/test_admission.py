@@ -26,7 +26,7 @@ def test_no_gpu_waits_for_nobody():
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20), st.lists(st.integers(1, 5), max_size=3))
 def test_quota_is_arithmetic(gpus, limit, held, queue):
     verdict = judge_quota(gpus, Quota("ops", limit, Held(held), queue))
-    fits_now = gpus == 0 or (gpus <= limit - held and not queue)
+    fits_now = gpus == 0 or held + sum(queue) + gpus <= limit
     assert (verdict.fits == "never") == (gpus > limit and gpus > 0)
     if verdict.fits != "never":
         assert (verdict.fits == "now") == fits_now

@@ -4,6 +4,7 @@ not real: it notes what it is told, and tests give its news."""
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import threading
 import uuid
 from collections import Counter
@@ -11,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
@@ -501,6 +502,32 @@ def test_a_pass_takes_as_many_queries_for_2_runs_as_for_20(cloud: Told, people: 
     many = queries()
     assert changed(large) == 20
     assert len(few) == len(many), (few, many)
+
+
+def test_news_between_two_statements_of_a_pass_promises_no_node_twice(cloud: Told, people: Any) -> None:
+    """All tasks of a run get their nodes while the pass reads, before its first statement, its second, …"""
+    see(*nodes(2))
+    first, second = started(people, "first", 16), submit(people, "second", 8)
+    news = pods(first, *everywhere(first))
+    statements, came = 0, True
+
+    def execute(run: Any, *about: Any) -> Any:
+        nonlocal came
+        if next(seen) == statements:
+            came = True
+            tell(first, *news)
+        return run(*about)
+
+    while came:
+        seen, came = itertools.count(), False
+        with transaction.atomic():
+            with connection.execute_wrapper(execute):
+                places.place("training")
+            second.refresh_from_db()
+            transaction.set_rollback(True)
+        assert second.placed_at is None, f"news came before statement {statements}"
+        statements += 1
+    assert statements > 10
 
 
 @pytest.mark.django_db(transaction=True)
