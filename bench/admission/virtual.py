@@ -114,7 +114,7 @@ class _Appcode:
         self.holding: dict[int, Run] = {}
         self.asking: dict[int, Run] = {}
         self.counted = 0  # GPUs of admitted runs that count against the limit, with and without nodes.
-        self.normal = self.spare = 0  # GPUs of runs with nodes.
+        self.normal = self.spare = self.urgent = 0  # GPUs of runs with nodes; urgent ones are normal, too.
         self.used = self.at = 0
         # Runs beyond the quota, which are not spare; None if they are not known.
         self.beyond: dict[int, Level] | None = {}
@@ -126,8 +126,9 @@ class _Appcode:
         beyond = sum(self.holding[number].gpus for number in self.beyond)
         terms = self.terms
         return Share(
-            terms.quota, self.normal - beyond, beyond, self.spare, terms.line, terms.limit, terms.weight, self.used
-        )
+            terms.quota, self.normal - beyond, beyond, self.spare, terms.line, terms.limit, terms.weight, self.used,
+            urgent=self.urgent,
+        )  # fmt: skip
 
     def _beyond(self) -> dict[int, Level]:
         normal = [run for _, run in sorted(self.holding.items()) if run.priority_class != "spare"]
@@ -144,6 +145,7 @@ class _Appcode:
             self.spare += sign * run.gpus
         else:
             self.normal += sign * run.gpus
+            self.urgent += sign * run.gpus * (run.priority_class == "urgent")
             self.beyond = None
         if sign > 0:
             self.holding[run.number] = run

@@ -151,7 +151,7 @@ class Prospect:
         if share is None:
             return Level.SPARE if ask.priority_class == "spare" else Level.QUOTA
         own = [each for each in self._snapshot.asks if each.appcode == ask.appcode and not each.admitted]
-        found = levels([*own, ask], share.quota, share.held, waiting=True)
+        found = levels([*own, ask], share.quota, share.held, share.urgent, waiting=True)
         return next(level for each, level in found if each is ask)
 
     def _turn(self, ask: Ask) -> tuple[_Earlier, Level]:

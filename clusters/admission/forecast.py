@@ -131,12 +131,13 @@ S = TypeVar("S", bound=Sized)
 
 
 class Account(Generic[S]):
-    """What the runs of an appcode hold, as time passes. `elsewhere`: normal GPUs on other clouds, where nothing changes."""
+    """What the runs of an appcode hold, as time passes. `elsewhere`: GPUs on other clouds that are not spare, where nothing
+    changes; `urgent`: urgent ones of these."""
 
-    def __init__(self, share: Share, at: int, elsewhere: int = 0, spare: int = 0) -> None:
+    def __init__(self, share: Share, at: int, elsewhere: int = 0, spare: int = 0, urgent: int = 0) -> None:
         self.terms, self.used, self.at = share, share.used, at
         self.holding: dict[int, S] = {}
-        self.normal, self.spare = elsewhere, spare
+        self.normal, self.spare, self.urgent = elsewhere, spare, urgent
         self._elsewhere, self._inside = elsewhere, 0
         self._levels: dict[int, Level] | None = None
 
@@ -147,6 +148,7 @@ class Account(Generic[S]):
             self.spare += sign * run.gpus
         else:
             self.normal += sign * run.gpus
+            self.urgent += sign * run.gpus * (run.priority_class == "urgent")
             self._levels = None
         if sign > 0:
             self.holding[number] = run
@@ -167,7 +169,7 @@ class Account(Generic[S]):
             before, quota = min(self._elsewhere, self.terms.quota), self.terms.quota
             if self.terms.limit <= quota:  # It borrows nothing: what it holds beyond its quota was inside once.
                 before, quota = self._elsewhere, self.normal
-            self._levels = {normal[id(run)]: level for run, level in levels(several, quota, before)}
+            self._levels = {normal[id(run)]: level for run, level in levels(several, quota, before, before)}
             inside = (self.holding[number].gpus for number, level in self._levels.items() if level == Level.QUOTA)
             self._inside = before + sum(inside)
         return self._levels
@@ -180,9 +182,10 @@ class Account(Generic[S]):
     def share(self, now: int) -> Share:
         self.fade(now)
         inside, terms = self.inside, self.terms
-        return Share(
-            terms.quota, inside, self.normal - inside, self.spare, terms.line, terms.limit, terms.weight, self.used
-        )
+        return replace(
+            terms, held=inside, borrowed=self.normal - inside, spare=self.spare, used=self.used, people=(),
+            urgent=self.urgent,
+        )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -217,14 +220,19 @@ class _Replay:
         self._events: list[tuple[int, int, int, str, _Run | None]] = []
         self._touched: set[str] = set()
         self._found: dict[str, int] = {}
-        here, spare = Counter[str](), Counter[str]()
+        here, spare, urgent = Counter[str](), Counter[str](), Counter[str]()
         living = [_Run(each.ask, each.nodes, each.since, each.ends, each.is_ending) for each in scene.living]
         for run in living:
             (spare if run.priority_class == "spare" else here)[run.appcode] += run.gpus
+            urgent[run.appcode] += run.gpus * (run.priority_class == "urgent")
         self._accounts = {
             name: Account[_Run](
-                share, scene.at, max(0, share.held + share.borrowed - here[name]), max(0, share.spare - spare[name])
-            )
+                share,
+                scene.at,
+                max(0, share.held + share.borrowed - here[name]),
+                max(0, share.spare - spare[name]),
+                max(0, share.urgent - urgent[name]),
+            )  # fmt: skip
             for name, share in scene.shares.items()
         }
         for run, each in zip(living, scene.living, strict=True):

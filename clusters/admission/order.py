@@ -1,7 +1,8 @@
 """In which order runs start, and by which right: their level. Pure.
 
 An appcode's own runs wait in order of class; in a class those of the person come first who holds least of its GPUs, then the
-oldest. What fits its quota in this order is inside the quota, and stays so while it runs by class and age. Between appcodes, runs
+oldest. What fits its quota in this order is inside the quota, and stays so while it runs by class and age; so an urgent run that
+waits is inside it even if runs of a lower class fill it, of which one borrows then. Between appcodes, runs
 inside a quota come first, then those that borrow, then spare ones; among equals the business line, and in it the appcode, that
 holds least of what it deserves (`shares.py`). The size of a run does not count, so large runs are not passed over for ever.
 """
@@ -34,7 +35,8 @@ class Level(IntEnum):
 @dataclass(frozen=True)
 class Share:
     """GPUs of an appcode: its quota, and what its runs hold on all clouds: inside it (`held`), beyond it (`borrowed`), and in
-    the class spare. `used`: decayed GPU-seconds. `people`: who holds how many of them."""
+    the class spare. `used`: decayed GPU-seconds. `people`: who holds how many of them. `urgent`: those of urgent runs, inside the
+    quota or beyond it."""
 
     quota: int
     held: int = 0
@@ -45,6 +47,7 @@ class Share:
     weight: int = 1
     used: int = 0
     people: tuple[tuple[str, int], ...] = ()
+    urgent: int = 0
 
 
 class Sized(Protocol):
@@ -69,14 +72,18 @@ A = TypeVar("A", bound=Sized)
 B = TypeVar("B", bound=Asked)
 
 
-def levels(runs: Sequence[A], quota: int, held: int = 0, *, waiting: bool = False) -> list[tuple[A, Level]]:
-    """Levels of the runs of one appcode, oldest first, of whose quota `held` is used. Sorted by class. Where they wait (then as
-    `by_person` orders them), later ones do not take the quota that an earlier one waits for, and none is before an urgent one."""
+def levels(
+    runs: Sequence[A], quota: int, held: int = 0, urgent: int = 0, *, waiting: bool = False
+) -> list[tuple[A, Level]]:
+    """Levels of the runs of one appcode, oldest first, of whose quota `held` is used, and `urgent` as urgent ones see it. Sorted by
+    class. Where they wait (then as `by_person` orders them), later ones do not take the quota that an earlier one waits for, and
+    none is before an urgent one."""
     found, blocked = [], False
     for run in sorted(runs, key=lambda run: FIRST[run.priority_class]):
         level = Level.SPARE if run.priority_class == "spare" else Level.BORROWED
-        if level and not blocked and held + run.gpus <= quota:
-            level, held = Level.QUOTA, held + run.gpus
+        used = urgent if run.priority_class == "urgent" else held
+        if level and not blocked and used + run.gpus <= quota:
+            level, held, urgent = Level.QUOTA, held + run.gpus, urgent + run.gpus
         elif level and not run.gpus:
             level = Level.QUOTA
         else:
@@ -133,7 +140,7 @@ class _Queues(Generic[B]):
             share = shares[appcode]
             ages = {id(ask): age for age, ask in own}
             turns = by_person([ask for _, ask in own], dict(share.people))
-            for ask, level in levels(turns, share.quota, share.held, waiting=True):
+            for ask, level in levels(turns, share.quota, share.held, share.urgent, waiting=True):
                 self._queues[level].setdefault(appcode, deque()).append((ages[id(ask)], ask))
         for appcode, share in shares.items():
             asked = sum(ask.gpus for _, ask in by_appcode.get(appcode, ()) if ask.priority_class != "spare")

@@ -23,7 +23,9 @@ from clusters.admission.taking import Holding
 from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.placing.known import ALIVE, Terms, Waiting, amounts, full_minute, to_end, without
 
-SPARE = Q(priority_class="spare")
+SPARE, URGENT = Q(priority_class="spare"), Q(priority_class="urgent")
+# GPUs of runs that are not spare, of those that are, and of urgent ones.
+NOTHING = (0, 0, 0)
 # Runs that have GPUs, or places for them.
 HOLDS = Q(gone=False, gpus__gt=0) & (Q(placed_at__isnull=False) | Q(applied_at__isnull=False))
 # And those that have places on nodes with GPUs, or slices of GPUs, which no quota counts.
@@ -127,28 +129,29 @@ def rights(waiting: Sequence[Waiting], at: dt.datetime, also: Mapping[str, Terms
     sums = Run.objects.filter(HOLDS).order_by().values_list(
         appcode, "created_by", f"{appcode}__gpu_quota", f"{appcode}__gpu_borrow", f"{appcode}__weight"
     ).annotate(
-        line=Max("namespace"), normal=Sum("gpus", filter=~SPARE, default=0), spare=Sum("gpus", filter=SPARE, default=0)
+        line=Max("namespace"), normal=Sum("gpus", filter=~SPARE, default=0), spare=Sum("gpus", filter=SPARE, default=0),
+        urgent=Sum("gpus", filter=URGENT, default=0),
     )  # fmt: skip
-    held, people = dict[str, tuple[int, int]](), dict[str, list[tuple[str, int]]]()
-    for pk, person, quota, borrow, weight, line, normal, spare in sums:
-        more = held.get(str(pk), (0, 0))
-        held[str(pk)] = more[0] + normal, more[1] + spare
+    held, people = dict[str, tuple[int, int, int]](), dict[str, list[tuple[str, int]]]()
+    for pk, person, quota, borrow, weight, line, normal, spare, urgent in sums:
+        more = held.get(str(pk), NOTHING)
+        held[str(pk)] = more[0] + normal, more[1] + spare, more[2] + urgent
         people.setdefault(str(pk), []).append((str(person or ""), normal + spare))
         terms.setdefault(str(pk), Terms(line, quota, borrow, weight))
     quotas = {
         each: terms[each].quota
-        for each, (normal, _) in held.items()
+        for each, (normal, *_) in held.items()
         if terms[each].borrow and normal > terms[each].quota
     }
     over = _borrowing(quotas) if quotas else {}
     used = decayed_use(at, [int(each) for each in terms])
     shares = {}
     for name, of in terms.items():
-        normal, spare = held.get(name, (0, 0))
+        normal, spare, urgent = held.get(name, NOTHING)
         inside = _inside(over[name]) if name in over else normal
         shares[name] = Share(
             of.quota, inside, normal - inside, spare, of.line, of.quota + of.borrow, of.weight, used.get(int(name), 0),
-            tuple(sorted(people.get(name, ()))),
+            tuple(sorted(people.get(name, ()))), urgent,
         )  # fmt: skip
     return Rights(shares, over)
 

@@ -32,7 +32,10 @@ class Cluster:
             level: sum(run.gpus for run in by_level if by_level[run] == level and run.appcode == name)
             for level in Level
         }
-        return Share(self.quotas[name], gpus[Level.QUOTA], gpus[Level.BORROWED], gpus[Level.SPARE], limit=100)
+        urgent = sum(run.gpus for run in by_level if run.priority_class == "urgent" and run.appcode == name)
+        return Share(
+            self.quotas[name], gpus[Level.QUOTA], gpus[Level.BORROWED], gpus[Level.SPARE], limit=100, urgent=urgent
+        )
 
     def decide(self, by_level: Mapping[Ask, Level]) -> dict[str, Verdict]:
         free = dict.fromkeys(self.names, 4)

@@ -34,6 +34,12 @@ def test_a_run_that_waits_for_its_quota_is_not_passed_by_smaller_ones_and_one_th
     assert of(levels([Run("a", 9), Run("b", 2)], 8, held=4, waiting=True)) == [("a", BORROWED), ("b", QUOTA)]
 
 
+def test_an_urgent_run_that_waits_is_inside_a_quota_that_runs_of_a_lower_class_fill():
+    runs = [Run("late", 2), Run("u", 3, "urgent"), Run("more", 3, "urgent")]
+    assert of(levels(runs, 8, held=6, urgent=4, waiting=True)) == [("u", QUOTA), ("more", BORROWED), ("late", BORROWED)]
+    assert of(levels(runs[:2], 8, held=2, waiting=True)) == [("u", QUOTA), ("late", QUOTA)]
+
+
 def test_inside_quotas_first_then_who_holds_least_of_what_it_deserves_then_spare():
     shares = {"x": Share(4, held=4, borrowed=4, limit=100), "y": Share(4, held=4, limit=100), "z": Share(4)}
     asks = [
@@ -60,7 +66,7 @@ runs = st.lists(st.tuples(st.integers(0, 5), classes, st.sampled_from("xyz")), m
 )
 share = st.builds(
     Share, st.integers(0, 8), st.integers(0, 8), st.integers(0, 4), st.integers(0, 4), st.sampled_from(["l", "m"]),
-    st.integers(0, 20), st.integers(0, 3), st.integers(0, 1 << 24),
+    st.integers(0, 20), st.integers(0, 3), st.integers(0, 1 << 24), st.just(()), st.integers(0, 8),
 )  # fmt: skip
 
 
@@ -70,7 +76,7 @@ def test_the_next_run_is_always_that_of_the_queue_with_the_smallest_part(asks, s
     left, wants = {}, {}
     for name, each in shares.items():
         own = [run for run in asks if run.appcode == name]
-        for run, level in levels(own, each.quota, each.held, waiting=True):
+        for run, level in levels(own, each.quota, each.held, each.urgent, waiting=True):
             left.setdefault((name, level), []).append(run)
         asked = sum(run.gpus for run in own if run.priority_class != "spare")
         holds = each.held + each.borrowed
