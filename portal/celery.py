@@ -11,6 +11,7 @@ from celery.beat import Service
 from celery.signals import after_task_publish, setup_logging, task_postrun, task_prerun, worker_init, worker_ready
 from django.db import close_old_connections
 
+from portal.garbage import settle
 from portal.installation import upgrades
 from portal.monitoring.health import alive
 
@@ -47,6 +48,11 @@ def something_was_done(**_: Any) -> None:
 @worker_init.connect
 def wait_for_migrations(**_: Any) -> None:
     upgrades.admit()
+
+
+@worker_ready.connect
+def has_loaded(**_: Any) -> None:
+    settle()
 
 
 @worker_ready.connect

@@ -7,6 +7,7 @@ The floors read the same rows by COPY in one statement each, and write the same 
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 import io
 import json
 import sys
@@ -52,6 +53,7 @@ class Took:
 
 def main(folder: Path) -> None:
     with alone.database(folder):
+        importlib.import_module("portal.wsgi")  # So that all is loaded, as in the web server.
         world = _World()
         found = [*_nothing_fits(world), *_preview(world), *_many_fit(world), *_until_empty(world)]
     alone.tell(found)

@@ -14,15 +14,15 @@ import copy
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain, islice
 
 from clusters.admission.codes import Code, Values
 from clusters.admission.order import Level, PriorityClass, Share, in_order, levels
 from clusters.admission.packing import Field, Layout, Tasks, joined
 from clusters.admission.pool import Node, Pool
-from clusters.admission.reasons import slices
-from clusters.admission.taking import MOST_CONSIDERED, Holding, cheapest
+from clusters.admission.reasons import asked, gpus_asked
+from clusters.admission.taking import MOST_CONSIDERED, Able, Holding, cheapest
 
 # Runs and their levels, in the order in which they start.
 _Earlier = tuple[tuple[str, Level], ...]
@@ -45,14 +45,13 @@ class Ask:
     ends: int | None = None
     person: str = ""
 
-    @cached_property
+    @property
     def gpus(self) -> int:
-        return gpus_asked(self.tasks)
-
-
-@lru_cache(4096)
-def gpus_asked(tasks: tuple[Tasks, ...]) -> int:
-    return sum(each.count * each.whole_gpus for each in tasks)
+        """Remembered. As `cached_property` would do it, which locks and takes five times as long."""
+        found: int | None = self.__dict__.get("_gpus")
+        if found is None:
+            found = self.__dict__["_gpus"] = gpus_asked(self.tasks)
+        return found
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ class _Decision:
         self._snapshot = snapshot
         self.pool = Pool(snapshot.nodes)
         self._taken = set[str]()
-        self._able_for: dict[Hashable, Sequence[Holding]] = {}
+        self._able_for: dict[Hashable, Able] = {}
         self._holders = {each.appcode for each in snapshot.holdings}
         self._leave = sum(node.whole.units for node in snapshot.nodes) // MOST_TAKEN
         self._has_taken = False
@@ -216,40 +215,32 @@ class _Decision:
         return {ask.run: self.add(ask, level) for ask, level in ordered(self._snapshot)}
 
     def add(self, ask: Ask, level: Level) -> Verdict:
-        pool, alike = self.pool, (ask.tasks, ask.ends, self._taker(ask, level))
-        same = pool.waits.get(alike)
-        if same is not None and not ask.admitted:
-            return self._waits(*same)
-        gpus = ask.gpus
-        values: dict[str, int | str] = {"gpus": gpus, **slices(ask.tasks)}
-        if alike in pool.stuck and not ask.admitted:
-            code, why = pool.why_waits(ask.tasks)
-            pool.waits[alike] = code, {**values, **pool.counts(ask.tasks), **why}
-            return self._waits(*pool.waits[alike])
+        pool, tasks = self.pool, ask.tasks
         if ask.admitted:
-            return Verdict(Code.PLACING, values, nodes=pool.fill(ask.tasks))
-        if (never := pool.never(ask.tasks)) is not None:
-            return Verdict(never[0], {**values, **never[1]})
-        counts = pool.counts(ask.tasks)
-        layout = pool.take(ask.tasks, ask.ends)
+            return Verdict(Code.PLACING, asked(tasks), nodes=pool.fill(tasks))
+        alike = tasks, pool.later(ask.ends), self._taker(ask, level)
+        if alike in pool.stuck:
+            return self._waits(*pool.why_waits(tasks))
+        if (never := pool.never(tasks)) is not None:
+            return Verdict(never[0], {**asked(tasks), **never[1]})
+        counts = pool.counts(tasks)
+        layout = pool.take(tasks, ask.ends)
         if layout is None and ask.ends is not None:
-            layout = pool.take_hole(ask.tasks, ask.ends)
+            layout = pool.take_hole(tasks, ask.ends)
         if layout is not None:
-            return Verdict(Code.FITS, {**values, **counts, **_right(level, gpus)}, nodes=layout)
-        code, why = pool.why_waits(ask.tasks)
-        told = {**values, **counts, **why}
-        if (gone := pool.await_ending(ask.run, ask.tasks)) is not None:
+            return Verdict(Code.FITS, {**asked(tasks), **counts, **_right(level, ask.gpus)}, nodes=layout)
+        code, told = pool.why_waits(tasks)
+        if (gone := pool.await_ending(ask.run, tasks)) is not None:
             return self._waits(Code.TAKING_BACK, {**told, **_gone(gone)})
         if victims := self._take_back(ask, level):
             taken = sum(each.gpus for each in victims)
             names = tuple(each.run for each in victims)
-            told |= {"taken": taken, "runs": len(victims), **_gone(pool.await_ending(ask.run, ask.tasks))}
-            return self._waits(Code.TAKING_BACK, told, names)
-        if not pool.keep(ask.run, ask.tasks):
-            pool.waits[alike] = code, told
+            more = {"taken": taken, "runs": len(victims), **_gone(pool.await_ending(ask.run, tasks))}
+            return self._waits(Code.TAKING_BACK, {**told, **more}, names)
+        if not pool.keep(ask.run, tasks):
             pool.stuck.add(alike)
         elif latest := pool.promised[ask.run]:
-            told |= {"latest": latest}
+            told = {**told, "latest": latest}
         return self._waits(code, told)
 
     def _take_back(self, ask: Ask, level: Level) -> Sequence[Holding]:
@@ -258,7 +249,9 @@ class _Decision:
         if alike in self._in_vain:
             return ()
         able, tasks = self._able(ask, level), ask.tasks
-        found = cheapest(able, pool.leaving(tasks), lambda runs: pool.would_fit(tasks, runs)) if able else ()
+        found = (
+            cheapest(able, pool.leaving(tasks), lambda runs: pool.would_fit(tasks, runs)) if able.holdings else ()
+        )
         if not found:
             self._in_vain.add(alike)
             return ()
@@ -273,7 +266,7 @@ class _Decision:
         self._in_vain.clear()
         return found
 
-    def _able(self, ask: Ask, level: Level) -> Sequence[Holding]:
+    def _able(self, ask: Ask, level: Level) -> Able:
         """The first that yield, in order of price: those of lower levels, then others of its own appcode."""
         who = self._taker(ask, level)
         if who in self._able_for:
@@ -282,7 +275,7 @@ class _Decision:
         lower = chain.from_iterable(levels[other] for other in Level if other < level)
         mine = (each for each in appcodes[ask.appcode] if each.level >= level)
         able = (each for each in chain(lower, mine) if each.run not in self._taken and each.yields_to(ask, level))
-        found = self._able_for[who] = list(islice(able, MOST_CONSIDERED))
+        found = self._able_for[who] = Able(list(islice(able, MOST_CONSIDERED)))
         return found
 
     @cached_property

@@ -95,6 +95,8 @@ def levels(
 def by_person(runs: Sequence[B], held: Mapping[str, int]) -> list[B]:
     """Waiting runs of one appcode, given oldest first, in the order in which they come. `held`: GPUs by person; what comes before
     counts as held, too. So the many runs of one person do not hold up those of others, and none waits for ever."""
+    if len({run.person for run in runs}) < 2:
+        return sorted(runs, key=lambda run: FIRST[run.priority_class])
     counts, found = Counter(held), list[B]()
     queues: dict[tuple[int, str], deque[tuple[int, B]]] = {}
     for age, run in enumerate(runs):

@@ -206,11 +206,12 @@ class Shape:
         return self._changed(held, -1)
 
     def _changed(self, by: Sizes, sign: int) -> Shape:
+        usual = self.resource == GPU and not by.slices
         return self._with(
-            self.gpus + sign * by.of(self.resource),
+            self.gpus + sign * (by.gpus if usual else by.of(self.resource)),
             self.cpu_milli + sign * by.cpu_milli,
             self.memory_mb + sign * by.memory_mb,
-            tuple((name, n + sign * by.of(name)) for name, n in self.slices),
+            tuple((name, n + sign * by.of(name)) for name, n in self.slices) if self.slices else (),
         )
 
     def _with(self, gpus: int, cpu_milli: int, memory_mb: int, slices: tuple[tuple[str, int], ...]) -> Shape:
@@ -239,9 +240,15 @@ class Placement:
 
 
 def group(nodes: Iterable[tuple[str, Shape]]) -> Field:
-    names: dict[Shape, list[str]] = {}
+    # Most nodes that are alike share one object, which is found faster than an equal one.
+    same: dict[int, tuple[Shape, list[str]]] = {}
     for name, shape in nodes:
-        names.setdefault(shape, []).append(name)
+        if (known := same.get(id(shape))) is None:
+            known = same[id(shape)] = shape, []
+        known[1].append(name)
+    names: dict[Shape, list[str]] = {}
+    for shape, of in same.values():
+        names.setdefault(shape, []).extend(of)
     return {shape: tuple(sorted(names[shape])) for shape in names}
 
 

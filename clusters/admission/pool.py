@@ -27,7 +27,7 @@ from clusters.admission.packing import (
     split,
     why_never,
 )
-from clusters.admission.reasons import by_kind, describe_never, gpus_of, kind, lacks, one_gpu
+from clusters.admission.reasons import asked, by_kind, describe_never, gpus_of, kind, lacks, one_gpu
 from clusters.admission.taking import Holding
 from clusters.admission.topology import Path, Topology, assign_near
 
@@ -36,7 +36,7 @@ MOST_KEEPING = 3
 NO_SIZES = Sizes()
 # Collections of a pool that change in place.
 _CHANGING = (
-    "_promised", "keeper", "_keeping", "_failed", "_counts", "_why", "waits", "stuck", "_ends", "until", "promised", "_before",
+    "_promised", "keeper", "_keeping", "_failed", "_counts", "_why", "stuck", "_ends", "until", "promised", "_before",
     "_failed_later", "_leaving", "_gone",
 )  # fmt: skip
 
@@ -68,7 +68,7 @@ class Pool:
         self._empty = group((node.name, node.whole) for node in nodes)
         ready = [node for node in nodes if node.ready]
         self._drained = {node.name: node.drained or node.whole for node in ready}
-        self._kinds_of_nodes = set(self._drained.values())
+        self._kinds_of_nodes = set({id(shape): shape for shape in self._drained.values()}.values())
         self._first = self.free = group((node.name, node.free) for node in ready)
         self._at: dict[str, Shape] | None = None  # The same by name, while nothing changes.
         self._leaving: dict[tuple[Tasks, ...], Leaving] = {}
@@ -85,16 +85,16 @@ class Pool:
         self._failed: set[tuple[Tasks, ...]] = set()  # Free nodes only become fewer, so these stay without a place.
         self._counts: dict[frozenset[Tasks], Values] = {}
         self._why: dict[tuple[Tasks, ...], tuple[Code, Values]] = {}
-        # What waits and keeps nothing more.
-        self.waits: dict[Hashable, tuple[Code, Values]] = {}
-        self.stuck = set[Hashable]()  # The same, whatever starts meanwhile.
+        # What waits and keeps nothing more, whatever starts meanwhile.
+        self.stuck = set[Hashable]()
         self._ending = {
             node.name: node.ending for node in ready if node.ending is not NO_SIZES and node.ending != NO_SIZES
         }
         self._gone = {node.name: node.gone for node in ready if node.name in self._ending}
         self._ends = {node.name: node.ends for node in nodes}
-        # When a run that keeps nodes can start at the latest, by the time limits there, and None if nobody knows.
+        # When a run that keeps nodes can start at the latest, by the time limits there, and None if nobody knows. These times.
         self.until: dict[str, int | None] = {}
+        self._times: list[int] = []
         # The same, where it holds whatever earlier runs do.
         self.promised: dict[str, int | None] = {}
         # What earlier runs ask for that wait, and whether they start on as many nodes as they keep.
@@ -139,19 +139,21 @@ class Pool:
             self._change(found.left)
         return found.layout
 
+    def later(self, ends: int | None) -> int:
+        """On the nodes of how many runs another one may start that ends then. All that `ends` changes: one that ends between the
+        same of these times finds the same room."""
+        return 0 if ends is None else len(self._times) - bisect_left(self._times, ends)
+
     def take_hole(self, tasks: tuple[Tasks, ...], ends: int) -> Layout | None:
         """Takes what is free on nodes that are kept, and not needed before `ends`."""
-        if (tasks, ends) in self._failed_later:
+        if (tasks, self.later(ends)) in self._failed_later or not self.later(ends):
             return None
-        runs = frozenset(run for run, until in self.until.items() if ends <= (until or 0))
-        if not runs or (tasks, runs) in self._failed_later:
-            self._failed_later.add((tasks, ends))
-            return None
+        runs = {run for run, until in self.until.items() if ends <= (until or 0)}
         open_ = {name for name, run in self.keeper.items() if run in runs}
         _, holes = split(self.kept, open_)
         found = assign_near(tasks, joined(self.free, holes), self._promised, self._topology)
         if found.layout is None:
-            self._failed_later |= {(tasks, ends), (tasks, runs)}
+            self._failed_later.add((tasks, self.later(ends)))
             return None
         self._promised |= {name for _, name in found.layout}
         holes, left = split(found.left, {name for shape in self.free for name in self.free[shape]})
@@ -273,6 +275,7 @@ class Pool:
         self.kept = joined(self.kept, kept)
         self.keeper |= dict.fromkeys(names, run)
         self.until[run] = until
+        self._times = sorted(each or 0 for each in self.until.values())
         self._failed_later.clear()
         self.stuck.clear()
 
@@ -296,9 +299,12 @@ class Pool:
         return self._every
 
     def why_waits(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values]:
-        if tasks not in self._why:
-            self._why[tasks] = self._why_waits(tasks) if self._first else (Code.NO_NODES, {})
-        return self._why[tasks]
+        """What is told of such tasks while nothing starts."""
+        found = self._why.get(tasks)
+        if found is None:
+            code, why = self._why_waits(tasks) if self._first else (Code.NO_NODES, {})
+            found = self._why[tasks] = code, {**asked(tasks), **self.counts(tasks), **why}
+        return found
 
     def _why_waits(self, tasks: tuple[Tasks, ...]) -> tuple[Code, Values]:
         every = self.every
@@ -319,7 +325,6 @@ class Pool:
         self._next = []
         self._counts.clear()
         self._why.clear()
-        self.waits.clear()
 
 
 class Leaving:
@@ -329,7 +334,8 @@ class Leaving:
         self, tasks: tuple[Tasks, ...], field: Field, shapes: Mapping[str, Shape], promised: Collection[str]
     ) -> None:
         self._groups, self._shapes, self._promised = grouped(tasks), shapes, frozenset(promised)
-        self._more: dict[str, Sizes] = {}
+        # What has changed: the node as it is now, and how many of each group it holds.
+        self._now: dict[str, tuple[Shape, list[int]]] = {}
         # For each group: how many of its tasks nodes hold, each alone, and how many nodes hold all of them.
         self._places, self._whole = list[int](), list[int]()
         mine = [shapes[name] for name in promised if name in shapes]
@@ -344,7 +350,7 @@ class Leaving:
     def again(self) -> Leaving:
         """From the beginning."""
         found = copy(self)
-        found._more, found._places, found._whole = {}, list(self._places), list(self._whole)
+        found._now, found._places, found._whole = {}, list(self._places), list(self._whole)
         return found
 
     @property
@@ -359,6 +365,14 @@ class Leaving:
             for each, places, whole in zip(self._groups, self._places, self._whole, strict=True)
         )
 
+    def may_fit_after(self, more: Mapping[str, Sizes]) -> bool:
+        """Whether it may fit once this is free, too."""
+        found = copy(self)
+        found._now, found._places, found._whole = dict(self._now), list(self._places), list(self._whole)
+        for name, sizes in more.items():
+            found.free(name, sizes)
+        return found.may_fit
+
     def add(self, holding: Holding) -> None:
         for name, sizes in holding.nodes.items():
             self.free(name, sizes)
@@ -368,16 +382,18 @@ class Leaving:
             self.free(name, sizes, -1)
 
     def free(self, name: str, sizes: Sizes, sign: int = 1) -> None:
-        if name not in self._shapes:
-            return
-        before = self._more.get(name, NO_SIZES)
-        self._more[name] = after = before + sizes if sign > 0 else before - sizes
-        was, now = self._shapes[name].plus(before), self._shapes[name].plus(after)
-        for at, each in enumerate(self._groups):
-            held, holds = was.holds(each), now.holds(each)
+        found = self._now.get(name)
+        if found is None:
+            if name not in self._shapes:
+                return
+            found = self._shapes[name], list(map(self._shapes[name].holds, self._groups))
+        shape, held = found
+        now = shape.plus(sizes) if sign > 0 else shape.less(sizes)
+        self._now[name] = now, list(map(now.holds, self._groups))
+        for at, (each, before, here) in enumerate(zip(self._groups, held, self._now[name][1], strict=True)):
             if name not in self._promised:
-                self._places[at] += holds - held
-            self._whole[at] += self._is_whole(each, holds) - self._is_whole(each, held)
+                self._places[at] += here - before
+            self._whole[at] += self._is_whole(each, here) - self._is_whole(each, before)
 
     @staticmethod
     def _is_whole(each: Tasks, here: int) -> bool:

@@ -91,6 +91,17 @@ def by_kind(tasks: tuple[Tasks, ...]) -> list[tuple[Tasks, ...]]:
 
 
 @lru_cache(4096)
+def gpus_asked(tasks: tuple[Tasks, ...]) -> int:
+    return sum(each.count * each.whole_gpus for each in tasks)
+
+
+@lru_cache(4096)
+def asked(tasks: tuple[Tasks, ...]) -> Values:
+    """What each verdict tells of its run."""
+    return {"gpus": gpus_asked(tasks), **slices(tasks)}
+
+
+@lru_cache(4096)
 def slices(tasks: tuple[Tasks, ...]) -> Values:
     """How many GPUs that are not whole the tasks ask for; `unit` where they are of one kind."""
     sliced = [each for each in tasks if each.gpus and each.count and not each.whole_gpus]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from clusters.admission.order import FIRST, Level, PriorityClass
@@ -69,18 +70,36 @@ class Leaving(Protocol):
     def may_fit(self) -> bool: ...
     def add(self, holding: Holding) -> None: ...
     def remove(self, holding: Holding) -> None: ...
+    def may_fit_after(self, more: Mapping[str, Sizes]) -> bool: ...
 
 
-def cheapest(able: Sequence[Holding], leaving: Leaving, fits: Callable[[Sequence[Holding]], bool]) -> Sequence[Holding]:
-    """Returns runs without which the taker fits, none of them in vain; none if it does not fit without all. `able`: in order of
-    price."""
+@dataclass(frozen=True)
+class Able:
+    """Runs that yield to a taker, in order of price."""
+
+    holdings: Sequence[Holding]
+
+    @cached_property
+    def sizes(self) -> Mapping[str, Sizes]:
+        """What they hold together on each node."""
+        found: dict[str, Sizes] = {}
+        for each in self.holdings:
+            for name, sizes in each.nodes.items():
+                found[name] = found[name] + sizes if name in found else sizes
+        return found
+
+
+def cheapest(able: Able, leaving: Leaving, fits: Callable[[Sequence[Holding]], bool]) -> Sequence[Holding]:
+    """Returns runs without which the taker fits, none of them in vain; none if it does not fit without all."""
+    if not leaving.may_fit_after(able.sizes):
+        return ()
     found = list[Holding]()
-    for each in able:
+    for each in able.holdings:
         leaving.add(each)
         found.append(each)
         if leaving.may_fit and leaving.is_exact:
             break
-    if not leaving.may_fit or not (leaving.is_exact or fits(found)):
+    if not (leaving.is_exact or fits(found)):
         return ()
     if not leaving.is_exact:
         count = bisect_left(range(len(found)), True, key=lambda count: fits(found[:count]))

@@ -7,7 +7,6 @@ may run, and the second takes over when the first dies.
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 import threading
@@ -26,6 +25,7 @@ from clusters.logs.collect import Holding
 from clusters.runs.placing import pools
 from clusters.runs.status.observe import apply_batch, apply_listing, save_capacity, save_trouble
 from portal.db.advisory_lock import Lock, advisory_lock
+from portal.garbage import settle
 from portal.monitoring.health import alive
 
 log = logging.getLogger(__name__)
@@ -42,15 +42,13 @@ ASKED_SECONDS = 2.0
 # Maximum seconds for which a thread with an answer from PostgreSQL or Kubernetes waits for a computing thread. With Python's
 # default of 5 ms, at each query of a batch, the processor would be idle as long as it works.
 SWITCH_SECONDS = 0.0005
-# News is JSON, which has no cycles. At Python's default (every 700 objects), searching all remembered objects for cycles takes
-# twice as long as parsing.
-COLLECTED = (50_000, 20, 50)
 
 
 def tune() -> None:
     """Tunes the interpreter for a process that reads news in one thread, writes it in another, and remembers much."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    gc.set_threshold(*COLLECTED)
+    # News is JSON, which has no cycles.
+    settle()
 
 
 def follow_all(stopped: threading.Event) -> None:
