@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -62,7 +63,7 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 def _metric(found: Scalars, tag: str) -> Metric:
     curves = [curve for curve in found.curves if curve.tag == tag]
     names = _labels([curve.folder for curve in curves])
-    lines = [Line(label, [(p.step, p.value) for p in curve.points]) for label, curve in zip(names, curves, strict=True)]
+    lines = [line_of(label, curve.points, found.began) for label, curve in zip(names, curves, strict=True)]
     by_step: dict[int, dict[int, Point]] = {}
     for column, curve in enumerate(curves):
         for point in curve.points:
@@ -75,6 +76,12 @@ def _metric(found: Scalars, tag: str) -> Metric:
         for step in chosen
     ]
     return Metric(draw(tag, lines, x_label="step"), names, rows, stride > 1)
+
+
+def line_of(label: str, points: Sequence[Point], began: float) -> Line:
+    """Values by step, with their times if the run knows any (`began` is not 0)."""
+    times = [point.wall_time for point in points] if began else []
+    return Line(label, [(point.step, point.value) for point in points], times=times, began=began)
 
 
 def _labels(folders: list[str]) -> list[str]:
