@@ -118,6 +118,8 @@
     });
     const axis = { font, stroke: () => colour("muted"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false } };
     if (chart.u) chart.u.destroy();
+    $(".plot", box).hidden = true;
+    chart.mount.hidden = false;
     chart.u = new window.uPlot({
       width: Math.max(chart.mount.clientWidth, 120), height: HEIGHT, padding: [10, 14, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
       series,
@@ -127,7 +129,12 @@
           distr: log ? 3 : 1, log: 10,
           range: (u, low, high) => {
             if (low === null || low === undefined) return log ? [0.1, 1] : [0, 1];
-            if (log) return window.uPlot.rangeLog(low, high, 10, low === high);
+            if (log) {
+              // From one digit of a power of ten to another.
+              const [down, up] = [low, high].map((y) => 10 ** Math.floor(Math.log10(y) + 1e-12));
+              const from = Math.floor(low / down + 1e-9) * down, to = Math.ceil(high / up - 1e-9) * up;
+              return [from, to > from ? to : from * 2].map((y) => Number(y.toPrecision(12)));
+            }
             const [from, to] = window.uPlot.rangeNum(low, high, 0.08, true);
             return [chart.zero ? 0 : from, to > (chart.zero ? 0 : from) ? to : from + 1];
           },
@@ -360,7 +367,7 @@
     Object.entries({ role: "slider", tabindex: "0", "aria-label": picture.getAttribute("aria-label"), "aria-valuemin": "0", "aria-valuemax": String(Math.max(...said.lines.map((line) => line.x.length)) - 1), "aria-valuenow": "0", "aria-valuetext": "–" })
       .forEach(([key, value]) => chart.mount.setAttribute(key, value));
     chart.mount.addEventListener("keydown", (event) => byKey(chart, event));
-    picture.hidden = true;
+    chart.mount.hidden = true;
     picture.after(chart.mount);
     legend.replaceChildren(...chart.lines.map((line, n) => {
       const key = document.createElement(line.label ? "button" : "span"), value = document.createElement("b");
@@ -372,6 +379,7 @@
         key.setAttribute("aria-pressed", String(!view.hidden.has(name(chart, line))));
         key.append(document.createElement("i"), line.label + " ");
       }
+      value.textContent = number(line.y[line.y.length - 1]);
       key.append(value);
       chart.values.push(value);
       return key;
@@ -391,7 +399,7 @@
   }), { rootMargin: "400px" });
   const widths = new ResizeObserver((found) => found.forEach(({ target }) => {
     const chart = charts.get(target.parentNode);
-    if (chart && chart.u && target.clientWidth && target.clientWidth !== chart.u.width) chart.u.setSize({ width: target.clientWidth, height: HEIGHT });
+    if (chart && chart.u && target.clientWidth && target.clientWidth !== chart.u.width) { hideTip(); draw(chart); }
   }));
   function redraw() { charts.forEach((chart) => { if (chart.u) draw(chart); }); }
   function tools() {
@@ -420,11 +428,12 @@
       if (hides) view.hidden.add(line);
       button.setAttribute("aria-pressed", String(!hides));
     } else if ("plotLog" in button.dataset) { if (!view.log.delete(chart.key)) view.log.add(chart.key); }
-    else if ("plotWhole" in button.dataset) { view.zoom.delete(chart.key); chart.mount.focus(); }
+    else if ("plotWhole" in button.dataset) view.zoom.delete(chart.key);
     else if ("plotCsv" in button.dataset) return csv(chart);
-    else if ("plotPng" in button.dataset) return png(chart);
+    else if ("plotPng" in button.dataset) { if (!chart.u) draw(chart); return png(chart); }
     writeView();
     draw(chart);
+    if ("plotWhole" in button.dataset) chart.mount.focus();
   });
   // A line whose legend has the pointer stands out.
   ["pointerover", "focusin", "pointerout", "focusout"].forEach((type, n) => document.addEventListener(type, (event) => {
@@ -432,6 +441,10 @@
     if (!chart || !chart.u || chart.lines.length < 2 || chart.both) return;
     chart.u.setSeries(n < 2 ? 1 + Number(key.dataset.line) : null, { focus: true });
   }));
+  // A form that loads the page again with other numbers keeps the view.
+  document.addEventListener("submit", (event) => {
+    if (event.target.matches("[data-keeps-view]")) event.target.action = location.pathname + location.hash;
+  });
   let frame = 0;
   document.addEventListener("input", (event) => {
     const part = event.target.closest("[data-chart-tools]");
