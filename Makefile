@@ -107,7 +107,7 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	@$(INSTALL)
 	@touch $@
 
-# xterm.js comes from npm's registry, because no Python package has it. The portal runs without it, and the next `make run` retries.
+# xterm.js and uPlot come from npm's registry, because no Python package has them. The portal runs without it, and the next `make run` retries.
 $(VENV)/.assets: portal/assets.py $(VENV)/.installed
 	@$(BIN)/python -m portal.assets && touch $@ || true
 

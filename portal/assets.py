@@ -1,8 +1,8 @@
 """Browser code from npm packages, pinned by hash and installed beside the Python packages.
 
 `python -m portal.assets` fetches it; `make run` and docker/portal/Dockerfile call that once. It uses the registry that
-npm is configured for, or NPM_CONFIG_REGISTRY. Without these files only terminals and previews of Parquet files do not
-work, and their pages say so.
+npm is configured for, or NPM_CONFIG_REGISTRY. Without these files charts are still pictures, and terminals and previews
+of Parquet files do not work, which their pages say.
 """
 
 from __future__ import annotations
@@ -69,6 +69,12 @@ PACKAGES = (
         "jYcgT6xtVYhnhgxh3QgYDnnNMYTcf8ElbxxFzX0IZo+vabQqSPAjC3c1wJrKB5E19VwQei89QCiZZP86DCPF7g==",
         {"lib/addon-fit.js": "xterm/addon-fit.js"},
     ),
+    # Charts: 22 KB compressed, and a chart of 1,000 points is drawn in a few milliseconds. Others are 5 to 20 times as large.
+    Package(
+        "uplot", "1.6.32",
+        "KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXImkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw==",
+        {"dist/uPlot.iife.min.js": "uplot/uplot.js", "dist/uPlot.min.css": "uplot/uplot.css", "LICENSE": "uplot/LICENSE"},
+    ),
     # Parses Parquet in the browser's sandbox, where a hostile file does least harm; no C++ parser in a web process.
     Package(
         "hyparquet", "1.31.5",
@@ -91,6 +97,10 @@ PACKAGES = (
 
 def has_xterm() -> bool:
     return _has("xterm")
+
+
+def has_uplot() -> bool:
+    return _has("uplot")
 
 
 def has_parquet() -> bool:
@@ -152,5 +162,6 @@ if __name__ == "__main__":
         fetch(source)
     except (OSError, HTTPException, ValueError) as error:
         sys.exit(
-            f"xterm.js and hyparquet could not be fetched, so terminals and previews of Parquet do not work yet: {error}"
+            "xterm.js, hyparquet and uPlot could not be fetched, so terminals and previews of Parquet do not work yet, "
+            f"and charts are pictures: {error}"
         )

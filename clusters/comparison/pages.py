@@ -14,9 +14,9 @@ from django.views.decorators.http import conditional_page, require_http_methods,
 
 from clusters.access import clusters_in
 from clusters.catalog.folders import output_folder
-from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS
+from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, line_of
 from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, what_differs
-from clusters.comparison.values import MOST, Summary, began, changed_files, placed, summaries
+from clusters.comparison.values import MOST, Summary, changed_files, placed, summaries
 from clusters.manifest.code import code_of
 from clusters.runs.models import Run
 from clusters.scalars.events import Scalars
@@ -106,7 +106,7 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
     else:
         names = [name_of(run) for run in runs]
         tags = list(dict.fromkeys(tag for each in found for tag in each.tags))
-        undated = [name for name, each in zip(names, found, strict=True) if each.curves and not began(each)]
+        undated = [name for name, each in zip(names, found, strict=True) if each.curves and not each.began]
         if axis == "time" and undated:
             refused.append(f"What {', '.join(undated)} printed has no times, so it is not drawn here; choose Steps.")
         context |= {
@@ -118,19 +118,23 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
 
 def _metric(tag: str, names: list[str], found: list[Scalars], axis: str, weight: float) -> Metric:
     """One chart. The first line of each run has the run's colour in all charts."""
-    first, more, rows = [], [], []
+    # Each line twice: as drawn, smoothed and over the chosen axis, and as it is for the script.
+    first, more, rows = list[tuple[Line, Line]](), list[tuple[Line, Line]](), []
     for name, scalars in zip(names, found, strict=True):
-        since = began(scalars)
+        since = scalars.began
         curves = [curve for curve in scalars.curves if curve.tag == tag and curve.points]
-        drawn = []
+        pairs = []
         for curve, summary in zip(curves, summaries(scalars, tag), strict=True):
             label = f"{name} {curve.folder}" if len(curves) > 1 else name
             if axis == "step" or since:
-                drawn.append(Line(label, placed(curve.points, weight, since if axis == "time" else None)))
+                drawn = Line(label, placed(curve.points, weight, since if axis == "time" else None))
+                pairs.append((drawn, line_of(label, curve.points, since)))
             rows.append(_row(label, summary))
-        first.append(drawn[0] if drawn else Line(name, ()))
-        more += drawn[1:]
-    return Metric(draw(tag, [*first, *more], x_label="step" if axis == "step" else "seconds"), rows)
+        first.append(pairs[0] if pairs else (Line(name, ()), Line(name, ())))
+        more += pairs[1:]
+    lines, numbers = zip(*first, *more, strict=True)
+    x_label = "step" if axis == "step" else "seconds"
+    return Metric(draw(tag, lines, x_label=x_label, numbers=("step", numbers)), rows)
 
 
 def _row(label: str, summary: Summary) -> tuple[str, str, str, str, str]:

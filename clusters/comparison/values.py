@@ -125,11 +125,6 @@ def smoothed(values: Iterable[float], weight: float) -> Iterator[float]:
         yield total / share
 
 
-def began(scalars: Scalars) -> float:
-    """When the run's first number was written, in seconds since 1970; 0 if unknown."""
-    return min((point.wall_time for curve in scalars.curves for point in curve.points), default=0.0)
-
-
 def placed(points: Sequence[Point], weight: float, since: float | None) -> list[tuple[float, float]]:
     """A line of a chart as (x, y): over steps, or over seconds after `since`."""
     values = smoothed((point.value for point in points), weight)

@@ -158,6 +158,11 @@ class Scalars:
         """Each tag once: losses, accuracies and speeds first, then by name."""
         return sorted({curve.tag for curve in self.curves}, key=lambda tag: (_rank(tag), tag))
 
+    @property
+    def began(self) -> float:
+        """When the first number was written, in seconds since 1970; 0 if unknown."""
+        return min((point.wall_time for curve in self.curves for point in curve.points), default=0.0)
+
 
 def is_event_file(path: str) -> bool:
     """TensorBoard's rule: the name contains "tfevents". Profiles are files of another kind."""

@@ -1,13 +1,16 @@
-"""Charts as data for SVG templates without JavaScript: lines, stacked columns, and parallel coordinates.
+"""Charts as data for SVG templates: lines, stacked columns, and parallel coordinates.
 
 The drawing knows no pixels. Lines and bars live in a 1000 × 1000 square that the browser stretches to the available
 width (with strokes that do not stretch), while labels are text of the page, placed by percent. So text keeps its size
 on a phone, and colours follow the theme, light or dark. Server-side libraries (pygal, matplotlib, pysvgchart) draw text
-into the picture, where it shrinks, and fix the colours. Pure: numbers in, numbers and strings out.
+into the picture, where it shrinks, and fix the colours. Line charts also carry their numbers (`Chart.data`): with
+JavaScript, static/portal/charts.js draws them again as a chart that answers the pointer. Pure: numbers in, numbers and
+strings out.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,11 +31,13 @@ OTHERS = "all others"
 @dataclass(frozen=True)
 class Line:
     """A line of (x, y) in the order of x. A `y` that is NaN, infinite or beyond `LARGEST` leaves a gap. If `scattered`,
-    each point is a dot."""
+    each point is a dot. `times` are the Unix times of the points, if known, and `began` is when its run did."""
 
     label: str
     points: Sequence[tuple[float, float]]
     scattered: bool = False
+    times: Sequence[float] = ()
+    began: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ class Chart:
     lines: tuple[Drawn, ...]
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
+    # The numbers as JSON, for static/portal/charts.js.
+    data: str = ""
 
     @property
     def summary(self) -> str:
@@ -236,9 +243,13 @@ def draw(
     x_label: str,
     across: tuple[float, float] | None = None,
     from_zero: bool = False,
+    numbers: tuple[str, Sequence[Line]] | None = None,
+    axes: Sequence[str] = (),
 ) -> Chart:
     """The chart of `lines` over common axes that just contain them. `across` sets the bounds of the x axis; `from_zero`
-    starts the y axis at zero, for values that are never negative."""
+    starts the y axis at zero, for values that are never negative. `numbers` are the x axis and the lines for the
+    script, if the drawing shows others (smoothed, or over time); `axes` are the x axes that it offers: "x", "relative"
+    (seconds since a line began) and "time". By default "x", and both others if a line has times."""
     lines = list(lines)
     good = [point for line in lines for point in line.points if _finite(*point)]
     x_low, x_high = across or _bounds([x for x, _ in good], widen=False)
@@ -258,7 +269,35 @@ def draw(
         lines=tuple(_drawn(line, place) for line in lines),
         x_ticks=tuple(Tick(number(x), 100 * _share(x, x_low, x_high)) for x in x_ticks) if good else (),
         y_ticks=tuple(Tick(number(y), 100 * (1 - _share(y, y_low, y_high))) for y in y_ticks) if good else (),
+        data=_data(title, *(numbers or (x_label, lines)), axes, from_zero),
     )
+
+
+def _data(title: str, x_label: str, lines: Sequence[Line], axes: Sequence[str], from_zero: bool) -> str:
+    timed = any(line.times for line in lines)
+    said = {
+        "title": title,
+        "x": x_label,
+        "axes": list(axes) or (["x", "relative", "time"] if timed else ["x"]),
+        "zero": from_zero,
+        "lines": [_numbers(line) for line in lines],
+    }
+    return json.dumps(said, separators=(",", ":"), ensure_ascii=False)
+
+
+def _numbers(line: Line) -> dict[str, object]:
+    """A line as columns. Nine digits tell all 32-bit floats apart; times are seconds since `began`."""
+    began = line.began if line.began is not None else min(line.times, default=0.0)
+    good = [n for n, (x, _) in enumerate(line.points) if abs(x) < LARGEST]
+    points = [line.points[n] for n in good]
+    return {
+        "label": line.label,
+        "x": [int(x) if x == int(x) else float(f"{x:.9g}") for x, _ in points],
+        "y": [float(f"{y:.9g}") if _finite(x, y) else None for x, y in points],
+        "dots": line.scattered,
+        "began": began,
+        "times": [round(line.times[n] - began, 3) for n in good] if line.times else [],
+    }
 
 
 def draw_columns(

@@ -20,6 +20,8 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
+from portal.assets import has_uplot
+
 register = template.Library()
 
 # The icon shape of each state word, for runs, tasks, appcodes, tokens and connection tests alike.
@@ -58,6 +60,13 @@ def state(word: str, note: str = "") -> SafeString:
     behind = format_html(' <span class="state-note">{}</span>', note) if note else ""
     label = (str(word)[:1].upper() + str(word)[1:]).replace("-", " ")
     return format_html('<span class="state state-{}">{}{}{}</span>', shape, icon(f"state-{shape}"), label, behind)
+
+
+@register.inclusion_tag("components/chart_files.html")
+def chart_files(lines: bool = True) -> dict[str, bool]:
+    """Styles and scripts of a page with charts, for its head. uPlot is left out if the page has no chart of lines, and
+    where it is not installed; then these charts stay pictures."""
+    return {"has_uplot": lines and has_uplot()}
 
 
 @register.filter

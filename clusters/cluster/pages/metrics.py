@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import conditional_page, require_safe
 
 from clusters.clouds.drivers.base import CloudError
-from clusters.cluster.pages.cluster import page_of
+from clusters.cluster.pages.cluster import Page, page_of
+from clusters.runs.models import Run
 from clusters.scalars.events import Point, Scalars
 from clusters.scalars.reading import scalars_of
 from datastores.drivers.base import DriverError
@@ -24,6 +27,8 @@ from portal.web.limits import LOOKS
 READ_SECONDS = 20
 MAX_CHARTS = 40
 TABLE_ROWS = 100
+# Earlier runs that the page offers, and how many of them it draws over the selected one: there are six colours.
+OFFERED, MOST_OTHERS = 20, 5
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,18 @@ class Metric:
 
 @require_safe
 def metrics(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    """The page. Its charts load afterwards, because reading a datastore may take seconds."""
-    return render(request, "clusters/cluster/metrics.html", {"page": page_of(request, appcode, name)})
+    """The page. Its charts load afterwards, because reading a datastore may take seconds. `?with=2,1` lays other runs of the
+    cluster over the selected one."""
+    shown = page_of(request, appcode, name)
+    others = _others(request, shown)
+    said = {"run": request.GET.get("run", ""), "with": ",".join(str(each.number) for each in others)}
+    context = {
+        "page": shown,
+        "others": others,
+        "offered": _offered(shown),
+        "query": urlencode({key: value for key, value in said.items() if value}, safe=","),
+    }
+    return render(request, "clusters/cluster/metrics.html", context)
 
 
 @require_safe
@@ -48,21 +63,50 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     shown = page_of(request, appcode, name)
     context: dict[str, object] = {"page": shown, "metrics": [], "error": ""}
     if shown.run:
+        notes, told = list[str](), list[tuple[Run, Scalars]]()
         try:
             with LOOKS.enter(person(request).pk), within(READ_SECONDS):
                 found = scalars_of(shown.run)
+                for other in _others(request, shown):
+                    try:
+                        told.append((other, scalars_of(other)))
+                    except (DriverError, CloudError) as error:
+                        notes.append(f"The numbers of run {other.number} cannot be read now: {error}")
         except (DriverError, CloudError, Unavailable) as error:
             context["error"] = str(error)
         else:
-            context |= {"metrics": [_metric(found, tag) for tag in found.tags[:MAX_CHARTS]], "found": found}
-            context["left_out"] = max(0, len(found.tags) - MAX_CHARTS)
+            tags = list(dict.fromkeys([*found.tags, *(tag for _, each in told for tag in each.tags)]))
+            drawn = [_metric(found, tag, shown.run, told) for tag in tags[:MAX_CHARTS]]
+            context |= {"metrics": drawn, "found": found, "notes": [*found.notes, *notes]}
+            context["left_out"] = max(0, len(tags) - MAX_CHARTS)
     return render(request, "clusters/cluster/_charts.html", context)
 
 
-def _metric(found: Scalars, tag: str) -> Metric:
+def _offered(shown: Page) -> list[Run]:
+    if shown.run is None:
+        return []
+    return list(shown.cluster.runs.exclude(pk=shown.run.pk).defer("spec").order_by("-number")[:OFFERED])
+
+
+def _others(request: HttpRequest, shown: Page) -> list[Run]:
+    """The runs of `?with=`, newest first; names of none are ignored."""
+    words = [word for text in request.GET.getlist("with") for word in text[:200].split(",")]
+    numbers = {int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 10}
+    if not numbers or shown.run is None:
+        return []
+    found = list(shown.cluster.runs.filter(number__in=numbers - {shown.run.number}).order_by("-number")[:MOST_OTHERS])
+    for run in found:
+        run.cluster = shown.cluster
+    return found
+
+
+def _metric(found: Scalars, tag: str, run: Run, others: Sequence[tuple[Run, Scalars]]) -> Metric:
+    """The lines of the run, whose values are the table, and then those of `others`."""
     curves = [curve for curve in found.curves if curve.tag == tag]
     names = _labels([curve.folder for curve in curves])
-    lines = [Line(label, [(p.step, p.value) for p in curve.points]) for label, curve in zip(names, curves, strict=True)]
+    lines = _lines(found, tag, f"run {run.number}" if others else "")
+    for other, scalars in others:
+        lines += _lines(scalars, tag, f"run {other.number}")
     by_step: dict[int, dict[int, Point]] = {}
     for column, curve in enumerate(curves):
         for point in curve.points:
@@ -75,6 +119,18 @@ def _metric(found: Scalars, tag: str) -> Metric:
         for step in chosen
     ]
     return Metric(draw(tag, lines, x_label="step"), names, rows, stride > 1)
+
+
+def _lines(found: Scalars, tag: str, run: str) -> list[Line]:
+    curves = [curve for curve in found.curves if curve.tag == tag]
+    names = [f"{run} {label}".strip() for label in _labels([curve.folder for curve in curves])]
+    return [line_of(label, curve.points, found.began) for label, curve in zip(names, curves, strict=True)]
+
+
+def line_of(label: str, points: Sequence[Point], began: float) -> Line:
+    """Values by step, with their times if the run knows any (`began` is not 0)."""
+    times = [point.wall_time for point in points] if began else []
+    return Line(label, [(point.step, point.value) for point in points], times=times, began=began)
 
 
 def _labels(folders: list[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import groupby
 
@@ -101,7 +101,8 @@ def charts_of(stats: Stats) -> list[Drawn]:
                 points.append((_x(minute, last), came / per if came is not None else float("nan")))
             elif value in SUMS and minute > first:
                 points.append((_x(minute, last), 0.0))
-        return Line(label, [point for point in points if point[1] == point[1]])
+        points = [point for point in points if point[1] == point[1]]
+        return Line(label, points, times=[last.timestamp() + 60 * x for x, _ in points])
 
     def named(number: int) -> str:
         return f"revision {number}"
@@ -116,7 +117,7 @@ def charts_of(stats: Stats) -> list[Drawn]:
     )
     across = (_x(minute_of(stats.since), last), 0.0)
     return [
-        Drawn(_timed(draw(title, lines, x_label="minutes ago", across=across, from_zero=True)), unit)
+        Drawn(_timed(draw(title, lines, x_label="minutes ago", across=across, from_zero=True, axes=["time"])), unit)
         for title, lines, unit in kinds
     ]
 
@@ -128,7 +129,7 @@ def _x(minute: dt.datetime, last: dt.datetime) -> float:
 def _timed(chart: Chart) -> Chart:
     """Turns "-20" into "20": the axis counts minutes ago."""
     ticks = tuple(Tick(each.text.lstrip("-−"), each.percent) for each in chart.x_ticks)
-    return Chart(chart.title, chart.x_label, chart.lines, ticks, chart.y_ticks)
+    return replace(chart, x_ticks=ticks)
 
 
 MINUTES_HEAD = (

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.views.decorators.http import conditional_page, require_safe
 
 from clusters.clouds.drivers.base import CloudError
-from clusters.cluster.pages.metrics import READ_SECONDS
+from clusters.cluster.pages.metrics import READ_SECONDS, line_of
 from clusters.comparison.runs import name_of, numbers_of
 from clusters.runs.models import Run
 from clusters.scalars.events import Scalars
@@ -90,10 +90,7 @@ def curves(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
             context["notes"] = [str(error)]
         else:
             lines = [
-                Line(
-                    f"trial {which}{', fold 1' if spec.folds else ''}",
-                    [(point.step, point.value) for point in curve.points],
-                )
+                line_of(f"trial {which}{', fold 1' if spec.folds else ''}", curve.points, scalars.began)
                 for which, scalars in told.items()
                 for curve in lines_of(scalars, spec.goal.metric)[:1]
             ]

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from django.utils import timezone
 
 TABS = [
     "",
@@ -386,6 +387,22 @@ class TestMetrics:
         assert page.count("<svg viewBox") == 2
         assert "<i></i>train" in page
         assert "<i></i>validation" in page
+
+    def test_other_runs_are_laid_over_the_selected_one(self, trained, make_cluster, people, as_person):
+        from clusters.cluster.actions import deploy
+        from clusters.runs.models import Cluster
+
+        trained("events.out.tfevents.1", 3)
+        cluster = Cluster.objects.get(name="demo")
+        cluster.runs.update(phase="Succeeded", verdict="Succeeded", gone=True, finished_at=timezone.now())
+        deploy(cluster, acting_user=people.alice)
+        client = as_person(people.victor)
+        page = client.get("/clusters/ops-demo/demo/metrics?with=1,7&with=x").content.decode()
+        assert "/metrics/charts?with=1" in page
+        assert '<input type="checkbox" name="with" value="1" checked>' in page
+        charts = client.get("/clusters/ops-demo/demo/metrics/charts?with=1,7&with=x").content.decode()
+        assert charts.count("<i></i>run 1 ") == 2, "loss and accuracy, though run 2 has nothing yet"
+        assert "No summaries" not in charts
 
     def test_runs_are_drawn_together_with_what_cannot_be_read_said(self, trained, make_cluster, people, as_person):
         from tests.api.client import api_of

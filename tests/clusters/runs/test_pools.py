@@ -106,7 +106,9 @@ def test_slices_that_runs_hold_or_are_promised_are_not_given_twice(flavors: Any,
     assert third.placed_at is None
     assert third.wait_message == "It needs 2 mig-1g.10gb; 1 of 5 are free. It starts as soon as enough are free."
     assert second.layout == {"master": {"n1": 1}}
-    assert '<td data-label="GPUs" class="num">2 × mig-1g.10gb</td>' in as_person(people.bob).get("/queue").content.decode()
+    assert (
+        '<td data-label="GPUs" class="num">2 × mig-1g.10gb</td>' in as_person(people.bob).get("/queue").content.decode()
+    )
 
 
 @pytest.mark.django_db

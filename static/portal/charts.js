@@ -1,0 +1,473 @@
+// Charts that answer. Charts of lines arrive as pictures (components/plot.html) with their numbers in data-plot; uPlot draws them again
+// with a crosshair, zoom, smoothing and a log axis. Columns stay pictures and get a tooltip. Idea: what a reader has chosen is one value,
+// `view`, kept in the address after "#view?"; every change draws the chart from its numbers and the view, so a live update, a shared
+// link and a click take the same path.
+(function () {
+  "use strict";
+  const $ = (selector, root) => (root || document).querySelector(selector);
+  const $$ = (selector, root) => [...(root || document).querySelectorAll(selector)];
+  const COLOURS = 6, HEIGHT = 240, MARK = "#view?", MOST_ROWS = 12;
+
+  // --- The view ----------------------------------------------------------------------------------------------------------
+  const view = { axis: "x", smooth: 0, log: new Set(), zoom: new Map(), hidden: new Set() };
+  const name = (chart, line) => chart.key + "|" + line.label;
+  function readView() {
+    const said = new URLSearchParams(location.hash.startsWith(MARK) ? location.hash.slice(MARK.length) : "");
+    const weight = Number(said.get("smooth"));
+    view.axis = ["relative", "time"].includes(said.get("x")) ? said.get("x") : "x";
+    view.smooth = weight > 0 && weight < 1 ? weight : 0;
+    view.log = new Set(said.getAll("log"));
+    view.hidden = new Set(said.getAll("hide"));
+    view.zoom = new Map(said.getAll("zoom").map((text) => text.split(":")).filter(([low, high]) => Number(low) < Number(high))
+      .map(([low, high, ...title]) => [title.join(":"), [Number(low), Number(high)]]));
+  }
+  function writeView() {
+    const said = new URLSearchParams();
+    if (view.axis !== "x") said.set("x", view.axis);
+    if (view.smooth) said.set("smooth", view.smooth);
+    view.log.forEach((title) => said.append("log", title));
+    view.hidden.forEach((line) => said.append("hide", line));
+    view.zoom.forEach(([low, high], title) => said.append("zoom", Number(low.toPrecision(12)) + ":" + Number(high.toPrecision(12)) + ":" + title));
+    const text = said.toString();
+    if (text || location.hash.startsWith(MARK)) history.replaceState(history.state, "", text ? MARK + text : location.pathname + location.search);
+    $$("[data-copy-view]").forEach((button) => { button.dataset.copy = location.href; });
+  }
+
+  // --- Words ---------------------------------------------------------------------------------------------------------------
+  const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
+  function number(value, digits) {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value), rounded = Number(value.toPrecision(digits || 4));
+    if (size && (size < 1e-4 || size >= 1e9)) return rounded.toExponential();
+    return size >= 1000 ? grouped.format(rounded) : String(rounded);
+  }
+  function duration(seconds) {
+    const parts = [[86400, "d"], [3600, "h"], [60, "min"]], found = [];
+    let rest = Math.round(seconds * 1000) / 1000;
+    for (const [size, unit] of parts) if (rest >= size) { found.push(Math.floor(rest / size) + " " + unit); rest %= size; }
+    if (rest || !found.length) found.push(grouped.format(found.length ? Math.round(rest) : rest) + " s");
+    return found.slice(0, 2).join(" ");
+  }
+  const ZONE = document.documentElement.dataset.zone || Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+  function zoned(seconds) {
+    try { return window.uPlot.tzDate(new Date(seconds * 1000), ZONE); } catch (error) { return window.uPlot.tzDate(new Date(seconds * 1000), "UTC"); }
+  }
+  const clock = (pattern, seconds) => window.uPlot.fmtDate(pattern)(zoned(seconds));
+  const place = (chart, x) => chart.axis === "time" ? clock("{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}", x) : chart.axis === "relative" ? duration(x) : chart.x + " " + grouped.format(x);
+
+  // --- Numbers -------------------------------------------------------------------------------------------------------------
+  function smoothed(values, weight) {
+    // TensorBoard's: an exponential average without the bias of its first value.
+    let last = 0, count = 0;
+    return values.map((y) => {
+      if (y === null) return y;
+      last = last * weight + (1 - weight) * y;
+      count += 1;
+      return last / (1 - weight ** count);
+    });
+  }
+  function columns(chart) {
+    const log = view.log.has(chart.key), drawable = (y) => log && !(y > 0) ? null : y;
+    chart.both = view.smooth > 0 && !chart.lines.some((line) => line.dots);
+    const tables = chart.lines.map((line) => {
+      const xs = chart.axis === "x" ? line.x : line.times.map((t) => chart.axis === "time" ? line.began + t : t);
+      const order = xs.map((_, n) => n).sort((a, b) => xs[a] - xs[b] || a - b), ys = chart.both ? smoothed(line.y, view.smooth) : [];
+      const table = [order.map((n) => xs[n]), order.map((n) => drawable(line.y[n]))];
+      if (chart.both) table.push(order.map((n) => drawable(ys[n])));
+      return table;
+    });
+    return window.uPlot.join(tables);
+  }
+  // Which point of a line the crosshair means: the nearest one, if the crosshair is within the line.
+  function nearest(u, series, at, x) {
+    const xs = u.data[0], ys = u.data[series];
+    if (ys[at] !== undefined) return at;
+    let before = at, after = at;
+    while (before >= 0 && (ys[before] === null || ys[before] === undefined)) before -= 1;
+    while (after < ys.length && (ys[after] === null || ys[after] === undefined)) after += 1;
+    if (before < 0 || after >= ys.length) return null;
+    return x - xs[before] <= xs[after] - x ? before : after;
+  }
+
+  // --- Colours -------------------------------------------------------------------------------------------------------------
+  let theme = null;
+  function colour(variable) {
+    if (!theme) theme = getComputedStyle(document.documentElement);
+    return theme.getPropertyValue("--" + variable).trim();
+  }
+  const colourOf = (n) => colour("chart-" + (n % COLOURS + 1));
+
+  // --- A chart -------------------------------------------------------------------------------------------------------------
+  const charts = new Map(), seen = new Set();  // by box; the keys of those that have been drawn, which are drawn again at once
+  let hot = null, pointer = null, dragging = false;
+  const STEPS = [1, 2, 5].flatMap((n) => [...Array(15).keys()].map((power) => n * 10 ** power)).sort((a, b) => a - b);
+  const SECONDS = [0.001, 0.01, 0.1, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, ...[1, 2, 5, 10, 20, 50, 100].map((n) => n * 86400)];
+
+  function draw(chart) {
+    const box = chart.box, font = "12px " + getComputedStyle(box).fontFamily;
+    chart.axis = chart.axes.includes(view.axis) ? view.axis : chart.axes[0];
+    const log = view.log.has(chart.key), data = columns(chart), each = chart.both ? 2 : 1;
+    const zoom = () => view.zoom.get(chart.key);
+    const series = [{}];
+    chart.lines.forEach((line, n) => {
+      const show = !view.hidden.has(name(chart, line)), dash = n < COLOURS ? undefined : [6, 3];
+      const one = { label: line.label, show, width: 1.75, dash, stroke: () => colourOf(n), points: { size: 5, fill: () => colourOf(n), space: 24 } };
+      if (line.dots) { one.paths = () => null; one.points = { show: true, size: 5, fill: () => colourOf(n) }; }
+      if (chart.both) series.push({ ...one, width: 1, stroke: () => colourOf(n) + "50", points: { show: false } }, { ...one, points: { show: false } });
+      else series.push(one);
+    });
+    const axis = { font, stroke: () => colour("muted"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false } };
+    if (chart.u) chart.u.destroy();
+    $(".plot", box).hidden = true;
+    chart.mount.hidden = false;
+    chart.u = new window.uPlot({
+      width: Math.max(chart.mount.clientWidth, 120), height: HEIGHT, padding: [10, 14, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
+      series,
+      scales: {
+        x: { time: chart.axis === "time", range: (u, low, high) => zoom() || (low === null ? [0, 1] : low === high ? [low - 0.5, high + 0.5] : [low, high]) },
+        y: {
+          distr: log ? 3 : 1, log: 10,
+          range: (u, low, high) => {
+            if (low === null || low === undefined) return log ? [0.1, 1] : [0, 1];
+            if (log) {
+              // From one digit of a power of ten to another.
+              const [down, up] = [low, high].map((y) => 10 ** Math.floor(Math.log10(y) + 1e-12));
+              const from = Math.floor(low / down + 1e-9) * down, to = Math.ceil(high / up - 1e-9) * up;
+              return [from, to > from ? to : from * 2].map((y) => Number(y.toPrecision(12)));
+            }
+            const [from, to] = window.uPlot.rangeNum(low, high, 0.08, true);
+            return [chart.zero ? 0 : from, to > (chart.zero ? 0 : from) ? to : from + 1];
+          },
+        },
+      },
+      axes: [
+        {
+          ...axis, size: 26, gap: 6, space: 72, grid: { show: false }, label: chart.axis === "x" ? chart.x : " ", labelFont: font, labelSize: 16, labelGap: -2,
+          ...(chart.axis === "x" ? { incrs: STEPS, values: (u, ticks) => ticks.map((x) => grouped.format(x)) }
+            : chart.axis === "relative" ? { incrs: SECONDS, values: (u, ticks) => ticks.map(duration) }
+              : { values: (u, ticks, at, space, step) => ticks.map((x) => clock(step >= 86400 ? "{MM}-{DD}" : step >= 60 ? "{HH}:{mm}" : "{HH}:{mm}:{ss}", x)) }),
+        },
+        {
+          ...axis, gap: 6, space: 36, values: (u, ticks) => ticks.map((y) => y === null ? "" : number(y)),
+          size: (u, words) => Math.ceil(Math.max(24, ...(words || []).map((word) => { u.ctx.font = font; return u.ctx.measureText(word || "").width; })) + 12),
+        },
+      ],
+      cursor: {
+        y: false, dataIdx: nearest, points: { size: 8, fill: (u, n) => colourOf(Math.ceil(n / each) - 1), stroke: () => colour("surface"), width: 1.5 },
+        drag: { x: true, y: false, setScale: false, dist: 6 },
+        sync: { key: "charts " + chart.axis, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" }, setSeries: false },
+        bind: {
+          dblclick: () => () => { setZoom(chart, null); return null; },
+          mousedown: (u, target, handle) => (event) => { dragging = event.button === 0; return handle(event); },
+          mouseup: (u, target, handle) => (event) => { dragging = false; return handle(event); },
+        },
+      },
+      hooks: {
+        setSelect: [(u) => {
+          if (u.select.width > 5) setZoom(chart, [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]);
+        }],
+        setCursor: [() => told(chart)],
+      },
+    }, data, chart.mount);
+    chart.u.over.addEventListener("pointerenter", () => { hot = chart.key; });
+    chart.u.over.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") { hot = null; hideTip(); } });
+    byTouch(chart);
+    $("[data-plot-log]", box).setAttribute("aria-pressed", String(log));
+    $("[data-plot-whole]", box).hidden = !zoom();
+    if (hot === chart.key && pointer) chart.u.setCursor(pointer); else told(chart);
+  }
+  function setZoom(chart, bounds) {
+    if (bounds) view.zoom.set(chart.key, bounds); else view.zoom.delete(chart.key);
+    writeView();
+    // The mouse's own handler is still running.
+    setTimeout(() => { if (chart.box.isConnected) draw(chart); });
+  }
+  function valuesAt(chart) {
+    const { idx, idxs } = chart.u.cursor, each = chart.both ? 2 : 1;
+    return chart.lines.map((line, n) => {
+      const at = idx === null || idx === undefined ? null : idxs[1 + n * each], shown = chart.u.series[1 + n * each].show;
+      const value = at === null || at === undefined ? undefined : chart.u.data[1 + n * each][at];
+      return { line, n, shown, value, smooth: chart.both && value !== undefined ? chart.u.data[2 + n * each][at] : undefined };
+    });
+  }
+  // Writes what is under the crosshair into the legend and, for the chart that has the pointer, into the tooltip.
+  function told(chart) {
+    if (!chart.u) return;
+    const { idx, left, top } = chart.u.cursor, off = idx === null || idx === undefined || left < 0, values = valuesAt(chart);
+    values.forEach(({ line, n, value }) => { chart.values[n].textContent = off ? number(line.y[line.y.length - 1]) : number(value, 6); });
+    if (hot !== chart.key) return;
+    pointer = off ? null : { left, top };
+    if (off) return hideTip();
+    const rows = values.filter((row) => row.shown && row.value !== undefined && row.value !== null).sort((a, b) => (b.smooth ?? b.value) - (a.smooth ?? a.value));
+    const x = chart.u.data[0][idx], head = place(chart, x);
+    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth }) => [n % COLOURS + 1, line.label, number(value, 6), smooth === undefined ? "" : "≈ " + number(smooth, 6)]);
+    const frame = chart.u.over.getBoundingClientRect();
+    tip(head, lines, rows.length > MOST_ROWS ? rows.length - MOST_ROWS : 0, frame.left + left, frame.top + Math.max(0, Math.min(top, frame.height)));
+    chart.mount.setAttribute("aria-valuenow", idx);
+    chart.mount.setAttribute("aria-valuetext", head + ": " + rows.map(({ line, value }) => (line.label ? line.label + " " : "") + number(value, 6)).join(", "));
+  }
+
+  // --- Keys and fingers ------------------------------------------------------------------------------------------------------
+  function byKey(chart, event) {
+    const u = chart.u, xs = u.data[0], { min, max } = u.scales.x, turn = { ArrowLeft: -1, ArrowRight: 1 }[event.key] * (event.shiftKey ? 10 : 1);
+    const [first, last] = u.series[0].idxs, middle = u.cursor.left >= 0 ? u.posToVal(u.cursor.left, "x") : (min + max) / 2;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (turn || event.key === "Home" || event.key === "End") {
+      const at = u.cursor.left >= 0 && u.cursor.idx !== null ? u.cursor.idx + turn : turn > 0 ? first : last;
+      const next = event.key === "Home" ? first : event.key === "End" ? last : Math.max(first, Math.min(last, at));
+      hot = chart.key;
+      u.setCursor({ left: u.valToPos(xs[next], "x"), top: 8 });
+    } else if (event.key === "+" || event.key === "-") {
+      const by = event.key === "+" ? 0.5 : 2;
+      widen(chart, middle, by);
+    } else if ((event.key === "Escape" || event.key === "0") && view.zoom.has(chart.key)) setZoom(chart, null);
+    else return;
+    event.preventDefault();
+  }
+  // Shows `by` times as much of the x axis, around `middle`; all of it is the most.
+  function widen(chart, middle, by) {
+    const { min, max } = chart.u.scales.x, xs = chart.u.data[0], low = middle - (middle - min) * by, high = middle + (max - middle) * by;
+    const whole = low <= xs[0] && high >= xs[xs.length - 1];
+    if (high > low) setZoom(chart, whole ? null : [Math.max(low, xs[0]), Math.min(high, xs[xs.length - 1])]);
+  }
+  function byTouch(chart) {
+    const over = chart.u.over, fingers = new Map();
+    let spread = 0;
+    const at = (event) => event.clientX - over.getBoundingClientRect().left;
+    over.addEventListener("pointerdown", (event) => {
+      if (event.pointerType === "mouse") return;
+      hot = chart.key;
+      fingers.set(event.pointerId, at(event));
+      spread = fingers.size === 2 ? Math.abs([...fingers.values()][0] - [...fingers.values()][1]) : 0;
+    });
+    over.addEventListener("pointermove", (event) => {
+      if (!fingers.has(event.pointerId)) return;
+      fingers.set(event.pointerId, at(event));
+      if (fingers.size === 1) chart.u.setCursor({ left: Math.max(0, Math.min(at(event), over.clientWidth)), top: 8 });
+    });
+    const up = (event) => {
+      const [one, other] = [...fingers.values()];
+      if (spread && fingers.size === 2 && event.type === "pointerup") {
+        const now = Math.abs(one - other);
+        if (Math.abs(now - spread) > 12) widen(chart, chart.u.posToVal((one + other) / 2, "x"), spread / Math.max(now, 1));
+      }
+      fingers.delete(event.pointerId);
+      spread = 0;
+    };
+    ["pointerup", "pointercancel"].forEach((type) => over.addEventListener(type, up));
+  }
+
+  // --- The tooltip ------------------------------------------------------------------------------------------------------------
+  let box = null;
+  function tip(head, rows, more, x, y) {
+    if (!box) { box = document.createElement("div"); box.className = "plot-tip"; box.setAttribute("aria-hidden", "true"); document.body.append(box); }
+    const title = document.createElement("b"), table = document.createElement("table");
+    title.textContent = head;
+    rows.forEach(([series, ...cells]) => {
+      const row = table.insertRow(), key = row.insertCell();
+      key.append(document.createElement("i"));
+      key.className = "series series-" + series;
+      cells.forEach((text) => { row.insertCell().textContent = text; });
+    });
+    box.replaceChildren(title, table);
+    if (more) { const rest = document.createElement("span"); rest.textContent = "+ " + more; box.append(rest); }
+    box.hidden = false;
+    const width = box.offsetWidth, height = box.offsetHeight;
+    box.style.left = Math.max(8, x + 16 + width < window.innerWidth - 8 ? x + 16 : x - 16 - width) + "px";
+    box.style.top = Math.max(8, Math.min(y - height / 2, window.innerHeight - height - 8)) + "px";
+  }
+  function hideTip() { if (box) box.hidden = true; }
+  document.addEventListener("scroll", hideTip, { passive: true, capture: true });
+  document.addEventListener("pointerdown", (event) => { if (!event.target.closest(".plot-live")) { hot = null; hideTip(); } });
+
+  // Columns and parallel coordinates: their <title> elements become the tooltip.
+  function columnTip(thing, x, y) {
+    $$("title", thing).forEach((title) => {
+      title.parentNode.dataset.tip = title.textContent;
+      if (thing.tagName === "a" && !thing.hasAttribute("aria-label")) thing.setAttribute("aria-label", title.textContent);
+      title.remove();
+    });
+    const [first, ...rest] = $$("[data-tip]", thing);
+    if (!first) return hideTip();
+    const label = rest.length ? first.dataset.tip.split(": ")[0] : first.dataset.tip;
+    const rows = rest.filter((part) => part.getAttribute("height") !== "0.00").reverse().map((part) => [part.getAttribute("class").replace("series-", ""), part.dataset.tip.slice(label.length + 2)]);
+    tip(rest.length ? first.dataset.tip : label, rows, 0, x, y);
+  }
+  const COLUMN = ".bars svg > a, .bars svg > g, .strands svg > a";
+  document.addEventListener("pointermove", (event) => {
+    const thing = event.target.closest && event.target.closest(COLUMN);
+    if (thing) columnTip(thing, event.clientX, event.clientY);
+    else if (box && !box.hidden && !(event.target.closest && event.target.closest(".plot-live")) && event.pointerType === "mouse") hideTip();
+  });
+  document.addEventListener("focusin", (event) => {
+    const thing = event.target.closest(COLUMN);
+    if (!thing) return;
+    const at = thing.getBoundingClientRect();
+    columnTip(thing, at.left + at.width / 2, at.top + at.height / 3);
+  });
+  document.addEventListener("focusout", (event) => { if (event.target.closest(COLUMN + ", .plot-live")) { hot = null; hideTip(); } });
+
+  // --- Files -------------------------------------------------------------------------------------------------------------------
+  function save(blob, file) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = file;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  }
+  const fileOf = (chart, kind) => (chart.title.replace(/[^\p{L}\p{N}._-]+/gu, "-").replace(/^[-.]+|-+$/g, "") || "chart") + "." + kind;
+  function csv(chart) {
+    // Spreadsheets run what begins like a formula.
+    const cell = (text) => '"' + (/^[=+\-@\t\r]/.test(text) ? "'" : "") + String(text).replace(/"/g, '""') + '"';
+    const rows = chart.lines.flatMap((line) => line.y.map((y, n) => [cell(line.label || chart.title), line.x[n], line.times.length ? new Date((line.began + line.times[n]) * 1000).toISOString() : "", y === null ? "NaN" : y].join(",")));
+    save(new Blob([["line," + cell(chart.x) + ",time,value", ...rows].join("\r\n") + "\r\n"], { type: "text/csv" }), fileOf(chart, "csv"));
+  }
+  function png(chart) {
+    const from = chart.u.ctx.canvas, ratio = from.width / chart.u.width, picture = document.createElement("canvas"), pen = picture.getContext("2d");
+    const pad = 16 * ratio, family = getComputedStyle(chart.box).fontFamily, labels = chart.lines.map((line, n) => [line.label, n]).filter(([label, n]) => label && chart.u.series[1 + n * (chart.both ? 2 : 1)].show);
+    const places = [];
+    let x = 0, y = 0;
+    pen.font = 12 * ratio + "px " + family;
+    labels.forEach(([label, n]) => {
+      const wide = pen.measureText(label).width + 36 * ratio;
+      if (x && x + wide > from.width) { x = 0; y += 18 * ratio; }
+      places.push([label, n, x, y]);
+      x += wide;
+    });
+    const head = 28 * ratio + (labels.length ? y + 24 * ratio : 0);
+    picture.width = from.width + 2 * pad;
+    picture.height = from.height + head + 2 * pad;
+    pen.fillStyle = colour("surface");
+    pen.fillRect(0, 0, picture.width, picture.height);
+    pen.textBaseline = "top";
+    pen.fillStyle = colour("text");
+    pen.font = "600 " + 15 * ratio + "px " + family;
+    pen.fillText(chart.title, pad, pad);
+    pen.font = 12 * ratio + "px " + family;
+    places.forEach(([label, n, left, top]) => {
+      pen.fillStyle = colourOf(n);
+      pen.fillRect(pad + left, pad + 28 * ratio + top + 5 * ratio, 12 * ratio, 3 * ratio);
+      pen.fillStyle = colour("text");
+      pen.fillText(label, pad + left + 18 * ratio, pad + 28 * ratio + top);
+    });
+    pen.drawImage(from, pad, pad + head);
+    picture.toBlob((blob) => save(blob, fileOf(chart, "png")), "image/png");
+  }
+
+  // --- From a picture to a chart ------------------------------------------------------------------------------------------------
+  function upgrade(plot) {
+    let said;
+    try { said = JSON.parse(plot.dataset.plot); } catch (error) { return; }
+    if (!said.lines.some((line) => line.x.length)) return;
+    const key = said.axes[0] === "x" && said.x !== "step" ? said.title + " by " + said.x : said.title;  // two charts of a sweep have one title
+    const chart = { ...said, key, box: plot, u: null, values: [] }, legend = $(".latest", plot), picture = $(".plot", plot);
+    chart.mount = document.createElement("div");
+    chart.mount.className = "plot-live";
+    chart.mount.id = "plot-" + encodeURIComponent(chart.key);
+    Object.entries({ role: "slider", tabindex: "0", "aria-label": picture.getAttribute("aria-label"), "aria-valuemin": "0", "aria-valuemax": String(Math.max(...said.lines.map((line) => line.x.length)) - 1), "aria-valuenow": "0", "aria-valuetext": "–" })
+      .forEach(([key, value]) => chart.mount.setAttribute(key, value));
+    chart.mount.addEventListener("keydown", (event) => byKey(chart, event));
+    chart.mount.hidden = true;
+    picture.after(chart.mount);
+    legend.replaceChildren(...chart.lines.map((line, n) => {
+      const key = document.createElement(line.label ? "button" : "span"), value = document.createElement("b");
+      key.className = "series series-" + (n % COLOURS + 1);
+      if (line.label) {
+        key.type = "button";
+        key.dataset.line = n;
+        key.id = chart.mount.id + "-" + n;
+        key.setAttribute("aria-pressed", String(!view.hidden.has(name(chart, line))));
+        key.append(document.createElement("i"), line.label + " ");
+      }
+      value.textContent = number(line.y[line.y.length - 1]);
+      key.append(value);
+      chart.values.push(value);
+      return key;
+    }));
+    legend.classList.add("is-legend");
+    $(".plot-actions", plot).hidden = false;
+    charts.set(plot, chart);
+    widths.observe(chart.mount);
+    if (seen.has(chart.key)) draw(chart); else near.observe(plot);
+  }
+  const near = new IntersectionObserver((found) => found.forEach(({ isIntersecting, target }) => {
+    const chart = charts.get(target);
+    if (!isIntersecting || !chart) return;
+    near.unobserve(target);
+    seen.add(chart.key);
+    draw(chart);
+  }), { rootMargin: "400px" });
+  const widths = new ResizeObserver((found) => found.forEach(({ target }) => {
+    const chart = charts.get(target.parentNode);
+    if (chart && chart.u && target.clientWidth && target.clientWidth !== chart.u.width) { hideTip(); draw(chart); }
+  }));
+  function redraw() { charts.forEach((chart) => { if (chart.u) draw(chart); }); }
+  function tools() {
+    const several = [...charts.values()].some((chart) => chart.axes.length > 1);
+    $$("[data-chart-tools]").forEach((part) => {
+      part.hidden = !charts.size;
+      const [select, slider] = [$("select", part), $("input", part)];
+      select.value = view.axis;
+      select.closest("label").hidden = !several;
+      slider.value = view.smooth;
+      $("output", part).textContent = Number(slider.value).toFixed(2);
+    });
+    $$("[data-without-tools]").forEach((part) => { part.hidden = charts.size > 0; });
+  }
+  function find() {
+    charts.forEach((chart, plot) => { if (!plot.isConnected) { if (chart.u) chart.u.destroy(); charts.delete(plot); } });
+    $$(".plot-box[data-plot]").forEach((plot) => { if (!charts.has(plot)) upgrade(plot); });
+    tools();
+  }
+
+  document.addEventListener("click", (event) => {
+    const plot = event.target.closest(".plot-box"), chart = plot && charts.get(plot), button = chart && event.target.closest("button");
+    if (!button) return;
+    if (button.dataset.line) {
+      const line = name(chart, chart.lines[button.dataset.line]), hides = !view.hidden.delete(line);
+      if (hides) view.hidden.add(line);
+      button.setAttribute("aria-pressed", String(!hides));
+    } else if ("plotLog" in button.dataset) { if (!view.log.delete(chart.key)) view.log.add(chart.key); }
+    else if ("plotWhole" in button.dataset) view.zoom.delete(chart.key);
+    else if ("plotCsv" in button.dataset) return csv(chart);
+    else if ("plotPng" in button.dataset) { if (!chart.u) draw(chart); return png(chart); }
+    writeView();
+    draw(chart);
+    if ("plotWhole" in button.dataset) chart.mount.focus();
+  });
+  // A line whose legend has the pointer stands out.
+  ["pointerover", "focusin", "pointerout", "focusout"].forEach((type, n) => document.addEventListener(type, (event) => {
+    const key = event.target.closest && event.target.closest(".is-legend button"), chart = key && charts.get(key.closest(".plot-box"));
+    if (!chart || !chart.u || chart.lines.length < 2 || chart.both) return;
+    chart.u.setSeries(n < 2 ? 1 + Number(key.dataset.line) : null, { focus: true });
+  }));
+  // A form that loads the page again with other numbers keeps the view.
+  document.addEventListener("submit", (event) => {
+    if (event.target.matches("[data-keeps-view]")) event.target.action = location.pathname + location.hash;
+  });
+  let frame = 0;
+  document.addEventListener("input", (event) => {
+    const part = event.target.closest("[data-chart-tools]");
+    if (!part) return;
+    if (event.target.matches("select")) { view.axis = event.target.value; view.zoom.clear(); }
+    else view.smooth = Number(event.target.value);
+    tools();
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(() => { writeView(); redraw(); });
+  });
+
+  document.addEventListener("DOMContentLoaded", () => {
+    if (!window.uPlot) return;
+    readView();
+    find();
+    writeView();
+    window.addEventListener("hashchange", () => { readView(); find(); redraw(); });
+    new MutationObserver(() => { theme = null; charts.forEach((chart) => { if (chart.u) chart.u.redraw(false); }); })
+      .observe(document.documentElement, { attributes: true, attributeFilter: ["data-scheme"] });
+    // In the capturing phase, so before portal.js: a part that arrives has its charts before the focus returns into it, and a zoom that
+    // is being drawn is not disturbed.
+    document.addEventListener("htmx:beforeSwap", (event) => { if (dragging && event.detail.target.contains($(".plot-live"))) event.detail.shouldSwap = false; }, true);
+    document.addEventListener("htmx:afterSwap", find, true);
+    window.addEventListener("pointerup", () => { dragging = false; });
+  });
+})();

@@ -1,0 +1,113 @@
+"""Charts of a running cluster in Chromium: what the crosshair says, and the view that a live update and a link keep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from portal.assets import has_uplot
+from tests.browser import assert_fits, chromium, give_session
+from tests.clusters.scalars.test_scalars import event
+
+pytestmark = pytest.mark.django_db(transaction=True)
+METRICS = "/clusters/ops-demo/demo/metrics"
+
+
+def value(step: int, folder: str) -> float:
+    return {"train": 2, "validation": 3}[folder] / (step + 1)
+
+
+@pytest.fixture
+def store(make_cluster: Any, people: Any, s3: Any, bucket: str) -> Callable[[int], None]:
+    """store(100) → the running cluster `demo` has 100 steps of `loss` in two folders."""
+    from datastores.models import Datastore
+
+    spec = {"server": s3.url, "access_key": s3.access_key, "bucket": bucket, "prefix": "", "region": "us-east-1"}
+    Datastore.objects.create(appcode=people.ops, name="out", kind="s3", spec=spec, secret=s3.secret_key)
+    make_cluster("demo", phase="Running", output="out")
+
+    def stored(steps: int) -> None:
+        for folder in ("train", "validation"):
+            body = b"".join(event(step, loss=value(step, folder)) for step in range(steps))
+            s3.client.put_object(Bucket=bucket, Key=f"demo/1/{folder}/events.out.tfevents.1", Body=body)
+
+    return stored
+
+
+def said(chart: Locator) -> tuple[int, dict[str, float]]:
+    """The step under the crosshair and its values, as a screen reader says them: "step 3: train 0.5, validation 0.75"."""
+    step, _, values = (chart.get_attribute("aria-valuetext") or "").removeprefix("step ").partition(": ")
+    return int(step), {label: float(number) for label, number in (each.split() for each in values.split(", "))}
+
+
+def test_a_chart_answers_and_keeps_its_view(store: Callable[[int], None], live_server: Any) -> None:
+    assert has_uplot(), "`make test` fetches it"
+    store(100)
+    complaints: list[str] = []
+    with chromium() as browser:
+        context = browser.new_context(base_url=live_server.url, viewport={"width": 1280, "height": 900})
+        give_session(context, live_server.url, "victor")
+
+        def opened(path: str) -> tuple[Page, Locator]:
+            page = context.new_page()
+            page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.goto(path)
+            return page, page.get_by_role("slider", name="loss by step")
+
+        page, chart = opened(METRICS)
+        area = chart.locator(".u-over")
+        area.hover(position={"x": 150, "y": 90})
+        step, values = said(chart)
+        assert 0 < step < 99
+        for folder in ("train", "validation"):
+            assert values[folder] == pytest.approx(value(step, folder), rel=1e-5)
+        expect(page.locator(".plot-tip")).to_contain_text(f"step {step}")
+
+        box = area.bounding_box()
+        assert box
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 3 / 4, box["y"] + 60, steps=3)
+        page.mouse.up()
+        expect(page.get_by_role("button", name="Zoom out")).to_be_visible()
+        page.get_by_role("button", name="Log axis of loss").click()
+        page.get_by_role("button", name=re.compile("^validation")).click()
+        page.get_by_label("Smoothing").fill("0.6")
+        page.get_by_label("Smoothing").blur()
+        train = page.get_by_role("button", name=re.compile("^train"))
+        page.mouse.move(0, 0)
+        expect(train).to_contain_text("0.02")
+
+        # New numbers arrive by themselves, and the view stays.
+        store(200)
+        expect(train).to_contain_text("0.01")
+
+        def assert_view(page: Page, chart: Locator) -> None:
+            chart.press("Home")
+            step, values = said(chart)
+            assert 45 <= step <= 55, "the left half is out of sight"
+            assert list(values) == ["train"]
+            expect(page.get_by_role("button", name="Log axis of loss")).to_have_attribute("aria-pressed", "true")
+            expect(page.get_by_label("Smoothing")).to_have_value("0.6")
+
+        assert_view(page, chart)
+        assert_fits(page, "charts")
+        # The link keeps it, too.
+        other, same = opened(page.url)
+        assert_view(other, same)
+        same.press("Escape")
+        same.press("Home")
+        assert said(same)[0] == 0
+        assert complaints == []
+
+        # Without the library there is a picture.
+        page = context.new_page()
+        page.route("**/uplot.js", lambda route: route.abort())
+        page.goto(METRICS)
+        expect(page.get_by_role("img", name="loss by step").locator("svg")).to_be_visible()
+        expect(page.get_by_role("button", name="Log axis of loss")).to_be_hidden()
