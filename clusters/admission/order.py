@@ -133,21 +133,22 @@ class _Queues(Generic[B]):
 
     def __init__(self, asks: Sequence[B], shares: Mapping[str, Share], capacity: int) -> None:
         self._shares = shares
-        by_appcode: dict[str, list[tuple[int, B]]] = {}
-        for age, ask in enumerate(asks):
-            by_appcode.setdefault(ask.appcode, []).append((age, ask))
+        ages = {id(ask): age for age, ask in enumerate(asks)}
+        by_appcode: dict[str, list[B]] = {}
+        for ask in asks:
+            by_appcode.setdefault(ask.appcode, []).append(ask)
         self._queues: dict[Level, dict[str, deque[tuple[int, B]]]] = {level: {} for level in Level}
-        wants = {}
         for appcode, own in by_appcode.items():
             share = shares[appcode]
-            ages = {id(ask): age for age, ask in own}
-            turns = by_person([ask for _, ask in own], dict(share.people))
+            turns = by_person(own, dict(share.people))
             for ask, level in levels(turns, share.quota, share.held, share.urgent, waiting=True):
                 self._queues[level].setdefault(appcode, deque()).append((ages[id(ask)], ask))
+        wants = {}
         for appcode, share in shares.items():
-            asked = sum(ask.gpus for _, ask in by_appcode.get(appcode, ()) if ask.priority_class != "spare")
+            asked = share.held + share.borrowed
+            for ask in by_appcode.get(appcode, ()):
+                asked += ask.gpus if ask.priority_class != "spare" else 0
             limit = max(share.quota, share.limit)
-            asked += share.held + share.borrowed
             wants[appcode] = Want(share.line, share.quota, limit, share.weight, share.used, asked)
         due = deserved(wants, capacity)
         held = {appcode: share.held + share.borrowed for appcode, share in shares.items()}

@@ -131,7 +131,7 @@ class Ending:
     gone: int = 0
 
 
-UNUSED = Ending()
+UNUSED, ENDLESS = Ending(), Ending(ends=None)
 # By node.
 Held, Endings = dict[str, Sizes], dict[str, Ending]
 
@@ -535,7 +535,7 @@ def used_on(which: Q) -> dict[str, tuple[Held, Endings]]:
             ending[node] = replace(here, sizes=here.sizes + sizes, gone=gone)
         else:
             last = None if endless or here.ends is None else max(here.ends, full_minute(ends + TO_END))
-            ending[node] = replace(here, ends=last)
+            ending[node] = Ending(here.sizes, last, here.gone)
     return found
 
 
@@ -565,9 +565,10 @@ def amounts(tasks: QuerySet[Task], *by: str, **more: Aggregate) -> Iterator[tupl
         **more,
     )  # fmt: skip
     rows = sums.order_by().values_list("held_gpus", "held_cpu", "held_memory", "special", "count", *by, *more)
+    columns = len(by)
     for gpus, cpu, memory, asks, count, *others in rows:
         sizes = Sizes(gpus or 0, cpu or 0, memory or 0)
         if asks:
             sliced = Sizes.of_tasks(_Asked({"": json.loads(asks)}, {}, {}).of("", 0, 0), count)
             sizes = replace(sizes, gpus=sliced.gpus, slices=sliced.slices)
-        yield (*others[: len(by)], sizes, *others[len(by) :])
+        yield (*others[:columns], sizes, *others[columns:])

@@ -16,14 +16,14 @@ from clusters.admission.order import PriorityClass
 from clusters.admission.packing import GPU_ONLY, Field, Shape, Sizes, Tasks
 from clusters.admission.pool import Node
 from clusters.admission.taking import Holding
-from clusters.admission.windows import Asker, Windows, explained, tolerating
+from clusters.admission.windows import NONE, Asker, Windows, explained, tolerating
 from clusters.admission.words import must_add, sentence_of
 from clusters.clouds.drivers.base import Capacity, Slices
 from clusters.clouds.drivers.base import Node as Seen
 from clusters.clouds.registry import adds_nodes, places_runs
 from clusters.runs.models import Cluster
 from clusters.runs.placing import windows
-from clusters.runs.placing.known import MOST_WAITING, TO_END, Ending, Known, Terms, Waiting, read
+from clusters.runs.placing.known import ENDLESS, MOST_WAITING, TO_END, UNUSED, Ending, Known, Terms, Waiting, read
 from clusters.runs.placing.rights import Rights, holdings, rights
 from portal.models import Appcode
 
@@ -211,10 +211,10 @@ def ends_at(at: dt.datetime, seconds: int | None) -> int | None:
 def snapshot(known: Known, at: dt.datetime | None = None, also: Wanted | None = None) -> Snapshot:
     """Returns what `decide` needs, without shares. Runs are named by their ids. `at`: now, which counts for time limits. `also`:
     what a later run asks for. Nodes have only what somebody asks for, since nodes that are alike then cost as much as one."""
-    # Many runs ask for the same.
+    # Many runs ask for the same, by the same object, which is found faster than an equal one.
     keys = [_key(each, known.windows) for each in known.waiting]
     several = dict(zip(keys, known.waiting, strict=True))
-    asking = {task for key in several for task in key[1]} | {each.tasks for each in known.promises}
+    asking = {task for each in several.values() for task in each.tasks} | {each.tasks for each in known.promises}
     wanted = Wanted.of(asking) | (also or Wanted())
     promised: dict[str, Sizes] = {}
     for promise in known.promises:
@@ -234,7 +234,11 @@ def snapshot(known: Known, at: dt.datetime | None = None, also: Wanted | None = 
         )
         for each, kind in zip(known.capacity.nodes, known.capacity.kinds, strict=True)
     )
-    asked = {key: _asked(each, nodes, key[0]) for key, each in several.items()}
+    alike_asks: dict[tuple[Tasks, ...], tuple[Tasks, ...]] = {}
+    asked = {}
+    for key, each in several.items():
+        tasks = _asked(each, nodes, key[0])
+        asked[key] = alike_asks.setdefault(tasks, tasks)
     asks = tuple(
         Ask(
             str(each.run),
@@ -273,10 +277,12 @@ def _avoided(avoiding: Sequence[Waiting], nodes: Sequence[Node], asks: Sequence[
     )
 
 
-def _key(waiting: Waiting, closed: Windows) -> tuple[frozenset[str], tuple[Tasks, ...], bool, bool]:
+def _key(waiting: Waiting, closed: Windows) -> tuple[frozenset[str], int, bool, bool]:
     """Equal for runs that ask for the same. Where its cloud places a run by itself, it does so on any node."""
-    tolerated = closed.every if waiting.started else closed.tolerated_by(waiting.run)
-    return tolerated, tuple(waiting.tasks), waiting.is_independent, waiting.spread
+    tolerated = NONE
+    if closed.windows:
+        tolerated = closed.every if waiting.started else closed.tolerated_by(waiting.run)
+    return tolerated, id(waiting.tasks), waiting.is_independent, waiting.spread
 
 
 def _asked(waiting: Waiting, nodes: Sequence[Node], tolerated: frozenset[str]) -> tuple[Tasks, ...]:
@@ -324,9 +330,9 @@ def _node(
         alike[key] = _new_node(seen, held, promised, labels, slices)
     one = alike[key]
     if ending is None:
-        ending = Ending() if held == Sizes() else Ending(ends=None)
+        ending = UNUSED if held == Sizes() else ENDLESS
     ends = None if promised else ending.ends
-    path = tuple(value for _, value in seen.domains)
+    path = tuple(value for _, value in seen.domains) if seen.domains else ()
     return Node(
         seen.name, one.whole, one.free, one.ready, one.drained, one.promised, ending.sizes, ends, path, ending.gone
     )
