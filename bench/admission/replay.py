@@ -35,6 +35,8 @@ PLAIN_NODES, PLAIN_JOBS = size(300, 24), size(10_000, 150)
 # Part of all GPU-seconds that runs ask for.
 LOAD = 1.0
 LARGE = 8
+# Moments that are tried for the bound of what can be used.
+MOMENTS = 200
 # For previews and what is taken back, which need two decisions each.
 WATCHED_NODES, WATCHED_JOBS = size(243, 24), size(20_000, 150)
 # Seconds between the checkpoints of a run, where they write some.
@@ -130,6 +132,8 @@ def _compared(trace: Trace, fifo: Played, ours: Played) -> list[Result]:
         Result(f"{name}: mean wait", ours.mean_wait(), "s", None, fifo.mean_wait(), times=0.6),
         Result(f"{name}: mean wait from {LARGE} GPUs on", ours.mean_wait(LARGE), "s", None, fifo.mean_wait(LARGE), times=2),
         Result(f"{name}: GPU use, without what is lost", ours.use * 100, "%", None, fifo.use * 100),
+        Result(f"{name}: what that is below the most that any schedule could use, of the latter",
+               (1 - ours.use / most_use(trace)) * 100, "%", 5),
         Result(f"{name}: promised starts that were delayed without a higher right in between", len(seen.delayed), "", 0),
         Result(f"{name}: promised times that moved later without one", seen.slipped, "", 0),
         Result(f"{name}: promises that held", seen.kept, ""),
@@ -141,6 +145,18 @@ def _compared(trace: Trace, fifo: Played, ours: Played) -> list[Result]:
         Result(f"{name}: runs that are told never", len(seen.never), ""),
         Result(f"{name}: runs that neither ended nor were refused", _forgotten(trace, seen), "", 0),
     ]  # fmt: skip
+
+
+def most_use(trace: Trace) -> float:
+    """Part of all GPU-seconds until the last submission that no schedule exceeds, even one that knows all run times: until any
+    moment runs hold no more than if all started when they are submitted, and later no more than there is."""
+    until, jobs = trace.jobs[-1].at, [job for job in trace.jobs if job.gpus <= trace.gpus]
+
+    def most(moment: float) -> float:
+        worked = sum(job.gpus * min(job.seconds, moment - job.at) for job in jobs if job.at < moment)
+        return worked + trace.gpus * (until - moment)
+
+    return min(most(until * part / MOMENTS) for part in range(MOMENTS + 1)) / trace.gpus / max(1, until)
 
 
 def _forgotten(trace: Trace, seen: Seen) -> int:

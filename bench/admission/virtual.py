@@ -395,8 +395,9 @@ class Cloud:
         for name, verdict in verdicts.items():
             run = self.waiting[int(name)]
             self._note_promise(run, verdict, ahead)
-            if verdict.code is Code.FITS:
+            if verdict.code in (Code.FITS, Code.TAKING_BACK):
                 ahead.add(name)
+            if verdict.code is Code.FITS:
                 self._start(run, verdict.nodes or {})
             elif verdict.code.fits == "never":
                 self._refuse(run, verdict.code)

@@ -155,7 +155,7 @@ class Prospect:
 
     def _turn(self, ask: Ask) -> tuple[_Earlier, Level]:
         """The runs that start before `ask`, which depends on no more of it than this."""
-        alike = ask.gpus, ask.appcode, ask.priority_class
+        alike = ask.gpus, ask.appcode, ask.priority_class, ask.ends if ask.priority_class == "spare" else None
         if alike in self._turns:
             return self._turns[alike]
         before = []
@@ -249,9 +249,7 @@ class _Decision:
         if alike in self._in_vain:
             return ()
         able, tasks = self._able(ask, level), ask.tasks
-        found = (
-            cheapest(able, pool.leaving(tasks), lambda runs: pool.would_fit(tasks, runs)) if able.holdings else ()
-        )
+        found = cheapest(able, pool.leaving(tasks), lambda runs: pool.would_fit(tasks, runs)) if able.holdings else ()
         if not found:
             self._in_vain.add(alike)
             return ()

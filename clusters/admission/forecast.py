@@ -232,7 +232,7 @@ class _Replay:
                 max(0, share.held + share.borrowed - here[name]),
                 max(0, share.spare - spare[name]),
                 max(0, share.urgent - urgent[name]),
-            )  # fmt: skip
+            )
             for name, share in scene.shares.items()
         }
         for run, each in zip(living, scene.living, strict=True):

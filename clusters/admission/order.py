@@ -1,10 +1,11 @@
 """In which order runs start, and by which right: their level. Pure.
 
 An appcode's own runs wait in order of class; in a class those of the person come first who holds least of its GPUs, then the
-oldest. What fits its quota in this order is inside the quota, and stays so while it runs by class and age; so an urgent run that
-waits is inside it even if runs of a lower class fill it, of which one borrows then. Between appcodes, runs
-inside a quota come first, then those that borrow, then spare ones; among equals the business line, and in it the appcode, that
-holds least of what it deserves (`shares.py`). The size of a run does not count, so large runs are not passed over for ever.
+oldest, of spare ones that with the shortest time limit: nobody has a right to spare GPUs, and so all wait less for them. What
+fits its quota in order of class and age is inside the quota, and stays so while it runs; so an urgent run that waits is inside it
+even if runs of a lower class fill it, of which one borrows then. Between appcodes, runs inside a quota come first, then those
+that borrow, then spare ones; among equals the business line, and in it the appcode, that holds least of what it deserves
+(`shares.py`). The size of a run does not count, so large runs are not passed over for ever.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heapreplace
+from math import inf
 from typing import Generic, Literal, Protocol, TypeVar
 
 from clusters.admission.shares import Want, deserved
@@ -68,16 +70,24 @@ class Asked(Sized, Protocol):
     def person(self) -> str: ...
 
 
+class Limited(Asked, Protocol):
+    """`ends`: when it would end by its time limit if it started now; None without one."""
+
+    @property
+    def ends(self) -> int | None: ...
+
+
 A = TypeVar("A", bound=Sized)
 B = TypeVar("B", bound=Asked)
+C = TypeVar("C", bound=Limited)
 
 
 def levels(
     runs: Sequence[A], quota: int, held: int = 0, urgent: int = 0, *, waiting: bool = False
 ) -> list[tuple[A, Level]]:
-    """Levels of the runs of one appcode, oldest first, of whose quota `held` is used, and `urgent` as urgent ones see it. Sorted by
-    class. Where they wait (then as `by_person` orders them), later ones do not take the quota that an earlier one waits for, and
-    none is before an urgent one."""
+    """Levels of the runs of one appcode, oldest first, of whose quota `held` is used, and `urgent` as urgent ones see it. Sorted
+    by class. Where they wait (then as `by_person` orders them), later ones do not take the quota that an earlier one waits for,
+    and none is before an urgent one."""
     found, blocked = [], False
     for run in sorted(runs, key=lambda run: FIRST[run.priority_class]):
         level = Level.SPARE if run.priority_class == "spare" else Level.BORROWED
@@ -117,30 +127,37 @@ def by_person(runs: Sequence[B], held: Mapping[str, int]) -> list[B]:
     return found
 
 
-def in_order(asks: Sequence[B], shares: Mapping[str, Share], capacity: int) -> Iterable[tuple[B, Level]]:
+def in_order(asks: Sequence[C], shares: Mapping[str, Share], capacity: int) -> Iterable[tuple[C, Level]]:
     """`capacity`: all GPUs of the cloud. `shares`: of all appcodes that ask; without any, nobody has a quota."""
     if not shares:
         return [(ask, Level.SPARE if ask.priority_class == "spare" else Level.QUOTA) for ask in _spare_last(asks)]
     return _Queues(asks, shares, capacity).in_order()
 
 
-def _spare_last(asks: Sequence[B]) -> Sequence[B]:
+def _spare_last(asks: Sequence[C]) -> Sequence[C]:
     return sorted(asks, key=lambda ask: ask.priority_class == "spare")
 
 
-class _Queues(Generic[B]):
+def _first(ask: Limited) -> float:
+    """Sorts spare runs by their time limits, and leaves the others as they are."""
+    if ask.priority_class != "spare":
+        return -inf
+    return inf if ask.ends is None else ask.ends
+
+
+class _Queues(Generic[C]):
     """A queue per appcode, per level. What was asked before counts as held."""
 
-    def __init__(self, asks: Sequence[B], shares: Mapping[str, Share], capacity: int) -> None:
+    def __init__(self, asks: Sequence[C], shares: Mapping[str, Share], capacity: int) -> None:
         self._shares = shares
         ages = {id(ask): age for age, ask in enumerate(asks)}
-        by_appcode: dict[str, list[B]] = {}
+        by_appcode: dict[str, list[C]] = {}
         for ask in asks:
             by_appcode.setdefault(ask.appcode, []).append(ask)
-        self._queues: dict[Level, dict[str, deque[tuple[int, B]]]] = {level: {} for level in Level}
+        self._queues: dict[Level, dict[str, deque[tuple[int, C]]]] = {level: {} for level in Level}
         for appcode, own in by_appcode.items():
             share = shares[appcode]
-            turns = by_person(own, dict(share.people))
+            turns = by_person(sorted(own, key=_first), dict(share.people))
             for ask, level in levels(turns, share.quota, share.held, share.urgent, waiting=True):
                 self._queues[level].setdefault(appcode, deque()).append((ages[id(ask)], ask))
         wants = {}
@@ -161,12 +178,12 @@ class _Queues(Generic[B]):
             Level.SPARE: _Sides(shares, spare, weights),
         }
 
-    def in_order(self) -> Iterable[tuple[B, Level]]:
+    def in_order(self) -> Iterable[tuple[C, Level]]:
         for level in sorted(Level, reverse=True):
             for ask in self._in_order(self._queues[level], self._sides[level]):
                 yield ask, level
 
-    def _in_order(self, queues: Mapping[str, deque[tuple[int, B]]], sides: _Sides) -> Iterable[B]:
+    def _in_order(self, queues: Mapping[str, deque[tuple[int, C]]], sides: _Sides) -> Iterable[C]:
         """Serving an appcode changes nothing for the other lines, and in its own line nothing for the others."""
         lines: dict[str, list[tuple[int, int, str]]] = {}
         for appcode, queue in queues.items():

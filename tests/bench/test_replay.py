@@ -48,7 +48,7 @@ def test_with_shares_and_classes_every_run_ends_once_within_limits_and_a_preview
 def test_a_run_that_is_taken_back_waits_in_its_old_order_and_goes_on_from_its_checkpoint():
     """The spare run does 7,200 s of work, is taken after 3,600 of which it saved 3,000, and starts before the younger one."""
     codes = {"one": Terms("a", 8, 8), "other": Terms("b", 0, 8)}
-    jobs = [job(0, 7200, 8, "other", "spare"), job(60, 600, 8, "other", "spare"), job(3600, 60, 8)]
+    jobs = [job(0, 7200, 8, "other", "spare"), job(60, 7200, 8, "other", "spare"), job(3600, 60, 8)]
     seen = Cloud(Trace("", eights(1), codes, jobs), saves=(1000, 1000)).replay()
     assert (seen.takes, seen.lost) == (1, 8 * 600)
     back = 3600 + virtual.GRACE

@@ -17,6 +17,7 @@ class Run:
     priority_class: str = "normal"
     appcode: str = "x"
     person: str = ""
+    ends: int | None = None
 
 
 def of(found):
@@ -114,6 +115,13 @@ def test_who_submits_1000_runs_does_not_hold_up_colleagues():
     shares = {"x": Share(8, held=6, people=(("her", 2), ("me", 4)))}
     found = of(in_order(runs[1:-1], shares, 100))
     assert found[:2] == [("his", QUOTA), ("hers", BORROWED)], "the quota is the person's, too, who holds least"
+
+
+def test_of_spare_runs_of_a_person_the_one_with_the_shortest_time_limit_is_first_and_others_by_age():
+    kinds = [("normal", 9), ("spare", None), ("spare", 9), ("spare", 2), ("normal", 1), ("spare", 2)]
+    runs = [Run(f"{kind}-{ends}-{i}", 1, kind, ends=ends) for i, (kind, ends) in enumerate(kinds)]
+    order = [run.name for run, _ in in_order(runs, {"x": Share(8)}, 100)]
+    assert order == ["normal-9-0", "normal-1-4", "spare-2-3", "spare-2-5", "spare-9-2", "spare-None-1"]
 
 
 people = st.lists(st.tuples(st.integers(0, 5), classes, st.just("x"), st.sampled_from("abcd")), max_size=15).map(
