@@ -121,7 +121,7 @@
     $(".plot", box).hidden = true;
     chart.mount.hidden = false;
     chart.u = new window.uPlot({
-      width: Math.max(chart.mount.clientWidth, 120), height: HEIGHT, padding: [10, 14, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
+      width: Math.max(chart.mount.clientWidth, 120), height: HEIGHT, padding: [10, 24, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
       series,
       scales: {
         x: { time: chart.axis === "time", range: (u, low, high) => zoom() || (low === null ? [0, 1] : low === high ? [low - 0.5, high + 0.5] : [low, high]) },
@@ -153,7 +153,13 @@
         },
       ],
       cursor: {
-        y: false, dataIdx: nearest, points: { size: 8, fill: (u, n) => colourOf(Math.ceil(n / each) - 1), stroke: () => colour("surface"), width: 1.5 },
+        y: false, dataIdx: nearest,
+        // The crosshair stands on a point, except while a zoom is drawn.
+        move: (u, left, top) => {
+          const point = dragging || left < 0 ? left : u.valToPos(u.data[0][u.posToIdx(left)], "x");
+          return [point >= 0 && point <= u.over.clientWidth ? point : left, top];
+        },
+        points: { size: 8, fill: (u, n) => colourOf(Math.ceil(n / each) - 1), stroke: () => colour("surface"), width: 1.5 },
         drag: { x: true, y: false, setScale: false, dist: 6 },
         sync: { key: "charts " + chart.axis, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" }, setSeries: false },
         bind: {
@@ -200,7 +206,7 @@
     if (off) return hideTip();
     const rows = values.filter((row) => row.shown && row.value !== undefined && row.value !== null).sort((a, b) => (b.smooth ?? b.value) - (a.smooth ?? a.value));
     const x = chart.u.data[0][idx], head = place(chart, x);
-    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth }) => [n % COLOURS + 1, line.label, number(value, 6), smooth === undefined ? "" : "≈ " + number(smooth, 6)]);
+    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth }) => [n % COLOURS + 1, line.label || chart.title, number(value, 6), smooth === undefined ? "" : "≈ " + number(smooth, 6)]);
     const frame = chart.u.over.getBoundingClientRect();
     tip(head, lines, rows.length > MOST_ROWS ? rows.length - MOST_ROWS : 0, frame.left + left, frame.top + Math.max(0, Math.min(top, frame.height)));
     chart.mount.setAttribute("aria-valuenow", idx);
@@ -287,11 +293,10 @@
       if (thing.tagName === "a" && !thing.hasAttribute("aria-label")) thing.setAttribute("aria-label", title.textContent);
       title.remove();
     });
-    const [first, ...rest] = $$("[data-tip]", thing);
+    const first = $("[data-tip]", thing);
     if (!first) return hideTip();
-    const label = rest.length ? first.dataset.tip.split(": ")[0] : first.dataset.tip;
-    const rows = rest.filter((part) => part.getAttribute("height") !== "0.00").reverse().map((part) => [part.getAttribute("class").replace("series-", ""), part.dataset.tip.slice(label.length + 2)]);
-    tip(rest.length ? first.dataset.tip : label, rows, 0, x, y);
+    const blocks = $$("[data-name]", thing).filter((block) => Number(block.getAttribute("height"))).reverse();
+    tip(first.dataset.tip, blocks.map((block) => [block.getAttribute("class").replace("series-", ""), block.dataset.name, block.dataset.value]), 0, x, y);
   }
   const COLUMN = ".bars svg > a, .bars svg > g, .strands svg > a";
   document.addEventListener("pointermove", (event) => {
