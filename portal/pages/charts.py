@@ -21,6 +21,8 @@ from statistics import quantiles
 SIDE = 1000.0
 # Beyond these, differences and quotients of floats overflow or vanish; such a value leaves a gap, such a span is flat.
 LARGEST, SMALLEST = 1e300, 1e-280
+# Points of a line in the picture, and for the script. Longer lines are thinned evenly.
+MAX_DRAWN, MAX_SENT = 500, 1000
 # The theme's number of colours; the last part sums up all others.
 MAX_PARTS = 6
 # Share of an axis's height between its foot, for things without a value, and its values.
@@ -288,7 +290,7 @@ def _data(title: str, x_label: str, lines: Sequence[Line], axes: Sequence[str], 
 def _numbers(line: Line) -> dict[str, object]:
     """A line as columns. Nine digits tell all 32-bit floats apart; times are seconds since `began`."""
     began = line.began if line.began is not None else min(line.times, default=0.0)
-    good = [n for n, (x, _) in enumerate(line.points) if abs(x) < LARGEST]
+    good = [n for n in _thinned(line, MAX_SENT) if abs(line.points[n][0]) < LARGEST]
     points = [line.points[n] for n in good]
     return {
         "label": line.label,
@@ -296,8 +298,14 @@ def _numbers(line: Line) -> dict[str, object]:
         "y": [float(f"{y:.9g}") if _finite(x, y) else None for x, y in points],
         "dots": line.scattered,
         "began": began,
-        "times": [round(line.times[n] - began, 3) for n in good] if line.times else [],
+        "times": [round(line.times[n] - began, 2) for n in good] if line.times else [],
     }
+
+
+def _thinned(line: Line, most: int) -> list[int]:
+    """The indexes of about `most` points: evenly, the last one, and each that leaves a gap."""
+    stride, last = -(-len(line.points) // most) or 1, len(line.points) - 1
+    return [n for n, (x, y) in enumerate(line.points) if n % stride == 0 or n == last or not _finite(x, y)]
 
 
 def draw_columns(
@@ -378,7 +386,7 @@ def number(value: float) -> str:
 
 def _drawn(line: Line, place: Callable[[float, float], tuple[float, float]]) -> Drawn:
     pieces: list[list[tuple[float, float]]] = [[]]
-    for x, y in line.points:
+    for x, y in (line.points[n] for n in _thinned(line, MAX_DRAWN)):
         if _finite(x, y):
             pieces[-1].append(place(x, y))
         if pieces[-1] and (line.scattered or not _finite(x, y)):

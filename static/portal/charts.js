@@ -90,10 +90,12 @@
   }
 
   // --- Colours -------------------------------------------------------------------------------------------------------------
-  let theme = null;
+  // Read once a theme, because reading styles between changes of the page makes the browser lay it out again.
+  let theme = null, family = "";
   function colour(variable) {
-    if (!theme) theme = getComputedStyle(document.documentElement);
-    return theme.getPropertyValue("--" + variable).trim();
+    if (!theme) theme = new Map();
+    if (!theme.has(variable)) theme.set(variable, getComputedStyle(document.documentElement).getPropertyValue("--" + variable).trim());
+    return theme.get(variable);
   }
   const colourOf = (n) => colour("chart-" + (n % COLOURS + 1));
 
@@ -104,7 +106,9 @@
   const SECONDS = [0.001, 0.01, 0.1, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, ...[1, 2, 5, 10, 20, 50, 100].map((n) => n * 86400)];
 
   function draw(chart) {
-    const box = chart.box, font = "12px " + getComputedStyle(box).fontFamily;
+    const box = chart.box, width = chart.u ? chart.u.width : 0;
+    family = family || getComputedStyle(document.body).fontFamily;
+    const font = "12px " + family;
     chart.axis = chart.axes.includes(view.axis) ? view.axis : chart.axes[0];
     const log = view.log.has(chart.key), data = columns(chart), each = chart.both ? 2 : 1;
     const zoom = () => view.zoom.get(chart.key);
@@ -121,7 +125,7 @@
     $(".plot", box).hidden = true;
     chart.mount.hidden = false;
     chart.u = new window.uPlot({
-      width: Math.max(chart.mount.clientWidth, 120), height: HEIGHT, padding: [10, 14, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
+      width: width || Math.max(chart.mount.clientWidth, 120), height: HEIGHT, padding: [10, 24, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
       series,
       scales: {
         x: { time: chart.axis === "time", range: (u, low, high) => zoom() || (low === null ? [0, 1] : low === high ? [low - 0.5, high + 0.5] : [low, high]) },
@@ -153,7 +157,13 @@
         },
       ],
       cursor: {
-        y: false, dataIdx: nearest, points: { size: 8, fill: (u, n) => colourOf(Math.ceil(n / each) - 1), stroke: () => colour("surface"), width: 1.5 },
+        y: false, dataIdx: nearest,
+        // The crosshair stands on a point, except while a zoom is drawn.
+        move: (u, left, top) => {
+          const point = dragging || left < 0 ? left : u.valToPos(u.data[0][u.posToIdx(left)], "x");
+          return [point >= 0 && point <= u.over.clientWidth ? point : left, top];
+        },
+        points: { size: 8, fill: (u, n) => colourOf(Math.ceil(n / each) - 1), stroke: () => colour("surface"), width: 1.5 },
         drag: { x: true, y: false, setScale: false, dist: 6 },
         sync: { key: "charts " + chart.axis, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" }, setSeries: false },
         bind: {
@@ -200,7 +210,7 @@
     if (off) return hideTip();
     const rows = values.filter((row) => row.shown && row.value !== undefined && row.value !== null).sort((a, b) => (b.smooth ?? b.value) - (a.smooth ?? a.value));
     const x = chart.u.data[0][idx], head = place(chart, x);
-    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth }) => [n % COLOURS + 1, line.label, number(value, 6), smooth === undefined ? "" : "≈ " + number(smooth, 6)]);
+    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth }) => [n % COLOURS + 1, line.label || chart.title, number(value, 6), smooth === undefined ? "" : "≈ " + number(smooth, 6)]);
     const frame = chart.u.over.getBoundingClientRect();
     tip(head, lines, rows.length > MOST_ROWS ? rows.length - MOST_ROWS : 0, frame.left + left, frame.top + Math.max(0, Math.min(top, frame.height)));
     chart.mount.setAttribute("aria-valuenow", idx);
@@ -287,11 +297,10 @@
       if (thing.tagName === "a" && !thing.hasAttribute("aria-label")) thing.setAttribute("aria-label", title.textContent);
       title.remove();
     });
-    const [first, ...rest] = $$("[data-tip]", thing);
+    const first = $("[data-tip]", thing);
     if (!first) return hideTip();
-    const label = rest.length ? first.dataset.tip.split(": ")[0] : first.dataset.tip;
-    const rows = rest.filter((part) => part.getAttribute("height") !== "0.00").reverse().map((part) => [part.getAttribute("class").replace("series-", ""), part.dataset.tip.slice(label.length + 2)]);
-    tip(rest.length ? first.dataset.tip : label, rows, 0, x, y);
+    const blocks = $$("[data-name]", thing).filter((block) => Number(block.getAttribute("height"))).reverse();
+    tip(first.dataset.tip, blocks.map((block) => [block.getAttribute("class").replace("series-", ""), block.dataset.name, block.dataset.value]), 0, x, y);
   }
   const COLUMN = ".bars svg > a, .bars svg > g, .strands svg > a";
   document.addEventListener("pointermove", (event) => {
@@ -324,7 +333,7 @@
   }
   function png(chart) {
     const from = chart.u.ctx.canvas, ratio = from.width / chart.u.width, picture = document.createElement("canvas"), pen = picture.getContext("2d");
-    const pad = 16 * ratio, family = getComputedStyle(chart.box).fontFamily, labels = chart.lines.map((line, n) => [line.label, n]).filter(([label, n]) => label && chart.u.series[1 + n * (chart.both ? 2 : 1)].show);
+    const pad = 16 * ratio, labels = chart.lines.map((line, n) => [line.label, n]).filter(([label, n]) => label && chart.u.series[1 + n * (chart.both ? 2 : 1)].show);
     const places = [];
     let x = 0, y = 0;
     pen.font = 12 * ratio + "px " + family;
@@ -388,7 +397,7 @@
     $(".plot-actions", plot).hidden = false;
     charts.set(plot, chart);
     widths.observe(chart.mount);
-    if (seen.has(chart.key)) draw(chart); else near.observe(plot);
+    if (seen.has(chart.key) && inView(plot)) draw(chart); else near.observe(plot);
   }
   const near = new IntersectionObserver((found) => found.forEach(({ isIntersecting, target }) => {
     const chart = charts.get(target);
@@ -399,9 +408,16 @@
   }), { rootMargin: "400px" });
   const widths = new ResizeObserver((found) => found.forEach(({ target }) => {
     const chart = charts.get(target.parentNode);
-    if (chart && chart.u && target.clientWidth && target.clientWidth !== chart.u.width) { hideTip(); draw(chart); }
+    if (chart && chart.u && target.clientWidth && target.clientWidth !== chart.u.width) { hideTip(); chart.u.setSize({ width: target.clientWidth, height: HEIGHT }); draw(chart); }
   }));
-  function redraw() { charts.forEach((chart) => { if (chart.u) draw(chart); }); }
+  const inView = (plot) => { const at = plot.getBoundingClientRect(); return at.bottom > 0 && at.top < window.innerHeight; };
+  // Charts out of sight wait until they come near, so a page with forty of them follows the smoothing slider.
+  function redraw() {
+    charts.forEach((chart, plot) => {
+      if (!chart.u) return;
+      if (inView(plot)) draw(chart); else { near.unobserve(plot); near.observe(plot); }
+    });
+  }
   function tools() {
     const several = [...charts.values()].some((chart) => chart.axes.length > 1);
     $$("[data-chart-tools]").forEach((part) => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
@@ -54,6 +55,16 @@ def test_a_lone_point_is_a_dot():
     (line,) = draw("loss", [Line("", [(7, 0.5)])], x_label="step").lines
     assert line.path == ""
     assert len(line.dots) == 1
+
+
+def test_the_numbers_for_the_script_are_those_of_the_line_and_bounded():
+    values = [0.1 * n for n in range(5000)]
+    values[7] = math.nan
+    chart = draw("loss", [Line("", list(enumerate(values)), times=range(5000), began=0.0)], x_label="step")
+    (line,) = json.loads(chart.data)["lines"]
+    assert 1000 <= len(line["x"]) == len(line["y"]) == len(line["times"]) <= 1002
+    assert (line["x"][-1], line["times"][-1], line["y"][line["x"].index(7)]) == (4999, 4999, None)
+    assert all(y is None or math.isclose(y, values[x], rel_tol=1e-8) for x, y in zip(line["x"], line["y"], strict=True))
 
 
 def test_a_higher_value_is_drawn_higher():
