@@ -414,7 +414,8 @@ def _ends(run: Run) -> int | None:
 
 
 def _bound(runs: Sequence[Run]) -> tuple[dict[int, Counter[tuple[str, str]]], dict[int, Counter[str]]]:
-    """Returns by run how many of its tasks are on each node, by role and node, and how many have succeeded, by role. One query."""
+    """Returns by run how many of its tasks are on each node, by role and node, and how many have succeeded, by role. One
+    query."""
     has = Q(phase__in=["Pending", "Running"]) & ~Q(node="")
     tasks = Task.objects.filter(has | Q(phase="Succeeded"), run__in=[run.pk for run in runs])
     rows = tasks.values_list("run_id", "role", "node").order_by().annotate(
