@@ -12,7 +12,8 @@
   const view = { axis: "x", smooth: 0, log: new Set(), zoom: new Map(), hidden: new Set() };
   const name = (chart, line) => chart.key + "|" + line.label;
   function readView() {
-    const said = new URLSearchParams(location.hash.startsWith(MARK) ? location.hash.slice(MARK.length) : "");
+    // Links to Compare may have the choice for pictures (?x=time&smooth=0.6).
+    const said = new URLSearchParams(location.hash.startsWith(MARK) ? location.hash.slice(MARK.length) : location.search.replace(/\bx=time\b/, "x=relative"));
     const weight = Number(said.get("smooth"));
     view.axis = ["relative", "time"].includes(said.get("x")) ? said.get("x") : "x";
     view.smooth = weight > 0 && weight < 1 ? weight : 0;
@@ -146,8 +147,8 @@
       },
       axes: [
         {
-          ...axis, size: 26, gap: 6, space: 72, grid: { show: false }, label: chart.axis === "x" ? chart.x : " ", labelFont: font, labelSize: 16, labelGap: -2,
-          ...(chart.axis === "x" ? { incrs: STEPS, values: (u, ticks) => ticks.map((x) => grouped.format(x)) }
+          ...axis, size: 26, gap: 6, space: 72, grid: { show: false },
+          ...(chart.axis === "x" ? { label: chart.x, labelFont: font, labelSize: 16, labelGap: -2, incrs: STEPS, values: (u, ticks) => ticks.map((x) => grouped.format(x)) }
             : chart.axis === "relative" ? { incrs: SECONDS, values: (u, ticks) => ticks.map(duration) }
               : { values: (u, ticks, at, space, step) => ticks.map((x) => clock(step >= 86400 ? "{MM}-{DD}" : step >= 60 ? "{HH}:{mm}" : "{HH}:{mm}:{ss}", x)) }),
         },
@@ -182,6 +183,7 @@
     chart.u.over.addEventListener("pointerenter", () => { hot = chart.key; });
     chart.u.over.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") { hot = null; hideTip(); } });
     byTouch(chart);
+    chart.mount.setAttribute("aria-valuemax", String(data[0].length - 1));
     $("[data-plot-log]", box).setAttribute("aria-pressed", String(log));
     $("[data-plot-whole]", box).hidden = !zoom();
     if (hot === chart.key && pointer) chart.u.setCursor(pointer); else told(chart);
@@ -212,7 +214,7 @@
     const x = chart.u.data[0][idx], head = place(chart, x);
     const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth }) => [n % COLOURS + 1, line.label || chart.title, number(value, 6), smooth === undefined ? "" : "≈ " + number(smooth, 6)]);
     const frame = chart.u.over.getBoundingClientRect();
-    tip(head, lines, rows.length > MOST_ROWS ? rows.length - MOST_ROWS : 0, frame.left + left, frame.top + Math.max(0, Math.min(top, frame.height)));
+    tip(head, lines, Math.max(0, rows.length - MOST_ROWS), frame.left + left, frame.top + Math.max(0, Math.min(top, frame.height)), frame.top);
     chart.mount.setAttribute("aria-valuenow", idx);
     chart.mount.setAttribute("aria-valuetext", head + ": " + rows.map(({ line, value }) => (line.label ? line.label + " " : "") + number(value, 6)).join(", "));
   }
@@ -269,7 +271,8 @@
 
   // --- The tooltip ------------------------------------------------------------------------------------------------------------
   let box = null;
-  function tip(head, rows, more, x, y) {
+  // Beside the pointer; on a phone above `roof`, where neither it nor the finger covers the curve.
+  function tip(head, rows, more, x, y, roof) {
     if (!box) { box = document.createElement("div"); box.className = "plot-tip"; box.setAttribute("aria-hidden", "true"); document.body.append(box); }
     const title = document.createElement("b"), table = document.createElement("table");
     title.textContent = head;
@@ -282,9 +285,9 @@
     box.replaceChildren(title, table);
     if (more) { const rest = document.createElement("span"); rest.textContent = "+ " + more; box.append(rest); }
     box.hidden = false;
-    const width = box.offsetWidth, height = box.offsetHeight;
-    box.style.left = Math.max(8, x + 16 + width < window.innerWidth - 8 ? x + 16 : x - 16 - width) + "px";
-    box.style.top = Math.max(8, Math.min(y - height / 2, window.innerHeight - height - 8)) + "px";
+    const width = box.offsetWidth, height = box.offsetHeight, most = window.innerWidth - width - 8, above = window.innerWidth <= 640 && roof - height > 64;
+    box.style.left = Math.max(8, above ? Math.min(x - width / 2, most) : x + 16 < most ? x + 16 : x - 16 - width) + "px";
+    box.style.top = Math.max(8, above ? roof - height - 4 : Math.min(y - height / 2, window.innerHeight - height - 8)) + "px";
   }
   function hideTip() { if (box) box.hidden = true; }
   document.addEventListener("scroll", hideTip, { passive: true, capture: true });
@@ -373,7 +376,7 @@
     chart.mount = document.createElement("div");
     chart.mount.className = "plot-live";
     chart.mount.id = "plot-" + encodeURIComponent(chart.key);
-    Object.entries({ role: "slider", tabindex: "0", "aria-label": picture.getAttribute("aria-label"), "aria-valuemin": "0", "aria-valuemax": String(Math.max(...said.lines.map((line) => line.x.length)) - 1), "aria-valuenow": "0", "aria-valuetext": "–" })
+    Object.entries({ role: "slider", tabindex: "0", "aria-label": picture.getAttribute("aria-label"), "aria-valuemin": "0", "aria-valuenow": "0", "aria-valuetext": legend.textContent.trim() })
       .forEach(([key, value]) => chart.mount.setAttribute(key, value));
     chart.mount.addEventListener("keydown", (event) => byKey(chart, event));
     chart.mount.hidden = true;

@@ -68,6 +68,14 @@ def test_a_chart_answers_and_keeps_its_view(store: Callable[[int], None], live_s
             assert values[folder] == pytest.approx(value(step, folder), rel=1e-5)
         expect(page.locator(".plot-tip")).to_contain_text(f"step {step}")
 
+        with page.expect_download() as download:
+            page.get_by_role("button", name="CSV of loss").click()
+        lines = download.value.path().read_text().splitlines()
+        assert len(lines) == 1 + 2 * 100
+        assert lines[:3] == [
+            'line,"step",time,value', '"train",0,1970-01-01T00:00:01.000Z,2', '"train",1,1970-01-01T00:00:01.000Z,1',
+        ]  # fmt: skip
+
         box = area.bounding_box()
         assert box
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
