@@ -103,7 +103,7 @@
   // --- A chart -------------------------------------------------------------------------------------------------------------
   const charts = new Map(), seen = new Set();  // by box; the keys of those that have been drawn, which are drawn again at once
   let hot = null, pointer = null, dragging = false;
-  const STEPS = [1, 2, 5].flatMap((n) => [...Array(15).keys()].map((power) => n * 10 ** power)).sort((a, b) => a - b);
+  const STEPS = [1, 2, 5].flatMap((n) => [...Array(19).keys()].map((power) => n * 10 ** power)).sort((a, b) => a - b);
   const SECONDS = [0.001, 0.01, 0.1, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, ...[1, 2, 5, 10, 20, 50, 100].map((n) => n * 86400)];
 
   function draw(chart) {
@@ -118,7 +118,7 @@
       const show = !view.hidden.has(name(chart, line)), dash = n < COLOURS ? undefined : [6, 3];
       const one = { label: line.label, show, width: 1.75, dash, stroke: () => colourOf(n), points: { size: 5, fill: () => colourOf(n), space: 24 } };
       if (line.dots) { one.paths = () => null; one.points = { show: true, size: 5, fill: () => colourOf(n) }; }
-      if (chart.both) series.push({ ...one, width: 1, stroke: () => colourOf(n) + "50", points: { show: false } }, { ...one, points: { show: false } });
+      if (chart.both) series.push({ ...one, width: 1, stroke: () => colourOf(n) + "50", points: { show: false } }, one);
       else series.push(one);
     });
     const axis = { font, stroke: () => colour("muted"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false } };
@@ -129,7 +129,7 @@
       width: width || Math.max(chart.mount.clientWidth, 120), height: HEIGHT, padding: [10, 24, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
       series,
       scales: {
-        x: { time: chart.axis === "time", range: (u, low, high) => zoom() || (low === null ? [0, 1] : low === high ? [low - 0.5, high + 0.5] : [low, high]) },
+        x: { time: chart.axis === "time", range: () => within(zoom(), data[0]) },
         y: {
           distr: log ? 3 : 1, log: 10,
           range: (u, low, high) => {
@@ -187,6 +187,12 @@
     $("[data-plot-log]", box).setAttribute("aria-pressed", String(log));
     $("[data-plot-whole]", box).hidden = !zoom();
     if (hot === chart.key && pointer) chart.u.setCursor(pointer); else told(chart);
+  }
+  // A link may name a zoom that has nothing to do with the numbers.
+  function within(zoom, xs) {
+    const low = xs[0], high = xs[xs.length - 1], found = zoom && [Math.max(zoom[0], low), Math.min(zoom[1], high)];
+    if (!xs.length) return [0, 1];
+    return found && found[1] > found[0] ? found : low === high ? [low - 0.5, high + 0.5] : [low, high];
   }
   function setZoom(chart, bounds) {
     if (bounds) view.zoom.set(chart.key, bounds); else view.zoom.delete(chart.key);
