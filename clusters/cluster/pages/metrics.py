@@ -104,9 +104,12 @@ def _metric(found: Scalars, tag: str, run: Run, others: Sequence[tuple[Run, Scal
     """The lines of the run, whose values are the table, and then those of `others`."""
     curves = [curve for curve in found.curves if curve.tag == tag]
     names = _labels([curve.folder for curve in curves])
-    lines = _lines(found, tag, f"run {run.number}" if others else "")
-    for other, scalars in others:
-        lines += _lines(scalars, tag, f"run {other.number}")
+    lines = _lines(found, tag, "")
+    if others:
+        # The first line of each run has the run's colour in all charts.
+        told = [(f"run {each.number}", scalars) for each, scalars in ((run, found), *others)]
+        groups = [_lines(scalars, tag, label) or [Line(label, ())] for label, scalars in told]
+        lines = [*(group[0] for group in groups), *(line for group in groups for line in group[1:])]
     by_step: dict[int, dict[int, Point]] = {}
     for column, curve in enumerate(curves):
         for point in curve.points:
