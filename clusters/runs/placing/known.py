@@ -133,7 +133,8 @@ class Ending:
 
 UNUSED, ENDLESS = Ending(), Ending(ends=None)
 # By node.
-Held, Endings = dict[str, Sizes], dict[str, Ending]
+Held = dict[str, Sizes]
+Endings = dict[str, Ending]
 
 
 @dataclass(frozen=True)

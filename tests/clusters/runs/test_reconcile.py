@@ -120,6 +120,17 @@ def test_the_queue_moves_in_order_and_tells_everybody_their_place(catalogue, peo
     assert "number 2 in the queue" in Run.objects.get(pk=runs[3].pk).message
 
 
+def test_the_worker_that_is_first_to_judge_a_later_run_admits_it_if_older_ones_fit_beside_it(
+    catalogue, people, manifest
+):
+    people.ops.gpu_quota = 2
+    people.ops.save()
+    runs = [
+        current(actions.create_cluster(manifest(f"c{n}", flavor="one-gpu"), acting_user=people.bob)) for n in range(3)
+    ]
+    assert [quota.admit(run.pk) for run in reversed(runs)] == [False, True, True]
+
+
 def test_a_run_that_is_to_start_later_says_when_and_starts_then(loop, people, manifest):
     later = now() + dt.timedelta(hours=1)
     cluster = actions.create_cluster(manifest("demo", scheduleAfter=later.isoformat()), acting_user=people.bob)
