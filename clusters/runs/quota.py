@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Sum, Window
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum, Window
+from django.db.models.functions import RowNumber
 from django.utils import timezone
 
 from billing.budgets.access import why_blocked
@@ -70,7 +71,7 @@ def admit_waiting(appcode_id: int) -> list[int]:
     appcodes = Appcode.objects.select_for_update(of=("self",), no_key=True).select_related("org_node")
     appcode = appcodes.get(pk=appcode_id)
     bar = barred(appcode)
-    queue = [each.run for each in turns(appcode_id)[:QUEUE_LIMIT]]
+    queue = [each.run for each in turns(appcode_id, most=QUEUE_LIMIT)[:QUEUE_LIMIT]]
     others = waiting(appcode_id).exclude(COUNTS).values_list("pk", flat=True)[:QUEUE_LIMIT]
     rows = Run.objects.filter(waits(timezone.now()), pk__in=[*queue, *others]).order_by("pk")
     rows = rows.select_for_update(of=("self",), no_key=True)
@@ -201,10 +202,16 @@ class Turn:
     appcode: str = ""  # They are all of one.
 
 
-def turns(appcode_id: int, but: Cluster | None = None, also: Turn | None = None) -> list[Turn]:
-    """The runs that wait for the limit of an appcode, in order; `also`: one more, the youngest. Runs of `but` will be over. Two
-    queries, one where none waits for another."""
+def turns(
+    appcode_id: int, but: Cluster | None = None, also: Turn | None = None, most: int | None = None
+) -> list[Turn]:
+    """The runs that wait for the limit of an appcode, in order; `also`: one more, the youngest. Runs of `but` will be over.
+    `most`: only so many of the first are needed. Two queries, one where none waits for another."""
     rows = waiting(appcode_id).filter(COUNTS, without(but)).order_by("pk")
+    if most is not None:
+        # Those of one person and class keep their order, so later ones of these are not among the first.
+        own = Window(RowNumber(), partition_by=[F("created_by"), F("priority_class")], order_by=F("pk").asc())
+        rows = rows.annotate(turn=own).filter(turn__lte=most)
     columns = rows.values_list("pk", "gpus", "priority_class", "created_by")
     found = [Turn(pk, gpus, stored, str(person or "")) for pk, gpus, stored, person in columns]
     found += [also] if also else []

@@ -164,6 +164,8 @@ def test_many_runs_of_one_person_do_not_hold_up_a_colleague(cloud: Told, people:
         ("mine-0", 1), ("mine-1", 3), ("mine-2", 4), ("more", 2),
     ]  # fmt: skip
     assert [run.cluster.name for run in waits if quota.ahead(people.ops.pk, 16, run) == [12]] == ["more"]
+    every = quota.turns(people.ops.pk)
+    assert [quota.turns(people.ops.pk, most=most)[:most] for most in range(5)] == [every[:most] for most in range(5)]
     Appcode.objects.update(gpu_quota=1000)
     for run_id in quota.admit_waiting(people.ops.pk):
         reconcile.reconcile(run_id)
