@@ -13,9 +13,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from bench import alone
+from bench.admission import foretelling
 from bench.admission.traces import Job, Terms, Trace, eights, from_folder, generated, mixed, terms
 from bench.admission.virtual import Cloud, Run, Seen
 from bench.results import Result
@@ -64,6 +66,7 @@ def main() -> None:
         *_plain("nodes of 8, 4 and 1", mixed(4 * PLAIN_NODES)),
         *_watched(),
         *_shared(),
+        *foretelling.results(),
     ]
     if folder := os.environ.get("TRACE_DIR"):
         for trace in from_folder(Path(folder), SEED, JOBS, eights(NODES)):
@@ -148,15 +151,29 @@ def _compared(trace: Trace, fifo: Played, ours: Played) -> list[Result]:
 
 
 def most_use(trace: Trace) -> float:
-    """Part of all GPU-seconds until the last submission that no schedule exceeds, even one that knows all run times: until any
-    moment runs hold no more than if all started when they are submitted, and later no more than there is."""
-    until, jobs = trace.jobs[-1].at, [job for job in trace.jobs if job.gpus <= trace.gpus]
+    """Part of all GPU-seconds until the last submission that no schedule exceeds, even one that knows all run times. Large tasks
+    are bounded by the nodes that are large enough, too."""
+    until, every = trace.jobs[-1].at, [job for job in trace.jobs if job.gpus <= trace.gpus]
+    found = _most(every, trace.gpus, until)
+    sizes = sorted({shape.gpus for shape in trace.nodes.values()})
+    for small, least in pairwise(sizes):
+        able = sum(shape.gpus for shape in trace.nodes.values() if shape.gpus >= least)
+        large = [job for job in every if min(each.gpus for each in job.tasks) > small]
+        rest = [job for job in every if min(each.gpus for each in job.tasks) <= small]
+        possible = [job for job in large if job.gpus <= able]
+        found = min(found, _most(possible, able, until) + _most(rest, trace.gpus, until))
+    return found / trace.gpus / max(1, until)
+
+
+def _most(jobs: Sequence[Job], gpus: int, until: int) -> float:
+    """GPU-seconds: until any moment runs hold no more than if all started when they are submitted, and later no more than all
+    GPUs that there are."""
 
     def most(moment: float) -> float:
         worked = sum(job.gpus * min(job.seconds, moment - job.at) for job in jobs if job.at < moment)
-        return worked + trace.gpus * (until - moment)
+        return worked + gpus * (until - moment)
 
-    return min(most(until * part / MOMENTS) for part in range(MOMENTS + 1)) / trace.gpus / max(1, until)
+    return min(most(until * part / MOMENTS) for part in range(MOMENTS + 1))
 
 
 def _forgotten(trace: Trace, seen: Seen) -> int:

@@ -70,3 +70,14 @@ def test_traces_are_read_from_their_files(tmp_path):
     assert (pod.tasks[0].gpus, pod.tasks[0].gpu_model, pod.seconds, openb.gpus) == (2, "G2", 400, 8)
     assert [(each.gpus, each.seconds, each.appcode) for each in gavel.jobs] == [(16, 131, "seed=0-0e4a51")] * 2
     assert [each.seconds for each in philly.jobs] == [131] * 3
+
+
+def test_no_schedule_uses_more_than_the_bound_that_the_bench_tells():
+    """Two runs that fill the cloud one after the other, and one that needs a node which is large enough."""
+    codes = {"one": Terms("a", 8, 8)}
+    both = Trace("", eights(1), codes, [job(0, 600, 8), job(0, 600, 8), job(900, 60, 8)])
+    assert replay.most_use(both) == 1.0
+    late = Trace("", eights(1), codes, [job(0, 60, 8), job(600, 60, 8)])
+    assert replay.most_use(late) == pytest.approx(0.1)
+    large = Trace("", mixed(4), codes, [job(0, 600, 8), job(0, 600, 8), job(600, 60, 1)])
+    assert replay.most_use(large) == pytest.approx(8 / 14), "of 8, 4, 1 and 1 GPUs one node holds them"

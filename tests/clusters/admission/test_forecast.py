@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.admission.foretelling import scene_of
 from bench.admission.traces import Trace, eights, generated, mixed
 from bench.admission.virtual import Cloud
 from bench.admission.virtual import Run as Simulated
@@ -38,16 +39,10 @@ from clusters.runs.placing import known, rights, room
 WEEK = 7 * 86_400
 
 
-def scene_of(cloud: Cloud) -> tuple[Scene, dict[str, int]]:
-    """The simulated cloud as it is now, and how long its runs really last from their start."""
-    seen, begins = cloud.snapshot(), cloud.now + TO_BEGIN + TO_END
-    living, held = [], [run for each in cloud.appcodes.values() for run in each.holding.values()]
-    for run in held:
-        limit = run.job.limit
-        ask = Ask(run.name, run.appcode, run.job.tasks, priority_class=run.priority_class, ends=begins + limit)
-        living.append(Living(ask, run.nodes, run.began, run.began + limit + TO_END, run.ending, returns=True))
-    lasts = {run.name: run.left for run in [*held, *cloud.waiting.values()]}
-    return Scene(cloud.now, seen.nodes, seen.asks, seen.shares, tuple(living)), lasts
+def lasts(cloud: Cloud) -> dict[str, int]:
+    """How long its runs really last from their start."""
+    held = (run for each in cloud.appcodes.values() for run in each.holding.values())
+    return {run.name: run.left for run in [*held, *cloud.waiting.values()]}
 
 
 def test_a_replay_has_the_times_of_the_product():
@@ -64,9 +59,9 @@ def test_with_known_run_times_a_replay_is_what_happens(nodes, monkeypatch):
     for job in trace.jobs:
         cloud.submit(job)
     cloud.advance(trace.jobs[-1].at)
-    scene, lasts = scene_of(cloud)
+    scene = scene_of(cloud)
     assert len(scene.asks) > 10
-    found = starts(scene, lasts, FOR_EVER, lambda _: TICK)
+    found = starts(scene, lasts(cloud), FOR_EVER, lambda _: TICK)
     happened: dict[str, int] = {}
     start = cloud._start
 
@@ -162,7 +157,7 @@ def _told_once(trace: Trace, seed: int) -> list[tuple[bool, bool]]:
     def length(run: Simulated, age: int = 0) -> Length:
         return Length(history.lasted(Kind(1, 1, run.gpus, run.job.limit), age), age, run.job.limit)
 
-    scene, _ = scene_of(cloud)
+    scene = scene_of(cloud)
     lengths = {run.name: length(run) for run in cloud.waiting.values()}
     lengths |= {each.ask.run: length(cloud.holder(each.ask.run), scene.at - each.since) for each in scene.living}
     likely = forecast(scene, drawn(lengths, 1, 8), 4 * WEEK)
