@@ -136,6 +136,8 @@ def _results(
                "s", None, statistics.median(alone.left or [0])),
         Result(f"Half gangs: for more than {BINDING:g} s", ours.half.count, "", 0, alone.half.count or None),
         Result("half_gang_seconds", ours.half.seconds, "s", 0, alone.half.seconds or None),
+        Result("Of these, seconds in which kube-scheduler found no room for one of its pods", ours.stuck.seconds, "s", None,
+               alone.stuck.seconds or None),
         Result("Half gangs: the longest, while kube-scheduler bound its pods", ours.half.longest, "s", None,
                alone.half.longest or None),
         Result("Half gangs: the longest after a task lost its node", ours.disturbed.longest, "s", None,
@@ -292,14 +294,15 @@ class Half:
 
 
 class Look:
-    """Watches all pods, and judges them after every change. `half`: gangs that have not been whole yet; `disturbed`: those that
-    were whole, and of which no task has succeeded. `whole`: when a gang first was; `started`: the seconds until then. `left`: the
-    seconds from the end of a gang's last program until nothing was left of it."""
+    """Watches all pods, and judges them after every change. `half`: gangs that have not been whole yet; `stuck`: those of them
+    with a pod for which there is no room, while the others only wait for a busy scheduler; `disturbed`: those that were whole,
+    and of which no task has succeeded. `whole`: when a gang first was; `started`: the seconds until then. `left`: the seconds
+    from the end of a gang's last program until nothing was left of it."""
 
     def __init__(self, plane: Plane, gangs: Sequence[Gang]) -> None:
         self._plane, self._gangs = plane, {gang.name: gang for gang in gangs}
         self.gpus = _gpus_of(plane)
-        self.half, self.disturbed = Half(), Half()
+        self.half, self.stuck, self.disturbed = Half(), Half(), Half()
         self.whole: dict[str, float] = {}
         self.looks = self.over_node = self.over_limit = 0
         self.left: list[float] = []
@@ -335,7 +338,7 @@ class Look:
         self._plane.until("/api/v1/pods", look, LOOK_SECONDS)
 
     def _look(self, pods: Sequence[Object], now: float) -> None:
-        by_node, by_code = Counter[str](), Counter[str]()
+        by_node, by_code, shut = Counter[str](), Counter[str](), set[str]()
         there, bound, over, left = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
         for pod in pods:
             labels, node = pod["metadata"].get("labels", {}), pod["spec"].get("nodeName")
@@ -348,6 +351,8 @@ class Look:
             there[gang.name] += 1
             left[gang.name] += alive
             over[gang.name] += phase(pod) == "Succeeded"
+            if not node and _has_no_room(pod):
+                shut.add(gang.name)
             if node and alive:
                 bound[gang.name] += "deletionTimestamp" not in pod["metadata"]
                 by_code[gang.appcode] += gpus if gang.priority_class != "spare" else 0
@@ -362,6 +367,7 @@ class Look:
                 self.whole.setdefault(name, now)
         half = {name for name, count in bound.items() if count and not over[name] and count < self._gangs[name].tasks}
         self.half.see(half - self._whole_now, now)
+        self.stuck.see((half - self._whole_now) & shut, now)
         self.disturbed.see(half & self._whole_now, now)
         for name in there:
             if over[name] and not left[name]:
@@ -371,6 +377,10 @@ class Look:
 
 def _gpus_of(plane: Plane) -> dict[str, int]:
     return {name: int(node["status"]["allocatable"].get(GPU, 0)) for name, node in plane.nodes().items()}
+
+
+def _has_no_room(pod: Object) -> bool:
+    return any(each.get("reason") == "Unschedulable" for each in pod["status"].get("conditions", ()))
 
 
 def _gpus(pod: Object) -> int:
