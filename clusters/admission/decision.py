@@ -249,9 +249,7 @@ class _Decision:
         if alike in self._in_vain:
             return ()
         able, tasks = self._able(ask, level), ask.tasks
-        found = (
-            cheapest(able, pool.leaving(tasks), lambda runs: pool.would_fit(tasks, runs)) if able.holdings else ()
-        )
+        found = cheapest(able, pool.leaving(tasks), lambda runs: pool.would_fit(tasks, runs)) if able.holdings else ()
         if not found:
             self._in_vain.add(alike)
             return ()

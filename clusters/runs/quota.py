@@ -202,9 +202,7 @@ class Turn:
     appcode: str = ""  # They are all of one.
 
 
-def turns(
-    appcode_id: int, but: Cluster | None = None, also: Turn | None = None, most: int | None = None
-) -> list[Turn]:
+def turns(appcode_id: int, but: Cluster | None = None, also: Turn | None = None, most: int | None = None) -> list[Turn]:
     """The runs that wait for the limit of an appcode, in order; `also`: one more, the youngest. Runs of `but` will be over.
     `most`: only so many of the first are needed. Two queries, one where none waits for another."""
     rows = waiting(appcode_id).filter(COUNTS, without(but)).order_by("pk")
