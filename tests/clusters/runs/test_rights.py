@@ -142,6 +142,22 @@ def test_an_urgent_run_is_first_in_the_queue_of_its_appcode_and_takes_the_gpus_o
     assert urgent.given_back_at is None, "class counts in one's own appcode alone"
 
 
+def test_an_urgent_run_has_the_quota_that_others_of_its_appcode_fill_and_takes_what_is_borrowed(
+    cloud: Told, people: Any
+) -> None:
+    Appcode.objects.filter(code="ops-demo").update(gpu_quota=8, gpu_borrow=16)
+    Appcode.objects.filter(code="flight-demo").update(gpu_quota=0, gpu_borrow=24)
+    mine, theirs = running(people, "mine", 8), running(people, "theirs", 16, "flight-demo")
+    urgent = place(submit(people, "urgent", 8, priorityClass="urgent"))
+    for run in (mine, theirs):
+        run.refresh_from_db()
+    assert (mine.given_back_at, theirs.given_back_at is not None) == (None, True)
+    tell(theirs, gone(theirs))
+    assert place(urgent).placed_at
+    found = rights.rights_of(Run.objects.filter(pk__in=[mine.pk, urgent.pk]).select_related("cluster__appcode"))
+    assert (found[urgent.pk].name, found[mine.pk].name) == ("quota", "borrowed")
+
+
 def test_many_runs_of_one_person_do_not_hold_up_a_colleague(cloud: Told, people: Any) -> None:
     """In the queue for the limit of the appcode, and in that for its nodes."""
     Appcode.objects.update(gpu_quota=16, gpu_borrow=0)
