@@ -1,8 +1,8 @@
 """How often Python searches the objects of a process for cycles that nobody needs any more. Its idea: what was loaded lives as
 long as the process, so only newer objects are searched, and these seldom, since nearly all are freed without it.
 
-At Python's default (every 700 objects), a preview among 1,000 waiting runs is interrupted 20 times, and every tenth time all
-objects of the process are searched for 150 ms.
+At Python's default (every 700 objects), a preview among 1,000 waiting runs is interrupted about 20 times, and at some of them all
+objects of the process are searched, for more time than the rest of the preview takes.
 """
 
 from __future__ import annotations
