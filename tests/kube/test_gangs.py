@@ -39,11 +39,12 @@ def loops(plane: Plane, people: Any) -> Iterator[Loops]:
 
 
 class HalfGangs(threading.Thread):
-    """Adds up for how long runs of the portal had nodes for some of their tasks and not for all, as Kubernetes tells it."""
+    """Adds up for how long runs of the portal had nodes for some of their tasks while kube-scheduler found none for another. On a
+    busy machine the scheduler takes its time, too; that says nothing of the places that the portal gives."""
 
-    def __init__(self, loops: Loops, sizes: dict[int, int]) -> None:
+    def __init__(self, loops: Loops, runs: set[int]) -> None:
         super().__init__(daemon=True)
-        self.loops, self.sizes = loops, sizes
+        self.loops, self.runs = loops, runs
         self.seconds, self.longest, self.looks = 0.0, 0.0, 0
         self._half: dict[str, float] = {}
         self.done = threading.Event()
@@ -56,12 +57,16 @@ class HalfGangs(threading.Thread):
         while not self.done.wait(0.2):
             pods = self.loops.plane.request("GET", "/api/v1/pods", labelSelector=selector)["items"]
             now = time.monotonic()
-            bound: dict[str, int] = {}
+            bound, shut = set[str](), set[str]()
             for pod in pods:
-                if pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]:
-                    run = pod["metadata"]["labels"][names.RUN_ID]
-                    bound[run] = bound.get(run, 0) + 1
-            half = {run for run, count in bound.items() if count < self.sizes.get(int(run), 0)}
+                run = pod["metadata"]["labels"][names.RUN_ID]
+                if "deletionTimestamp" in pod["metadata"] or int(run) not in self.runs:
+                    continue
+                if pod["spec"].get("nodeName"):
+                    bound.add(run)
+                elif any(each.get("reason") == "Unschedulable" for each in pod["status"].get("conditions", ())):
+                    shut.add(run)
+            half = bound & shut
             for run in half:
                 self._half[run] = self._half.get(run, 0.0) + now - before
             self.seconds += len(half) * (now - before)
@@ -112,7 +117,7 @@ def test_many_gangs_that_compete_are_never_half_placed(plane: Plane, loops: Loop
     clusters = [
         loops.create(people, f"gang-{n}", workers=size - 1, flavor=flavor) for n, (size, flavor) in enumerate(sizes)
     ]
-    watch = HalfGangs(loops, {loops.run(cluster).pk: size for cluster, (size, _) in zip(clusters, sizes, strict=True)})
+    watch = HalfGangs(loops, {loops.run(cluster).pk for cluster in clusters})
     watch.start()
     left = list(clusters)
     try:
@@ -129,8 +134,8 @@ def test_many_gangs_that_compete_are_never_half_placed(plane: Plane, loops: Loop
         watch.join()
     print(f"half gangs: {watch.seconds:.1f} gang-seconds, at most {watch.longest:.1f} s, in {watch.looks} looks")
     assert watch.looks > 20
-    # While the pods of a run are being made and bound, some of them have nodes and others are yet to come.
-    assert watch.longest < 10
+    # What a node had before may leave it a moment after it is gone from the portal's sight.
+    assert watch.longest < 5
 
 
 def test_a_gang_from_which_other_software_takes_a_gpu_gives_all_back_and_starts_when_it_can(
