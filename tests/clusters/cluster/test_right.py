@@ -211,7 +211,7 @@ def test_a_preview_says_what_is_left_of_the_quota(cloud: Told, people: Any) -> N
 
 
 def test_the_queue_is_in_the_order_in_which_runs_start(cloud: Told, people: Any) -> None:
-    """Not in that of their submission: `early` would borrow, `theirs` is inside its quota, and so is `urgent`, before who fills it."""
+    """Not in that of submission: `early` would borrow, `theirs` is inside its quota, and `urgent` is before who fills it."""
     Appcode.objects.update(gpu_borrow=20)
     running(people, "holds", 8)
     running(people, "borrowing", 8)
