@@ -156,7 +156,7 @@ def test_where_that_was_chosen_and_no_gpu_is_free_new_replicas_answer_without_on
     rows = create(flavor="one-gpu", rollout={"whenFull": "cpu", "cpuFlavor": "small"})
     flavors = lambda: [each.spec["roles"]["server"]["flavor"] for each in Revision.objects.order_by("number")]  # noqa: E731
     assert flavors() == ["one-gpu"]
-    node["gpus_free"] = 0
+    node |= {"gpus_free": 0, "gpus_others": 1}
     CloudState.objects.update(capacity={"nodes": [node]})
     rows.deploy(2)
     rows.settle()
