@@ -83,7 +83,11 @@ def _stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progress]]
         while not scalars.is_complete and time.monotonic() < until:
             scalars, progress = read(files, driver.read_range, remembered)
         more = tuple(_of_tables(tables, driver, f"scalars.{run.pk}.{store.pk}"))
-        return replace(scalars, curves=scalars.curves + more, files=scalars.files + len(tables)), progress
+        long = tuple(
+            f"Only the first {MAX_TABLE >> 20} MiB of {each.path} are read." for each in tables if each.size > MAX_TABLE
+        )
+        files_read = scalars.files + len(tables)
+        return replace(scalars, curves=scalars.curves + more, files=files_read, notes=scalars.notes + long), progress
     finally:
         changed = [path for path, each in remembered.items() if before.get(path) != each.state]
         if changed:

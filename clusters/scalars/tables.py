@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from clusters.scalars.events import MAX_LINES_PER_FILE, MAX_TAG, Point, Series
@@ -27,9 +28,9 @@ def is_table(path: str) -> bool:
 
 def series_of(data: bytes) -> dict[str, Series]:
     """The lines of a table by their columns; none without a column that numbers the steps. Its last row may still be incomplete
-    and is left out then."""
+    and is left out then, and so is all from a row on that is no CSV."""
     whole, _, _ = data.decode(errors="replace").rpartition("\n")
-    rows = csv.reader(io.StringIO(whole))
+    rows = _rows(whole)
     names = [name.strip() for name in next(rows, [])]
     steps = next((names.index(name) for name in STEPS if name in names), None)
     if steps is None:
@@ -45,6 +46,13 @@ def series_of(data: bytes) -> dict[str, Series]:
             if (value := _number(row[n])) is not None:
                 found.setdefault(names[n], Series()).add(Point(int(step), 0.0, value))
     return found
+
+
+def _rows(text: str) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(io.StringIO(text))
+    except csv.Error:  # Such as a cell of more than 128 KiB: a program wrote something else under this name.
+        return
 
 
 def _number(text: str) -> float | None:

@@ -390,8 +390,9 @@ def test_numbers_below_the_heading_of_an_epoch_are_its_own(log, curves):
         ("  epoch, train/box_loss, note\n 1, 1.5, a\nnan, 1, 2\n1e300,1,2\n", {"train/box_loss": [(1, 1.5)]}),
         ("name,price\na,1\n", {}),
         ("", {}),
+        (f"epoch,loss\n0,1\n1,{'9' * 200_000}\n2,3\n", {"loss": [(0, 1)]}),
     ],
-    ids=["lightning", "keras", "yolo", "no-steps", "empty"],
+    ids=["lightning", "keras", "yolo", "no-steps", "empty", "no-csv"],
 )
 def test_tables_of_metrics_are_read_by_their_columns(table, lines):
     from clusters.scalars.tables import series_of
