@@ -374,7 +374,9 @@ def without(cluster: Cluster | None) -> Q:
 
 def promises(cloud: str, but: Cluster | None = None) -> list[Promise]:
     """Returns what placed runs lack, oldest first. Two queries."""
-    return promised(list(_placed(Q(cloud=cloud) & without(but))))
+    placed = list(_placed(Q(cloud=cloud) & without(but)))
+    bound, done = _bound(placed)
+    return [promise for run in placed for promise in _promises(run, bound[run.pk], done[run.pk])]
 
 
 def _placed(which: Q) -> QuerySet[Run]:
@@ -382,12 +384,6 @@ def _placed(which: Q) -> QuerySet[Run]:
     partly = Q(whole_at=None) | Q(lacks_since__isnull=False) | Q(Exists(pending))
     runs = Run.objects.filter(which, ALIVE, partly, placed_at__isnull=False)
     return runs.order_by("pk").only("cloud", "spec", "resources", "roles", "layout", "deadline")
-
-
-def promised(runs: Sequence[Run]) -> list[Promise]:
-    """Returns what these placed runs lack. One query."""
-    bound, done = _bound(runs)
-    return [promise for run in runs for promise in _promises(run, bound[run.pk], done[run.pk])]
 
 
 def _held_and_promised(which: Q, placed: Sequence[Run]) -> tuple[list[Promise], dict[str, tuple[Held, Endings]]]:
