@@ -39,9 +39,8 @@ class ClustersConfig(AppConfig):
         portal_points.gpu_pool.add(contributions.gpu_pool)
         portal_points.steps.add(contributions.steps)
         portal_points.notes.add(health.notes)
-        portal_points.searches.add(("Clusters", contributions.find_clusters))
-        portal_points.searches.add(("Templates", contributions.find_templates))
-        portal_points.searches.add(("Models", contributions.find_models))
+        for kind in contributions.KINDS:
+            portal_points.kinds.add(kind)
         portal_points.given.add(wakeups.wake_waiting)
         portal_points.news.add(notifications.news)
         sources.add(sweeps.SOURCE)

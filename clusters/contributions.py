@@ -1,4 +1,4 @@
-"""Answers for the lower apps, which may not import this one: uses of a datastore, GPUs held, search hits.
+"""Answers for the lower apps, which may not import this one: uses of a datastore, GPUs held, what the search finds.
 
 `apps.py` registers the functions once. Each call costs one or two queries, however many rows it covers.
 """
@@ -6,29 +6,42 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from operator import or_
 
 from django.contrib.postgres.aggregates import ArrayAgg
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Case, Q, QuerySet, Sum, Value, When
+from django.db.models.functions import Coalesce
 from django.urls import reverse
 
-from clusters.access import clusters_for
+from clusters.access import applications_for, clusters_for
+from clusters.benchmarks.access import benchmarks_for
 from clusters.catalog.models import Flavor, Image
 from clusters.clouds.kinds import DRIVERS
 from clusters.clouds.models import Cloud, CloudState
 from clusters.clouds.registry import rows
-from clusters.cluster.search import Search
+from clusters.cluster.pages import verbs as cluster_verbs
 from clusters.cluster_templates.actions import templates_for
+from clusters.cluster_templates.models import Template
+from clusters.environments.access import newest_environments_for
+from clusters.frameworks import APPLICATIONS
 from clusters.manifest.input import input_of
 from clusters.model_registry.access import models_for
+from clusters.pipelines.access import pipelines_for
 from clusters.runs.models import Cluster, Run
+from clusters.runs.status.phase import TERMINAL
 from clusters.runs.status.phase_update import consumer
+from clusters.schedules.actions import schedules_for
+from clusters.services.access import services_for
+from clusters.services.pages import verbs as service_verbs
+from clusters.sweeps.access import sweeps_for
+from clusters.sweeps.pages import verbs as sweep_verbs
 from datastores import extension_points as datastore_points
 from datastores.models import Datastore, Share
 from portal import extension_points as portal_points
 from portal.models import Appcode, User
+from portal.search import Found, Kind, Verb
 
 
 def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[datastore_points.Use]]:
@@ -104,35 +117,73 @@ def closed_networks() -> set[str]:
     return {network for kind, stored in found for network in DRIVERS[kind].closed_networks(stored)}
 
 
-def find_clusters(user: User, words: str, limit: int) -> list[portal_points.Hit]:
-    """For the global search: the newest matching clusters that `user` may see."""
-    found = Search(text=words).narrow(clusters_for(user)).order_by("-pk")[:limit]
-    return [
-        portal_points.Hit(
-            c.name, f"{c.appcode.code} · {c.current_run.phase if c.current_run else 'never deployed'}", cluster_url(c)
-        )
-        for c in found
-    ]
+def _page(route: str) -> Callable[[Found], str]:
+    return lambda found: reverse(route, args=[found.under, found.name])
 
 
-def find_templates(user: User, words: str, limit: int) -> list[portal_points.Hit]:
-    rows = templates_for(user)
-    for word in words.split():
-        rows = rows.filter(name__icontains=word)
-    return [
-        portal_points.Hit(each.name, each.description, reverse("template", args=[each.whose, each.name]))
-        for each in rows.defer("spec").order_by("name")[:limit]
-    ]
+def _act(room: str, verb: str) -> Callable[[Found], str]:
+    return lambda found: f"/{room}/{found.under}/{found.name}/{verb}"
 
 
-def find_models(user: User, words: str, limit: int) -> list[portal_points.Hit]:
-    rows = models_for(user)
-    for word in words.split():
-        rows = rows.filter(name__icontains=word)
-    return [
-        portal_points.Hit(each.name, each.appcode.code, reverse("model", args=[each.appcode.code, each.name]))
-        for each in rows.order_by("name")[:limit]
-    ]
+_STATE = "current_run__phase"
+_LIVES = Q(current_run__isnull=False, current_run__desired=Run.Desired.RUNNING) & ~Q(current_run__phase__in=TERMINAL)
+_OF_CLUSTERS = (
+    Verb("Stop", _LIVES, _act("clusters", "disable"), lost=cluster_verbs.DISABLE.lost),
+    Verb("Re-Deploy", Q(current_run__phase__in=TERMINAL), _act("clusters", "deploy"), posts=True),
+    Verb("Logs of", Q(current_run__isnull=False), _act("clusters", "logs")),
+)
+_OF_SERVICES = (
+    Verb("Stop", Q(desired=Run.Desired.RUNNING), _act("services", "disable"), lost=service_verbs.ACTS["disable"].lost),
+)
+_OF_SWEEPS = (
+    Verb("Stop", Q(finished_at=None), _act("sweeps", "cancel"), lost=sweep_verbs.ACTS["cancel"].lost),
+    Verb("Pause", Q(phase="Running"), _act("sweeps", "pause"), posts=True),
+)
+_OF_PIPELINES = (
+    Verb(
+        "Stop",
+        Q(current_run__isnull=False, current_run__finished_at=None, current_run__cancelled_at=None),
+        _act("pipelines", "cancel"),
+        lost="Every stage that runs is ended; outputs are stored first.",
+    ),
+)
+
+
+def _clusters(user: User) -> QuerySet[Cluster]:
+    return clusters_for(user).filter(part_of="").exclude(framework__in=list(APPLICATIONS))
+
+
+def _applications(user: User) -> QuerySet[Cluster]:
+    return applications_for(user).filter(part_of="")
+
+
+def _templates(user: User) -> QuerySet[Template]:
+    return templates_for(user).annotate(whose_code=Coalesce("appcode__code", Value(Template.ME)))
+
+
+# What the search finds. Parts of a whole, such as the trials of a sweep, are found by the whole.
+KINDS = (
+    Kind("Clusters", "cluster", _clusters, _page("cluster"), state=_STATE, listing="clusters", verbs=_OF_CLUSTERS),
+    Kind(
+        "Applications", "application", _applications, _page("application"), state=_STATE, listing="applications",
+        verbs=_OF_CLUSTERS, words=("notebooks",),
+    ),
+    Kind("Services", "service", services_for, _page("service"), listing="services", verbs=_OF_SERVICES),
+    Kind("Sweeps", "sweep", sweeps_for, _page("sweep"), listing="sweeps", verbs=_OF_SWEEPS),
+    Kind(
+        "Pipelines", "pipeline", pipelines_for, _page("pipeline"), state=_STATE, listing="pipelines", verbs=_OF_PIPELINES
+    ),
+    Kind(
+        "Schedules", "pipeline", schedules_for, _page("schedule"),
+        state=Case(When(next_at=None, then=Value("Paused")), default=Value("")), listing="schedules",
+    ),
+    Kind("Benchmarks", "benchmark", benchmarks_for, _page("benchmark"), listing="benchmarks"),
+    Kind("Models", "model", models_for, _page("model"), state=Value(""), listing="models"),
+    Kind("Environments", "image", newest_environments_for, _page("environment"), state="image"),
+    Kind(
+        "Templates", "cluster", _templates, _page("template"), under="whose_code", state="description", listing="templates"
+    ),
+)  # fmt: skip
 
 
 def cluster_url(cluster: Cluster) -> str:

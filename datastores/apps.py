@@ -17,4 +17,4 @@ class DatastoresConfig(AppConfig):
         post_migrate.connect(follow_server, sender=self)
         exports.parse(tuple(settings.NFS_SERVERS))
         extension_points.volumes_gib.add(actions.volumes_gib)
-        extension_points.searches.add(("Datastores", views.find_datastores))
+        extension_points.kinds.add(views.KIND)

@@ -12,12 +12,11 @@ class PortalConfig(AppConfig):
 
     def ready(self) -> None:
         from portal import extension_points
-        from portal.pages import accounts, appcodes, help_page
+        from portal.pages import accounts, help_page, search
         from portal.webhooks import metrics
 
         accounts.connect()
         extension_points.metrics.add(metrics.metrics)
         extension_points.steps.add(help_page.steps)
-        extension_points.searches.add(("Go to", appcodes.find_pages))
-        extension_points.searches.add(("Appcodes", appcodes.find_appcodes))
-        extension_points.searches.add(("People", appcodes.find_people))
+        for kind in search.KINDS:
+            extension_points.kinds.add(kind)

@@ -15,6 +15,7 @@ from django.db.models import QuerySet
 from prometheus_client.core import Metric
 
 from portal.models import Appcode, User
+from portal.search import Kind
 
 T = TypeVar("T")
 # Hours of a month in price lists.
@@ -62,15 +63,6 @@ class GpuUse:
 
 
 @dataclass(frozen=True)
-class Hit:
-    """One search result: its name, a line about it, its page."""
-
-    title: str
-    note: str
-    url: str
-
-
-@dataclass(frozen=True)
 class News:
     """A run has reached a phase; shown once per `key`."""
 
@@ -94,8 +86,8 @@ class Step:
 steps: ExtensionPoint[Callable[[], Iterable[Step]]] = ExtensionPoint()
 # Sentences about the machines that every user should know.
 notes: ExtensionPoint[Callable[[], Iterable[str]]] = ExtensionPoint()
-# A title ("Clusters"), and a function (user, words, limit) that returns at most `limit` hits that the user may see.
-searches: ExtensionPoint[tuple[str, Callable[[User, str, int], list[Hit]]]] = ExtensionPoint()
+# The kinds of objects that the search finds, in the order of equally good hits.
+kinds: ExtensionPoint[Kind] = ExtensionPoint()
 # Changes of phase of a user's runs since a time, oldest first: at most NEWS_AT_ONCE, plus up to NEWS_OF_A_MOMENT with
 # the last one's time. Phases are lower case.
 news: ExtensionPoint[Callable[[User, Collection[str], dt.datetime], list[News]]] = ExtensionPoint()

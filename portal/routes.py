@@ -3,7 +3,7 @@
 from django.urls import URLPattern, URLResolver, include, path, register_converter
 from django.urls.converters import StringConverter
 
-from portal.pages import admin, appcodes, help_page
+from portal.pages import admin, appcodes, help_page, search
 from portal.profile import views as profile
 
 
@@ -31,8 +31,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("frame/expiry", appcodes.notices, name="expiry_notices"),
     path("frame/requests", admin.waiting, name="frame_requests"),
     path("frame/theme", appcodes.set_theme, name="set_theme"),
-    path("search", appcodes.search, name="search"),
-    path("search/suggestions", appcodes.suggestions, name="suggestions"),
+    path("search", search.search, name="search"),
+    path("search/palette", search.palette, name="palette"),
     path("help", help_page.help_page, name="help"),
     path("appcodes", appcodes.appcodes, name="appcodes"),
     path("appcodes/new", appcodes.new_appcode, name="new_appcode"),

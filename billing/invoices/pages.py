@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Sum
+from django.db.models import F, Sum
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -37,10 +37,16 @@ from portal.pages.appcodes import attempt, person
 from portal.pages.charts import Columns, draw_columns
 from portal.pages.forms import show_errors
 from portal.pages.layout import page_of, selected_appcode, sends_mail
+from portal.search import Kind
 from portal.web.downloads import csv_file, csv_stream, download
 
 ENTRIES = 200
 DEAREST = 8
+KIND = Kind(
+    "Invoices", "file", lambda user: Invoice.objects.filter(appcode__in=appcodes_for(user).order_by().values("pk")),
+    lambda found: reverse("invoice", args=[found.under, dt.date.fromisoformat(found.key)]),
+    name="number", under="code", state="name", key=F("month"), listing="invoices",
+)  # fmt: skip
 
 
 @require_safe

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 from django.http import Http404
 
 from clusters.environments.models import Environment
-from portal.access import VIEW, Capability, appcode_for
+from portal.access import VIEW, Capability, appcode_for, appcodes_for
 from portal.models import User
 
 
@@ -14,6 +14,14 @@ def environments_for(user: User, appcode: str, capability: Capability = VIEW) ->
     """Environments of one appcode, newest first. Raises Http404 or PermissionDenied."""
     found = appcode_for(user, appcode, capability)
     return Environment.objects.filter(appcode=found, deleted_at=None).select_related("appcode", "created_by")
+
+
+def newest_environments_for(user: User) -> QuerySet[Environment]:
+    """The newest version of each name, of all appcodes of the user."""
+    rows = Environment.objects.filter(deleted_at=None)
+    newer = rows.filter(appcode=OuterRef("appcode"), name=OuterRef("name"), version__gt=OuterRef("version"))
+    found = rows.filter(~Exists(newer))
+    return found if user.is_administrator else found.filter(appcode__in=appcodes_for(user).order_by().values("pk"))
 
 
 def environment_for(

@@ -18,11 +18,11 @@ from datastores.models import Datastore
 from datastores.pages.forms import FORMS, DatastoreForm, SharingForm
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require_somewhere, roles_of
 from portal.errors import Conflict, FieldError, Invalid
-from portal.extension_points import Hit
 from portal.models import Appcode, User
 from portal.pages import layout
 from portal.pages.appcodes import get_or_post, person, safe_next
 from portal.pages.forms import show_errors
+from portal.search import Kind
 
 KINDS = (("s3", "S3"), ("nfs", "NFS"), ("volume", "Volume"), ("local", "Folder of this machine"))
 
@@ -167,10 +167,10 @@ def share_datastore(request: HttpRequest, appcode: str, name: str) -> HttpRespon
     return render(request, "datastores/sharing.html", {"store": store, "form": form})
 
 
-def find_datastores(user: User, words: str, limit: int) -> list[Hit]:
-    """For the global search."""
-    found = layout.matching(datastores_for(user), words, "name", "appcode__code")[:limit]
-    return [Hit(store.name, f"{store.appcode.code} · {store.where}", address(store)) for store in found]
+KIND = Kind(
+    "Datastores", "datastore", datastores_for, lambda found: reverse("datastore", args=[found.under, found.name]),
+    state="kind", listing="datastores",
+)  # fmt: skip
 
 
 def _edit(

@@ -12,7 +12,6 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Sum
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
@@ -38,7 +37,6 @@ from portal.terms import day
 
 GPU_CACHE_SECONDS = 5
 SWITCHER_LIMIT = 30
-SEARCH_LIMIT, SUGGESTIONS = 8, 4
 ACTIVITY = 20
 NOTICES = 5
 # Requests that the page no longer shows; the activity list has them.
@@ -126,53 +124,6 @@ def set_theme(request: HttpRequest) -> HttpResponse:
     response = HttpResponseRedirect(safe_next(request))
     response.set_cookie(layout.THEME_COOKIE, chosen, max_age=365 * 86400, samesite="Lax", secure=request.is_secure())
     return response
-
-
-@require_GET
-def search(request: HttpRequest) -> HttpResponse:
-    """Everything that the user may see and whose name contains these words."""
-    return render(request, "portal/search.html", _found(request, SEARCH_LIMIT))
-
-
-@require_GET
-@never_cache
-def suggestions(request: HttpRequest) -> HttpResponse:
-    """The same for the search field of the frame, while the user types."""
-    return render(request, "portal/_suggestions.html", _found(request, SUGGESTIONS))
-
-
-def _found(request: HttpRequest, limit: int) -> dict[str, Any]:
-    typed, user = layout.words(request, "q"), person(request)
-    groups = [(title, find(user, typed, limit)) for title, find in extension_points.searches] if typed else []
-    return {"words": typed, "groups": [(title, hits) for title, hits in groups if hits]}
-
-
-def find_pages(user: User, typed: str, limit: int) -> list[extension_points.Hit]:
-    """Actions and pages by the words of the navigation."""
-    entries = [*layout.ACTIONS, *layout.NAVIGATION, *(layout.ADMINISTRATION if user.is_administrator else ())]
-    found = [each for each in entries if all(word in each.label.lower() for word in typed.lower().split())]
-    return [extension_points.Hit(each.label, "", url) for each in found if (url := layout.address_of(each.route))][
-        :limit
-    ]
-
-
-def find_appcodes(user: User, typed: str, limit: int) -> list[extension_points.Hit]:
-    found = layout.matching(access.appcodes_for(user), typed, "code", "name", "remark")[:limit]
-    return [
-        extension_points.Hit(each.code, f"{each.name} · {each.org_node.path}", reverse("appcode", args=[each.code]))
-        for each in found
-    ]
-
-
-def find_people(user: User, typed: str, limit: int) -> list[extension_points.Hit]:
-    found = layout.matching(access.people_for(user), typed, "username", "first_name", "last_name", "email")[:limit]
-    page = "admin_person" if user.is_administrator else None
-    return [
-        extension_points.Hit(
-            each.username, each.get_full_name(), reverse(page, args=[each.username]) if page else f"mailto:{each.email}"
-        )
-        for each in found
-    ]
 
 
 # Appcodes

@@ -39,67 +39,110 @@ THEME_COOKIE = "theme"
 @dataclass(frozen=True)
 class Entry:
     """A line of the navigation. `icon` is a symbol of static/portal/icons.svg; `count` is the route of a fragment with
-    a number; `tabs` are the routes of its other tabs."""
+    a number; `tabs` are the routes of its other tabs; `pages` are routes of its pages that have addresses elsewhere. `words` find
+    it, too."""
 
     label: str
     route: str
     icon: str
     count: str = ""
     tabs: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A group of the navigation. The last one of all users has no title."""
+
+    title: str
+    entries: tuple[Entry, ...]
 
 
 NAVIGATION = (
-    Entry("Clusters", "clusters", "cluster"),
-    Entry("Sweeps", "sweeps", "sweep"),
-    Entry("Benchmarks", "benchmarks", "benchmark"),
-    Entry("Pipelines", "pipelines", "pipeline", tabs=("schedules",)),
-    Entry("Models", "models", "model"),
-    Entry("Services", "services", "service"),
-    Entry("Applications", "applications", "application"),
-    Entry("Queue", "queue", "state-queued"),
-    Entry("Datastores", "datastores", "datastore"),
-    Entry("Costs", "billing", "billing", tabs=("dashboard", "invoices", "budgets")),
-    Entry("Appcodes", "appcodes", "appcode"),
-    Entry("Help", "help", "help"),
+    Section(
+        "Train",
+        (
+            Entry("Clusters", "clusters", "cluster", pages=("compare",), words="home runs jobs training"),
+            Entry("Applications", "applications", "application", words="notebooks jupyter tensorboard"),
+            Entry("Queue", "queue", "state-queued", tabs=("shares",), words="waiting shares"),
+            Entry("Sweeps", "sweeps", "sweep", words="parameters tuning"),
+            Entry("Pipelines", "pipelines", "pipeline", tabs=("schedules",), words="workflows"),
+            Entry("Benchmarks", "benchmarks", "benchmark", words="scaling"),
+        ),
+    ),
+    Section(
+        "Data", (Entry("Datastores", "datastores", "datastore", words="data files storage volumes buckets datasets"),)
+    ),
+    Section(
+        "Serve",
+        (
+            Entry("Models", "models", "model", words="registry versions"),
+            Entry("Services", "services", "service", words="serving inference endpoints"),
+        ),
+    ),
+    Section(
+        "Money",
+        (
+            Entry(
+                "Costs", "billing", "billing", tabs=("dashboard", "invoices", "budgets"), words="billing money usage"
+            ),
+            Entry("Appcodes", "appcodes", "appcode", words="teams quota members"),
+        ),
+    ),
+    Section("", (Entry("Help", "help", "help", words="documentation first steps"),)),
 )
 ADMINISTRATION = (
-    Entry("Requests", "admin_appcodes", "approve", "frame_requests"),
-    Entry("Business lines", "admin_orgs", "org"),
-    Entry("Clouds", "admin_clouds", "cluster"),
-    Entry("Nodes & flavors", "admin_flavors", "flavor"),
-    Entry("Images", "admin_images", "image"),
-    Entry("Registries", "admin_registries", "key"),
-    Entry("Plugins", "admin_plugins", "image"),
-    Entry("Serving runtimes", "admin_runtimes", "service"),
-    Entry("Allowed folders", "admin_folders", "folder"),
-    Entry("Prices", "admin_prices", "price"),
-    Entry("Months", "admin_months", "file"),
-    Entry("People", "admin_people", "people"),
-    Entry("Webhooks", "admin_webhooks", "external"),
-    Entry("Audit", "admin_audit", "audit"),
+    Section(
+        "Admin",
+        (
+            Entry("Requests", "admin_appcodes", "approve", "frame_requests", words="approve"),
+            Entry("Business lines", "admin_orgs", "org"),
+            Entry("Clouds", "admin_clouds", "cluster", words="kubernetes"),
+            Entry("Nodes & flavors", "admin_flavors", "flavor", words="and sizes machines"),
+            Entry("Images", "admin_images", "image"),
+            Entry("Registries", "admin_registries", "key"),
+            Entry("Plugins", "admin_plugins", "image"),
+            Entry("Serving runtimes", "admin_runtimes", "service"),
+            Entry("Allowed folders", "admin_folders", "folder", words="nfs"),
+            Entry("Prices", "admin_prices", "price", words="discounts credits"),
+            Entry("Months", "admin_months", "file", words="close invoices"),
+            Entry("People", "admin_people", "people", words="users"),
+            Entry("Webhooks", "admin_webhooks", "external"),
+            Entry("Audit", "admin_audit", "audit", words="events log"),
+        ),
+    ),
 )
 
 # Further entries for the search only.
 ACTIONS = (
-    Entry("New cluster", "new_cluster", "plus"),
+    Entry("New cluster", "new_cluster", "plus", words="train run job"),
+    Entry("New notebook or application", "new_application", "plus", words="jupyter tensorboard web"),
+    Entry("New service", "new_service", "plus", words="serve deploy model"),
     Entry("New sweep", "new_sweep", "plus"),
-    Entry("New benchmark", "new_benchmark", "plus"),
-    Entry("New application", "new_application", "plus"),
-    Entry("New service", "new_service", "plus"),
     Entry("New pipeline", "new_pipeline", "plus"),
     Entry("New schedule", "new_schedule", "plus"),
-    Entry("New datastore", "new_datastore", "plus"),
+    Entry("New benchmark", "new_benchmark", "plus"),
+    Entry("New datastore", "new_datastore", "plus", words="volume bucket"),
     Entry("Register a version of a model", "register_model", "plus"),
-    Entry("Templates", "templates", "cluster"),
     Entry("Import clusters", "import_clusters", "plus"),
-    Entry("Request an appcode", "new_appcode", "plus"),
-    Entry("Spending", "dashboard", "usage"),
-    Entry("Invoices", "invoices", "file"),
-    Entry("Budgets", "budgets", "price"),
-    Entry("Profile, API tokens, time zone and theme", "profile", "person"),
+    Entry("Request an appcode", "new_appcode", "plus", words="new"),
+    Entry("Templates", "templates", "cluster"),
+    Entry("Schedules", "schedules", "pipeline", words="cron times"),
+    Entry("Shares", "shares", "state-queued", words="fair pool"),
+    Entry("Spending", "dashboard", "usage", words="costs billing money"),
+    Entry("Invoices", "invoices", "file", words="costs billing bills"),
+    Entry("Budgets", "budgets", "price", words="costs billing money"),
+    Entry("Profile, API tokens, time zone and theme", "profile", "person", words="me account settings notifications"),
     Entry("Change password", "account_change_password", "key"),
-    Entry("REST API", "api-docs", "external"),
+    Entry("REST API", "api-docs", "external", words="openapi swagger"),
 )
+
+
+def entries(administrator: bool) -> list[Entry]:
+    """The lines of the navigation of a user."""
+    sections = (*NAVIGATION, *(ADMINISTRATION if administrator else ()))
+    return [entry for section in sections for entry in section.entries]
 
 
 @dataclass(frozen=True)
@@ -191,8 +234,7 @@ def frame(request: HttpRequest) -> dict[str, Any]:
     return {
         "theme": theme(request),
         "themes": THEMES,
-        "navigation": _links(NAVIGATION, request.path) if signed_in else [],
-        "administration": _links(ADMINISTRATION, request.path) if administrator else [],
+        "navigation": _links(request, administrator) if signed_in else [],
         "selected_appcode": selected_appcode(request) if signed_in else "",
         "currency": settings.CURRENCY,
         "portal_version": __version__,
@@ -204,14 +246,25 @@ def frame(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def _links(entries: tuple[Entry, ...], path: str) -> list[Link]:
-    """The entries whose routes exist. The entry with the longest URL that is a prefix of `path` is current."""
-    there = [(entry, url) for entry in entries if (url := address_of(entry.route))]
-    every = {tab: url for entry, url in there for tab in (url, *map(address_of, entry.tabs)) if tab}
-    at = every.get(max((tab for tab in every if _is_below(path, tab)), key=len, default=""))
+def _links(request: HttpRequest, administrator: bool) -> list[tuple[str, list[Link]]]:
+    """The sections, with the entries whose routes exist. Current is the entry that names the page, otherwise the one with the
+    longest URL that is a prefix of the path."""
+    sections = (*NAVIGATION, *(ADMINISTRATION if administrator else ()))
+    there = {entry: url for entry in entries(administrator) if (url := address_of(entry.route))}
+    every = {tab: entry for entry, url in there.items() for tab in (url, *map(address_of, entry.tabs)) if tab}
+    route = request.resolver_match.url_name if request.resolver_match else None
+    named = next((entry for entry in there if route in entry.pages), None)
+    at = named or every.get(max((tab for tab in every if _is_below(request.path, tab)), key=len, default=""))
     return [
-        Link(entry.label, url, entry.icon, url == at, address_of(entry.count) if entry.count else None)
-        for entry, url in there
+        (
+            section.title,
+            [
+                Link(each.label, there[each], each.icon, each is at, address_of(each.count) if each.count else None)
+                for each in section.entries
+                if each in there
+            ],
+        )
+        for section in sections
     ]
 
 

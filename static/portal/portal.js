@@ -82,15 +82,9 @@
   document.addEventListener("keydown", (event) => {
     const typing = event.target.matches("input, textarea, select, [contenteditable]");
     const menu = event.target.closest("details.menu") || $("details.menu[open]");
-    if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
-      const search = $("[data-search-key]");
-      if (search) { event.preventDefault(); search.focus(); search.select(); }
-    } else if (event.target.closest(".search") && $("#suggestions") && ["ArrowDown", "ArrowUp", "Escape"].includes(event.key)) {
-      const links = $$("#suggestions a"), box = $("[data-search-key]"), at = links.indexOf(document.activeElement);
-      if (event.key === "Escape") { $("#suggestions").replaceChildren(); box.focus(); return; }
-      if (!links.length) return;
+    if (palette && (isShortcut(event) || (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey))) {
       event.preventDefault();
-      (links[at + (event.key === "ArrowDown" ? 1 : -1)] || box).focus();
+      openPalette();
     } else if (event.key === "Escape" && menu && menu.open) {
       menu.open = false;
       $("summary", menu).focus();
@@ -106,6 +100,58 @@
       items[(at < 0 && step < 0 ? items.length - 1 : at + step + items.length) % items.length].focus();
     }
   });
+
+  // --- The palette (Ctrl-K, /): a combobox whose listbox the server fills ---------------------------------------------------
+  const palette = $("#palette"), paletteInput = palette && $("input", palette), paletteList = palette && $("#palette-list");
+  const isMac = /Mac|iPhone|iPad/.test(navigator.platform);
+  // In a terminal Ctrl-K belongs to the shell.
+  function isShortcut(event) {
+    return event.key.toLowerCase() === "k" && (isMac ? event.metaKey : event.ctrlKey) && !event.altKey && !event.shiftKey && !event.target.closest(".xterm");
+  }
+  const options = () => $$("[role=option]", paletteList);
+  function choose(option) {
+    options().forEach((each) => each.setAttribute("aria-selected", String(each === option)));
+    if (!option) return paletteInput.removeAttribute("aria-activedescendant");
+    paletteInput.setAttribute("aria-activedescendant", option.id);
+    option.scrollIntoView({ block: "nearest" });
+  }
+  let entered = false;  // Enter was pressed before the results of the last words had come
+  function openPalette() {
+    if ($("dialog[open]")) return;
+    closeMenus();
+    entered = false;
+    palette.showModal();
+    paletteInput.focus();
+    paletteInput.select();
+    window.htmx.trigger(paletteInput, "opened");
+  }
+  if (palette) {
+    if (isMac) $$("kbd[data-mac]").forEach((key) => { key.textContent = key.dataset.mac; });
+    document.addEventListener("click", (event) => {
+      if (event.target.closest("[data-palette]") && !event.ctrlKey && !event.metaKey) { event.preventDefault(); openPalette(); }
+      else if (event.target === palette || event.target.closest("[data-palette-close], #palette-list .hit")) palette.close();
+    });
+    paletteInput.addEventListener("keydown", (event) => {
+      const all = options(), at = all.findIndex((each) => each.getAttribute("aria-selected") === "true");
+      if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+        event.preventDefault();
+        if (all.length) choose(all[(at + (event.key === "ArrowDown" ? 1 : -1) + all.length) % all.length]);
+      } else if (event.key === "Enter" && !event.isComposing) {
+        const box = $("[data-words]", paletteList);
+        if (!box || box.dataset.words !== paletteInput.value.trim()) { event.preventDefault(); entered = true; }
+        else if (all[at]) { event.preventDefault(); all[at].click(); }
+      } else entered = false;
+    });
+    paletteList.addEventListener("htmx:afterSwap", () => {
+      const all = options(), box = $("[data-words]", paletteList);
+      all.forEach((each, n) => { each.id = "option-" + n; });
+      choose(all[0]);
+      $("#announced").textContent = all.length === 1 ? "1 result" : all.length + " results";
+      if (entered && box && box.dataset.words === paletteInput.value.trim()) { entered = false; if (all[0]) all[0].click(); }
+    });
+  }
+  const current = $(".side [aria-current]");
+  if (current && !matchMedia("(max-width: 820px)").matches) current.scrollIntoView({ block: "nearest" });
 
   // --- Navigation on small screens (a link to #navigation without this script) ----------------------------------------
   function navigation(open) {

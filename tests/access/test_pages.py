@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,47 @@ def _is_ours(page: str, pattern: URLPattern) -> bool:
 def test_an_outsider_cannot_tell_what_exists(world: Any, row: Row) -> None:
     mallory = browser(world, "mallory")
     assert_all_look_alike(world, row, lambda values: asked(mallory, row, values, world.bodies))
+
+
+# What is typed, and the address that it has to find.
+NAMES = {
+    "show": "/clusters/ops-demo/show1",
+    "pane": "/applications/ops-demo/panel",
+    "notebooks pan": "/applications/ops-demo/panel",
+    "sweep LR": "/sweeps/ops-demo/lr",
+    "scale": "/benchmarks/ops-demo/scale",
+    "nightl": "/pipelines/ops-demo/nightly",
+    "schedule ops-demo": "/schedules/ops-demo/night",
+    "digits": "/models/ops-demo/digits",
+    "dig ops": "/templates/ops-demo/digits",
+    "nswer": "/services/ops-demo/answers",
+    "torch": "/appcodes/ops-demo/environments/torch",
+    "dat": "/datastores/ops-demo/data",
+    "ops-d": "/appcodes/ops-demo",
+    "invoice ops": "/invoices/ops-demo/",
+    "stop show1": "/clusters/ops-demo/show1/disable",
+    "logs show1": "/clusters/ops-demo/show1/logs",
+    "stop lr": "/sweeps/ops-demo/lr/cancel",
+    "stop answers": "/services/ops-demo/answers/disable",
+    "stop nightly": "/pipelines/ops-demo/nightly/cancel",
+}
+
+
+@pytest.mark.parametrize(("typed", "address"), NAMES.items(), ids=str)
+def test_the_search_finds_what_one_may_see(
+    world: Any, django_assert_max_num_queries: Any, typed: str, address: str
+) -> None:
+    asks = typed.startswith("stop")
+    for name, sees in (("root", True), ("alice", True), ("victor", not asks), ("mallory", False)):
+        client = browser(world, name)
+        # The session, the user, whether this is a demonstration, and one for all kinds.
+        with django_assert_max_num_queries(4):
+            page = client.get("/search/palette", {"q": typed}).content.decode()
+        there = re.findall(rf'(?:href|formaction)="({re.escape(address)}[^"]*)"', page)
+        assert bool(there) == sees, (name, page)
+        if sees:
+            assert client.get(there[0]).status_code in (200, 405 if asks else 200)
+    assert not browser(world, "mallory").get("/search", {"q": "ops-demo"}).context["groups"]
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.method != "GET"], ids=name_of)

@@ -128,17 +128,24 @@ def test_what_people_wrote_is_escaped_by_every_tag() -> None:
 # Navigation and counters
 
 
+def lit(page: Any) -> list[str]:
+    """The entries of the navigation that are marked as current."""
+    return [link.label for _, links in page.context["navigation"] for link in links if link.current]
+
+
 @pytest.mark.django_db
 def test_navigation_shows_only_pages_that_exist_and_are_for_me(client: Client, people: Any) -> None:
     client.force_login(people.alice)
     page = client.get("/appcodes")
-    assert page.context["administration"] == []
-    assert [link.label for link in page.context["navigation"] if link.current] == ["Appcodes"]
+    assert "Admin" not in dict(page.context["navigation"])
+    assert lit(page) == ["Appcodes"]
+    assert lit(client.get("/appcodes/ops-demo/compare")) == ["Clusters"]
     client.force_login(people.root)
     page = client.get("/admin/people/alice")
-    assert [link.label for link in page.context["administration"] if link.current] == ["People"]
-    for link in [*page.context["navigation"], *page.context["administration"]]:
-        assert client.get(link.url).status_code == 200, link
+    assert lit(page) == ["People"]
+    for _, links in page.context["navigation"]:
+        for link in links:
+            assert client.get(link.url).status_code == 200, link
 
 
 @pytest.mark.django_db
@@ -229,14 +236,23 @@ def test_the_log_is_searched_and_paged(client: Client, people: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_suggestions_lead_to_pages_one_may_open_and_help_says_what_is_to_be_set_up(client: Client, people: Any) -> None:
+def test_the_palette_knows_every_page_and_help_says_what_is_to_be_set_up(client: Client, people: Any) -> None:
     client.force_login(people.alice)
-    found = client.get("/search/suggestions?q=new+clu").content.decode()
-    assert 'href="/clusters/new"' in found
-    assert "/admin/" not in client.get("/search/suggestions?q=a").content.decode()
+
+    def links(words: str) -> str:
+        return client.get("/search/palette", {"q": words}).content.decode()
+
+    assert 'href="/clusters/new"' in links("new clu")
+    assert 'href="/clusters/new"' in links(""), "it offers actions before anything is typed"
+    assert 'href="/billing"' in links("billing")
+    assert 'href="/invoices"' in links("invoices")
+    assert 'name="theme" value="dark"' in links("dark")
+    assert "/admin/" not in links("a")
     assert "Set prices" not in client.get("/help").content.decode()
     client.force_login(people.root)
-    assert 'href="/admin/audit"' in client.get("/search/suggestions?q=audit").content.decode()
+    for _, entries in client.get("/search").context["navigation"]:
+        for entry in entries:
+            assert f'href="{entry.url}"' in links(entry.label.replace("&", "")), entry
     assert "Set prices" in client.get("/help").content.decode()
 
 
