@@ -27,6 +27,7 @@ from clusters.clouds.drivers.local.agent import disks
 from portal.up import servers, services
 from tests import flush, ports, s3server, tables
 from tests.balance import Balance
+from tests.costs import Costs
 from tests.index import Index
 from tests.running import Portal
 
@@ -49,8 +50,14 @@ settings.register_profile(
 settings.load_profile("patient")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", action="store_true", help="print which tests took most processor time")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("costs"):
+        config.pluginmanager.register(Costs())
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         _start_servers()
