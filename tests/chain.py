@@ -10,7 +10,7 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-from clusters.hooks.examples import SAVE
+from clusters.manifest.hook_starters import SAVE
 from tests.running import Client, Portal, eventually
 
 PREPARE = """python - <<'END'

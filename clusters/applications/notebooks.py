@@ -13,8 +13,9 @@ from typing import Literal
 from urllib.parse import quote
 
 from django.db import transaction
+from django.db.models import Case, F, IntegerField, Q, Value, When
 
-from clusters.access import clusters_in
+from clusters.access import clusters_for, clusters_in
 from clusters.applications.tensorboard import in_order, lives, of_request
 from clusters.catalog.data import runs_named
 from clusters.cluster import actions
@@ -22,7 +23,8 @@ from clusters.frameworks.jupyter import RUNS, Jupyter
 from clusters.gateway import origins
 from clusters.manifest.cluster import MAX_RUNS_SHOWN, ClusterManifest
 from clusters.runs.models import Cluster
-from portal.access import OPERATE, require
+from clusters.runs.status.phase import TERMINAL
+from portal.access import OPERATE, appcodes_for, require
 from portal.errors import Conflict, Invalid
 from portal.models import Appcode, User
 
@@ -46,6 +48,15 @@ def choices(runs: Sequence[str], appcode: Appcode) -> list[Choice]:
             shown = lives(cluster) and set(runs) <= set(run.spec["runs"])
             found.append(Choice(cluster, "open" if shown else "restart"))
     return sorted(found, key=lambda choice: ("open", "start", "restart").index(choice.takes))
+
+
+def last_notebook(user: User) -> Cluster | None:
+    """The notebook that the user works in: of their own that they may still start, one that runs, else the last that ran. One
+    query."""
+    own = clusters_for(user).filter(framework=Jupyter.name, created_by=user, appcode__in=appcodes_for(user, OPERATE))
+    living = Q(current_run__isnull=False) & ~Q(current_run__phase__in=TERMINAL)
+    asleep = Case(When(living, then=Value(0)), default=Value(1), output_field=IntegerField())
+    return own.order_by(asleep, F("current_run__created_at").desc(nulls_last=True), "-pk").first()
 
 
 def open_in_notebook(
@@ -72,8 +83,12 @@ def open_in_notebook(
 
 
 def address_in(cluster: Cluster, names: Sequence[str]) -> str:
-    """URL where a notebook shows these runs: the folder of all of them; for one run its folder, or the notebook that it ran."""
-    place = f"{origins.url(cluster.origins['notebook'])}lab/tree/{RUNS}"
+    """URL where a notebook shows these runs: the folder of all of them; for one run its folder, or the notebook that it ran;
+    for none where it starts."""
+    start = origins.url(cluster.origins["notebook"])
+    if not names:
+        return start
+    place = f"{start}lab/tree/{RUNS}"
     if len(set(names)) > 1:
         return place
     run = runs_named(names, cluster.appcode).get(names[0])

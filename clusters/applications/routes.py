@@ -16,6 +16,7 @@ REST_APPLICATION = "appcodes/<slug:code>/applications/<slug:name>"
 PAGES: list[URLPattern | URLResolver] = [
     path("applications", applications.applications, name="applications"),
     path("applications/rows", applications.rows, name="application_rows"),
+    path("applications/notebook", notebooks.my_notebook, name="my_notebook"),
     path("applications/new", applications.new_application, name="new_application"),
     path("applications/preview", applications.preview_step, name="preview_application"),
     path(APPLICATION, applications.application, name="application"),

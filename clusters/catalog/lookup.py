@@ -146,9 +146,10 @@ FROM clusters_flavor WHERE enabled AND name = ANY(%(flavors)s)
 """  # noqa: S608  both are constants
 
 
-def resolve(spec: ClusterSpec, appcode: Appcode, *, by_routers: bool = False) -> Resolved:
+def resolve(spec: ClusterSpec, appcode: Appcode, *, by_routers: bool = False, within_quota: bool = True) -> Resolved:
     """Raises Invalid with every field that names something absent, disabled or unreachable. One query for a spec without
-    datastores and endpoints. `by_routers`: only routers route to its endpoints, as for replicas of a service."""
+    datastores and endpoints. `by_routers`: only routers route to its endpoints, as for replicas of a service. Without
+    `within_quota`, more GPUs than its appcode may hold are not refused."""
     errors: list[FieldError] = []
     names = {"image": spec.image, "flavors": [each.flavor for each in spec.roles.values()]}
     found = rows_by_kind(_NAMED, {**places(appcode), **names})
@@ -198,15 +199,22 @@ def resolve(spec: ClusterSpec, appcode: Appcode, *, by_routers: bool = False) ->
     resolved = Resolved(
         spec, place, image, environment, plugins, resources, *data, runs=shown, model=model, domain=domain, hooks=hooks
     )
-    most = gpu_limit(appcode, place.cloud)
-    quota = judge_quota(resolved.gpus, Quota(appcode.code, most, borrow=most - appcode.gpu_quota))
-    if quota.fits == "never" and spec.priority_class != "spare":
-        role = max(spec.active_roles, key=lambda each: resources[each].gpus * spec.active_roles[each].together)
-        field = "flavor" if ROLES[role].is_fixed else "atOnce" if spec.roles[role].at_once else "count"
-        more = f"/appcodes/{appcode.code}/request?gpus={resolved.gpus}"
-        turns = _turns(spec, most // resources[role].gpus)
-        raise Invalid.at("spec", "roles", role, field, message=quota.message + turns, see=more)
+    if within_quota and (refusal := over_quota(resolved, appcode)):
+        raise Invalid([refusal])
     return resolved
+
+
+def over_quota(resolved: Resolved, appcode: Appcode) -> FieldError | None:
+    """Why the run can never start within the GPUs that its appcode may hold, at the field to change; None if it can."""
+    spec, most = resolved.spec, gpu_limit(appcode, resolved.place.cloud)
+    quota = judge_quota(resolved.gpus, Quota(appcode.code, most, borrow=most - appcode.gpu_quota))
+    if quota.fits != "never" or spec.priority_class == "spare":
+        return None
+    gpus = {role: resolved.resources[role].gpus for role in spec.active_roles}
+    role = max(gpus, key=lambda each: gpus[each] * spec.active_roles[each].together)
+    field = "flavor" if ROLES[role].is_fixed else "atOnce" if spec.roles[role].at_once else "count"
+    more = f"/appcodes/{appcode.code}/request?gpus={resolved.gpus}"
+    return FieldError(("spec", "roles", role, field), quota.message + _turns(spec, most // gpus[role]), more)
 
 
 def _sizes(

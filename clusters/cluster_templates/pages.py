@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from clusters.access import cluster_for, run_for
 from clusters.cluster.pages.form_data import short_document
-from clusters.cluster.pages.new import STAND_INS, form_page, run_number, sent_form
+from clusters.cluster.pages.new import form_page, run_number, sent_form
 from clusters.cluster_templates.actions import (
     MAX_DESCRIPTION,
     TemplateManifest,
@@ -180,7 +180,7 @@ def _of_cluster_form(request: HttpRequest, user: User) -> HttpResponse:
     manifest = form.manifest
     # A template needs neither field.
     if manifest is None and set(form.errors) <= {"name", "appcode"}:
-        manifest = form.with_stand_ins({"name": STAND_INS["name"], "appcode": "none"})
+        manifest = form.with_stand_ins()
     if manifest is None:
         return form_page(request, form, cluster)
     spec = manifest.spec.model_dump_json(by_alias=True)

@@ -6,7 +6,7 @@ shown beside the field that its path names. So form and REST accept and refuse t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -49,11 +49,23 @@ def number(label: str, hint: str = "", *, required: bool = True, initial: Any = 
     return Words(label=label, help_text=hint, required=required, initial=initial, widget=widget)
 
 
+class Select(forms.Select):
+    """A select. Options in `closed` cannot be chosen any more; one that is chosen already stays."""
+
+    closed: Collection[str] = ()
+
+    def create_option(self, name: str, value: Any, label: Any, selected: Any, *args: Any, **options: Any) -> Any:
+        made = super().create_option(name, value, label, selected, *args, **options)
+        if not selected and str(value) in self.closed:
+            made["attrs"]["disabled"] = True
+        return made
+
+
 def choice(
     label: str, hint: str = "", choices: Choices = (), *, required: bool = True, initial: Any = None, **html: Any
 ) -> Words:
     """One of some choices, which the form may set later by `choose`."""
-    widget = forms.Select(choices=choices, attrs=html)
+    widget = Select(choices=choices, attrs=html)
     return Words(label=label, help_text=hint, required=required, initial=initial, widget=widget)
 
 
@@ -152,6 +164,12 @@ class ManifestForm(forms.Form, Generic[M]):
         widget = self.fields[name].widget
         assert isinstance(widget, ChoiceWidget)
         widget.choices = choices
+
+    def close(self, name: str, values: Collection[str]) -> None:
+        """Shows these choices without letting anybody choose them."""
+        widget = self.fields[name].widget
+        assert isinstance(widget, Select)
+        widget.closed = values
 
     def offer_kept(self, name: str, choices: Choices, *, prefix: str = "") -> None:
         """Offers `choices`, and the current value even if it is no longer among them. Its label leaves out `prefix`."""

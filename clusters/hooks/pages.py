@@ -25,9 +25,9 @@ from clusters.hooks.actions import (
     delete_hook,
     hook_for,
 )
-from clusters.hooks.examples import EXAMPLES
 from clusters.hooks.models import Hook
 from clusters.manifest.hook_spec import MAX_HOOK_NAME, MAX_MODEL_NAME, OUTPUT_PATH, TIME_LIMIT, HookWork
+from clusters.manifest.hook_starters import STARTERS
 from clusters.runs.models import Cluster
 from datastores.models import Datastore
 from portal.access import OPERATE, VIEW, appcode_for, may
@@ -133,18 +133,16 @@ def hooks(request: HttpRequest, code: str) -> HttpResponse:
     """The list. POST adds a hook; `?example=NAME` fills in the form."""
     user = person(request)
     appcode = appcode_for(user, code, OPERATE if request.method == "POST" else VIEW)
-    example = EXAMPLES.get(request.GET.get("example", ""))
+    example = STARTERS.get(request.GET.get("example", ""))
     sent = request.POST if request.method == "POST" else None
     form = HookForm(appcode, sent, initial=vars(example) if example and sent is None else {})
     if made := form.attempt(lambda manifest: create_hook(manifest, appcode, acting_user=user), show_denied=False):
-        messages.success(
-            request, f"{made.name} is saved: tick it on the form of a cluster, below “Before and after the run”."
-        )
+        messages.success(request, f"{made.name} is saved: tick it on the form of a cluster, under “Hooks”.")
         return redirect("hooks", code)
     context = {
         "appcode": appcode,
         "rows": [(row, HookWork.stored(row.spec)) for row in HOOKS.within(user, code).order_by("name")],
-        "examples": EXAMPLES.values(),
+        "examples": STARTERS.values(),
         "chosen": example,
         "form": form,
         "may_operate": may(user, appcode, OPERATE),

@@ -61,6 +61,22 @@
       changed.forEach(([name]) => form.elements[name].dispatchEvent(new Event("change", { bubbles: true })));
       changed.forEach(([name]) => { const fold = form.elements[name].closest("details"); if (fold) fold.open = true; });
     });
+    // What the summary says is of what was typed: it waits, without a verdict, until it is judged again, and says so when it cannot be.
+    const summary = document.getElementById("summary"), stale = document.getElementById("stale");
+    ["input", "change"].forEach((kind) => form.addEventListener(kind, () => summary.classList.add("is-waiting")));
+    document.addEventListener("htmx:afterSwap", (event) => {
+      if (event.detail.target.id !== "preview") return;
+      summary.classList.remove("is-waiting", "is-stale");
+      stale.hidden = true;
+    });
+    ["htmx:responseError", "htmx:sendError"].forEach((kind) => document.addEventListener(kind, (event) => {
+      if (event.detail.elt.id !== "preview") return;
+      summary.classList.add("is-stale");
+      stale.textContent = event.detail.xhr && [401, 403].includes(event.detail.xhr.status) ? "You have been signed out: what you typed since is not judged."
+        : "The portal does not answer: what you typed since is not judged.";
+      stale.hidden = false;
+    }));
+    window.addEventListener("focus", () => { if (!stale.hidden) window.htmx.trigger("#preview", "renew"); });
     // Each framework has its own roles and completion rules. Values that it does not support stay visible.
     function fit() {
       const framework = form.elements.framework.value, ends = JSON.parse(form.elements.framework.dataset.completions)[framework] || [];
@@ -76,7 +92,8 @@
     fit();
     // INPUT and OUTPUT depend on the appcode, and the cloud where it runs decides which images are usable.
     form.elements.appcode.addEventListener("change", () => {
-      const query = new URLSearchParams(["appcode", "image", "environment", "input", "output"].map((name) => [name, form.elements[name].value]));
+      const query = new URLSearchParams(["appcode", "image", "environment", "input", "output", "hook_address"].map((name) => [name, form.elements[name].value]));
+      query.set("hook_starters", [...form.querySelectorAll("[name=hook_starters]:checked")].map((each) => each.value).join(" "));
       // The cards run in the chosen appcode, as the form does.
       document.querySelectorAll(".starters [data-appcode]").forEach((words) => { words.textContent = form.elements.appcode.value; });
       document.querySelectorAll(".starters [name=appcode]").forEach((input) => { input.value = form.elements.appcode.value; });

@@ -423,7 +423,7 @@
       const saved = sessionStorage.getItem(draftOf(form));
       sessionStorage.removeItem(draftOf(form));
       // The answer to a submitted form has its own values; only a fresh form (after signing in again) gets the saved ones.
-      if (!saved || form.hasAttribute("data-answered") || $(".errorlist, .notice-error", form)) return;
+      if (!saved || document.body.hasAttribute("data-answered")) return;
       const rest = JSON.parse(saved);
       $$("input, select, textarea", form).forEach((e) => {
         const at = rest.findIndex(([name]) => name === e.name);
@@ -442,7 +442,7 @@
     inOwnZone();
     restore();
     $$("[data-count]").forEach(counted);
-    const wrong = $(".field-wrong input, .field-wrong select, .field-wrong textarea, [aria-invalid=true]");
+    const wrong = $(".field-wrong input:not([type=hidden]), .field-wrong select, .field-wrong textarea, [aria-invalid=true]");
     if (wrong) wrong.focus();
   });
 })();

@@ -93,6 +93,7 @@ def test_from_sign_in_to_a_chart_of_ones_own_code_by_keyboard(
         assert_fits(page, "walk-3-new")
         write(page, "Name", name)
         write(page, "Command", "python train.py")
+        page.locator("summary", has_text="Git repository").click()
         write(page, "Git repository.*", repository.url)
         expect(page.locator("#preview")).to_contain_text("Starts now")
         assert_fits(page, "walk-4-filled")

@@ -29,6 +29,7 @@ def test_the_first_hour_goes_as_the_tutorial_says(browser: Browser, portal_up: P
         head = page.locator("#head")
         # 3. Train a model with one click.
         go(page, "New cluster")
+        page.get_by_text("Start from a template or an example").click()
         page.get_by_role("button", name="Run Hello GPU").click()
         page.wait_for_url("**/clusters/ops-demo/hello-gpu*")
         hello = page.url
@@ -54,6 +55,7 @@ def test_the_first_hour_goes_as_the_tutorial_says(browser: Browser, portal_up: P
 
         # 5. Open a notebook.
         go(page, "Clusters", "New cluster")
+        page.get_by_text("Start from a template or an example").click()
         page.get_by_role("listitem").filter(has_text="Notebook").get_by_role("link", name="Set up").click()
         # The page says "lab", which other tests of this portal use.
         page.get_by_label("Name", exact=True).fill("tutorial")

@@ -41,6 +41,7 @@ from clusters.cluster.pages.new import curl, free_cluster_name, may_ask, offer_o
 from clusters.environments.actions import can_be_saved
 from clusters.environments.models import Plugin
 from clusters.frameworks import APPLICATIONS
+from clusters.frameworks.jupyter import Jupyter
 from clusters.gateway import visits
 from clusters.manifest.input import input_of
 from clusters.runs.idle import REASON as IDLE_REASON
@@ -232,7 +233,6 @@ def _page(request: HttpRequest, form: ApplicationForm, step: int, cluster: Clust
         "steps": list(enumerate(STEPS, 1)),
         "fields": form.fields_at(step),
         "carried": form.carried(step),
-        "answered": request.method == "POST",
     }
     if step >= 3:
         judged = ApplicationForm(form.offer, form.said())
@@ -273,7 +273,12 @@ def _preview(request: HttpRequest, form: ApplicationForm, cluster: Cluster | Non
 def _defaults(offer: Offer, kind: str = "") -> dict[str, str]:
     """The usual first choices, for this kind of application if it is given."""
     image = offer.image_with(kind if kind in APPLICATIONS else next(iter(APPLICATIONS)))
-    flavor = offer.flavors[0].name if offer.flavors else ""
+    # People start notebooks for a GPU; other applications mostly do without.
+    wants_gpu = (kind or Jupyter.name) == Jupyter.name
+    flavors = [each.name for each in offer.flavors if each.gpus or not wants_gpu] or [
+        each.name for each in offer.flavors
+    ]
+    flavor = flavors[0] if flavors else ""
     return {"appcode": offer.appcode, "image": image or offer.defaults()["image"], "flavor": flavor}
 
 

@@ -195,6 +195,7 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
         self.offer_kept("storage", [(NEW, "A volume of its own"), *stores, none], prefix=STORE)
         for name in ("appcode", "image", "environment", "input", "output"):
             self.offer_kept(name, choices[name])
+        self.close("image", offer.images_elsewhere)
         driver = APPLICATIONS.get(str(self["type"].value()))
         self._offer_idle(driver)
         shell = driver is not None and driver.is_shell

@@ -1,21 +1,26 @@
-"""Opens the output of a run in a notebook: at once if a running notebook shows it, else after choosing one."""
+"""Opens a notebook: the user's own in one click, and one with the output of a run, at once if a running one shows it."""
 
 from __future__ import annotations
 
 from urllib.parse import urlencode
 
 from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods
 
 from clusters.access import cluster_for
-from clusters.applications.notebooks import address_in, choices, open_in_notebook
+from clusters.applications.notebooks import address_in, choices, last_notebook, open_in_notebook
+from clusters.applications.tensorboard import lives
+from clusters.cluster.actions import deploy
 from clusters.cluster.pages.cluster import page_of
+from clusters.frameworks.jupyter import Jupyter
 from clusters.gateway import origins
 from clusters.runs.models import Cluster
 from portal.access import OPERATE
-from portal.errors import Conflict, Invalid
+from portal.errors import Conflict, Invalid, sentence
 from portal.pages.appcodes import person
 
 
@@ -49,8 +54,27 @@ def open_run(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     )
 
 
+@require_http_methods(["GET", "HEAD", "POST"])
+def my_notebook(request: HttpRequest) -> HttpResponse:
+    """Opens the user's notebook; POST starts it first if it does not run. Without any, the user makes one."""
+    user = person(request)
+    notebook = last_notebook(user)
+    if notebook is None:
+        return redirect(f"{reverse('new_application')}?type={Jupyter.name}")
+    code, name = notebook.appcode.code, notebook.name
+    if request.method == "POST":
+        if not lives(notebook):
+            try:
+                deploy(notebook, acting_user=user)
+            except (Invalid, Conflict, PermissionDenied) as error:
+                messages.error(request, f"{name} does not start: {sentence(error)}")
+                return redirect("application", code, name)
+        return redirect("my_notebook")
+    return _opening(request, notebook, []) if lives(notebook) else redirect("application", code, name)
+
+
 def _opening(request: HttpRequest, notebook: Cluster, runs: list[str]) -> HttpResponse:
-    """Waits until the notebook shows these runs and the gateway routes to it. A notebook about to restart still serves
+    """Waits until the notebook shows these runs, if any, and the gateway routes to it. A notebook about to restart still serves
     its page, but nothing after that."""
     run = notebook.current_run
     if run is None or (run.is_terminal and not notebook.next_by_id):

@@ -72,6 +72,7 @@ class BenchmarkForm(ManifestForm[BenchmarkManifest]):
         choices = offer.choices()
         for name in ("appcode", "image"):
             self.offer_kept(name, choices[name])
+        self.close("image", offer.images_elsewhere)
         self.offer_kept("flavor", choices["master_flavor"])
         self.offer_kept("server_flavor", [("", "the same"), *choices["master_flavor"]])
 

@@ -98,6 +98,11 @@ class Offer:
     def runs(self, image: Image) -> bool:
         return self.place is None or image.has(self.place.driver.software)
 
+    @property
+    def images_elsewhere(self) -> set[str]:
+        """The images that do not run where this appcode's runs are placed."""
+        return {image.name for image in self.images if not self.runs(image)}
+
     def image_with(self, framework: str) -> str:
         """The first runnable image that is known to have this framework; "" for none."""
         return next((each.name for each in self.images if self.runs(each) and framework in each.frameworks), "")
@@ -166,6 +171,7 @@ class Offer:
                 ("shard", "Each task its part of the files"),
             ],
             "output": stores,
+            "hook_copy_to": [("", "Choose"), *stores[1:]],
             "home": [(name, label) for name, label in stores if name in {"", *homes}],
             **{
                 f"{name}_flavor": flavors

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from django import forms
+from django.core.exceptions import NON_FIELD_ERRORS
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from clusters.admission.taking import GRACE_SECONDS, MAX_GRACE_SECONDS
 from clusters.cluster.pages.choices import Offer
 from clusters.cluster.pages.form_data import (
+    ANSWER_OF,
     CLASS_CHOICES,
     FIELD_OF_PATH,
     INPUT_INITIAL,
@@ -20,6 +24,7 @@ from clusters.cluster.pages.form_data import (
     fits_datetime_local,
     hook_field,
     manifest_of,
+    read_json,
 )
 from clusters.frame.form import ManifestForm, area, aria, choice, line, number
 from clusters.frame.raw_text import Ticks, Words
@@ -27,18 +32,34 @@ from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLE
 from clusters.frameworks.base import MAX_TASKS_PER_ROLE, Role
 from clusters.manifest.cluster import ClusterManifest
 from clusters.manifest.code import MAX_KIB
+from clusters.manifest.hook_spec import OWN
+from clusters.manifest.hook_starters import STARTERS
 from clusters.manifest.input import MAX_FOLDS
 from portal.errors import FieldError, Invalid
 
-FOLDED = (
-    "input_path", "input_version", "input_mode", "input_fold", "input_folds", "framework", "keras", "mode", "completion",
-    "retries", "time_limit", "time_limit_unit", "termination_grace_period", "priority_class", "placement", "schedule_after",
-    "output_path", "home", "endpoints", "access", "notebook",
-    *(f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in ("flavor", "count")),
-)  # fmt: skip
-
-
-HOOKS = ("hooks_used", "hook_on", "hook_command", "hooks")
+# Fields of the folded sections; a section opens when one of them was changed or has an error.
+SECTIONS: Mapping[str, Sequence[str]] = {
+    "code": ("code_git", "code_ref", "code_path", "code_files", "requirements"),
+    "others": tuple(
+        f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in ("flavor", "count")
+    ),
+    "data": (
+        "input_path", "input_version", "input_mode", "input_fold", "input_folds", "output_path", "home",
+    ),
+    "run": (
+        "completion", "retries", "termination_grace_period", "priority_class", "placement", "schedule_after", "keras",
+    ),
+    "serving": ("mode", "endpoints", "access"),
+    "hooks": ("hooks_used", "hook_starters", "hook_copy_to", "hook_address", "hook_on", "hook_command", "hooks"),
+}  # fmt: skip
+# Values for wrong or empty fields, so that the rest can be judged. A run costs and needs the same with them.
+STAND_INS = {"name": "unnamed-unnamed-unnamed-unnamed-unnamed", "command": "true"}
+# With an error in one of these, nobody can say what the run costs and needs.
+PRICED = {
+    "appcode", "image", "environment", "framework", "mode", "completion", "at_once", "input", "output", "home", "time_limit",
+    "time_limit_unit", "priority_class", "hooks_used", "hook_starters", "hooks", "notebook", NON_FIELD_ERRORS,
+    *(f"{name}_{what}" for name in COMPUTING_ROLES for what in ("flavor", "count")),
+}  # fmt: skip
 
 
 def frameworks_with(role: str) -> Sequence[str]:
@@ -101,10 +122,10 @@ class ClusterForm(ManifestForm[ClusterManifest]):
     input_folds = number("of folds", required=False, min=2, max=MAX_FOLDS)
     output = choice(
         "Output",
-        "mounted at /elearn/output. On Kubernetes, tasks share files such as checkpoints on NFS and volumes only, not in S3.",
+        "mounted at /elearn/output. On Kubernetes, tasks share files on NFS and volumes, not in S3.",
         required=False,
     )
-    command = area("Command", 'Run as bash -o pipefail -c "…": it fails when any program of a pipe fails.', rows=4)
+    command = area("Command", 'Run as bash -o pipefail -c "…": it fails when any program of a pipe fails.', rows=3)
     code_git = line(
         "Git repository",
         "Fetched to /elearn/code, where the command starts; a private one by a Git token of the appcode.",
@@ -133,16 +154,11 @@ class ClusterForm(ManifestForm[ClusterManifest]):
     )
     env = area(
         "Environment variables",
-        "One NAME=value per line, or separated by |. $NAME in a value means another variable, as in "
-        "PATH=/opt/tool/bin:$PATH; $$ is a dollar.",
+        "One NAME=value a line, or separated by |. $NAME in a value is another variable, $$ a dollar.",
         required=False,
-        rows=2,
+        rows=3,
     )
-    framework = choice(
-        "Framework",
-        "Parallel: copies of one command, workers that know nothing of each other.",
-        initial=next(iter(COMPUTING)),
-    )
+    framework = choice("Framework", initial=next(iter(COMPUTING)))
     keras = choice(
         "Keras",
         "What tf.keras is. Many older programs, and fit with parameter servers, need Keras 2.",
@@ -171,7 +187,7 @@ class ClusterForm(ManifestForm[ClusterManifest]):
         min=0,
         max=10,
     )
-    time_limit = number("Time limit", "The run is stopped after this long.", required=False)
+    time_limit = number("Time limit", required=False, placeholder="none")
     time_limit_unit = choice("Unit", choices=UNIT_CHOICES, initial="hours", **aria("Unit of the time limit"))
     termination_grace_period = number(
         "Time to save, in seconds",
@@ -223,13 +239,18 @@ class ClusterForm(ManifestForm[ClusterManifest]):
         "empty for members of the appcode, “everybody” who is signed in, or “people: alice, bob”",
         required=False,
     )
-    notebook = area(
-        "Notebook",
-        "Of the framework Notebook: its path, parameters and text as JSON, as “Run as cluster” of a notebook writes it",
-        required=False,
-        rows=3,
-    )
+    # What only a manifest can say is carried along, so that changing a cluster keeps it.
+    notebook = Words(label="Notebook", required=False, widget=forms.HiddenInput())
     hooks_used = Words(label="Hooks of the appcode", required=False, widget=Ticks())
+    hook_starters = Words(label="Ready to use", required=False, widget=Ticks())
+    hook_copy_to = choice("Copy to", "In a folder of the run.")
+    hook_address = line(
+        "Address to notify",
+        "It gets the facts of the run as JSON by POST.",
+        code=True,
+        placeholder="https://example.com/runs",
+        inputmode="url",
+    )
     hook_on = choice("When it is run", initial="success")
     hook_command = area(
         "A command of your own",
@@ -238,20 +259,16 @@ class ClusterForm(ManifestForm[ClusterManifest]):
         required=False,
         rows=3,
     )
-    hooks = area(
-        "More hooks",
-        "As JSON, as in a manifest, for what the fields above cannot say.",
-        required=False,
-        rows=2,
-        autocomplete="off",
-        placeholder='[{"name": "export", "command": "python export.py", "flavor": "middle", "retries": 1}]',
-    )
+    hooks = Words(label="More hooks", required=False, widget=forms.HiddenInput())
 
     def __init__(self, offer: Offer, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.offer = offer
         for name, choices in offer.choices().items():
             self.offer_kept(name, choices)
+        self.close("image", offer.images_elsewhere)
+        if not self["notebook"].value():
+            self._without_notebooks()
         completions = {name: [each.name for each in driver.completions] for name, driver in COMPUTING.items()}
         self.fields["framework"].widget.attrs["data-completions"] = json.dumps(completions)
         self._offer_hooks()
@@ -260,6 +277,11 @@ class ClusterForm(ManifestForm[ClusterManifest]):
         if schedule and not fits_datetime_local(schedule):
             self.fields["schedule_after"].widget = forms.TextInput()
 
+    def _without_notebooks(self) -> None:
+        """Leaves out the frameworks that run a notebook: only “Run as cluster” of one brings it along."""
+        choices = [(name, driver.title) for name, driver in COMPUTING.items() if not driver.runs_notebook]
+        self.offer_kept("framework", choices)
+
     def document(self, values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldError]]:
         return manifest_of(values)
 
@@ -267,12 +289,24 @@ class ClusterForm(ManifestForm[ClusterManifest]):
         field = super().field_at(path)
         return hook_field(path, self.said()) if field == "hooks" else field
 
-    def with_stand_ins(self, stand_ins: Mapping[str, str]) -> ClusterManifest | None:
-        """The manifest with other values in some fields; None if it is still invalid."""
+    def with_stand_ins(self) -> ClusterManifest | None:
+        """The manifest with other values in the wrong fields; None if that leaves errors. It finds what else is wrong."""
+        usual = {name: str(field.initial or "") for name, field in self.base_fields.items()}
+        usual |= self.offer.defaults() | STAND_INS | {"appcode": self.offer.appcode or "none"}
+        values = self.cleaned()
+        values |= {name: usual[name] for name in self.errors if name in self.fields}
+        # A starter hook without its answer is none yet.
+        unanswered = [name for name, field in ANSWER_OF.items() if field in self.errors]
+        values["hook_starters"] = " ".join(name for name in values["hook_starters"].split() if name not in unanswered)
         try:
-            return self.parsed(self.cleaned() | dict(stand_ins))
+            return self.parsed(values)
         except Invalid:
             return None
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether what is right is enough to say what the run costs and needs."""
+        return not PRICED & self.errors.keys()
 
     @property
     def roles(self) -> list[RoleFields]:
@@ -303,13 +337,22 @@ class ClusterForm(ManifestForm[ClusterManifest]):
         return bool(self.offer.environments) or bool(self["environment"].value())
 
     @property
-    def opens_folded(self) -> bool:
-        """Whether a folded field was changed or has an error."""
-        return self._differ(name for name in FOLDED if name != "time_limit_unit")
+    def opens(self) -> dict[str, bool]:
+        """The folded sections that have something to show, by name."""
+        return {name: self._differ(fields) for name, fields in SECTIONS.items()}
 
     @property
-    def opens_hooks(self) -> bool:
-        return self._differ(HOOKS)
+    def notebook_path(self) -> str:
+        """The path of the notebook that it runs, "" for none."""
+        said = read_json(str(self["notebook"].value() or ""))
+        return str(said.get("path", "")) if isinstance(said, dict) else ""
+
+    @property
+    def more_hooks(self) -> list[str]:
+        """The names of the hooks that it has by its manifest, for which the form has no field."""
+        said = read_json(str(self["hooks"].value() or ""))
+        listed = said if isinstance(said, list) else []
+        return [str(each.get("name") or each.get("use") or OWN) for each in listed if isinstance(each, dict)]
 
     def _differ(self, names: Iterable[str]) -> bool:
         return any(
@@ -318,11 +361,18 @@ class ClusterForm(ManifestForm[ClusterManifest]):
         )
 
     def _offer_hooks(self) -> None:
-        """Offers the appcode's hooks, and ticked ones that no longer exist."""
+        """Offers the appcode's hooks, ticked ones that no longer exist, and the starters of which the appcode has no version."""
         known = dict(self.offer.hooks)
         gone = (name for name in str(self["hooks_used"].value() or "").split() if name not in known)
         named = [(name, f"{name}: {words}" if words else name) for name, words in self.offer.hooks]
         self.choose("hooks_used", [*named, *((name, f"{name} (not available)") for name in gone)])
+        ticked = str(self["hook_starters"].value() or "").split()
+        offered = [each for each in STARTERS.values() if each.name in ticked or each.name not in known]
+        self.choose("hook_starters", [(each.name, starter_label(each.title, each.description)) for each in offered])
+
+
+def starter_label(title: str, description: str) -> SafeString:
+    return format_html("{} <small>{}</small>", title, description)
 
 
 ClusterForm.base_fields |= dict(_role_fields())

@@ -18,6 +18,7 @@ from clusters.frameworks import COMPUTING, COMPUTING_COMPLETIONS, COMPUTING_ROLE
 from clusters.frameworks.base import WORKER, Framework
 from clusters.manifest.cluster import AccessSpec, ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import HookSpec
+from clusters.manifest.hook_starters import COPY_TO, NOTIFY, STARTERS, answers_of, starter_of, why_not
 from clusters.manifest.input import InputSpec, read_where
 from portal.errors import FieldError
 from portal.text.zones import zone_of
@@ -45,6 +46,10 @@ INPUT = {
 }
 INPUT_INITIAL = {"input_mode": "auto"}
 
+# The field in which a starter hook is answered, and the key of the hook that the answer becomes.
+ANSWER_OF = {COPY_TO: "hook_copy_to", NOTIFY: "hook_address"}
+ANSWERED_BY = {COPY_TO: "output", NOTIFY: "env"}
+
 CODE = {"git": "code_git", "ref": "code_ref", "path": "code_path"}
 
 ENDPOINT = re.compile(r"(?P<role>\S+)\s+(?P<name>[^\s=]+)=(?P<port>[0-9]{1,9})(?P<health>/\S*)?")
@@ -67,6 +72,7 @@ FIELD_OF_PATH: dict[str, str] = {
     "spec.placement": "placement",
     "spec.scheduleAfter": "schedule_after",
     "spec.code": "code_files",
+    **{name: name for name in ANSWER_OF.values()},
     **{f"spec.input.{key}": name for key, name in INPUT.items()},
     **{f"spec.code.{key}": name for key, name in CODE.items()},
     **{f"spec.roles.{role}": f"{role}_flavor" for role in COMPUTING_ROLES},
@@ -90,6 +96,7 @@ def manifest_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
             roles.setdefault(role, {"flavor": "", "count": "0"})["endpoints"] = served
     except ValueError as error:
         complaints.append(FieldError(("spec", "roles", next(iter(COMPUTING_ROLES)), "endpoints"), str(error)))
+    complaints += _unanswered(values)
     spec: dict[str, Any] = {
         "framework": values.get("framework") or next(iter(COMPUTING)),
         "image": values.get("image", ""),
@@ -207,8 +214,11 @@ def read_code(values: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def read_hooks(values: Mapping[str, str]) -> Any:
-    """The ticked hooks, the command typed here, and the JSON hooks, in this order."""
+    """The ticked hooks of the appcode, the ticked starters, the command typed here, and further ones as JSON, in this order."""
     found: list[Any] = [{"use": name} for name in values.get("hooks_used", "").split()]
+    for name in _answered(values):
+        made = STARTERS[name].hook(*_answers(values))
+        found.append(made.model_dump(mode="json", by_alias=True, exclude_defaults=True))
     if (command := values.get("hook_command", "")).strip():
         found.append({"on": values.get("hook_on") or "success", "command": command})
     more = read_json(values.get("hooks", ""))
@@ -217,17 +227,47 @@ def read_hooks(values: Mapping[str, str]) -> Any:
     return found + more if isinstance(more, list) else more
 
 
+def _starters(values: Mapping[str, str]) -> list[str]:
+    said = values.get("hook_starters", "").split()
+    return [name for name in STARTERS if name in said]
+
+
+def _answered(values: Mapping[str, str]) -> list[str]:
+    """The ticked starters that are whole hooks. `_unanswered` complains of the others."""
+    return [name for name in _starters(values) if not why_not(name, *_answers(values))]
+
+
+def _answers(values: Mapping[str, str]) -> tuple[str, str]:
+    return values.get("hook_copy_to", ""), values.get("hook_address", "").strip()
+
+
+def _unanswered(values: Mapping[str, str]) -> list[FieldError]:
+    """What ticked starters still need."""
+    return [
+        FieldError((ANSWER_OF[name],), sentence)
+        for name in _starters(values)
+        if (sentence := why_not(name, *_answers(values)))
+    ]
+
+
 def write_hooks(hooks: Sequence[HookSpec]) -> dict[str, str]:
     """The inverse of `read_hooks`, with as little JSON as possible."""
     rest = list(hooks)
     used, own = [], None
     while rest and rest[0].use and rest[0] == HookSpec(use=rest[0].use):
         used.append(str(rest.pop(0).use))
+    ticked: dict[str, tuple[str, str]] = {}
+    for name in STARTERS:
+        if rest and rest[0].name == name and starter_of(rest[0]):
+            ticked[name] = answers_of(rest.pop(0))
     if rest and rest[0].command and rest[0] == HookSpec(on=rest[0].on, command=rest[0].command):
         own = rest.pop(0)
     more = [each.model_dump(mode="json", by_alias=True, exclude_defaults=True) for each in rest]
     return {
         "hooks_used": " ".join(used),
+        "hook_starters": " ".join(ticked),
+        "hook_copy_to": ticked.get(COPY_TO, ("", ""))[0],
+        "hook_address": ticked.get(NOTIFY, ("", ""))[1],
         "hook_on": own.when if own else "success",
         "hook_command": (own.command or "") if own else "",
         "hooks": json.dumps(more, ensure_ascii=False) if more else "",
@@ -240,6 +280,11 @@ def hook_field(path: tuple[str, ...], values: Mapping[str, str]) -> str:
     used = len(values.get("hooks_used", "").split())
     if number < used:
         return "hooks_used"
+    starters = _answered(values)
+    if number < used + len(starters):
+        name = starters[number - used]
+        return ANSWER_OF[name] if path[3:4] == (ANSWERED_BY.get(name),) else "hook_starters"
+    number -= len(starters)
     return "hook_command" if number == used and values.get("hook_command", "").strip() else "hooks"
 
 

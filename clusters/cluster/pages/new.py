@@ -49,8 +49,6 @@ from portal.web.limits import LOOKS
 Made = TypeVar("Made")
 # Characters shown of a changed value.
 MOST_SHOWN = 120
-# Placeholders for fields that are still empty, so that cost and fit can be shown before the name is chosen.
-STAND_INS = {"name": "unnamed-unnamed-unnamed-unnamed-unnamed", "command": "true", "env": "", "schedule_after": ""}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -70,6 +68,7 @@ def new_cluster(request: HttpRequest) -> HttpResponse:
     form = ClusterForm(offer_of(user, request.POST.get("appcode", "")), request.POST)
     cluster = form.attempt(lambda manifest: actions.create_cluster(manifest, acting_user=user))
     if cluster is None:
+        judge(form, user)
         return form_page(request, form)
     messages.success(request, f"{cluster.name} has been submitted.")
     return redirect("cluster", cluster.appcode.code, cluster.name)
@@ -92,6 +91,7 @@ def start(request: HttpRequest) -> HttpResponse:
     form = ClusterForm(offer, empty.said())
     cluster = form.attempt(lambda manifest: actions.create_cluster(manifest, acting_user=user))
     if cluster is None:
+        judge(form, user)
         return form_page(request, form, cards=True)
     charts = " Its charts are under Metrics, a few seconds after it runs." if "start" in request.POST else ""
     messages.success(request, f"{cluster.name} has been submitted.{charts}")
@@ -117,6 +117,7 @@ def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpRespons
 
     changed = form.attempt(change)
     if changed is None:
+        judge(form, user, cluster)
         return form_page(request, form, cluster=cluster)
     messages.success(request, f"{name} has been submitted with its changes.")
     return redirect("cluster", appcode, name)
@@ -162,11 +163,12 @@ def sent_form(request: HttpRequest, user: User) -> tuple[ClusterForm, Cluster | 
 
 @require_GET
 def datastore_choices(request: HttpRequest) -> HttpResponse:
-    """The IMAGE, INPUT and OUTPUT fields for another appcode, which may run elsewhere. Keeps choices that exist there by name."""
+    """The IMAGE, INPUT, OUTPUT and hook fields for another appcode, which may run elsewhere. Keeps choices by name."""
     offer = offer_of(person(request), request.GET.get("appcode", ""))
     known = {field: {name for name, _ in choices} for field, choices in offer.choices().items()}
     fields = ("input", "output", "environment")
     chosen = {field: name if (name := request.GET.get(field, "")) in known[field] else "" for field in fields}
+    chosen |= {field: request.GET.get(field, "") for field in ("hook_starters", "hook_address")}
     chosen["image"] = request.GET.get("image") or offer.defaults()["image"]
     return render(
         request, "clusters/cluster/_stores.html", {"form": ClusterForm(offer, initial=chosen), "with_image": True}
@@ -304,17 +306,7 @@ def _manifest(cluster: Cluster, spec: dict[str, Any]) -> ClusterManifest:
 
 def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Cluster | None = None) -> dict[str, Any]:
     form.is_valid()
-    manifest = form.manifest
-    if manifest is None and set(form.errors) <= set(STAND_INS):
-        manifest = form.with_stand_ins({name: STAND_INS[name] for name in form.errors})
-    found: Preview | None = None
-    if manifest is not None:
-        try:
-            found = preview(manifest, acting_user=user, instead_of=cluster, with_offers=True)
-        except Invalid as invalid:
-            form.complain(invalid.errors)
-        except PermissionDenied as denied:
-            form.complain([FieldError(("metadata", "appcode"), str(denied))])
+    manifest, found = judge(form, user, cluster, within_quota=False)
     if form.manifest is not None:
         document = short_document(form.manifest)
     else:
@@ -325,6 +317,7 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
         f"/api/v1/appcodes/{quote(appcode)}/clusters{f'/{cluster.name}' if cluster else ''}"
     )
     text = json.dumps(document, indent=2, ensure_ascii=False)
+    complaints = form.complaints()
     return {
         "form": form,
         "appcode": appcode,
@@ -337,10 +330,34 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
         "living": run is not None and not (run.is_terminal or actions.gives_way(run)),
         "differs": differences(form, cluster) if cluster else [],
         "sizes": _sizes(form.offer, str(form["priority_class"].value())),
-        **form.complaints(),
+        **complaints,
+        # No verdict on a form that would be refused, nor a promise before it is whole.
+        "verdict": "" if found is None or complaints["wrong"] else "whole" if not form.errors else "open",
         "manifest": text,
         "curl": curl(address, text, method="PUT" if cluster else "POST"),
     }
+
+
+def judge(
+    form: ClusterForm, user: User, cluster: Cluster | None = None, *, within_quota: bool = True
+) -> tuple[ClusterManifest | None, Preview | None]:
+    """Shows what else is wrong with a validated form, beside what its manifest said: stand-ins take the place of wrong values.
+    Returns what was judged, and what it would cost and need; None while that cannot be said."""
+    for _ in range(2):
+        if form.non_field_errors():
+            break
+        manifest = form.with_stand_ins() if form.errors else form.manifest
+        if manifest is None:
+            break
+        try:
+            found = preview(manifest, acting_user=user, instead_of=cluster, with_offers=True, within_quota=within_quota)
+        except Invalid as invalid:
+            form.complain(invalid.errors)
+        except PermissionDenied as denied:
+            form.complain([FieldError(("metadata", "appcode"), str(denied))])
+        else:
+            return manifest, found if form.is_priced else None
+    return None, None
 
 
 def may_ask(user: User, appcode: str, found: Preview | None) -> bool:

@@ -22,7 +22,7 @@ from clusters.admission.judgement import Fits, Judgement, worst
 from clusters.admission.packing import Tasks, asking
 from clusters.catalog.admission import judge_quota
 from clusters.catalog.hook_lookup import judge_hook_names
-from clusters.catalog.lookup import Resolved, name_taken, resolve, usable_appcode
+from clusters.catalog.lookup import Resolved, name_taken, over_quota, resolve, usable_appcode
 from clusters.catalog.models import Flavor
 from clusters.clouds.drivers.base import Capacity, Mount, S3Source
 from clusters.clouds.health import silences
@@ -39,6 +39,7 @@ from clusters.runs.plan import INPUT_PATH, OUTPUT_PATH, RUNS_PATH, model_folder
 from clusters.runs.queries.offers import Offered, offered
 from clusters.runs.quota import UNHOOKED, ahead, held, limits, why_unread
 from datastores.models import Datastore
+from portal.errors import Invalid
 from portal.models import Appcode, User
 
 NOTHING_TO_SAY = Judgement("now", "", "")
@@ -72,8 +73,8 @@ NOTHING = Cost(Decimal(0), Decimal(0), Decimal(0))
 @dataclass(frozen=True)
 class Preview:
     """`place` is where the run would run, `notice` a sentence while that cloud is unreachable. `code` says for programs why it
-    waits or can never start. `larger_quota` is the GPU quota with which it would not wait for other runs of its appcode; None if
-    it does not wait for them. `offers`: what would start sooner. `must_add`: if nothing would, a
+    waits or can never start. `larger_quota` is the GPU quota with which it could start without waiting for other runs of its
+    appcode; None if that is not what is in the way. `offers`: what would start sooner. `must_add`: if nothing would, a
     sentence on what the cloud lacks."""
 
     place: Place
@@ -96,23 +97,35 @@ def preview(
     instead_of: Cluster | None = None,
     by_routers: bool = False,
     with_offers: bool = False,
+    within_quota: bool = True,
 ) -> Preview:
-    """Raises Invalid and PermissionDenied exactly where `actions.create_cluster` would. `instead_of` is the existing cluster
-    whose next run this is; None for a new cluster. `by_routers`: it is a replica of a service. `with_offers`: also what would
-    start sooner."""
+    """Raises Invalid and PermissionDenied exactly where `actions.create_cluster` would, with all that it would refuse one after
+    the other. `instead_of` is the existing cluster whose next run this is; None for a new cluster. `by_routers`: it is a replica
+    of a service. `with_offers`: also what would start sooner. Without `within_quota`, a run beyond the quota is priced, too: it
+    can never start."""
     appcode = usable_appcode(manifest.metadata.appcode, acting_user)
     spec, name = manifest.spec, manifest.metadata.name
-    if instead_of is None and Cluster.objects.filter(appcode=appcode, name=name, deleted_at=None).exists():
-        raise name_taken(appcode.code, name)
-    resolved = resolve(spec, appcode, by_routers=by_routers)
-    judge_hook_names(spec, appcode, name)
+    taken = instead_of is None and Cluster.objects.filter(appcode=appcode, name=name, deleted_at=None).exists()
+    refused = name_taken(appcode.code, name).errors if taken else []
+    try:
+        resolved = resolve(spec, appcode, by_routers=by_routers, within_quota=within_quota)
+        judge_hook_names(spec, appcode, name)
+    except Invalid as invalid:
+        refused = [*refused, *invalid.errors]
+    if refused:
+        raise Invalid(refused)
     capacity = capacity_of(resolved.place.cloud)
     notice = silences(timezone.now()).get(resolved.place.cloud, "")
     most = gpu_limit(appcode, resolved.place.cloud)
     queue = ahead(appcode.pk, most, priority_class=spec.priority_class, but=instead_of, person=acting_user.pk)
     in_use = held(appcode.pk, instead_of)
     counted = 0 if spec.priority_class == "spare" else resolved.gpus
-    by_quota = judge_quota(counted, limits(appcode, most, in_use, queue))
+    beyond = over_quota(resolved, appcode)
+    by_quota = (
+        Judgement("never", "QuotaExceeded", beyond.message)
+        if beyond
+        else judge_quota(counted, limits(appcode, most, in_use, queue))
+    )
     source = resolved.input.run if resolved.input else None
     always = bool(spec.input and spec.input.when == "always")
     unread = why_unread(source, always=always) if source else ("", "")
@@ -149,12 +162,15 @@ def preview(
         code=code_of(judgement.reason, judgement.fits),
         sentence=" ".join(filter(None, said)),
         cost=_cost(spec, resolved, appcode, capacity),
-        larger_quota=in_use.gpus + sum(queue) + resolved.gpus
-        if judgement is by_quota and by_quota.fits == "waits"
-        else None,
+        larger_quota=_larger(resolved.gpus, by_quota, in_use.gpus + sum(queue)) if judgement is by_quota else None,
         offers=offers,
         must_add=here.must_add if may_offer and judgement.fits == "never" and not offers else "",
     )
+
+
+def _larger(gpus: int, by_quota: Judgement, before: int) -> int | None:
+    """The quota with which a run of that many GPUs could start, or would not wait for the `before` GPUs of others."""
+    return {"never": gpus, "waits": before + gpus}.get(by_quota.fits)
 
 
 def _of_quota(appcode: Appcode, left: int, gpus: int) -> str:

@@ -101,6 +101,7 @@ class ServiceForm(ManifestForm[ServiceManifest]):
         cpu = {flavor.name for flavor in offer.flavors if not flavor.gpus}
         for name in ("appcode", "image", "environment"):
             self._offer(name, choices[name])
+        self.close("image", offer.images_elsewhere)
         self._offer("flavor", choices["master_flavor"])
         self._offer("cpu_flavor", [("", "–"), *(each for each in choices["master_flavor"] if each[0] in cpu)])
         offered = list(ServingRuntime.objects.filter(enabled=True))

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from pydantic import ValidationError
 
 from clusters.access import cluster_for, clusters_for, run_for
-from clusters.cluster.pages.new import STAND_INS, curl, form_page, run_number, sent_form
+from clusters.cluster.pages.new import curl, form_page, run_number, sent_form
 from clusters.frame.names import free_name
 from clusters.frameworks import COMPUTING
 from clusters.manifest.cluster import ClusterSpec
@@ -98,7 +98,7 @@ def _of_cluster_form(request: HttpRequest, user: User) -> HttpResponse:
     form.is_valid()
     manifest = form.manifest
     if manifest is None and set(form.errors) <= {"name"}:
-        manifest = form.with_stand_ins({"name": STAND_INS["name"]})
+        manifest = form.with_stand_ins()
     if manifest is None:
         return form_page(request, form, cluster)
     called = str(form["name"].value() or "sweep")

@@ -333,3 +333,36 @@ def test_plugins_are_chosen_by_boxes_and_come_along(make: Any, people: Any, as_p
     assert Cluster.objects.get().spec["plugins"] == ["archive", "theme"]
     shown = client.get("/applications/ops-demo/lab").content.decode()
     assert "Archive <code>archive:1</code>, Theme <code>theme:1</code>" in shown
+
+
+def test_my_notebook_is_one_click_after_the_first(make: Any, people: Any, as_person: Any) -> None:
+    from clusters.gateway import origins
+    from clusters.runs.models import Cluster, Run
+
+    bob, mine = as_person(people.bob), "/applications/notebook"
+    # The first time, bob chooses; what alice has is not his.
+    make("hers", type="jupyter")
+    first = bob.post(mine)["Location"]
+    assert first == f"{NEW}?type=jupyter"
+    body = sent(bob.get(f"{first}&appcode=ops-demo&step=3").content.decode(), "application-form")
+    assert body["flavor"] == "middle-1-gpu"
+    make("older", type="jupyter", by=people.bob, phase="Stopped")
+    notes = make("notes", type="jupyter", by=people.bob, phase="Running", answers=True)
+    assert bob.post(mine)["Location"] == mine
+    assert f"url={origins.url(notes.origins['notebook'])}" in bob.get(mine).content.decode()
+    # What has ended is started as it was, and the page waits for it.
+    Run.objects.filter(cluster=notes).update(phase="Stopped", endpoints={})
+    assert bob.get(mine)["Location"] == "/applications/ops-demo/notes"
+    assert bob.post(mine)["Location"] == mine
+    notes.refresh_from_db()
+    assert notes.current_run.number == 2
+    assert "It opens here as soon as it answers." in bob.get(mine).content.decode()
+    assert Cluster.objects.get(name="older").run_count == 1
+
+
+def test_an_image_that_does_not_run_here_is_shown_and_not_chosen(
+    page_catalogue: Any, people: Any, as_person: Any
+) -> None:
+    client = as_person(people.bob)
+    for page in (client.get(f"{NEW}?type=jupyter&appcode=ops-demo"), client.get("/clusters/new")):
+        assert '<option value="container-only" disabled>Container only (not on' in page.content.decode()

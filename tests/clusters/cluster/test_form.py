@@ -12,6 +12,7 @@ from django.template.loader import render_to_string
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from clusters.manifest.hook_starters import STARTERS
 from tests.clusters.forms import sent, wrong_fields
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
@@ -39,8 +40,14 @@ REPOSITORY = st.fixed_dictionaries(
     optional={"ref": st.from_regex(r"[A-Za-z0-9]{1,9}", fullmatch=True), "path": FOLDER},
 )
 HOOK_NAME = st.from_regex(r"[a-z][a-z0-9]{0,9}", fullmatch=True)
+STARTED = st.sampled_from(list(STARTERS.values())).map(
+    lambda each: each.hook("shelf", "https://example.com/x").model_dump(
+        mode="json", by_alias=True, exclude_defaults=True
+    )
+)
 HOOK = (
-    HOOK_NAME.map(lambda name: {"use": name})
+    STARTED
+    | HOOK_NAME.map(lambda name: {"use": name})
     | st.fixed_dictionaries({"command": COMMAND, "on": st.sampled_from(["success", "failure", "always"])})
     | st.fixed_dictionaries(
         {"name": HOOK_NAME, "command": COMMAND},
@@ -228,6 +235,14 @@ def test_every_error_is_told_at_once(page_catalogue, people, as_person):
     wrong = wrong_fields(page)
     assert list(wrong) == ["name", "command", "env", "retries"]
     assert (wrong["command"], wrong["retries"]) == ("Fill this in.", "At most 10.")
+    # What only the database knows is said in the same answer as what the manifest says by itself.
+    client.post("/clusters/new", body | {"name": "taken", "command": "true"})
+    typed = {"name": "taken", "command": "true", "env": "1A=2", "output": "gone"}
+    page = client.post("/clusters/new", body | typed).content.decode()
+    assert list(wrong_fields(page)) == ["name", "env", "output"]
+    page = client.post("/clusters/new", body | typed | {"env": ""}).content.decode()
+    assert list(wrong_fields(page)) == ["name", "output"]
+    page = client.post("/clusters/new", body | {"name": "Ä", "command": "true", "retries": "99"}).content.decode()
     assert '<details class="fold panel" open>' in page
 
 
@@ -354,15 +369,28 @@ def test_the_preview_of_redeploy_has_the_estimate_and_what_differs(make_cluster,
     assert as_person(people.mallory).post(address, body).status_code == 404
 
 
-def test_the_preview_says_what_create_would_refuse_and_keeps_the_last_estimate(make_cluster, people, as_person):
+def test_the_preview_judges_what_is_typed_and_nothing_else(make_cluster, people, as_person):
     make_cluster("taken")
     client = as_person(people.alice)
     body = sent(client.get("/clusters/new").content.decode()) | {"name": "free", "command": "true"}
     page = client.post("/clusters/preview", body | {"name": "taken"}).content.decode()
     assert "<b>Name:</b> ops-demo already has a cluster “taken”; choose another name." in page
-    for wrong in ({"name": "taken"}, {"retries": "x"}, {"master_flavor": "gone"}):
+    # What the run costs and needs does not hang on these: the numbers are there, and no promise.
+    for wrong in ({"name": "taken"}, {"retries": "x"}, {"env": "1A=1"}):
         page = client.post("/clusters/preview", body | wrong).content.decode()
-        assert '<div id="estimate" hx-preserve>' in page
+        assert "<dt>Tasks</dt><dd>1</dd>" in page
+        assert "Starts now" not in page
+    page = client.post("/clusters/preview", body | {"master_flavor": "gone"}).content.decode()
+    assert '<div class="is-old">\n  <div id="estimate" hx-preserve>' in page
+    assert "Starts now" not in page
+    page = client.post("/clusters/preview", body | {"name": "", "master_flavor": "small"}).content.decode()
+    assert "Would start now" in page
+    # A run beyond the quota is priced as it was typed.
+    many = {"worker_flavor": "middle-1-gpu", "worker_count": "11"}
+    page = client.post("/clusters/preview", body | many).content.decode()
+    assert "<dt>GPUs</dt><dd>12</dd>" in page
+    assert "It needs 12 GPUs, and the quota of ops-demo is 8." in page
+    assert "Starts now" not in page
     page = client.post("/clusters/preview", body | {"schedule_after": "2020-01-01T10:00"}).content.decode()
     assert "The time to start at is past (2020-01-01 10:00 UTC)" in page
     page = client.post("/clusters/preview", body | {"master_flavor": "small"}).content.decode()

@@ -59,3 +59,33 @@ def test_an_example_becomes_a_hook_that_a_cluster_has(page_catalogue, people, as
     section = page.partition("<h2>After the run</h2>")[2].partition("</table>")[0]
     assert re.findall(r'<td class="lead">(.*?)</td>', section) == ["save-model", "after"]
     assert "train" in client.get("/appcodes/ops-demo/hooks/save-model").content.decode().partition("Used by")[2][:200]
+
+
+def test_a_new_team_ticks_what_most_teams_want(stores, page_catalogue, people, as_person):
+    client = as_person(people.bob)
+    page = client.get("/clusters/new").content.decode()
+    body = sent(page) | {"name": "train", "command": "true", "output": "data"}
+    ticked = body | {"hook_starters": ["check-data", "save-model", "copy-to", "notify"]}
+    refused = client.post("/clusters/new", ticked).content.decode()
+    assert wrong_fields(refused) == {
+        "hook_copy_to": "Choose the datastore to copy to.",
+        "hook_address": "Give the address to notify, like https://example.com/runs.",
+    }
+    answers = {"hook_copy_to": "gone", "hook_address": "https://example.com/runs"}
+    refused = client.post("/clusters/new", ticked | answers).content.decode()
+    assert wrong_fields(refused) == {"hook_copy_to": "ops-demo has no datastore “gone”."}
+    assert client.post("/clusters/new", ticked | answers | {"hook_copy_to": "data"}).status_code == 302
+    hooks = {each["name"]: each for each in Cluster.objects.get(name="train").spec["hooks"]}
+    assert [(name, each["on"]) for name, each in hooks.items()] == [
+        ("check-data", "before"),
+        ("save-model", "success"),
+        ("copy-to", "success"),
+        ("notify", "always"),
+    ]
+    assert (hooks["copy-to"]["output"], hooks["notify"]["env"]) == ("data", {"URL": "https://example.com/runs"})
+    kept = sent(client.get("/clusters/ops-demo/train/change").content.decode())
+    assert kept["hook_starters"] == ["check-data", "save-model", "copy-to", "notify"]
+    # The team's own version takes the place of the starter.
+    client.post("/appcodes/ops-demo/hooks", {"name": "notify", "command": "true", "on": "always"})
+    assert 'value="notify"' in client.get("/clusters/new").content.decode().partition('name="hooks_used"')[2]
+    assert 'name="hook_starters" value="notify"' not in client.get("/clusters/new").content.decode()

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -161,15 +162,26 @@ def test_one_click_changes_the_form_and_the_preview_says_that_it_starts(
         give_session(context, live_server.url, "bob")
         page = context.new_page()
         page.goto(f"{live_server.url}/clusters/new?appcode=ops-demo")
+        page.fill("[name=name]", "typed")
+        page.fill("[name=command]", "true")
         page.select_option("[name=master_flavor]", "h200-8")
         button = page.get_by_role("button", name="Start now as 2 × 4 GPUs")
         button.wait_for()
         assert_fits(page, "offers")
         button.click()
-        page.get_by_text("✓ Starts now", exact=True).wait_for()
+        page.locator("#estimate").get_by_text("✓ Starts now", exact=True).wait_for()
         assert page.input_value("[name=master_flavor]") == page.input_value("[name=worker_flavor]") == "h200-4"
         assert page.input_value("[name=worker_count]") == "1"
         assert not page.locator("[data-fields]").count()
+        # Nobody judges what is typed after the session has ended: the numbers stay, and the verdict goes.
+        cookies = context.cookies()
+        context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
+        page.fill("[name=worker_count]", "2")
+        page.get_by_text("You have been signed out: what you typed since is not judged.").wait_for()
+        assert not page.locator("#summary").get_by_text("✓ Starts now").locator("visible=true").count()
+        context.add_cookies(cookies)
+        page.fill("[name=worker_count]", "1")
+        page.locator("#estimate").get_by_text("✓ Starts now", exact=True).locator("visible=true").wait_for()
 
         assert api_of(people.bob).post("/appcodes/ops-demo/clusters", asking("master", "h200-8"))[0] == 201
         page.goto(f"{live_server.url}/queue")
