@@ -8,6 +8,7 @@ from clusters.environments.models import Environment, Plugin
 from clusters.gateway.models import AccessToken, Origin, Visit
 from clusters.git_tokens.models import GitToken
 from clusters.hooks.models import Hook, HookRun
+from clusters.machine.models import MachineBlock, MachineSeries
 from clusters.model_registry.models import ModelAlias, ModelRetention, ModelVersion, RegisteredModel
 from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
 from clusters.pull_secrets.models import PullSecret
@@ -39,6 +40,8 @@ __all__ = [
     "Hook",
     "HookRun",
     "Image",
+    "MachineBlock",
+    "MachineSeries",
     "Measurement",
     "ModelAlias",
     "ModelRetention",
