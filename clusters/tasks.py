@@ -13,6 +13,7 @@ from clusters.cluster import actions
 from clusters.gateway import visits
 from clusters.hooks import loop as run_hooks
 from clusters.logs import collect
+from clusters.machine import loop as machine
 from clusters.model_registry import loop as model_registry
 from clusters.model_registry import rules as model_rules
 from clusters.pipelines import loop as pipelines
@@ -162,6 +163,12 @@ def measure() -> None:
 @shared_task(name="clusters.tasks.measure_cloud")
 def measure_cloud(name: str) -> None:
     gpu_usage.measure(name)
+
+
+@shared_task(name="clusters.tasks.thin_machine_samples")
+def thin_machine_samples() -> None:
+    machine.thin()
+    machine.forget()
 
 
 @shared_task(name="clusters.tasks.sweep")
