@@ -12,6 +12,7 @@ from clusters.machine.models import MachineBlock, MachineSeries
 from clusters.model_registry.models import ModelAlias, ModelRetention, ModelVersion, RegisteredModel
 from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
 from clusters.pull_secrets.models import PullSecret
+from clusters.results.models import Metric, ResultsView, RunMetric
 from clusters.runs.models import Cluster, Decision, Forecast, Run, Task
 from clusters.schedules.models import Schedule
 from clusters.services.models import (
@@ -43,6 +44,7 @@ __all__ = [
     "MachineBlock",
     "MachineSeries",
     "Measurement",
+    "Metric",
     "ModelAlias",
     "ModelRetention",
     "ModelVersion",
@@ -54,11 +56,13 @@ __all__ = [
     "PullSecret",
     "RegisteredModel",
     "Replica",
+    "ResultsView",
     "Revision",
     "RevisionDrift",
     "Rollout",
     "Router",
     "Run",
+    "RunMetric",
     "Schedule",
     "Service",
     "ServiceMinute",
