@@ -33,7 +33,6 @@ NAMES = (
     "starting",
     "posting",
     "sweeping",
-    "tracking",
     "staging",
     "serving",
     "replicas",
@@ -101,12 +100,12 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
 
         django.setup()
         from bench import seed
-        from bench.portal import logs, measures, reading, replicas, serving, storage, sweeping, tracking
+        from bench.portal import logs, measures, reading, replicas, serving, storage, sweeping
 
         _say(f"Making {seed.CLUSTERS:,} clusters of {seed.APPCODES} appcodes …")
         tenants = seed.seed()
         seed.settle()
-        many = (sweeping.sweeping, tracking.tracking, sweeping.staging)
+        many = (sweeping.sweeping, sweeping.staging)
         local = (
             *measures.PARTS,
             *many,

@@ -12,16 +12,17 @@ from clusters.comparison import routes as comparison
 from clusters.environments import routes as environments
 from clusters.gateway import routes as gateway
 from clusters.git_tokens import routes as git_tokens
+from clusters.home import routes as home
 from clusters.hooks import routes as hooks
 from clusters.model_registry import routes as model_registry
 from clusters.pipelines import routes as pipelines
 from clusters.pull_secrets import routes as pull_secrets
-from clusters.results import routes as results
 from clusters.schedules import routes as schedules
 from clusters.services import routes as services
 from clusters.sweeps import routes as sweeps
 
 urlpatterns: list[URLPattern | URLResolver] = [
+    *home.PAGES,
     *cluster.PAGES,
     *applications.PAGES,
     *benchmarks.PAGES,
@@ -36,7 +37,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     *model_registry.PAGES,
     *pipelines.PAGES,
     *pull_secrets.PAGES,
-    *results.PAGES,
     *schedules.PAGES,
     *services.PAGES,
     *sweeps.PAGES,

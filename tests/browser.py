@@ -88,7 +88,7 @@ def signed_in(
     page.fill("#id_login", person)
     page.fill("#id_password", portal.credentials["users"][person]["password"])
     page.keyboard.press("Enter")
-    page.get_by_role("heading", name="Clusters", exact=True).wait_for()
+    page.get_by_role("heading", name="Home", exact=True).wait_for()
     yield page
     context.close()
     # Leaving a page aborts live updates that are still loading; htmx reports these as errors.

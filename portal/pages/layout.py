@@ -53,18 +53,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Section:
-    """A group of the navigation. The last one of all users has no title."""
+    """A group of the navigation. Home and help have no title."""
 
     title: str
     entries: tuple[Entry, ...]
 
 
 NAVIGATION = (
+    Section("", (Entry("Home", "home", "home", words="all that lives running start"),)),
     Section(
         "Train",
         (
-            Entry("Clusters", "clusters", "cluster", words="home runs jobs training"),
-            Entry("Results", "results", "results", pages=("compare",), words="metrics experiments runs table compare"),
+            Entry("Clusters", "clusters", "cluster", pages=("compare",), words="runs jobs training"),
             Entry("Applications", "applications", "application", words="notebooks jupyter tensorboard"),
             Entry("Queue", "queue", "state-queued", tabs=("shares",), words="waiting shares"),
             Entry("Sweeps", "sweeps", "sweep", words="parameters tuning"),
@@ -270,8 +270,6 @@ def _links(request: HttpRequest, administrator: bool) -> list[tuple[str, list[Li
 
 
 def _is_below(path: str, url: str) -> bool:
-    if url == "/":
-        return path == "/" or path.startswith("/clusters/")
     return path == url or path.startswith(url.rstrip("/") + "/")
 
 

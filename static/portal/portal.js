@@ -369,6 +369,14 @@
     if (kept.focus) { const element = all.find((e) => keyOf(e) === kept.focus); if (element) element.focus({ preventScroll: true }); }
     kept = null;
   });
+  // When the list says that other GPUs are held, the counter of the top bar must not say something else for long.
+  const heldOf = () => { const held = $("#morning dd"); return held ? held.textContent : null; };
+  let held = heldOf();
+  document.addEventListener("htmx:afterSettle", () => {
+    const now = heldOf(), counter = $(".gpus");
+    if (now !== held && counter) window.htmx.trigger(counter, "changed");
+    held = now;
+  });
   document.addEventListener("visibilitychange", () => {
     if (document.hidden || !window.htmx) return;
     tick();

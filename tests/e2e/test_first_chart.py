@@ -85,7 +85,7 @@ def test_from_sign_in_to_a_chart_of_ones_own_code_by_keyboard(
         page.keyboard.type("mallory")
         write(page, "Password.*", portal_up.credentials["users"]["mallory"]["password"])
         page.keyboard.press("Enter")
-        expect(page.get_by_role("heading", name="Clusters", exact=True)).to_be_visible()
+        expect(page.get_by_role("heading", name="Home", exact=True)).to_be_visible()
         assert_fits(page, "walk-2-clusters")
 
         press(page, "New cluster", "a")

@@ -1,4 +1,5 @@
-"""The first page: one row per cluster, filters, and a fragment that refreshes itself.
+"""The list of clusters: one row per cluster, filters, and a fragment that refreshes itself. The first page (home/pages.py) and
+the list of applications share its rows.
 
 Every browser with the page open polls the fragment every few seconds. So it takes the same few queries however many
 clusters there are, and its ETag is compared before anything is rendered.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -64,7 +65,7 @@ RUN_FIELDS = (
     "phase", "reason", "message", "roles", "desired", "verdict", "cloud", "namespace", "started_at", "usage_as_of", "gpus",
     "gpu_seconds", "gpu_rate", "cost", "cost_rate", "endpoints", "activity", "activity_since", "kept_at", "idle_announced_at",
     "idle_stops_at", "end_announced_at", "deadline", "needed_asked_at", "created_at", "placed_at", "whole_at", "given_back_at",
-    "gone", "priority_class",
+    "gone", "priority_class", "resources",
 )  # fmt: skip
 SHOWN, ACCESS = "shown_spec", "shown_access"
 # Cached rendered rows, about 2 KB each. They cover most rows of most answers.
@@ -72,7 +73,7 @@ KEPT_ROWS = 2000
 # The cached form.
 SPENT: TypeAdapter[tuple[Amount, Tightest | None]] = TypeAdapter(tuple[Amount, Tightest | None])
 SPENT_SECONDS = 30
-# Role columns by title. Roles that take no part in training share the last; an application's only role the first.
+# Roles by title. Those that take no part in training share the last; an application's only role the first.
 COLUMNS: dict[str, list[str]] = {}
 for _name, _role in sorted(COMPUTING_ROLES.items(), key=lambda item: not item[1].takes_part):
     COLUMNS.setdefault(_role.title if _role.takes_part else list(COLUMNS)[-1], []).append(_name)
@@ -169,7 +170,14 @@ class Row:
 
     @property
     def columns(self) -> list[tuple[str, list[RoleCell]]]:
-        return [(label, [cell for role, cell in self.roles if role in roles]) for label, roles in COLUMNS.items()]
+        """Its roles by title, without those that it does not have."""
+        found = ((label, [cell for role, cell in self.roles if role in roles]) for label, roles in COLUMNS.items())
+        return [(label, cells) for label, cells in found if cells]
+
+    @property
+    def flavors(self) -> list[str]:
+        """The flavors of its roles, each once."""
+        return list(dict.fromkeys(cell.flavor for _, cell in self.roles))
 
     @property
     def can_deploy(self) -> bool:
@@ -193,7 +201,7 @@ class Row:
 
 
 @lru_cache(KEPT_ROWS)
-def row_html(row: Row, template: str) -> SafeString:
+def row_html(row: object, template: str) -> SafeString:
     """The row as HTML. A row is a value that holds all it shows, so equal rows are rendered once."""
     return SafeString(get_template(template).render({"row": row, "currency": settings.CURRENCY}))
 
@@ -225,7 +233,10 @@ def rows(request: HttpRequest) -> HttpResponseBase:
 def live(request: HttpRequest, context: dict[str, Any], template: str) -> HttpResponseBase:
     """A live fragment of rows. Compares the content's hash with the browser's ETag before rendering."""
     told = repr(
-        (*(context.get(name) for name in ("rows", "counts", "morning", "next_cursor", "search")), request.user.pk)
+        (
+            *(context.get(name) for name in ("rows", "counts", "kinds", "morning", "next_cursor", "search")),
+            request.user.pk,
+        )
     )
     etag = f'"{hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}"'
     response = get_conditional_response(request, etag=etag)
@@ -254,8 +265,8 @@ def spent(request: HttpRequest) -> HttpResponse:
 
 def _context(request: HttpRequest) -> dict[str, Any]:
     roles = roles_of(person(request))
-    context = found(request, "cluster", clusters_in(roles), roles)
-    return {**context, "columns": list(COLUMNS), "morning": _morning(person(request), roles, context["search"].appcode)}
+    context = found(request, "cluster", clusters_in(roles).exclude(framework__in=list(APPLICATIONS)), roles)
+    return {**context, "morning": morning(person(request), roles, context["search"].appcode)}
 
 
 def found(
@@ -270,6 +281,29 @@ def found(
     listed, next_cursor = sorted_page_of(
         request, _sortable(_listed(search.narrow(clusters)), sort, now), SORTS[sort], ROWS
     )
+    return {
+        "rows": rows_of(listed, user, roles, titles, now),
+        "search": search,
+        "next_cursor": next_cursor,
+        "sort": sort,
+        "several": SEVERAL,
+        "compares": search.appcode if kind == "cluster" else "",
+        "counts": _counts(user, kind, search, clusters),
+        "may_create": roles is None or any(role in OPERATE.value for role in roles.values()),
+        "query": request.GET.urlencode(),
+    }
+
+
+def rows_with(pks: Collection[int], user: User, roles: Mapping[int, str] | None) -> dict[int, Row]:
+    """The rows of these clusters, by primary key. One query, and one more for the rights of their runs."""
+    found = list(_listed(clusters_in(roles).filter(pk__in=pks))) if pks else []
+    return {row.pk: row for row in rows_of(found, user, roles, flavor_titles(), timezone.now())}
+
+
+def rows_of(
+    listed: Sequence[Cluster], user: User, roles: Mapping[int, str] | None, titles: Mapping[str, str], now: dt.datetime
+) -> list[Row]:
+    """The rows of clusters that were read with `_listed`."""
     rows, runs = [], []
     for cluster in listed:
         shown = getattr(cluster, SHOWN)
@@ -282,17 +316,7 @@ def found(
         may_operate = roles is None or roles[cluster.appcode_id] in OPERATE.value
         right = rights.get(cluster.current_run_id or 0)
         rows.append(row_of(cluster, user=user, may_operate=may_operate, titles=titles, now=now, right=right))
-    return {
-        "rows": rows,
-        "search": search,
-        "next_cursor": next_cursor,
-        "sort": sort,
-        "several": SEVERAL,
-        "compares": kind == "cluster",
-        "counts": _counts(user, kind, search, clusters),
-        "may_create": roles is None or any(role in OPERATE.value for role in roles.values()),
-        "query": request.GET.urlencode(),
-    }
+    return rows
 
 
 def _counts(user: User, kind: str, search: Search, clusters: QuerySet[Cluster]) -> list[tuple[str, int]]:
@@ -395,14 +419,14 @@ def row_of(
         started=time(run.started_at, "") if run else "",
         where=where(run) if run else "",
         gpu_hours=gpu_hours(run.gpu_seconds_at(now)) if run else "–",
-        cost=_cents(run.cost_at(now)) if run else "–",
+        cost=cents(run.cost_at(now)) if run else "–",
         may_operate=may_operate,
         is_live=is_live,
         is_ending=is_ending,
         application=driver.title if driver else "",
         created=time(cluster.created_at),
         gpus=run.gpus if run else 0,
-        per_hour=_cents(run.cost_rate * 3600) if is_live and run and run.cost_rate else "",
+        per_hour=cents(run.cost_rate * 3600) if is_live and run and run.cost_rate else "",
         openings=tuple(openings(cluster, run)) if opens else (),
         stops=stops_in(quiet, now),
         lent="" if is_ending else lent(right, now),
@@ -450,12 +474,12 @@ def first_sentence(run: Run) -> str:
     return run.message.partition("\n")[0]
 
 
-def _cents(cost: Decimal) -> str:
+def cents(cost: Decimal) -> str:
     """A cost for a column; a positive amount that would round to 0.00 is "< 0.01"."""
     return "< 0.01" if 0 < cost < Decimal("0.005") else f"{cost:,.2f}"
 
 
-def _morning(user: User, roles: Mapping[int, str] | None, appcode: str) -> Morning:
+def morning(user: User, roles: Mapping[int, str] | None, appcode: str) -> Morning:
     """The key numbers, in two queries: live runs visible to the user by cloud, and the state of those clouds."""
     runs = Run.objects.filter(gone=False)
     if roles is not None:
@@ -478,7 +502,7 @@ def _morning(user: User, roles: Mapping[int, str] | None, appcode: str) -> Morni
     silent = silences_of(list(states), timezone.now())
     sums = {name: sum(each[name] for each in found) for name in ("gpus", "my_gpus", "waiting", "my_waiting")}
     rate = sum((each["cost_rate"] for each in found), Decimal(0))
-    return Morning(**sums, per_hour=_cents(rate * 3600) if rate else "", silent=tuple(silent.values()))
+    return Morning(**sums, per_hour=cents(rate * 3600) if rate else "", silent=tuple(silent.values()))
 
 
 def _selected(appcodes: QuerySet[Appcode], request: HttpRequest) -> QuerySet[Appcode]:

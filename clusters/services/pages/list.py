@@ -52,7 +52,7 @@ def rows(request: HttpRequest) -> HttpResponse:
     return render(request, "clusters/services/_rows.html", _listed(request))
 
 
-def _rows_of(found: Sequence[Service]) -> list[Row]:
+def rows_of(found: Sequence[Service]) -> list[Row]:
     """List rows, in a constant number of queries."""
     pks, now = [each.pk for each in found], timezone.now()
     counted, month = recent(pks, now), this_month(pks, now)
@@ -73,7 +73,7 @@ def _listed(request: HttpRequest) -> dict[str, Any]:
     chosen = found.filter(phase=phase) if phase in Service.Phase.values else found
     page, following = page_of(request, chosen, "-id")
     return {
-        "rows": _rows_of(page),
+        "rows": rows_of(page),
         "phases": [(each, counts[each]) for each in Service.Phase.values if counts.get(each)],
         "next_cursor": following,
         "searched": bool(words(request) or phase or request.GET.get("cursor")),

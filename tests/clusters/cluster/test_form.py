@@ -581,7 +581,7 @@ def test_import_of_several_makes_all_or_none(page_catalogue, people, as_person, 
     assert Cluster.objects.count() == 0
     two[1] = document("two")
     items = {"kind": "List", "items": two}
-    assert client.post("/clusters/import", {"manifest": json.dumps(items)})["Location"] == "/"
+    assert client.post("/clusters/import", {"manifest": json.dumps(items)})["Location"] == "/clusters"
     assert Cluster.objects.count() == 2
 
 

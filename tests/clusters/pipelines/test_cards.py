@@ -114,8 +114,8 @@ def test_clusters_that_are_ticked_become_stages(page_catalogue, people, as_perso
     assert body["stage-1-after"] == ["a"]
     assert client.post("/pipelines/new", body | {"name": "two", "save": "1"}).status_code == 302
     for wrong in ({"cluster": ["ops-demo/a", "flight-demo/x"]}, {"cluster": ["ops-demo/none"]}):
-        assert client.post("/pipelines/new", wrong)["Location"] == "/"
-    assert as_person(people.mallory).post("/pipelines/new", chosen)["Location"] == "/"
+        assert client.post("/pipelines/new", wrong)["Location"] == "/clusters"
+    assert as_person(people.mallory).post("/pipelines/new", chosen)["Location"] == "/clusters"
 
 
 def test_what_no_browser_sends_is_an_answer_too(page_catalogue, people, as_person):
@@ -128,4 +128,4 @@ def test_what_no_browser_sends_is_an_answer_too(page_catalogue, people, as_perso
     assert wrong_fields(page) == {"stage-0-flavor": "It stands here and below, in the rest; say it once."}
     for sent_ in ({"up": "9" * 5000}, {"add": "1", "source": "cluster:\0"}, {"add": "1", "appcode": "\0"}):
         assert client.post("/pipelines/new", body | sent_).status_code == 200
-    assert client.post("/pipelines/new", {"cluster": "ops-demo/\0"})["Location"] == "/"
+    assert client.post("/pipelines/new", {"cluster": "ops-demo/\0"})["Location"] == "/clusters"

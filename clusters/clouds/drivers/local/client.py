@@ -29,8 +29,6 @@ from clusters.clouds.drivers.base import (
     Plan,
     RunRef,
     RunsCommands,
-    Samples,
-    SamplesTasks,
     Seen,
     Session,
     Unanswered,
@@ -52,7 +50,7 @@ NO_CLASSES = "This machine has no storage classes; leave it empty."
 _ERRORS = {"refused": CloudRefused, "expired": WatchExpired, "error": CloudError}
 
 
-class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus, SamplesTasks):
+class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
     """Talks to the agent that listens on `socket_path`. Any call raises CloudError without an agent."""
 
     kind = "local"
@@ -138,9 +136,6 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus, Sam
 
     def gpu_use(self, since: str) -> Measurements:
         return protocol.measurements_from(self._call("gpu_use", since=since))
-
-    def samples(self) -> Samples:
-        return protocol.samples_from(self._call("samples"))
 
     def log(
         self,
