@@ -33,6 +33,7 @@ NAMES = (
     "starting",
     "posting",
     "sweeping",
+    "tracking",
     "staging",
     "serving",
     "replicas",
@@ -100,12 +101,12 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
 
         django.setup()
         from bench import seed
-        from bench.portal import logs, measures, reading, replicas, serving, storage, sweeping
+        from bench.portal import logs, measures, reading, replicas, serving, storage, sweeping, tracking
 
         _say(f"Making {seed.CLUSTERS:,} clusters of {seed.APPCODES} appcodes …")
         tenants = seed.seed()
         seed.settle()
-        many = (sweeping.sweeping, sweeping.staging)
+        many = (sweeping.sweeping, tracking.tracking, sweeping.staging)
         local = (
             *measures.PARTS,
             *many,

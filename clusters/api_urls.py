@@ -15,6 +15,7 @@ from clusters.hooks import routes as hooks
 from clusters.model_registry import routes as model_registry
 from clusters.pipelines import routes as pipelines
 from clusters.pull_secrets import routes as pull_secrets
+from clusters.results import routes as results
 from clusters.schedules import routes as schedules
 from clusters.services import routes as services
 from clusters.sweeps import routes as sweeps
@@ -33,6 +34,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     *model_registry.REST,
     *pipelines.REST,
     *pull_secrets.REST,
+    *results.REST,
     *schedules.REST,
     *services.REST,
     *sweeps.REST,

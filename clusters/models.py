@@ -8,9 +8,11 @@ from clusters.environments.models import Environment, Plugin
 from clusters.gateway.models import AccessToken, Origin, Visit
 from clusters.git_tokens.models import GitToken
 from clusters.hooks.models import Hook, HookRun
+from clusters.machine.models import MachineBlock, MachineSeries
 from clusters.model_registry.models import ModelAlias, ModelRetention, ModelVersion, RegisteredModel
 from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
 from clusters.pull_secrets.models import PullSecret
+from clusters.results.models import Metric, ResultsView, RunMetric
 from clusters.runs.models import Cluster, Decision, Forecast, Run, Task
 from clusters.schedules.models import Schedule
 from clusters.services.models import (
@@ -39,7 +41,10 @@ __all__ = [
     "Hook",
     "HookRun",
     "Image",
+    "MachineBlock",
+    "MachineSeries",
     "Measurement",
+    "Metric",
     "ModelAlias",
     "ModelRetention",
     "ModelVersion",
@@ -51,11 +56,13 @@ __all__ = [
     "PullSecret",
     "RegisteredModel",
     "Replica",
+    "ResultsView",
     "Revision",
     "RevisionDrift",
     "Rollout",
     "Router",
     "Run",
+    "RunMetric",
     "Schedule",
     "Service",
     "ServiceMinute",

@@ -13,9 +13,11 @@ from clusters.cluster import actions
 from clusters.gateway import visits
 from clusters.hooks import loop as run_hooks
 from clusters.logs import collect
+from clusters.machine import loop as machine
 from clusters.model_registry import loop as model_registry
 from clusters.model_registry import rules as model_rules
 from clusters.pipelines import loop as pipelines
+from clusters.results import numbers
 from clusters.runs import budgets, checkpoints, input_listing, quota, reconcile, resync
 from clusters.runs.placing import closing, forecasts, places
 from clusters.scalars import counted
@@ -24,7 +26,7 @@ from clusters.services import minutes
 from clusters.services.controller import loop as serving
 from clusters.sweeps import loop as sweeps
 from clusters.volumes import buckets, lifecycle
-from clusters.wakeups import places_key, waiting_key, wake, wake_places, whole_key
+from clusters.wakeups import numbers_key, places_key, waiting_key, wake, wake_places, whole_key
 from portal.db.advisory_lock import Lock, advisory_lock
 from portal.wakeups import heard, woken
 
@@ -142,6 +144,12 @@ def note_crashes(run_id: int) -> None:
     counted.note_crashes(run_id)
 
 
+@shared_task(name="clusters.tasks.read_numbers")
+def read_numbers(appcode_id: int) -> None:
+    heard(numbers_key(appcode_id))
+    numbers.advance(appcode_id)
+
+
 @shared_task(name="clusters.tasks.settle_volume")
 def settle_volume(volume_id: int) -> None:
     lifecycle.settle(volume_id)
@@ -164,12 +172,19 @@ def measure_cloud(name: str) -> None:
     gpu_usage.measure(name)
 
 
+@shared_task(name="clusters.tasks.thin_machine_samples")
+def thin_machine_samples() -> None:
+    machine.thin()
+    machine.forget()
+
+
 @shared_task(name="clusters.tasks.sweep")
 def sweep() -> None:
     resync.sweep()
     benchmarks.resync()
     run_hooks.resync()
     model_registry.resync()
+    numbers.resync()
     pipelines.resync()
     schedules.resync()
     sweeps.resync()

@@ -17,6 +17,7 @@ from clusters.hooks import routes as hooks
 from clusters.model_registry import routes as model_registry
 from clusters.pipelines import routes as pipelines
 from clusters.pull_secrets import routes as pull_secrets
+from clusters.results import routes as results
 from clusters.schedules import routes as schedules
 from clusters.services import routes as services
 from clusters.sweeps import routes as sweeps
@@ -37,6 +38,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     *model_registry.PAGES,
     *pipelines.PAGES,
     *pull_secrets.PAGES,
+    *results.PAGES,
     *schedules.PAGES,
     *services.PAGES,
     *sweeps.PAGES,

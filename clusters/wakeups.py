@@ -17,6 +17,10 @@ def places_key(cloud: str) -> str:
     return f"woken:places:{cloud}"
 
 
+def numbers_key(appcode_id: int) -> str:
+    return f"woken:numbers:{appcode_id}"
+
+
 def wake(run_id: int) -> None:
     """Requests a reconcile of the run. Call it after the commit. Without a broker the sweep does the work later."""
     send("clusters.tasks.reconcile_run", run_id)
@@ -59,6 +63,11 @@ def wake_output(run_id: int) -> None:
 def wake_crashes(run_id: int) -> None:
     """Requests the cost of the crashes of a run that is gone."""
     send("clusters.tasks.note_crashes", run_id)
+
+
+def wake_numbers(appcode_id: int) -> None:
+    """Requests the numbers of the appcode's runs that are gone, or at which somebody looks. Merges concurrent requests."""
+    send("clusters.tasks.read_numbers", appcode_id, once=numbers_key(appcode_id))
 
 
 def wake_volume(volume_id: int) -> None:

@@ -225,6 +225,8 @@ CELERY_BEAT_SCHEDULE = {
     "model-rules": {"task": "clusters.tasks.apply_model_rules", "schedule": 60.0, "options": {"expires": 60}},
     "forget": {"task": "portal.tasks.forget_deliveries", "schedule": 3600.0, "options": {"expires": 3600}},
     "forget-measured": {"task": "billing.tasks.forget_measured", "schedule": 3600.0, "options": {"expires": 3600}},
+    # Thins what tasks did with their machines, and forgets what is too old.
+    "machine": {"task": "clusters.tasks.thin_machine_samples", "schedule": 3600.0, "options": {"expires": 3600}},
     # Adds the ledger's new lines to what appcodes used lately.
     "fold-use": {"task": "billing.tasks.fold_use", "schedule": 3600.0, "options": {"expires": 3600}},
     # Notices of expiring appcodes; they count in days, so a delay of minutes is fine.
@@ -385,7 +387,7 @@ ENVIRONMENTS_PER_APPCODE = env.int("PORTAL_ENVIRONMENTS_PER_APPCODE", default=20
 CLUSTERS_PER_APPCODE = env.int("PORTAL_CLUSTERS_PER_APPCODE", default=5000)
 # How long deliveries of webhooks are kept.
 WEBHOOK_MEMORY = timedelta(days=env.int("PORTAL_WEBHOOK_DAYS", default=30))
-# How long hourly GPU utilisation per task is kept; daily sums stay.
+# How long hourly GPU utilisation per task, and what it did with its machine, is kept; daily sums stay.
 MEASURED_MEMORY = timedelta(days=env.int("PORTAL_MEASURED_DAYS", default=396))
 SINGLE_MACHINE = env.bool("PORTAL_SINGLE_MACHINE", default="KUBERNETES_SERVICE_HOST" not in env.ENVIRON)
 

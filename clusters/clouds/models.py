@@ -77,6 +77,7 @@ class CloudState(models.Model):
     followed, "" if all is well; meanwhile everything shown is from `heard_at`. `simulated` (GPUs) and `notes`
     (sentences) are separate columns because every page shows them and the capacity of a thousand nodes is long.
     `asked_at`: every run's activity was polled since then (runs/probes.py). This machine reports it instead.
+    `unmeasured`: sentences on what is not known of what tasks do there (machine/sampler.py).
     """
 
     name = models.CharField(max_length=40, primary_key=True)
@@ -87,6 +88,7 @@ class CloudState(models.Model):
     capacity = models.JSONField(default=dict)
     simulated = models.PositiveIntegerField(default=0, db_default=0)
     notes = models.JSONField(default=list, db_default=[])
+    unmeasured = models.JSONField(default=dict, db_default={})
 
     def __str__(self) -> str:
         return self.name

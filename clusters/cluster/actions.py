@@ -32,6 +32,7 @@ from clusters.gateway import origins
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import part_of as hooks_of
 from clusters.model_registry.models import ModelVersion
+from clusters.results.values import parameters
 from clusters.runs import quota
 from clusters.runs.ending import ask_to_end
 from clusters.runs.models import SERVICES, Cluster, Run
@@ -375,12 +376,14 @@ def _new_run(
     folder = output_folder(spec.output_path, name=cluster.name, run=cluster.run_count)
     if why := why_frozen(resolved.output, folder):
         raise Invalid.at("spec", "outputPath", message=why)
+    started_with = {**cluster.spec, **settled(resolved)}
     run = Run.objects.create(
         cluster=cluster,
         number=cluster.run_count,
         cloud=resolved.place.cloud,
         namespace=resolved.place.namespace,
-        spec={**cluster.spec, **settled(resolved)},
+        spec=started_with,
+        parameters=parameters(started_with),
         source=source,
         code=_program(cluster, spec, newest=newest),
         resources=resources_of(resolved),

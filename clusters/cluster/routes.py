@@ -5,11 +5,24 @@ from django.urls import URLPattern, URLResolver, path, re_path
 from clusters.cluster.api import clusters
 from clusters.cluster.api import exec as exec_api
 from clusters.cluster.api import logs as logs_api
+from clusters.cluster.api import machine as machine_api
 from clusters.cluster.api import queue as queue_api
 from clusters.cluster.api import shares as shares_api
 from clusters.cluster.api import terminal as terminal_api
 from clusters.cluster.api.verbs import VERBS as REST_VERBS
-from clusters.cluster.pages import cluster, last_lines, logs, metrics, new, offers, queue, shares, terminal, verbs
+from clusters.cluster.pages import (
+    cluster,
+    last_lines,
+    logs,
+    machine,
+    metrics,
+    new,
+    offers,
+    queue,
+    shares,
+    terminal,
+    verbs,
+)
 from clusters.cluster.pages import list as listing
 from portal.api.verbs import verb_paths
 
@@ -41,6 +54,8 @@ PAGES: list[URLPattern | URLResolver] = [
     path(f"{ONE}/logs/archive", logs.archive),
     path(f"{ONE}/metrics", metrics.metrics, name="cluster_metrics"),
     path(f"{ONE}/metrics/charts", metrics.charts),
+    path(f"{ONE}/metrics/machine", machine.charts),
+    path(f"{ONE}/machine", machine.strip),
     path(f"{ONE}/usage", cluster.usage, name="cluster_usage"),
     path(f"{ONE}/cost", cluster.cost, name="cluster_cost"),
     path(f"{ONE}/runs", cluster.runs, name="cluster_runs"),
@@ -63,6 +78,7 @@ REST: list[URLPattern | URLResolver] = [
     path(f"{REST_ONE}/runs", clusters.Runs.as_view()),
     path(f"{REST_ONE}/runs/<int:run>", clusters.OneRun.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/admission", clusters.RunAdmission.as_view()),
+    path(f"{REST_ONE}/runs/<int:run>/machine", machine_api.RunMachine.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/tasks", clusters.Tasks.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/log", logs_api.TaskLog.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/log", logs_api.RunLog.as_view()),

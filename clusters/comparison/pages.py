@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
@@ -10,22 +12,27 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import conditional_page, require_http_methods, require_safe
+from django.views.decorators.http import conditional_page, require_http_methods, require_POST, require_safe
 
 from clusters.access import clusters_in
 from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, line_of
 from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, what_differs
-from clusters.comparison.values import MOST, Summary, changed_files, placed, summaries
+from clusters.comparison.values import DRAWN, MOST, Summary, changed_files, placed, summaries
 from clusters.manifest.code import code_of
+from clusters.results import view as results_view
+from clusters.results.columns import value_of
+from clusters.results.query import numbers_of as stored_numbers
+from clusters.results.values import Summary as KeptSummary
+from clusters.results.values import is_judged, is_less_better
 from clusters.runs.models import Run
-from clusters.scalars.events import Scalars
+from clusters.scalars.events import Scalars, rank
 from datastores.drivers.patience import within
 from portal.access import appcode_for
 from portal.api.problems import Unavailable
 from portal.errors import Invalid
 from portal.models import Appcode
-from portal.pages.appcodes import person
+from portal.pages.appcodes import person, safe_next
 from portal.pages.charts import Chart, Line, draw, number
 from portal.web.limits import LOOKS
 
@@ -45,6 +52,19 @@ class Column:
     gpu_seconds: float
     output: str
     without: str
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A row of the table of metrics: for each run (value, step, whether it is the best), of its last and of its best value."""
+
+    name: str
+    last: list[tuple[str, str, bool]]
+    best: list[tuple[str, str, bool]]
+
+    @property
+    def pairs(self) -> list[tuple[tuple[str, str, bool], tuple[str, str, bool]]]:
+        return list(zip(self.last, self.best, strict=True))
 
 
 @dataclass(frozen=True)
@@ -78,8 +98,13 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
     latest = Run.objects.filter(cluster__appcode=appcode, cluster__deleted_at=None).select_related("cluster")
     offered = [name_of(run) for run in latest.only("number", "cluster__name").order_by("-id")[: LATEST + MOST]]
     files = [(run_code.files if (run_code := code_of(run.spec)) else None) or {} for run in runs]
+    equal = "all" in request.GET
+    kept, same = _kept(runs, equal=equal)
+    definitions = what_differs(runs, equal=True) if len(runs) > 1 else []
+    same += sum(not each.differs for each in definitions)
     context = {
-        "appcode": appcode, "columns": columns, "differences": what_differs(runs) if len(runs) > 1 else [],
+        "appcode": appcode, "columns": columns, "differences": [each for each in definitions if equal or each.differs],
+        "kept": kept, "equal": equal, "same": same, "drawn": DRAWN, "switch": _query(names) + ("" if equal else "&all=1"),
         "files": list(changed_files(*files)) if len(runs) == 2 else [], "runs": ",".join(names),
         "others": [name for name in offered if name not in names][:LATEST],
         "is_full": len(runs) >= MOST, "is_live": any(not run.is_terminal for run in runs), "axes": AXES, "smooth": SMOOTH,
@@ -96,7 +121,7 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
     axis, weight = _chosen(request)
     context: dict[str, object] = {"metrics": []}
     try:
-        runs = runs_to_compare(_named(request), appcode)
+        runs = runs_to_compare(_named(request), appcode)[:DRAWN]
         with LOOKS.enter(person(request).pk), within(READ_SECONDS):
             found, refused = numbers_of(runs)
     except Invalid as invalid:
@@ -114,6 +139,37 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
             "left_out": max(0, len(tags) - MAX_CHARTS), "notes": [*refused, *(note for each in found for note in each.notes)],
         }  # fmt: skip
     return render(request, "clusters/comparison/_charts.html", context)
+
+
+def _kept(runs: Sequence[Run], *, equal: bool) -> tuple[list[Kept], int]:
+    """The metrics of the runs as they are kept, losses and accuracies first, and how many are the same in all. These are left out
+    unless `equal`. One query."""
+    found = stored_numbers([run.pk for run in runs])
+    rows, same = list[Kept](), 0
+    names = {name for each in found.values() for name in each}
+    for name in sorted(names, key=lambda each: (rank(each), each)):
+        summaries_ = [found.get(run.pk, {}).get(name) for run in runs]
+        row = Kept(name, *(_marked(results_view.Column(kind, name), summaries_) for kind in ("last", "best")))
+        is_same = len(runs) > 1 and all(len({value for value, _, _ in cells}) == 1 for cells in (row.last, row.best))
+        same += is_same
+        if equal or not is_same:
+            rows.append(row)
+    return rows, same
+
+
+def _marked(column: results_view.Column, found: Sequence[KeptSummary | None]) -> list[tuple[str, str, bool]]:
+    pairs = [value_of(column, each) if each else (None, None) for each in found]
+    values = [value for value, _ in pairs if value is not None and math.isfinite(value)]
+    is_clear = len(set(values)) > 1 and is_judged(column.name)
+    best = (min if is_less_better(column.name) else max)(values) if is_clear else None
+    return [
+        (
+            "" if value is None else number(value),
+            "" if step is None else f"{step:,}",
+            value is not None and value == best,
+        )
+        for value, step in pairs
+    ]
 
 
 def _metric(tag: str, names: list[str], found: list[Scalars], axis: str, weight: float) -> Metric:
@@ -145,6 +201,19 @@ def _row(label: str, summary: Summary) -> tuple[str, str, str, str, str]:
 def _named(request: HttpRequest) -> list[str]:
     """The names in all `runs` parameters, separated by commas."""
     return [name for text in request.GET.getlist("runs") for name in text[:2000].split(",") if name]
+
+
+@require_POST
+def compare_ticked(request: HttpRequest) -> HttpResponse:
+    """Compares the latest runs of ticked clusters (`cluster=APPCODE/NAME`) of one appcode, which the ticks name."""
+    codes = list(dict.fromkeys(text.partition("/")[0] for text in request.POST.getlist("cluster")))
+    if len(codes) != 1:
+        said = "Only runs of one appcode are compared: choose clusters of one." if codes else "Choose clusters first."
+        messages.error(request, said)
+        return redirect(safe_next(request))
+    return redirect(
+        f"{reverse('compare', args=[codes[0]])}?{_query(_ticked(request, appcode_for(person(request), codes[0])))}"
+    )
 
 
 def _ticked(request: HttpRequest, appcode: Appcode) -> list[str]:

@@ -6,6 +6,7 @@ from clusters.comparison import api as compare_api
 from clusters.comparison import pages as compare
 
 PAGES: list[URLPattern | URLResolver] = [
+    path("compare", compare.compare_ticked, name="compare_ticked"),
     path("appcodes/<slug:code>/compare", compare.compare, name="compare"),
     path("appcodes/<slug:code>/compare/charts", compare.charts, name="compare_charts"),
 ]

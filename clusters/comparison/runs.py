@@ -19,11 +19,11 @@ from portal.models import Appcode
 _NAME = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}")
 
 
-def runs_to_compare(names: Sequence[str], appcode: Appcode) -> list[Run]:
+def runs_to_compare(names: Sequence[str], appcode: Appcode, most: int = MOST) -> list[Run]:
     """The runs (`train/3`) in the order of their names, each once. Raises Invalid at `runs`."""
     wanted = list(dict.fromkeys(names))
-    if len(wanted) > MOST:
-        raise Invalid.at("runs", message=f"At most {MOST} runs are compared at once.")
+    if len(wanted) > most:
+        raise Invalid.at("runs", message=f"At most {most} runs are compared at once.")
     if unclear := next((name for name in wanted if not _NAME.fullmatch(name)), None):
         raise Invalid.at("runs", message=f"“{unclear[:80]}” is no run; write cluster and number, like train/3.")
     found = runs_named(wanted, appcode)
@@ -32,11 +32,16 @@ def runs_to_compare(names: Sequence[str], appcode: Appcode) -> list[Run]:
     return [found[name] for name in wanted]
 
 
-def what_differs(runs: Sequence[Run]) -> list[Difference]:
-    """Differences between what they were started with: definitions, commits or digests of code, digests of input."""
-    return differences(
-        [{**run.spec, "code": _program(run), "read": {"digest": run.read.get("digest")}} for run in runs]
-    )
+def what_differs(runs: Sequence[Run], *, equal: bool = False) -> list[Difference]:
+    """Differences between what they were started with: definitions, options of the command, commits or digests of code, digests
+    of input. With `equal`, also what is the same in all."""
+    return differences([_definition(run) for run in runs], equal=equal)
+
+
+def _definition(run: Run) -> dict[str, Any]:
+    env = run.spec.get("env") or {}
+    options = {name: text for name, text in (run.parameters or {}).items() if name not in env}
+    return {**run.spec, "option": options, "code": _program(run), "read": {"digest": run.read.get("digest")}}
 
 
 def numbers_of(runs: Sequence[Run]) -> tuple[list[Scalars], list[str]]:

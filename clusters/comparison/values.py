@@ -11,8 +11,8 @@ from typing import Any
 
 from clusters.scalars.events import Curve, Point, Scalars
 
-# A chart has colours for this many runs.
-MOST = 6
+# Runs of a table, and of a chart, which has so many colours.
+MOST, DRAWN = 20, 6
 # Pairs of lines compared for one page. The worst case takes seconds, and grows with the cube.
 MAX_PAIRS = 2_000_000
 
@@ -23,6 +23,10 @@ class Difference:
 
     path: str
     values: tuple[str | None, ...]
+
+    @property
+    def differs(self) -> bool:
+        return len(set(self.values)) > 1
 
     @property
     def is_hash(self) -> bool:
@@ -41,12 +45,12 @@ class Summary:
     largest: float | None
 
 
-def differences(definitions: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """The differences, ordered by path."""
+def differences(definitions: Sequence[Mapping[str, Any]], *, equal: bool = False) -> list[Difference]:
+    """The differences, ordered by path; with `equal`, also what is the same in all."""
     said = [flat(each) for each in definitions]
     paths = sorted({path for each in said for path in each})
     found = (Difference(path, tuple(each.get(path) for each in said)) for path in paths)
-    return [each for each in found if len(set(each.values)) > 1]
+    return [each for each in found if equal or each.differs]
 
 
 def flat(spec: Any, path: str = "") -> dict[str, str]:

@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusters.catalog.folders import output_folder
-from clusters.clouds.bulkhead import lane
 from clusters.manifest.hook_spec import SEEN_AT, HookSpec
 from clusters.runs.models import Run
 from clusters.scalars.events import Scalars
-from clusters.scalars.reading import printed, stored
+from clusters.scalars.reading import all_scalars
 from datastores.actions import open_store
 from datastores.drivers.patience import within
 from datastores.models import Datastore
 from portal.text.zones import utc_text
 
-# Maximum seconds to read a run's metrics, and how often reading is continued within them.
-SECONDS, LOOKS = 30.0, 20
+# Maximum seconds to read a run's metrics.
+SECONDS = 30.0
 # Environments are limited (MAX_ENV_BYTES of a manifest), and all of this is in it twice, besides the hook's own variables. In
 # JSON, a byte of a message may take six.
 MAX_METRICS_BYTES, MAX_MESSAGE_BYTES = 12 * 1024, 2000
@@ -55,19 +54,7 @@ def metrics_of(run: Run) -> dict[str, float | None]:
     """The last value of each metric, as in `last_values`: from its event files, or else from its printed output. Raises
     DriverError and CloudError; not inside a transaction."""
     with within(SECONDS):
-        found = _stored(run) if run.spec["output"] else Scalars((), 0)
-        if not found.curves:
-            with lane(run.cloud):
-                found = printed(run)
-    return last_values(found)
-
-
-def _stored(run: Run) -> Scalars:
-    """Reads event files outside the cloud's lane: they are on a server of the appcode, so no call to the cloud has to wait."""
-    for _ in range(LOOKS):
-        if (found := stored(run)).is_complete:
-            break
-    return found
+        return last_values(all_scalars(run))
 
 
 def last_values(scalars: Scalars) -> dict[str, float | None]:

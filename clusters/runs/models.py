@@ -12,6 +12,7 @@ import secrets
 from decimal import Decimal
 from typing import ClassVar
 
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 from django.db.models.fields.json import KT
@@ -102,7 +103,7 @@ class Run(models.Model):
     Who writes which fields. Users (actions.py): `desired`, `stop_*`. runs/reconcile.py and runs/quota.py: `wait_*`,
     `admitted_at`, `applied_at`, `release_asked_at`, `claim_*`, `refusal`. runs/idle.py: `kept_at`, `idle_announced_at`,
     `end_announced_at`, `needed_asked_at`, `look_at`. runs/checkpoints.py: `checkpoint_*`. runs/status/observe.py, phase_update.py
-    and history.py: everything else. `usage_*`,
+    and history.py: everything else. The room `results`: `tags`, `note`, `parameters`, `numbers_*`. `usage_*`,
     `gpu_*` and `cost_*` are sums over the run's segments at `usage_as_of` and their growth rates, so that a list shows
     live cost without a join.
     """
@@ -242,6 +243,15 @@ class Run(models.Model):
         db_default={},
         help_text='Which program it started with, beside its image: {"digest": "ab…"} or {"commit": "ab…"}',
     )
+    tags = ArrayField(models.CharField(max_length=40), default=list, db_default=[], help_text="Words of users.")
+    note = models.TextField(blank=True, default="", db_default="", help_text="What users say about it.")
+    parameters = models.JSONField(
+        null=True, help_text="Its variables and options by name (results/values.py); NULL in runs of earlier releases."
+    )
+    numbers_at = models.DateTimeField(null=True, help_text="As of when its metrics are kept (results/models.py).")
+    numbers_due = models.BooleanField(
+        default=True, db_default=True, help_text="Once it is gone, its metrics are to be read for the last time."
+    )
     blocked_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
     blocked_message = models.TextField(
         blank=True,
@@ -318,6 +328,7 @@ class Run(models.Model):
             models.Index(fields=["created_by", "phase_since"], name="run_news"),
             models.Index(fields=["id"], condition=Q(wrote__isnull=True), name="run_unlisted"),
             models.Index(fields=["id"], condition=Q(crashes__isnull=True), name="run_uncounted"),
+            models.Index(fields=["id"], condition=Q(gone=True, numbers_due=True), name="run_numbers_due"),
         ]
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ tensorboard package, which needs neither TensorFlow nor numpy for them.
 from __future__ import annotations
 
 import heapq
+import math
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,14 +67,21 @@ class Point:
 
 @dataclass
 class Series:
-    """The points of one tag in one file, thinned evenly: every `stride`-th point, plus the newest."""
+    """The points of one tag in one file, thinned evenly: every `stride`-th point, plus the newest; its extremes beside them."""
 
     points: list[Point] = field(default_factory=list)
     stride: int = 1
     seen: int = 0
     newest: Point | None = None
+    low: Point | None = None
+    high: Point | None = None
 
     def add(self, point: Point) -> None:
+        if math.isfinite(point.value):
+            if self.low is None or point.value < self.low.value:
+                self.low = point
+            if self.high is None or point.value > self.high.value:
+                self.high = point
         if self.seen % self.stride == 0:
             self.points.append(point)
             if len(self.points) >= 2 * MAX_POINTS:
@@ -87,20 +95,43 @@ class Series:
             return list(self.points)
         return [*self.points, self.newest]
 
+    @property
+    def extremes(self) -> list[Point]:
+        """The smallest and the largest point, which may be thinned out of `all`."""
+        return [each for each in (self.low, self.high) if each is not None]
+
+    @property
+    def whole(self) -> list[Point]:
+        """`all` with the extremes, by step. Of points of one step, the newest stays the last."""
+        found = self.all
+        if self.stride > 1:  # Else nothing is left out.
+            known = {(point.step, point.value) for point in found}
+            found = [*(each for each in self.extremes if (each.step, each.value) not in known), *found]
+        return sorted(found, key=lambda point: point.step)
+
     def thin(self) -> None:
         self.points = self.points[::2]
         self.stride *= 2
 
     def to_json(self) -> list[Any]:
         """Packs points as bytes, because JSON has no NaN or infinity."""
-        packed = b"".join(_POINT.pack(point.step, point.wall_time, point.value) for point in self.all)
-        return [self.stride, self.seen, len(self.points), b64encode(packed).decode()]
+        return [self.stride, self.seen, len(self.points), _packed(self.all), _packed(self.extremes)]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> Series:
-        stride, seen, count, packed = value
-        points = [Point(*each) for each in _POINT.iter_unpack(b64decode(packed))]
-        return cls(points[:count], stride, seen, points[-1] if points else None)
+        stride, seen, count, packed, extremes = value
+        points, ends = _unpacked(packed), _unpacked(extremes)
+        return cls(
+            points[:count], stride, seen, points[-1] if points else None, *(ends[:1] + ends[-1:] or (None, None))
+        )
+
+
+def _packed(points: Iterable[Point]) -> str:
+    return b64encode(b"".join(_POINT.pack(each.step, each.wall_time, each.value) for each in points)).decode()
+
+
+def _unpacked(text: str) -> list[Point]:
+    return [Point(*each) for each in _POINT.iter_unpack(b64decode(text))]
 
 
 @dataclass
@@ -156,7 +187,7 @@ class Scalars:
     @property
     def tags(self) -> list[str]:
         """Each tag once: losses, accuracies and speeds first, then by name."""
-        return sorted({curve.tag for curve in self.curves}, key=lambda tag: (_rank(tag), tag))
+        return sorted({curve.tag for curve in self.curves}, key=lambda tag: (rank(tag), tag))
 
     @property
     def began(self) -> float:
@@ -286,7 +317,7 @@ def _curves(progress: Mapping[str, Progress]) -> list[Curve]:
             if points and new and file.started > ended:
                 # A restarted program goes on from its checkpoint: its repeated steps replace the lost ones.
                 points = [point for point in points if point.step < new[0].step]
-            points += new
+            points += file.series[tag].whole
             ended = max(ended, file.ended)
         curves.append(
             Curve(tag, "" if folder == "." else folder, tuple(sorted(points, key=lambda p: (p.step, p.wall_time))))
@@ -294,7 +325,8 @@ def _curves(progress: Mapping[str, Progress]) -> list[Curve]:
     return curves
 
 
-def _rank(tag: str) -> int:
+def rank(tag: str) -> int:
+    """Smaller for what people look at first: losses, then accuracies, then speeds."""
     words = tag.lower()
     marks = (("loss",), ("acc",), ("step/sec", "steps_per_sec", "step_per_sec"))
     return next((rank for rank, names in enumerate(marks) if any(name in words for name in names)), len(marks))

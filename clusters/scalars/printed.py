@@ -58,7 +58,8 @@ def scalars_of_log(data: bytes, notes: Iterable[str] = ()) -> Scalars:
             series.setdefault(name, Series()).add(Point(step, 0.0, float(text)))
     curves = []
     for name, each in series.items():
-        by_step = {point.step: point for point in each.all}
+        # The later of two lines with one step counts; so what is known of extremes alone comes first.
+        by_step = {point.step: point for point in (*each.extremes, *each.all)}
         curves.append(Curve(name, "", tuple(by_step[step] for step in sorted(by_step))))
     return Scalars(tuple(curves), 0, tuple(notes))
 

@@ -20,6 +20,7 @@ from django.core.cache import cache
 from django.db.models import Max
 
 from clusters.catalog.folders import output_folder
+from clusters.clouds.bulkhead import lane
 from clusters.clouds.drivers.base import CloudError
 from clusters.frameworks import FRAMEWORKS
 from clusters.logs.read import RunLogs
@@ -46,6 +47,8 @@ MAX_TASKS = 16
 MAX_PACED, PACE_BYTES, AT_ONCE = 200, 16 * 1024, 8
 # Limits when searching the leading task's log for steps: bytes of its beginning and of its end, and attempts.
 MAX_DIARY, MAX_ATTEMPTS = 512 * 1024, 20
+# How often a loop continues with long event files.
+PARTS = 20
 # Seconds for which stragglers and crashes of a run are cached.
 SAME = 15
 
@@ -54,6 +57,20 @@ def scalars_of(run: Run) -> Scalars:
     """Raises DriverError if its datastore cannot be read or is gone, CloudError if its log cannot be read."""
     found = stored(run) if run.spec["output"] else None
     return found if found and (found.curves or not found.is_complete) else printed(run)
+
+
+def all_scalars(run: Run) -> Scalars:
+    """The same for loops, which read long files to their end. Not inside a transaction. Raises DriverError and CloudError."""
+    found = Scalars((), 0)
+    if run.spec["output"]:
+        # Outside the cloud's lane: the files are on a server of the appcode, so no call to the cloud has to wait for it.
+        for _ in range(PARTS):
+            if (found := stored(run)).is_complete:
+                break
+    if not found.curves:
+        with lane(run.cloud):
+            found = printed(run)
+    return found
 
 
 def stored(run: Run) -> Scalars:
@@ -74,7 +91,7 @@ def _stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progress]]
         files, tables = _files(driver, folder)
     except NotPossible:
         return Scalars((), 0), {}
-    keys = {file.path: f"scalars.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
+    keys = {file.path: f"curves.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
     kept = cache.get_many(keys.values())
     remembered = {path: Progress.from_json(kept[key]) for path, key in keys.items() if key in kept}
     before = {path: each.state for path, each in remembered.items()}
@@ -82,7 +99,7 @@ def _stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progress]]
         scalars, progress = read(files, driver.read_range, remembered)
         while not scalars.is_complete and time.monotonic() < until:
             scalars, progress = read(files, driver.read_range, remembered)
-        more = tuple(_of_tables(tables, driver, f"scalars.{run.pk}.{store.pk}"))
+        more = tuple(_of_tables(tables, driver, f"curves.{run.pk}.{store.pk}"))
         long = tuple(
             f"Only the first {MAX_TABLE >> 20} MiB of {each.path} are read." for each in tables if each.size > MAX_TABLE
         )
@@ -250,7 +267,7 @@ def _of_tables(tables: Sequence[Entry], driver: Driver, prefix: str) -> Iterator
             cache.set(keys[file.path], (file.etag, told), REMEMBER_SECONDS)
         folder = str(PurePosixPath(file.path).parent)
         for name, each in series.items():
-            points = tuple(sorted(each.all, key=lambda point: point.step))
+            points = tuple(each.whole)
             yield Curve(name, "" if folder == "." else folder, points)
 
 

@@ -71,6 +71,8 @@ class Lock(IntEnum):
     FORECASTS = 26
     # By appcode: listing what its running runs have saved.
     CHECKPOINTS = 27
+    # By appcode: reading the numbers of its runs.
+    NUMBERS = 28
 
 
 @contextmanager

@@ -33,13 +33,15 @@ OTHERS = "all others"
 @dataclass(frozen=True)
 class Line:
     """A line of (x, y) in the order of x. A `y` that is NaN, infinite or beyond `LARGEST` leaves a gap. If `scattered`,
-    each point is a dot. `times` are the Unix times of the points, if known, and `began` is when its run did."""
+    each point is a dot. `times` are the Unix times of the points, if known, and `began` is when its run did. `has_gaps`: NaN is
+    time without numbers, and no mistake of a program."""
 
     label: str
     points: Sequence[tuple[float, float]]
     scattered: bool = False
     times: Sequence[float] = ()
     began: float | None = None
+    has_gaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -399,7 +401,7 @@ def _drawn(line: Line, place: Callable[[float, float], tuple[float, float]]) -> 
         latest=number(line.points[-1][1]) if line.points else "–",
         smallest=number(min(values)) if values else "–",
         largest=number(max(values)) if values else "–",
-        missing=len(line.points) - len(values),
+        missing=0 if line.has_gaps else len(line.points) - len(values),
     )
 
 

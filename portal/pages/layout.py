@@ -64,7 +64,8 @@ NAVIGATION = (
     Section(
         "Train",
         (
-            Entry("Clusters", "clusters", "cluster", pages=("compare",), words="runs jobs training"),
+            Entry("Clusters", "clusters", "cluster", words="runs jobs training"),
+            Entry("Results", "results", "results", pages=("compare",), words="metrics experiments runs table compare"),
             Entry("Applications", "applications", "application", words="notebooks jupyter tensorboard"),
             Entry("Queue", "queue", "state-queued", tabs=("shares",), words="waiting shares"),
             Entry("Sweeps", "sweeps", "sweep", words="parameters tuning"),

@@ -126,6 +126,8 @@ def test_a_run_that_fails_says_why_and_is_mended_in_the_form(page: Page) -> None
     tab(page, "Logs")
     expect(page.locator("#log")).to_contain_text("it's $HOME Zürich")
     tab(page, "Runs")
+    for run in ("broken/1", "broken/2"):
+        page.get_by_label(f"Select {run}").check()
     page.get_by_role("button", name="Compare", exact=True).click()
     expect(page.locator(".differences")).to_contain_text("exit 7")
 

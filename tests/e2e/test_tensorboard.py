@@ -84,7 +84,7 @@ def test_two_runs_are_compared(browser: Browser, portal_up: Portal, train: str) 
         page.goto(f"{portal_up.origin}/clusters/ops-demo/learn/runs")
         sign_in(page, portal_up, "bob")
         for number in (1, 2):
-            expect(page.get_by_label(f"Choose run {number}")).to_be_checked()
+            page.get_by_label(f"Select learn/{number}").check()
         with context.expect_page() as opened:
             page.get_by_role("button", name="Compare in TensorBoard ▸").click()
         board = opened.value

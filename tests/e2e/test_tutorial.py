@@ -49,7 +49,7 @@ def test_the_first_hour_goes_as_the_tutorial_says(browser: Browser, portal_up: P
         expect(head).to_contain_text(f"Run {first + 1} · succeeded", timeout=LONG)
         tab(page, "Runs")
         for number in (first, first + 1):
-            page.get_by_label(f"Choose run {number}").check()
+            page.get_by_label(f"Select {name}/{number}").check()
         page.get_by_role("button", name="Compare", exact=True).click()
         expect(page.get_by_role("heading", name="Compare runs")).to_be_visible()
 

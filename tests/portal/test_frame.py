@@ -139,7 +139,7 @@ def test_navigation_shows_only_pages_that_exist_and_are_for_me(client: Client, p
     page = client.get("/appcodes")
     assert "Admin" not in dict(page.context["navigation"])
     assert lit(page) == ["Appcodes"]
-    assert lit(client.get("/appcodes/ops-demo/compare")) == ["Clusters"]
+    assert lit(client.get("/appcodes/ops-demo/compare")) == ["Results"]
     client.force_login(people.root)
     page = client.get("/admin/people/alice")
     assert lit(page) == ["People"]

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_safe
@@ -41,6 +41,8 @@ from clusters.manifest.code import code_of
 from clusters.manifest.hook_spec import part_of
 from clusters.manifest.input import InputSpec, input_of
 from clusters.model_registry.models import ModelVersion
+from clusters.results.access import views_of
+from clusters.results.pages import context_of, view_of
 from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.placing.forecasts import forecasts_of
 from clusters.runs.placing.known import domains_of
@@ -61,7 +63,7 @@ TABS = (
 # Larger task tables are behind a link; the strip above shows all tasks.
 MAX_TASK_ROWS = 120
 STRIP_FROM = 9
-EVENTS, RUNS, READERS = 100, 50, 20
+EVENTS, READERS = 100, 20
 
 
 @dataclass(frozen=True)
@@ -284,14 +286,16 @@ def cost(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_safe
 def runs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """The table of results, of this cluster alone."""
     shown = page_of(request, appcode, name)
-    found, next_cursor = layout.page_of(request, shown.cluster.runs.select_related("created_by"), "-id", RUNS)
-    lines = [(run, run.cost_at(shown.now), run.gpu_seconds_at(shown.now)) for run in found]
-    context = {
-        "page": shown,
-        "runs": lines,
-        "next_cursor": next_cursor,
-    }
+    view = replace(view_of(request), cluster=name, whole="")
+    own, _ = views_of(person(request), shown.cluster.appcode, view.scope)
+    if own and not set(request.GET) - {"run"}:
+        return redirect(f"{request.path}?{own}")
+    context = {"page": shown, "embedded": True, **context_of(request, shown.cluster.appcode, view)}
+    if shown.row.is_computing:
+        context["tensorboard"] = f"{shown.url}/tensorboard"
+        context["notebook"] = f"{shown.url}/notebook" if shown.row.may_operate else ""
     return render(request, "clusters/cluster/runs.html", context)
 
 

@@ -287,7 +287,7 @@ def found(
         "next_cursor": next_cursor,
         "sort": sort,
         "several": SEVERAL,
-        "compares": search.appcode if kind == "cluster" else "",
+        "compares": kind == "cluster",
         "counts": _counts(user, kind, search, clusters),
         "may_create": roles is None or any(role in OPERATE.value for role in roles.values()),
         "query": request.GET.urlencode(),

@@ -53,6 +53,7 @@ def metrics(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "others": others,
         "offered": _offered(shown),
         "query": urlencode({key: value for key, value in said.items() if value}, safe=","),
+        "machine_query": "?" + urlencode({key: request.GET[key] for key in ("run", "show") if request.GET.get(key)}),
     }
     return render(request, "clusters/cluster/metrics.html", context)
 

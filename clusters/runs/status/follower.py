@@ -22,6 +22,7 @@ from clusters.clouds import registry
 from clusters.clouds.drivers.base import Capacity, Cloud, CloudError, WatchExpired
 from clusters.clouds.models import CloudState
 from clusters.logs.collect import Holding
+from clusters.machine.sampler import sampling
 from clusters.runs.placing import pools
 from clusters.runs.status.observe import apply_batch, apply_listing, save_capacity, save_trouble
 from portal.db.advisory_lock import Lock, advisory_lock
@@ -102,7 +103,9 @@ class Follower(threading.Thread):
                 try:
                     # `_follow` writes with the connection that holds the lock: losing it ends the lead and all later writes.
                     if held.enter_context(advisory_lock(Lock.FOLLOWER, self.cloud, seconds=LEAD_SECONDS)):
-                        self._follow(registry.cloud(self.cloud))
+                        source = registry.cloud(self.cloud)
+                        held.enter_context(sampling(source))
+                        self._follow(source)
                     continue
                 except (CloudError, OperationalError, InterfaceError) as error:
                     log.warning("%s: trying again: %s", self.cloud, error)

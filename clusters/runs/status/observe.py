@@ -255,6 +255,7 @@ def _write(cloud: str, items: Sequence[Seen]) -> None:
     if gone := [item.run_id for item in noted if isinstance(item, RunGone) and item.life >= runs[item.run_id].life]:
         metered |= _close(cloud, runs, gone, at)
         _crashed(runs, gone)
+        _ended(runs, gone)
     for item in noted:
         _note(runs[item.run_id], item)
     update_rows({item.run_id: runs[item.run_id] for item in noted}.values(), NOTED)
@@ -278,6 +279,12 @@ def _crashed(runs: dict[int, Run], gone: Sequence[int]) -> None:
         if not run.gone and run.crashes is not None:
             run.crashes = None
             transaction.on_commit(partial(wakeups.wake_crashes, run.pk))
+
+
+def _ended(runs: dict[int, Run], gone: Sequence[int]) -> None:
+    """Asks for the last numbers of runs that are now gone: their output and logs are complete."""
+    for appcode_id in {runs[pk].cluster.appcode_id for pk in gone if not runs[pk].gone}:
+        transaction.on_commit(partial(wakeups.wake_numbers, appcode_id))
 
 
 def _expected(cloud: str, runs: dict[int, Run], item: Seen) -> bool:

@@ -10,7 +10,16 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
-from clusters.clouds.drivers.base.observations import Batch, Capacity, LogChunk, Measurements, Output, Preflight, Seen
+from clusters.clouds.drivers.base.observations import (
+    Batch,
+    Capacity,
+    LogChunk,
+    Measurements,
+    Output,
+    Preflight,
+    Samples,
+    Seen,
+)
 from clusters.clouds.drivers.base.plan import Access, Gateway, Mount, Plan, RunRef, SourceKind, VolumeRef, VolumeSource
 
 NO_COMMANDS = "Where this runs no commands can be run inside tasks."
@@ -240,6 +249,15 @@ class MeasuresGpus(Protocol):
     def gpu_use(self, since: str) -> Measurements:
         """Returns utilization in complete minutes after position `since` ("" for the oldest known). A minute may be repeated; a
         cloud not read for long may have lost some."""
+
+
+@runtime_checkable
+class SamplesTasks(Protocol):
+    """Knows what its tasks use of their machines."""
+
+    @abstractmethod
+    def samples(self) -> Samples:
+        """Returns a sample of each running task, in few calls for any number of tasks. Called every 10 s by one thread."""
 
 
 @runtime_checkable

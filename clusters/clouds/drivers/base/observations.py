@@ -268,6 +268,43 @@ class Measurements:
 
 
 @dataclass(frozen=True)
+class GpuNow:
+    """One GPU of a task: how busy it is (0 to 100), and its memory in use. None: it does not say."""
+
+    id: str
+    percent: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one pod had used at `at` (seconds since 1970). `cpu_seconds` and the bytes that it `received`, `sent`, `read` from
+    disk and has `written` to it only grow while the pod lives; a smaller value means that counting began anew. `cores`: CPU
+    as a rate, from a cloud that counts no seconds. `memory_bytes` excludes files that the kernel can drop. None: not measured.
+    """
+
+    uid: str
+    at: float
+    cpu_seconds: float | None = None
+    memory_bytes: int | None = None
+    received: int | None = None
+    sent: int | None = None
+    read: int | None = None
+    written: int | None = None
+    gpus: tuple[GpuNow, ...] = ()
+    cores: float | None = None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of running pods. `notes`: sentences on what is not measured, and what an administrator can do about it: of GPUs
+    under "gpu", of the network under "network", of all else under "cpu"."""
+
+    items: tuple[Sample, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class LogChunk:
     """A piece of a task's log as bytes (not necessarily UTF-8). `offset`: where to continue.
 

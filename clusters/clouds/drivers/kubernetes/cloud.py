@@ -46,12 +46,14 @@ from clusters.clouds.drivers.base import (
     RolePlan,
     RunRef,
     RunsCommands,
+    Samples,
+    SamplesTasks,
     Seen,
     Session,
     VolumeRef,
     VolumeSource,
 )
-from clusters.clouds.drivers.kubernetes import launch, logs, prometheus
+from clusters.clouds.drivers.kubernetes import launch, logs, prometheus, sampling
 from clusters.clouds.drivers.kubernetes.api import kueue, lookup, preflight, probe
 from clusters.clouds.drivers.kubernetes.api.client import METADATA_LIST, Client, path_of
 from clusters.clouds.drivers.kubernetes.api.errors import Forbidden, Missing, Refused
@@ -74,7 +76,7 @@ from clusters.clouds.drivers.kubernetes.watch.follower import Follower
 log = logging.getLogger(__name__)
 
 
-class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNodes, Inspected):
+class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, SamplesTasks, GivesUpNodes, Inspected):
     """One Kubernetes cluster. Thread-safe; only one thread lists and watches."""
 
     kind = "kubernetes"
@@ -111,6 +113,8 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
         self._pods = logs.Pods(client, settings.portal)
         self._namespaces = Namespaces(client, settings)
         self._upkeep: Upkeep | None = None
+        selector = names.selector(portal=settings.portal)
+        self._sampling = sampling.Sampling(client, settings, prometheus_token, selector)
 
     @classmethod
     def connect(cls, access: Access) -> Self:
@@ -357,6 +361,17 @@ class KubernetesCloud(Cloud, KeepsVolumes, RunsCommands, MeasuresGpus, GivesUpNo
                 if place in uids
             ),
         )
+
+    def samples(self) -> Samples:
+        """Only in the process that follows the cloud: it knows which pods run where without asking."""
+        mirror = self._follower.mirror
+        pods = list(mirror.pods.items()) if mirror else []
+        running = [
+            sampling.Place(uid, pod.namespace, pod.name, pod.seen.node)
+            for uid, pod in pods
+            if pod.seen.phase == "Running" and not pod.over and not (mirror and mirror.is_silent(pod.seen.node))
+        ]
+        return self._sampling.read(running)
 
     def acknowledge(self, items: Sequence[Seen]) -> None:
         """Starts the follow-up work and other upkeep in the background."""

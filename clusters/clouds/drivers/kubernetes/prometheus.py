@@ -11,6 +11,7 @@ import datetime as dt
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,7 +19,7 @@ import orjson
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from clusters.clouds.drivers.base import CloudError
+from clusters.clouds.drivers.base import CloudError, GpuNow
 
 TIMEOUT = urllib3.Timeout(connect=3.0, read=8.0)
 # Seconds for the whole answer, even if it arrives slowly.
@@ -31,11 +32,18 @@ SETTLED = dt.timedelta(seconds=30)
 MOST_MINUTES = 10
 UNSET = "Nothing measures how busy its GPUs are: its settings name no Prometheus."
 SILENT = "Its Prometheus has no measurements of GPUs; is NVIDIA's DCGM exporter scraped there?"
+NOT_PROMETHEUS = "Prometheus answered something that is not its API's; check the address."
 _BY = "by (namespace, pod, exported_namespace, exported_pod)"
 # Prefers the share of time in which the graphics engine was active, if the GPU reports it.
 QUERY = (
     f"avg {_BY} (avg_over_time(DCGM_FI_PROF_GR_ENGINE_ACTIVE[1m])) "
     f"or avg {_BY} (avg_over_time(DCGM_FI_DEV_GPU_UTIL[1m])) / 100"
+)
+# By pod and GPU: share and percent of time in which it was busy, and MiB of its memory in use.
+_ENGINE, _BUSY, _MEMORY = "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"
+LATEST = (
+    "max by (__name__, gpu, namespace, pod, exported_namespace, exported_pod) "
+    f'({{__name__=~"{_ENGINE}|{_BUSY}|{_MEMORY}"}})'
 )
 Place = tuple[str, str]
 
@@ -65,6 +73,41 @@ def read(address: str, token: str, minutes: list[dt.datetime]) -> dict[tuple[dt.
     return parse(_ask(f"{address.rstrip('/')}/api/v1/query_range", token, asked), minutes)
 
 
+def latest(address: str, token: str) -> dict[Place, tuple[GpuNow, ...]]:
+    """Returns the GPUs of all pods as they were scraped last. Raises CloudError."""
+    return parse_latest(_ask(f"{address.rstrip('/')}/api/v1/query", token, {"query": LATEST}))
+
+
+def parse_latest(data: bytes) -> dict[Place, tuple[GpuNow, ...]]:
+    """Parses an answer for `latest`."""
+    told: defaultdict[tuple[Place, str], dict[str, float]] = defaultdict(dict)
+    try:
+        answer = orjson.loads(data)
+        if answer["status"] != "success" or answer["data"]["resultType"] != "vector":
+            raise ValueError
+        for each in answer["data"]["result"]:
+            labels, value = each["metric"], float(each["value"][1])
+            place, largest = _place(labels), {_ENGINE: 1.01, _BUSY: 101.0}.get(labels["__name__"], 2.0**40)
+            if place[1] and math.isfinite(value) and 0 <= value <= largest:
+                told[place, str(labels.get("gpu", ""))][labels["__name__"]] = value
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        raise CloudError(NOT_PROMETHEUS) from error
+    found: defaultdict[Place, list[GpuNow]] = defaultdict(list)
+    for (place, gpu), values in sorted(told.items()):
+        share = values.get(_ENGINE)
+        percent = values.get(_BUSY) if share is None else share * 100
+        memory = values.get(_MEMORY)
+        found[place].append(
+            GpuNow(gpu, None if percent is None else min(percent, 100.0), None if memory is None else int(memory) << 20)
+        )
+    return {place: tuple(gpus) for place, gpus in found.items()}
+
+
+def _place(labels: Mapping[str, str]) -> Place:
+    place = labels.get("exported_namespace", ""), labels.get("exported_pod", "")
+    return place if place[1] else (labels.get("namespace", ""), labels.get("pod", ""))
+
+
 def parse(data: bytes, minutes: list[dt.datetime]) -> dict[tuple[dt.datetime, Place], float]:
     """Parses an answer for `read`. Averages several series of one pod, which occur when its exporter is replaced."""
     try:
@@ -75,16 +118,13 @@ def parse(data: bytes, minutes: list[dt.datetime]) -> dict[tuple[dt.datetime, Pl
         known = {(minute + MINUTE).timestamp(): minute for minute in minutes}
         found: defaultdict[tuple[dt.datetime, Place], list[float]] = defaultdict(list)
         for each in series:
-            labels = each["metric"]
-            place = labels.get("exported_namespace", ""), labels.get("exported_pod", "")
-            if not place[1]:
-                place = labels.get("namespace", ""), labels.get("pod", "")
+            place = _place(each["metric"])
             for at, text in each["values"]:
                 value = float(text)
                 if at in known and math.isfinite(value) and 0 <= value <= 1.01:
                     found[known[at], place].append(min(value, 1.0))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise CloudError("Prometheus answered something that is not its API's; check the address.") from error
+        raise CloudError(NOT_PROMETHEUS) from error
     return {key: sum(values) / len(values) for key, values in found.items()}
 
 

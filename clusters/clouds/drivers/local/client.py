@@ -29,6 +29,8 @@ from clusters.clouds.drivers.base import (
     Plan,
     RunRef,
     RunsCommands,
+    Samples,
+    SamplesTasks,
     Seen,
     Session,
     Unanswered,
@@ -50,7 +52,7 @@ NO_CLASSES = "This machine has no storage classes; leave it empty."
 _ERRORS = {"refused": CloudRefused, "expired": WatchExpired, "error": CloudError}
 
 
-class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
+class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus, SamplesTasks):
     """Talks to the agent that listens on `socket_path`. Any call raises CloudError without an agent."""
 
     kind = "local"
@@ -136,6 +138,9 @@ class LocalCloud(Cloud, KeepsLogs, KeepsVolumes, RunsCommands, MeasuresGpus):
 
     def gpu_use(self, since: str) -> Measurements:
         return protocol.measurements_from(self._call("gpu_use", since=since))
+
+    def samples(self) -> Samples:
+        return protocol.samples_from(self._call("samples"))
 
     def log(
         self,

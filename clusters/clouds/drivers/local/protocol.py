@@ -23,6 +23,7 @@ from clusters.clouds.drivers.base import (
     Endpoint,
     EndpointSeen,
     Environment,
+    GpuNow,
     GpuUse,
     ImageRef,
     LocalSource,
@@ -35,6 +36,8 @@ from clusters.clouds.drivers.base import (
     RunGone,
     RunRef,
     S3Source,
+    Sample,
+    Samples,
     Seen,
     Source,
     StorageSeen,
@@ -127,6 +130,11 @@ def capacity_from(data: dict[str, Any]) -> Capacity:
 def measurements_from(data: dict[str, Any]) -> Measurements:
     items = (GpuUse(**{**item, "minute": dt.datetime.fromisoformat(item["minute"])}) for item in data["items"])
     return Measurements(data["position"], tuple(items), data["note"])
+
+
+def samples_from(data: dict[str, Any]) -> Samples:
+    items = (Sample(**{**item, "gpus": tuple(GpuNow(**gpu) for gpu in item["gpus"])}) for item in data["items"])
+    return Samples(tuple(items), data["notes"])
 
 
 class At:

@@ -35,20 +35,20 @@ def moment(minute: int) -> dt.datetime:
     return dt.datetime.fromtimestamp(START + 60 * minute, dt.UTC)
 
 
-def test_four_looks_make_a_minute():
+def test_six_looks_make_a_minute():
     one = Meter()
     holder = Holder("pod", START - 500, ("0", "1"))
-    for n in range(1, 7):
-        one.note(START + 15 * n, [holder], {"0": Look(10 * n, 100 * n), "1": Look(0, 50)})
-    assert told(one) == [GpuUse("pod", moment(0), 60.0, 0.125, 450)]
+    for n in range(1, 8):
+        one.note(START + 10 * n, [holder], {"0": Look(10 * n, 100 * n), "1": Look(0, 50)})
+    assert told(one) == [GpuUse("pod", moment(0), 60.0, 0.175, 650)]
 
 
 def test_a_task_counts_from_when_it_has_its_gpus_and_a_gpu_that_does_not_answer_is_not_measured():
     one = Meter()
     young = Holder("young", START + 40, ("0",))
     half = Holder("half", START, ("1", "2"))
-    for n in range(1, 7):
-        one.note(START + 15 * n, [young, half], {"0": Look(100, 1), "1": Look(50, 1)})
+    for n in range(1, 8):
+        one.note(START + 10 * n, [young, half], {"0": Look(100, 1), "1": Look(50, 1)})
     # One of its two GPUs was measured, so half of the GPU time.
     assert told(one)[:2] == [GpuUse("half", moment(0), 30.0, 0.5, 1), GpuUse("young", moment(0), 20.0, 1.0, 1)]
 
@@ -69,9 +69,9 @@ def test_what_nobody_looked_at_is_not_made_up():
     holder = Holder("pod", START, ("0",))
     for at in (15, 30, 200, 230):
         one.note(START + at, [holder], {"0": Look(80, 1)})
-    assert [(use.minute, use.seconds) for use in told(one)] == [(moment(0), 30.0)]
+    assert [(use.minute, use.seconds) for use in told(one)] == [(moment(0), 20.0)]
     one.note(START + 300, [], {})
-    assert [(use.minute, use.seconds) for use in told(one)[1:]] == [(moment(3), 30.0)]
+    assert [(use.minute, use.seconds) for use in told(one)[1:]] == [(moment(3), 20.0)]
 
 
 def test_a_clock_that_is_put_back_makes_no_time():
@@ -106,15 +106,15 @@ def test_fetched_in_any_pieces_it_is_all_there_and_fits_the_time(
         assert 0 < use.seconds <= 60
         assert 0 <= use.busy <= 1
         sums[use.uid] += use.seconds
-    assert all(total <= at - START + 15 for total in sums.values())
+    assert all(total <= at - START + 10 for total in sums.values())
 
 
 def test_old_news_is_forgotten_and_another_agents_position_means_all(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpu_meter, "MOST_NEWS", 3)
     monkeypatch.setattr(gpu_meter, "AT_ONCE", 2)
     one = Meter()
-    for n in range(1, 30):
-        one.note(START + 15 * n, [Holder("pod", START, ("0",))], {"0": Look(n, 1)})
+    for n in range(1, 44):
+        one.note(START + 10 * n, [Holder("pod", START, ("0",))], {"0": Look(n, 1)})
     first = one.since("somebody-else/99")
     second = one.since(first.position)
     assert [use.minute for use in (*first.items, *second.items)] == [moment(n) for n in (4, 5, 6)]

@@ -80,6 +80,8 @@ class Server:
             return handlers.capacity(node), b""
         if op == "gpu_use":
             return handlers.gpu_use(node, request["since"]), b""
+        if op == "samples":
+            return await handlers.samples(node), b""
         if op == "delete_volume":
             handlers.delete_volume(node, VolumeRef(**request["volume"]))
             return None, b""

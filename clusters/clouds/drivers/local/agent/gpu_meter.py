@@ -1,6 +1,6 @@
-"""Utilization of this machine's GPUs while tasks hold them: sampled every 15 s, summed by task and minute.
+"""Utilization of this machine's GPUs while tasks hold them: sampled every 10 s, summed by task and minute.
 
-`Meter` is pure arithmetic. A sample stands for the time since the previous one, at most 15 s, so unobserved time is never
+`Meter` is pure arithmetic. A sample stands for the time since the previous one, at most 10 s, so unobserved time is never
 invented. Complete minutes become numbered news; the oldest are dropped if nobody reads them. They are in memory only: an agent
 that dies loses the unread ones, and less of the held time was measured.
 """
@@ -16,13 +16,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from clusters.clouds.drivers.base import GpuUse, Measurements
 
 log = logging.getLogger(__name__)
 
-PERIOD = 15.0
+PERIOD = 10.0
 MINUTE = 60
 # Twice a day's news of 8 GPUs held by 8 tasks.
 MOST_NEWS = 24_000
@@ -63,13 +64,13 @@ class Meter:
         self.told = 0
         self.news: deque[GpuUse] = deque(maxlen=MOST_NEWS)
         self._last: float | None = None
-        # By GPU: time and utilization of the last sample.
-        self._latest: dict[str, tuple[float, int]] = {}
+        # By GPU: time and values of the last sample.
+        self._latest: dict[str, tuple[float, Look]] = {}
         self._sums: dict[int, dict[str, _Sum]] = {}
 
     def note(self, at: float, holders: Iterable[Holder], looks: Mapping[str, Look]) -> None:
         """Adds the samples taken at `at`. A GPU that did not answer counts as not measured."""
-        self._latest |= {gpu: (at, look.percent) for gpu, look in looks.items()}
+        self._latest |= {gpu: (at, look) for gpu, look in looks.items()}
         before, self._last = self._last, at
         if before is None or not at - before > 0:
             before = at - PERIOD if before is None else at
@@ -91,9 +92,13 @@ class Meter:
         return 0, because their tasks compute on the CPU."""
         if simulated or not gpus:
             return 0
-        latest = [self._latest[gpu] for gpu in gpus if gpu in self._latest]
-        recent = [percent for at, percent in latest if at > now - 2 * PERIOD]
+        recent = [look.percent for look in map(partial(self.look, now=now), gpus) if look is not None]
         return max(recent) if len(recent) == len(gpus) else None
+
+    def look(self, gpu: str, now: float) -> Look | None:
+        """Returns the last sample of a GPU; None if it is old or there is none."""
+        at, look = self._latest.get(gpu, (0.0, None))
+        return look if at > now - 2 * PERIOD else None
 
     def _close(self, current: int) -> None:
         """Closes the minutes before `current`: no later sample belongs to them."""
@@ -116,7 +121,7 @@ class Meter:
 
 
 async def measure(meter: Meter, holding: Callable[[], Sequence[Holder]], names: Mapping[str, str]) -> None:
-    """Samples held GPUs every 15 s, at whole quarters of a minute, as long as the agent lives. `names`: NVML's UUIDs. A hanging
+    """Samples held GPUs every 10 s, at whole sixths of a minute, as long as the agent lives. `names`: NVML's UUIDs. A hanging
     GPU blocks only a thread."""
     loop = asyncio.get_running_loop()
     nvml = Nvml()
@@ -159,7 +164,7 @@ class Nvml:
         return looks
 
     def _say(self, sentence: str) -> None:
-        """Logs a sentence once instead of every 15 s."""
+        """Logs a sentence once instead of every 10 s."""
         if sentence != self._said:
             self._said = sentence
             log.warning("%s", sentence)

@@ -5,8 +5,10 @@ Accepted requests are on disk before the answer; everything slow happens later, 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -22,12 +24,14 @@ from clusters.clouds.drivers.base import (
     RunGone,
     RunRef,
     S3Source,
+    Samples,
     VolumeRef,
     VolumeSource,
 )
 from clusters.clouds.drivers.base import Node as NodeSeen
 from clusters.clouds.drivers.local import protocol
 from clusters.clouds.drivers.local.agent import disks, gpu_meter, scheduler
+from clusters.clouds.drivers.local.agent import samples as sampling
 from clusters.clouds.drivers.local.agent.node import Node
 from clusters.clouds.drivers.local.agent.runs import Run, ask_of
 from clusters.clouds.drivers.local.data.files import sync_folder, write_json
@@ -243,6 +247,16 @@ def capacity(node: Node) -> Capacity:
 def gpu_use(node: Node, since: str) -> Measurements:
     """See `Cloud.gpu_use`."""
     return Measurements("", note=gpu_meter.SIMULATED) if node.gpus.simulated else node.meter.since(since)
+
+
+async def samples(node: Node) -> Samples:
+    """See `SamplesTasks.samples`."""
+    now = time.time()
+    living = node.living(now)
+    # A thread, because /proc of a busy machine may take a while.
+    found = await asyncio.get_running_loop().run_in_executor(None, sampling.look, living, now)
+    notes = {"network": sampling.SHARED_NETWORK} | ({"gpu": gpu_meter.SIMULATED} if node.gpus.simulated else {})
+    return Samples(tuple(found), notes)
 
 
 def _bindable(port: int) -> bool:

@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from clusters.clouds.drivers.base import RunGone
-from clusters.clouds.drivers.local.agent import disks, gpu_meter, gpus, scheduler, uids
+from clusters.clouds.drivers.base import GpuNow, RunGone
+from clusters.clouds.drivers.local.agent import disks, gpu_meter, gpus, samples, scheduler, uids
 from clusters.clouds.drivers.local.agent.machine import TRY_AGAIN, Machine, Options, key_of
 from clusters.clouds.drivers.local.agent.runs import Run
 from clusters.clouds.drivers.local.data.files import read_json, write_json
@@ -143,6 +143,23 @@ class Node(Machine):
             for seen in found
             if seen.gpus and seen.began_at
         ]
+
+    def living(self, now: float) -> list[samples.Living]:
+        """Returns the attempts whose programs run, for `samples.look`."""
+        found = []
+        for run in self.runs.values():
+            is_single = sum(role.count for role in run.plan.roles) == 1
+            for task in run.tasks:
+                if task.spec is None or task.init is None or not task.alive:
+                    continue
+                has_network = bool(task.spec["network"]) and (is_single or bool(task.spec.get("own_network")))
+                looks = [(gpu, self.meter.look(gpu, now)) for gpu in task.spec["gpus"]]
+                gpus_now = [
+                    GpuNow(gpu, look.percent, look.memory_mb << 20) if look else GpuNow(gpu) for gpu, look in looks
+                ]
+                kept, limit = tuple(task.spec["cgroups"]), task.spec["memory_mb"]
+                found.append(samples.Living(task.uid, *task.init, kept, limit, has_network, tuple(gpus_now)))
+        return found
 
     def _bury(self, run: Run, gone: RunGone) -> None:
         self.emit(gone)  # reported before it is stored: a repeated report is harmless, a missing one is not

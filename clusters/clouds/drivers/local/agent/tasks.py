@@ -73,6 +73,8 @@ class Task:
         self.asked_to_stop = False
         self.shim_ended = False
         self.cancelled = False
+        # PID 1 of the running attempt and when it started, as the shim wrote them.
+        self.init: tuple[int, int] | None = None
         self.attempt = 0
         while (spec := read_json(self.folder / "spec.json")) is not None:
             seen = read_json(self.folder / "seen.json")
@@ -116,13 +118,18 @@ class Task:
             return False
         return self.role.is_apart or not restart_policy.lost_another(end, self.run.ends)
 
-    def view(self, **values: Any) -> TaskSeen:
-        """Returns the current attempt as far as known without its shim."""
-        machine = self.run.machine
+    @property
+    def uid(self) -> str:
+        """The id of the current attempt."""
         ref = self.run.ref
         life = f"/{ref.life}" if ref.life else ""
-        uid = uuid.uuid5(machine.id, f"{ref.id}/{self.role.role}/{self.index}/{self.attempt}{life}")
-        seen = TaskSeen(ref.id, self.role.role, self.index, self.attempt, str(uid), "Pending", node=machine.name)
+        name = f"{ref.id}/{self.role.role}/{self.index}/{self.attempt}{life}"
+        return str(uuid.uuid5(self.run.machine.id, name))
+
+    def view(self, **values: Any) -> TaskSeen:
+        """Returns the current attempt as far as known without its shim."""
+        machine, number = self.run.machine, self.run.ref.id
+        seen = TaskSeen(number, self.role.role, self.index, self.attempt, self.uid, "Pending", node=machine.name)
         if self.spec is not None:
             seen = replace(
                 seen,
@@ -284,6 +291,7 @@ class Task:
         """Reads what the shim has written so far."""
         status = read_json(self.folder / "status.json") or {}
         if self.spec is not None and "started_at" in status:
+            self.init = status["init"], status["init_start"]
             self.run.machine.emit(self.view(phase="Running", started_at=when(status["started_at"])))
 
     def _shim_gone(self) -> None:
@@ -310,7 +318,7 @@ class Task:
         self.ended.append(seen)
         if self.spec is not None:
             cgroups.remove(self.spec["cgroups"])
-        self.spec = None
+        self.spec = self.init = None
         self.asked_to_stop = self.shim_ended = False
         self.attempt += 1
 

@@ -27,10 +27,14 @@ def bound(memory_mb: int) -> None:
 
 def is_over(init: int, memory_mb: int) -> bool:
     """Returns whether the processes below `init` hold more than `memory_mb` MB. Shared pages count once."""
-    most = memory_mb << 20
-    pids = _below(init)
-    # The sum of resident pages is cheap, and an upper bound.
-    return sum(map(_resident, pids)) > most and sum(map(_proportional, pids)) > most
+    return used(_below(init), memory_mb) > memory_mb << 20
+
+
+def used(pids: list[int], memory_mb: int) -> int:
+    """Returns the bytes that processes hold. Beyond `memory_mb` MB shared pages count once; below that the sum of resident
+    pages, which is cheap and an upper bound."""
+    found = sum(map(_resident, pids))
+    return sum(map(_proportional, pids)) if found > memory_mb << 20 else found
 
 
 def _below(init: int) -> list[int]:

@@ -1,0 +1,204 @@
+"""What the machine did: the strip on Overview, and charts on Metrics. Both load after the page, and read a bounded number of
+rows for any number of tasks (clusters/machine/reading.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import conditional_page, require_safe
+
+from clusters.cluster.pages.cluster import page_of
+from clusters.machine.reading import Curve, GpuState, MachineUse, Usage, curves, use_of
+from clusters.runs.models import Run
+from portal.pages.charts import Chart, Line, draw, number
+
+# Points of a line beside a number, and of one in a chart.
+FEW, MANY = 60, 400
+# More tasks are shown as their mean and extremes.
+EACH_TASK = 10
+# GPUs that the notice names.
+NAMED = 5
+GIB, MB = float(1 << 30), 1e6
+MODES = (("together", "Mean and range"), ("busiest", "The ten busiest"))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one of QUANTITIES is shown: its values are divided by `scale`."""
+
+    quantity: str
+    title: str
+    unit: str
+    scale: float = 1.0
+
+    @property
+    def is_traffic(self) -> bool:
+        return self.unit == "MB/s"
+
+    def text(self, value: float | None) -> str:
+        if value is None:
+            return "–"
+        shown = value / self.scale
+        return number(round(shown)) if self.quantity == "gpu" or shown >= 100 else number(float(f"{shown:.2g}"))
+
+
+KINDS = (
+    Kind("gpu", "GPU", "%"),
+    Kind("gpu_memory", "GPU memory", "GiB", GIB),
+    Kind("cpu", "CPU", "cores"),
+    Kind("memory", "Memory", "GiB", GIB),
+    Kind("received", "Received", "MB/s", MB),
+    Kind("sent", "Sent", "MB/s", MB),
+    Kind("read", "Read from disk", "MB/s", MB),
+    Kind("written", "Written to disk", "MB/s", MB),
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of the strip, with its line over the run. `limit`: what a task may have, "" if there is no such thing."""
+
+    kind: Kind
+    value: str
+    note: str
+    limit: str
+    path: str
+
+
+@dataclass(frozen=True)
+class IdleGpu:
+    gpu: GpuState
+    task: Usage
+
+
+@require_safe
+@conditional_page
+def strip(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """The live part of the Overview. Three queries beside those of the page."""
+    shown = page_of(request, appcode, name)
+    context: dict[str, object] = {"page": shown}
+    if shown.run:
+        use = use_of(shown.run, shown.now)
+        idle = [IdleGpu(gpu, task) for task in use.tasks for gpu in task.idle_gpus(shown.now)]
+        context |= {
+            "use": use,
+            "figures": _figures(shown.run, use),
+            "idle": idle[:NAMED],
+            "idle_more": max(0, len(idle) - NAMED),
+            "idle_all": len(idle),
+        }
+    return render(request, "clusters/machine/_strip.html", context)
+
+
+@require_safe
+@conditional_page
+def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """The charts below those of the program's own numbers. `?show=busiest` has a line for each of ten tasks of many,
+    `?show=worker-3` for one of them."""
+    shown = page_of(request, appcode, name)
+    context: dict[str, object] = {"page": shown, "charts": []}
+    if shown.run:
+        use = use_of(shown.run, shown.now)
+        wanted = request.GET.get("show", "")
+        context |= {
+            "use": use,
+            "charts": drawn(use, wanted),
+            "show": wanted,
+            "modes": MODES if len(use.tasks) > EACH_TASK else (),
+        }
+    return render(request, "clusters/machine/_charts.html", context)
+
+
+def drawn(use: MachineUse, wanted: str = "") -> list[Chart]:
+    """A chart for each quantity that was measured: a line for each task, or for many the mean and the extremes of all."""
+    names = {each.name: each.name for each in use.tasks}
+    if wanted in names:
+        chosen = [wanted]
+    elif len(names) <= EACH_TASK:
+        chosen = list(names)
+    else:
+        chosen = [each.name for each in use.busiest] if wanted == "busiest" else [""]
+    _, found = curves(use, chosen, use.since, use.until, MANY)
+    began, several = use.since.timestamp(), len(names) > 1
+    made = []
+    for kind in KINDS:
+        lines = [line for each in found for line in _lines(kind, each, began, several=several)]
+        if lines and not (
+            kind.is_traffic and not any(y for line in lines for _, y in line.points if not math.isnan(y))
+        ):
+            title = f"{kind.title}, {kind.unit}"
+            made.append(draw(title, lines, x_label="minutes", from_zero=True, axes=["relative", "time"]))
+    return made
+
+
+def _lines(kind: Kind, curve: Curve, began: float, *, several: bool) -> list[Line]:
+    if all(value is None for value in curve.mean[kind.quantity]):
+        return []
+    parts = [(curve.name if several else "", curve.mean)]
+    if not curve.name:
+        parts = [("mean", curve.mean), ("lowest", curve.low), ("highest", curve.high)]
+    return [_line(label, curve.times, values[kind.quantity], kind, began) for label, values in parts]
+
+
+def _line(label: str, times: Sequence[float], values: Sequence[float | None], kind: Kind, began: float) -> Line:
+    points = [
+        ((at - began) / 60, math.nan if value is None else value / kind.scale)
+        for at, value in zip(times, values, strict=True)
+    ]
+    return Line(label, points, times=times, began=began, has_gaps=True)
+
+
+def _figures(run: Run, use: MachineUse) -> list[Figure]:
+    """What all tasks do now on average, or did over the run once it is over; only what is measured."""
+    together = use.together
+    if together is None:
+        return []
+    _, found = curves(use, [together.name], use.since, use.until, FEW)
+    over_run = run.is_terminal or not together.is_now
+    values = together.mean if over_run else together.now
+    made = []
+    for kind in KINDS:
+        # Traffic that never was is no figure.
+        if together.mean[kind.quantity] is None or (kind.is_traffic and not together.peak[kind.quantity]):
+            continue
+        path = ""
+        for curve in found:
+            line = _line("", curve.times, curve.mean[kind.quantity], kind, use.since.timestamp())
+            path = draw(kind.title, [line], x_label="minutes", from_zero=True).lines[0].path
+        made.append(
+            Figure(
+                kind,
+                kind.text(values[kind.quantity]),
+                _note(kind, use, over_run=over_run),
+                _limit(kind, run, use),
+                path,
+            )
+        )
+    return made
+
+
+def _note(kind: Kind, use: MachineUse, *, over_run: bool) -> str:
+    """Which tasks are furthest from the mean, or the largest value of the only task."""
+    if use.whole is None:
+        peak = use.tasks[0].peak[kind.quantity]
+        return (
+            f"at most {kind.text(peak)}"
+            if peak is not None and kind.quantity in ("gpu_memory", "memory", "cpu")
+            else ""
+        )
+    part: Callable[[Usage], float | None] = lambda each: (each.mean if over_run else each.now)[kind.quantity]  # noqa: E731
+    known = [value for value in map(part, use.tasks) if value is not None]
+    return f"{kind.text(min(known))} to {kind.text(max(known))} in {len(known)} tasks" if len(known) > 1 else ""
+
+
+def _limit(kind: Kind, run: Run, use: MachineUse) -> str:
+    """What the flavor gives to a task, if all tasks have the same."""
+    name, scale = {"cpu": ("cpu_milli", 1000.0), "memory": ("memory_mb", 1024.0)}.get(kind.quantity, ("", 1.0))
+    roles = {each.role for each in use.tasks}
+    given = {run.resources.get(role, {}).get(name) for role in roles} if name else {None}
+    (one,) = given if len(given) == 1 else (None,)
+    return number(float(f"{one / scale:.3g}")) if one else ""

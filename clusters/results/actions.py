@@ -1,0 +1,78 @@
+"""What people do with results: say something about a run, and keep a view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import transaction
+
+from clusters.events import run_event
+from clusters.results.models import ResultsView
+from clusters.results.view import View
+from clusters.runs.models import Run
+from portal.access import OPERATE, require
+from portal.errors import Invalid
+from portal.events import record, record_all
+from portal.models import Appcode, User
+
+MAX_TAGS, MAX_TAG, MAX_NOTE, MAX_QUERY = 20, 40, 2000, 4000
+
+
+def tags_in(text: str) -> list[str]:
+    """The tags of a text that divides them by commas, each once."""
+    return list(dict.fromkeys(filter(None, (" ".join(part.split()) for part in text.split(",")))))
+
+
+@transaction.atomic
+def write_notes(run: Run, tags: Sequence[str], note: str, *, acting_user: User) -> None:
+    """Replaces the tags and the note of a run, whose cluster and appcode are loaded. Idempotent. Raises PermissionDenied, and
+    Invalid at `tags` or `note`."""
+    require(acting_user, run.cluster.appcode, OPERATE)
+    wanted, note = list(dict.fromkeys(tags)), note.strip()
+    if len(wanted) > MAX_TAGS:
+        raise Invalid.at("tags", message=f"At most {MAX_TAGS} tags.")
+    for tag in wanted:
+        if not tag or len(tag) > MAX_TAG or tag != " ".join(tag.split()) or "," in tag or not tag.isprintable():
+            raise Invalid.at("tags", message=f"“{tag[:60]}” is no tag: 1 to {MAX_TAG} characters without a comma.")
+    if len(note) > MAX_NOTE or "\0" in note:
+        raise Invalid.at("note", message=f"At most {MAX_NOTE} characters.")
+    before = Run.objects.select_for_update(no_key=True).only("tags", "note").get(pk=run.pk)
+    if (before.tags, before.note) == (wanted, note):
+        return
+    Run.objects.filter(pk=run.pk).update(tags=wanted, note=note)
+    run.tags, run.note = wanted, note
+    said = f"Run {run.number}: {', '.join(wanted) or 'no tags'}" + (f"; {note[:200]}" if note else "")
+    record_all([run_event("run.noted", run, said, actor=acting_user)])
+
+
+def keep_own(appcode: Appcode, view: View, *, user: User) -> None:
+    """Remembers what a person chose to see in a table: columns, order and pinned runs, without filters, which belong to a
+    question. A view without a choice of columns forgets it. The caller has checked that the person may see the appcode."""
+    mine: dict[str, Any] = {"appcode": appcode, "person": user, "scope": view.scope}
+    if view.columns is None:
+        ResultsView.objects.filter(**mine).delete()
+        return
+    query = View(columns=view.columns, sort=view.sort, pins=view.pins, cluster=view.cluster, whole=view.whole).query
+    ResultsView.objects.update_or_create(**mine, defaults={"query": query})
+
+
+@transaction.atomic
+def keep_view(appcode: Appcode, view: View | None, *, acting_user: User) -> None:
+    """Makes a view, with its filters, the one with which members begin who have chosen none; None drops it. Raises
+    PermissionDenied and Invalid."""
+    require(acting_user, appcode, OPERATE)
+    query = view.but().query if view else ""
+    if len(query) > MAX_QUERY:
+        raise Invalid.at("query", message=f"At most {MAX_QUERY} characters.")
+    Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode.pk)
+    rows = ResultsView.objects.filter(appcode=appcode, person=None, scope="")
+    if query == (rows.values_list("query", flat=True).first() or ""):
+        return
+    rows.delete()
+    if query:
+        ResultsView.objects.create(appcode=appcode, query=query)
+    said = f"Results begin with ?{query[:200]}" if query else "Results begin without a view of the appcode."
+    record(
+        "appcode.results_view", actor=acting_user, appcode=appcode.code, object=f"appcode {appcode.code}", message=said
+    )

@@ -1,0 +1,84 @@
+"""Which columns the table has. Pure.
+
+Until somebody chose, it has those that tell its rows apart: facts, parameters and metrics with a value in some row, and not the
+same one in all. What somebody chose stays, whatever the rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from clusters.results.values import Summary, is_less_better
+from clusters.results.view import FIELDS, Column
+from clusters.scalars.events import rank
+
+# At first at most so many metrics and parameters; of the first metrics, the best value stands beside the last one.
+FIRST_METRICS, FIRST_BEST, FIRST_PARAMETERS = 8, 2, 8
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What columns are chosen by: the facts of a run as texts ("" without one), its parameters and its metrics."""
+
+    fields: Mapping[str, str]
+    parameters: Mapping[str, str]
+    numbers: Mapping[str, Summary]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that are shown; how many more tell the rows apart; and all names of the rows and the choice, for the menu."""
+
+    shown: list[Column]
+    hidden: int
+    metrics: list[str]
+    parameters: list[str]
+
+
+def columns(rows: Sequence[Facts], chosen: Sequence[Column] | None) -> Columns:
+    metrics = sorted({name for row in rows for name in row.numbers}, key=lambda name: (rank(name), name))
+    parameters = list(dict.fromkeys(name for row in rows for name in sorted(row.parameters)))
+    if chosen is not None:
+        metrics += [each.name for each in chosen if each.is_metric and each.name not in metrics]
+        parameters += [each.name for each in chosen if each.kind == "param" and each.name not in parameters]
+        return Columns(list(chosen), 0, list(dict.fromkeys(metrics)), list(dict.fromkeys(parameters)))
+    telling = [name for name in metrics if _tells([row.numbers.get(name) for row in rows])]
+    apart = [name for name in parameters if _tells([row.parameters.get(name) for row in rows], flag="true")]
+    shown = list[Column]()
+    for n, name in enumerate(telling[:FIRST_METRICS]):
+        shown.append(Column("last", name))
+        if n < FIRST_BEST and any(name in row.numbers and not _is_best(row.numbers[name], name) for row in rows):
+            shown.append(Column("best", name))
+    shown += [Column("param", name) for name in apart[:FIRST_PARAMETERS]]
+    # A tag or a note that one row has tells it from the others.
+    shown += [Column("field", name) for name in FIELDS if _tells(_facts(rows, name))]
+    hidden = max(0, len(telling) - FIRST_METRICS) + max(0, len(apart) - FIRST_PARAMETERS)
+    return Columns(shown, hidden, metrics, parameters)
+
+
+def _facts(rows: Sequence[Facts], name: str) -> list[str]:
+    """A fact of all rows; [] if none has it."""
+    found = [row.fields.get(name, "") for row in rows]
+    return found if any(found) else []
+
+
+def _tells(values: Sequence[object | None], *, flag: str = "") -> bool:
+    """Whether rows with these values can be told apart by them: two have different ones, or some have a `flag` and others do not.
+    A single row can by any value."""
+    several = {repr(each) for each in values if each is not None}
+    return len(several) > 1 or (len(several) == 1 and (len(values) == 1 or (None in values and flag in values)))
+
+
+def _is_best(summary: Summary, name: str) -> bool:
+    best = summary.low if is_less_better(name) else summary.high
+    return best is None or best.value == summary.last
+
+
+def value_of(column: Column, summary: Summary) -> tuple[float | None, int | None]:
+    """The value of a column of a metric, and its step."""
+    if column.kind == "last":
+        return summary.last, summary.step
+    is_low = column.kind == "min" or (column.kind == "best" and is_less_better(column.name))
+    extreme = summary.low if is_low else summary.high
+    return (None, None) if extreme is None else (extreme.value, extreme.step)

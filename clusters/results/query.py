@@ -1,0 +1,340 @@
+"""From a view to its rows: which runs, in which order, with all their numbers. Three queries however many rows and metrics.
+
+The first finds the page: it sorts and filters all runs of the appcode by little columns and the covering index of their metrics,
+and says how many there are. The other two read what that page shows.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from django.db.models import (
+    Avg,
+    BooleanField,
+    Case,
+    Count,
+    Exists,
+    F,
+    FloatField,
+    Func,
+    IntegerField,
+    Max,
+    Min,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Sum,
+    TextField,
+    Value,
+    When,
+    Window,
+)
+from django.db.models.expressions import Combinable, CombinedExpression, Expression, OrderBy
+from django.db.models.functions import Cast, Coalesce, Extract, Lower, NullIf
+
+from clusters.frameworks import COMPUTING
+from clusters.results.models import Metric, RunMetric
+from clusters.results.values import Extreme, Summary, is_less_better
+from clusters.results.view import NUMBERS, Column, Condition, View, conditions
+from clusters.runs.models import Run
+from clusters.scalars.events import rank
+from portal.models import Appcode
+
+ROWS, MOST_GROUPS, MOST_WORDS = 50, 200, 8
+# Metrics that groups show until somebody chose some.
+GROUP_METRICS = 4
+# Runs of these are part of something else, and no results.
+NO_RESULTS = ("services/", "hooks/", "models/")
+# What a row needs of its run: not the spec, which may hold the files of its code.
+RUN_FIELDS = (
+    "number", "phase", "reason", "message", "gone", "created_at", "started_at", "finished_at", "usage_as_of", "gpus",
+    "gpu_seconds", "gpu_rate", "cost", "cost_rate", "tags", "note", "parameters", "numbers_at", "cluster__name",
+    "cluster__part_of", "cluster__appcode", "created_by__username",
+)  # fmt: skip
+LOOKUPS = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}
+_IS_NUMBER = r"^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?\s*$"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run, and what it came to."""
+
+    run: Run
+    numbers: dict[str, Summary]
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.cluster.name}/{self.run.number}"
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        return self.run.parameters or {}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A page of rows, how many runs there are in all, and sentences about what the filters could not mean."""
+
+    rows: list[Row]
+    total: int
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs that have the same value of a parameter: how many, what they cost, and of each metric the mean of the last values
+    and the best one."""
+
+    value: str | None
+    runs: int
+    gpu_hours: float
+    cost: Decimal
+    numbers: dict[str, tuple[float | None, float | None]]
+
+
+def find(appcode: Appcode, view: View, now: dt.datetime, limit: int = ROWS) -> Found:
+    """One page of the view. A page after the last one is the last one."""
+    runs, notes = matching(appcode, view, now)
+    ordered = _ordered(runs, appcode, view, now).annotate(total=Window(Count("pk")))
+    found = list(ordered.values_list("pk", "total")[(view.page - 1) * limit : view.page * limit])
+    if not found and view.page > 1:
+        last = -(-runs.count() // limit) or 1
+        return find(appcode, view.but(page=min(last, view.page - 1)), now, limit)
+    rows = rows_of([pk for pk, _ in found])
+    return Found(rows, found[0][1] if found else 0, notes)
+
+
+def rows_of(run_ids: Sequence[int]) -> list[Row]:
+    """The rows of these runs, in this order. Two queries."""
+    runs = Run.objects.select_related("cluster", "created_by").only(*RUN_FIELDS).in_bulk(run_ids)
+    numbers = numbers_of(run_ids)
+    return [Row(runs[pk], numbers.get(pk, {})) for pk in run_ids if pk in runs]
+
+
+def numbers_of(run_ids: Sequence[int]) -> dict[int, dict[str, Summary]]:
+    """The metrics of runs, by run and name. One query."""
+    fields = ("run_id", "metric__name", "last", "step", "low", "low_step", "high", "high_step")
+    found: dict[int, dict[str, Summary]] = {}
+    for run_id, name, last, step, low, low_step, high, high_step in RunMetric.objects.filter(
+        run__in=run_ids
+    ).values_list(*fields):
+        summary = Summary(
+            last, step,
+            None if low is None else Extreme(low, low_step), None if high is None else Extreme(high, high_step),
+        )  # fmt: skip
+        found.setdefault(run_id, {})[name] = summary
+    return found
+
+
+def runs_in(appcode: Appcode, view: View) -> QuerySet[Run]:
+    """All runs of the table before its filters: of the cluster, of the sweep or pipeline, or else of all that computes."""
+    runs = Run.objects.filter(cluster__appcode=appcode, cluster__deleted_at=None)
+    if view.cluster:
+        return runs.filter(cluster__name=view.cluster)
+    if view.whole:
+        return runs.filter(cluster__part_of=view.whole)
+    runs = runs.filter(cluster__framework__in=list(COMPUTING))
+    for part in NO_RESULTS:
+        runs = runs.exclude(cluster__part_of__startswith=part)
+    return runs
+
+
+def matching(appcode: Appcode, view: View, now: dt.datetime) -> tuple[QuerySet[Run], list[str]]:
+    """The runs that match the filters, with those that are pinned; and sentences about conditions that mean nothing."""
+    wanted, found = Q(), runs_in(appcode, view)
+    for word in view.search.split()[:MOST_WORDS]:
+        wanted &= (
+            Q(cluster__name__icontains=word) | Q(note__icontains=word) | Q(tags__contains=[word])
+            | Q(created_by__username__icontains=word)
+        )  # fmt: skip
+    if view.state:
+        names = {name.strip().lower() for name in view.state.split(",")}
+        wanted &= Q(phase__in=[phase for phase in Run.Phase.values if phase.lower() in names])
+    if view.who:
+        wanted &= Q(created_by__username=view.who)
+    if view.tag:
+        wanted &= Q(tags__contains=[view.tag])
+    said, unclear = conditions(view.where)
+    notes = [f"“{each}” is no condition; write one like loss < 0.3." for each in unclear]
+    for each in said:
+        condition = _condition(appcode, each, now)
+        if condition is None:
+            notes.append(f"“{each}” compares with no number.")
+        else:
+            wanted &= condition
+    if wanted:
+        found = found.filter(wanted | _pins(view)) if view.pins else found.filter(wanted)
+    return found, notes
+
+
+def _pins(view: View) -> Q:
+    pins = Q(pk__in=[])
+    for name, _, number in (pin.partition("/") for pin in view.pins):
+        pins |= Q(cluster__name=name, number=int(number))
+    return pins
+
+
+def _condition(appcode: Appcode, said: Condition, now: dt.datetime) -> Q | None:
+    """None if it compares with something that is no number. A name without a kind is that of a metric or a parameter; a fact of
+    the run comes first."""
+    number = said.number
+    if not said.kind and said.name in NUMBERS:
+        if number is None or said.operator == "~":
+            return None
+        return _compared(_fact(said.name, now), said.operator, Value(number, FloatField()))
+    metric = None
+    if said.kind != "param" and number is not None and said.operator != "~":
+        metric = _metric_condition(appcode, Column(said.kind or "last", said.name), said.operator, number)
+    if said.kind and said.kind != "param":
+        return metric
+    parameter = _parameter_condition(said, number)
+    if said.operator == "!=" and metric is not None and parameter is not None:
+        return metric | (parameter & ~_has_metric(appcode, said.name))
+    return metric if parameter is None else parameter if metric is None else metric | parameter
+
+
+def _parameter_condition(said: Condition, number: float | None) -> Q | None:
+    text = _parameter(said.name)
+    if said.operator in LOOKUPS:
+        return None if number is None else _compared(_numeric(text), said.operator, Value(number, FloatField()))
+    if said.operator == "~":
+        place = Func(Lower(text), Value(said.value.lower()), function="strpos", output_field=IntegerField())
+        return _compared(place, ">", Value(0))
+    equal = _compared(text, "=", Value(said.value, TextField()))
+    if number is not None and not math.isnan(number):
+        equal |= _compared(_numeric(text), "=", Value(number, FloatField()))
+    return equal if said.operator == "=" else ~equal
+
+
+def _compared(left: Combinable, operator: str, right: Value) -> Q:
+    """As a condition that a filter takes. Unknown is no match, so that its negation is one."""
+    test = Func(left, right, template="(%(expressions)s)", arg_joiner=f" {operator} ", output_field=BooleanField())
+    return Q(Coalesce(test, Value(False)))
+
+
+def _metric_condition(appcode: Appcode, column: Column, operator: str, number: float) -> Q:
+    of = _metric_rows(appcode, column.name, OuterRef("pk"))
+    name = _column_of(column)
+    rows = of.exclude(**{name: math.nan})
+    if operator == "!=":
+        return Q(Exists(rows.exclude(**{name: number})))
+    return Q(Exists(rows.filter(**{f"{name}__{LOOKUPS.get(operator, 'exact')}": number})))
+
+
+def _has_metric(appcode: Appcode, name: str) -> Q:
+    return Q(Exists(_metric_rows(appcode, name, OuterRef("pk"))))
+
+
+def _metric_rows(appcode: Appcode, name: str, run: OuterRef) -> QuerySet[RunMetric]:
+    ids = Metric.objects.filter(appcode=appcode, name=name).values("pk")[:1]
+    return RunMetric.objects.filter(run=run, metric=Subquery(ids))
+
+
+def _column_of(column: Column) -> str:
+    if column.kind == "best":
+        return "low" if is_less_better(column.name) else "high"
+    return {"min": "low", "max": "high"}.get(column.kind, "last")
+
+
+def _parameter(name: str, of: str = "parameters") -> Func:
+    return Func(F(of), Value(name), function="jsonb_extract_path_text", output_field=TextField())
+
+
+def _numeric(text: Combinable) -> Case:
+    """A parameter as a number; NULL if it is none."""
+    is_number = Func(
+        text, Value(_IS_NUMBER), template="(%(expressions)s)", arg_joiner=" ~ ", output_field=BooleanField()
+    )
+    return Case(When(Q(is_number), then=Cast(text, FloatField())), default=None, output_field=FloatField())
+
+
+def _fact(name: str, now: dt.datetime) -> Expression:
+    """A number of a run, with what it holds now added, as `Run.cost_at` does it."""
+    since = Coalesce(Extract(Value(now) - F("usage_as_of"), "epoch"), 0.0, output_field=FloatField())
+
+    def grown(base: str, rate: str) -> CombinedExpression:
+        return Cast(base, FloatField()) + Cast(rate, FloatField()) * since
+
+    if name == "cost":
+        return grown("cost", "cost_rate")
+    if name == "hours":
+        return grown("gpu_seconds", "gpu_rate") / Value(3600.0)
+    if name == "duration":
+        return Cast(Extract(Coalesce("finished_at", Value(now)) - F("started_at"), "epoch"), FloatField())
+    return Cast("gpus", FloatField())
+
+
+def _ordered(runs: QuerySet[Run], appcode: Appcode, view: View, now: dt.datetime) -> QuerySet[Run]:
+    """Pinned runs first. Runs without a value come last in both directions."""
+    order: list[OrderBy] = []
+    if view.pins:
+        order.append(Case(When(_pins(view), then=Value(0)), default=Value(1)).asc())
+    if sorting := view.sorting:
+        column, falls = sorting
+        keys = _keys(column, appcode, now)
+        order += [key.desc(nulls_last=True) if falls else key.asc(nulls_last=True) for key in keys]
+    return runs.order_by(*order, "-pk")
+
+
+def _keys(column: Column, appcode: Appcode, now: dt.datetime) -> list[Expression | F]:
+    if column.kind == "param":
+        text = _parameter(column.name)
+        return [_numeric(text), text]
+    if column.is_metric:
+        value = _metric_rows(appcode, column.name, OuterRef("pk")).values(_column_of(column))[:1]
+        return [NullIf(Subquery(value, output_field=FloatField()), Value(math.nan, FloatField()))]
+    if column.name in NUMBERS:
+        return [_fact(column.name, now)]
+    if column.name == "run":
+        return [F("cluster__name"), F("number")]
+    names = {"state": "phase", "who": "created_by__username"}
+    return [Coalesce("started_at", "created_at") if column.name == "started" else F(names[column.name])]
+
+
+def groups(appcode: Appcode, view: View, now: dt.datetime) -> tuple[list[Group], int, list[str], list[str]]:
+    """The groups of the view, most runs first; how many runs there are; the metrics that are shown; and notes. Three queries."""
+    column = Column.of(view.group)
+    assert column is not None
+    runs, notes = matching(appcode, view.but(pins=()), now)
+    chosen = [each.name for key in view.columns or () if (each := Column.of(key)) and each.is_metric]
+    shown = list(dict.fromkeys(chosen)) or _first_metrics(appcode)
+    grouped = runs.annotate(value=_group_of(column, "")).order_by().values("value")
+    sums = grouped.annotate(runs=Count("pk"), hours=Sum(_fact("hours", now)), spent=Sum(_fact("cost", now)))
+    found = list(sums.order_by("-runs", "value")[: MOST_GROUPS + 1])
+    if len(found) > MOST_GROUPS:
+        notes.append(f"The {MOST_GROUPS} largest groups are shown.")
+    numbers: dict[str | None, dict[str, tuple[float | None, float | None]]] = {}
+    rows = RunMetric.objects.filter(
+        run__in=runs.order_by().values("pk"), metric__appcode=appcode, metric__name__in=shown
+    )
+    means = rows.annotate(value=_group_of(column, "run__")).order_by().values_list("value", "metric__name")
+    last = NullIf("last", Value(math.nan, FloatField()))
+    for value, name, mean, low, high in means.annotate(mean=Avg(last), least=Min("low"), most=Max("high")):
+        numbers.setdefault(value, {})[name] = (mean, low if is_less_better(name) else high)
+    return (
+        [
+            Group(
+                each["value"], each["runs"], each["hours"], Decimal(str(each["spent"])), numbers.get(each["value"], {})
+            )
+            for each in found[:MOST_GROUPS]
+        ],
+        sum(each["runs"] for each in found),
+        shown,
+        notes,
+    )
+
+
+def _group_of(column: Column, of: str) -> Combinable:
+    if column.kind == "param":
+        return _parameter(column.name, f"{of}parameters")
+    return F(f"{of}phase") if column.name == "state" else F(f"{of}created_by__username")
+
+
+def _first_metrics(appcode: Appcode) -> list[str]:
+    names = Metric.objects.filter(appcode=appcode).values_list("name", flat=True)[:1000]
+    return sorted(names, key=lambda name: (rank(name), name))[:GROUP_METRICS]

@@ -1,0 +1,205 @@
+"""A view of the table as a value: what its address says, and the address that says it. Pure.
+
+Everything that somebody chose is in the query of the address, so a link shows the same to everyone who may see the runs. What an
+address says that nobody can mean (an unknown column, a page that is no number) is left out, except conditions: a filter that is
+silently ignored would show the wrong rows, so `Conditions` keeps what it did not understand, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+from urllib.parse import parse_qs, quote, urlencode
+
+from clusters.results.values import is_less_better
+
+MAX_TEXT, MAX_WHERE, MAX_CONDITIONS, MAX_COLUMNS, MAX_PINS, MAX_PAGE = 200, 1000, 8, 40, 20, 10_000
+Operator = Literal["<", "<=", ">", ">=", "=", "!=", "~"]
+# What a column shows: a fact of the run, a parameter, or of a metric the last, the best, the smallest or the largest value.
+KINDS = ("last", "best", "min", "max", "param")
+FIELDS = {
+    "state": "State", "who": "By", "started": "Started", "duration": "Took", "gpus": "GPUs", "hours": "GPU-hours", "cost": "Cost",
+    "tags": "Tags", "note": "Note",
+}  # fmt: skip
+# By which numbers of a run rows can be filtered: `cost > 5`.
+NUMBERS = {"duration": "seconds", "gpus": "GPUs", "hours": "GPU-hours", "cost": "money"}
+SORTABLE = ("run", "state", "who", "started", *NUMBERS)
+_CONDITION = re.compile(r"(.+?)\s*(<=|>=|!=|==|=|<|>|~)\s*(.*)", re.DOTALL)
+_AND = re.compile(r"\s+(?:and|AND|&&)\s+|\s*[;,]\s*|\n")
+
+
+@dataclass(frozen=True)
+class Column:
+    """`kind` "field" and the name of one of FIELDS, or one of KINDS and the name of a metric or parameter."""
+
+    kind: str
+    name: str
+
+    @classmethod
+    def of(cls, text: str) -> Column | None:
+        """From `cost`, `last:loss` or `param:lr`; None if it is none."""
+        kind, mark, name = text.partition(":")
+        if not mark:
+            return cls("field", text) if text in FIELDS or text == "run" else None
+        return cls(kind, name[:MAX_TEXT]) if kind in KINDS and name else None
+
+    @property
+    def key(self) -> str:
+        return self.name if self.kind == "field" else f"{self.kind}:{self.name}"
+
+    @property
+    def is_metric(self) -> bool:
+        return self.kind in ("last", "best", "min", "max")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`loss < 0.3`. `kind` is "" where the condition does not say whether it means a metric, a parameter or a fact of the run."""
+
+    kind: str
+    name: str
+    operator: Operator
+    value: str
+
+    @property
+    def number(self) -> float | None:
+        try:
+            return float(self.value)
+        except ValueError:
+            return None
+
+    def __str__(self) -> str:
+        return f"{f'{self.kind}:' if self.kind else ''}{self.name} {self.operator} {self.value}"
+
+
+def conditions(text: str) -> tuple[list[Condition], list[str]]:
+    """The conditions of a text, divided by commas, lines or “and”, and the parts that are none."""
+    found, unclear = list[Condition](), list[str]()
+    for part in filter(None, (each.strip() for each in _AND.split(text))):
+        said = _CONDITION.fullmatch(part)
+        if said is None or len(found) == MAX_CONDITIONS:
+            unclear.append(part)
+            continue
+        name, operator, value = said[1].strip(), said[2].replace("==", "="), said[3].strip().strip("\"'")
+        kind, mark, rest = name.partition(":")
+        if mark and kind in KINDS and rest.strip():
+            name = rest.strip()
+        else:
+            kind = ""
+        found.append(Condition(kind, name, operator, value))  # type: ignore[arg-type]
+    return found, unclear
+
+
+@dataclass(frozen=True)
+class View:
+    """What is shown. `cluster` and `whole` (a `Cluster.part_of`) narrow the table to their runs. `columns` is None until somebody
+    chose some. `pins` are runs (`train/3`) that stay at the top whatever the filters say."""
+
+    search: str = ""
+    state: str = ""
+    who: str = ""
+    tag: str = ""
+    where: str = ""
+    sort: str = ""
+    group: str = ""
+    cluster: str = ""
+    whole: str = ""
+    page: int = 1
+    columns: tuple[str, ...] | None = None
+    pins: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def read(cls, said: Mapping[str, Sequence[str]]) -> View:
+        """From the parameters of an address, each with all of its values."""
+
+        def one(name: str, most: int = MAX_TEXT) -> str:
+            values = said.get(name) or [""]
+            return values[-1].replace("\0", "").strip()[:most]
+
+        group = Column.of(one("group"))
+        page = one("page")
+        pins = (name for text in said.get("pin", []) for name in text[:2000].split(",") if _RUN.fullmatch(name))
+        columns = [
+            each.key for text in said.get("c", [])[: 2 * MAX_COLUMNS] if (each := Column.of(text.replace("\0", "")))
+        ]
+        return cls(
+            search=one("search"), state=one("state"), who=one("who"), tag=one("tag"), where=one("where", MAX_WHERE),
+            sort=one("sort") if _sorting(one("sort")) else "", group=group.key if group and _groups(group) else "",
+            cluster=one("cluster"), whole=one("of"),
+            page=min(int(page), MAX_PAGE) if page.isascii() and page.isdecimal() and len(page) < 9 and int(page) else 1,
+            columns=tuple(dict.fromkeys(columns))[:MAX_COLUMNS] if "c" in said else None,
+            pins=tuple(dict.fromkeys(pins))[:MAX_PINS],
+        )  # fmt: skip
+
+    @classmethod
+    def of_query(cls, query: str) -> View:
+        """From the query of an address."""
+        return cls.read(parse_qs(query, keep_blank_values=True))
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The parameters of its address, in a fixed order."""
+        simple = (
+            ("search", self.search), ("state", self.state), ("who", self.who), ("tag", self.tag), ("where", self.where),
+            ("group", self.group), ("cluster", self.cluster), ("of", self.whole), ("sort", self.sort),
+            ("page", str(self.page) if self.page > 1 else ""), ("pin", ",".join(self.pins)),
+        )  # fmt: skip
+        # An empty choice is one, too.
+        columns = self.columns if self.columns != () else ("",)
+        return [*(pair for pair in simple if pair[1]), *(("c", key) for key in columns or ())]
+
+    @property
+    def query(self) -> str:
+        return urlencode(self.pairs, safe="/,:", quote_via=quote)
+
+    def but(self, **changes: object) -> View:
+        """This view with changes, on its first page unless that is said."""
+        return replace(self, **({"page": 1} | changes))  # type: ignore[arg-type]
+
+    @property
+    def scope(self) -> str:
+        """Which table it is a view of: "" for that of the appcode."""
+        return f"clusters/{self.cluster}" if self.cluster else self.whole
+
+    @property
+    def sorting(self) -> tuple[Column, bool] | None:
+        """The column by which rows are sorted, and whether the largest come first."""
+        return _sorting(self.sort)
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether filters that somebody set may hide runs."""
+        return any((self.search, self.state, self.who, self.tag, self.where))
+
+    def sorted_by(self, column: Column) -> View:
+        """By a click on the heading: numbers that are good when large, and times, begin with the largest; then the other way
+        round; then as at first."""
+        first, second = (f"-{column.key}", column.key) if _falls(column) else (column.key, f"-{column.key}")
+        return self.but(sort=second if self.sort == first else "" if self.sort == second else first)
+
+    def pinned(self, run: str) -> View:
+        """With this run at the top, or without, if it is there."""
+        rest = tuple(each for each in self.pins if each != run)
+        return replace(self, pins=rest if len(rest) < len(self.pins) else (*self.pins, run)[-MAX_PINS:])
+
+
+_RUN = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}")
+
+
+def _sorting(text: str) -> tuple[Column, bool] | None:
+    column = Column.of(text.removeprefix("-"))
+    if column is None or (column.kind == "field" and column.name not in SORTABLE):
+        return None
+    return column, text.startswith("-")
+
+
+def _groups(column: Column) -> bool:
+    return column.kind == "param" or column.key in ("who", "state")
+
+
+def _falls(column: Column) -> bool:
+    if column.kind in ("last", "best"):
+        return not is_less_better(column.name)
+    return column.kind == "max" or (column.kind == "field" and column.name in ("started", *NUMBERS))

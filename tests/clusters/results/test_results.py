@@ -1,0 +1,208 @@
+"""The table of results: rows of the database, pages and REST."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Any
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from clusters.results import numbers
+from clusters.results.actions import keep_view, write_notes
+from clusters.results.models import Metric, RunMetric
+from clusters.results.query import find, groups
+from clusters.results.view import View
+from clusters.runs.models import Cluster, Run
+from clusters.scalars.printed import scalars_of_log
+from portal.errors import Invalid
+from portal.models import Event
+
+
+def run_of(people: Any, name: str, log: str = "", number: int = 1, **facts: Any) -> Run:
+    """A run that is over, whose program printed `log`."""
+    cluster, _ = Cluster.objects.get_or_create(
+        appcode=people.ops, name=name, defaults={"spec": {"framework": "tensorflow", "mode": "batch", "roles": {}}}
+    )
+    now = timezone.now()
+    said = {
+        "spec": cluster.spec, "resources": {}, "gpus": 1, "phase": "Succeeded", "gone": True, "created_by": people.bob,
+        "started_at": now, "finished_at": now, "parameters": {},
+    }  # fmt: skip
+    run = Run.objects.create(cluster=cluster, number=number, **{**said, **facts})
+    if log:
+        numbers.keep(run, scalars_of_log(log.encode()), now, is_last=True)
+    return run
+
+
+def steps(*values: float, name: str = "loss") -> str:
+    return "".join(f"step {n}: {name} = {value}\n" for n, value in enumerate(values, 1))
+
+
+@pytest.fixture
+def three(people: Any) -> Any:
+    run_of(people, "a", steps(0.9, 0.1, 0.5), parameters={"LR": "0.1", "MODEL": "small"}, cost=3)
+    run_of(people, "b", steps(0.8, 0.3), parameters={"LR": "0.02", "MODEL": "large"}, cost=1, tags=["baseline"])
+    run_of(people, "c", steps(0.7, math.nan), parameters={"LR": "0.1", "MODEL": "small"}, cost=2, phase="Failed")
+    run_of(people, "d", parameters={}, cost=0, created_by=people.alice, note="nothing came of it")
+    return people
+
+
+def names(people: Any, **said: Any) -> list[str]:
+    found = find(people.ops, View.read({key: [value] for key, value in said.items()}), timezone.now())
+    return [row.run.cluster.name for row in found.rows]
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ({}, "dcba"),
+        ({"sort": "last:loss"}, "badc"),
+        ({"sort": "-last:loss"}, "abdc"),
+        ({"sort": "best:loss"}, "abcd"),
+        ({"sort": "-max:loss"}, "abcd"),
+        ({"sort": "param:LR"}, "bcad"),
+        ({"sort": "param:MODEL"}, "bcad"),
+        ({"sort": "-cost"}, "acbd"),
+        ({"sort": "run"}, "abcd"),
+        ({"where": "loss < 0.4"}, "b"),
+        ({"where": "loss > 0.1"}, "ba"),
+        ({"where": "best:loss < 0.4"}, "ba"),
+        ({"where": "LR = 1e-1"}, "ca"),
+        ({"where": "LR != 0.1"}, "db"),
+        ({"where": "MODEL ~ LARG"}, "b"),
+        ({"where": "MODEL = small, cost > 2"}, "a"),
+        ({"where": "loss < 1 and LR < 0.05"}, "b"),
+        ({"state": "failed"}, "c"),
+        ({"who": "alice"}, "d"),
+        ({"tag": "baseline"}, "b"),
+        ({"search": "nothing alice"}, "d"),
+        ({"state": "failed", "pin": "b/1,d/1"}, "dbc"),
+        ({"cluster": "b"}, "b"),
+        ({"of": "sweeps/x"}, ""),
+    ],
+)
+def test_rows(three: Any, said: dict[str, str], wanted: str) -> None:
+    assert "".join(names(three, **said)) == wanted
+
+
+def test_conditions_that_mean_nothing_are_named_and_hide_nothing(three: Any) -> None:
+    found = find(three.ops, View(where="loss < x, nonsense"), timezone.now())
+    assert (found.total, len(found.notes)) == (4, 2)
+
+
+def test_groups(three: Any) -> None:
+    found, total, shown, _ = groups(three.ops, View(group="param:LR"), timezone.now())
+    assert [(each.value, each.runs, each.cost, each.numbers) for each in found] == [
+        ("0.1", 2, 5, {"loss": (0.5, 0.1)}),
+        ("0.02", 1, 1, {"loss": (0.3, 0.3)}),
+        (None, 1, 0, {}),
+    ]
+    assert (total, shown) == (4, ["loss"])
+
+
+def test_pages_of_rows_end_with_the_last_one(people: Any) -> None:
+    for n in range(5):
+        run_of(people, f"r{n}")
+    page = find(people.ops, View(sort="run", page=99), timezone.now(), limit=2)
+    assert ([row.name for row in page.rows], page.total) == (["r4/1"], 5)
+
+
+def test_the_number_of_queries_does_not_depend_on_rows_and_metrics(people: Any) -> None:
+    client = Client()
+    client.force_login(people.victor)
+
+    def asked() -> int:
+        with CaptureQueriesContext(
+            connection,
+        ) as queries:
+            assert client.get("/results/ops-demo/table", {"sort": "last:m0", "where": "m0 < 2"}).status_code == 200
+        return len(queries)
+
+    run_of(people, "one", steps(1, name="m0"))
+    few = asked()
+    for n in range(12):
+        run_of(people, f"more{n}", "".join(steps(1, name=f"m{m}") for m in range(9)), parameters={"LR": str(n)})
+    assert asked() == few
+
+
+def test_what_is_read_later_stays_and_what_is_gone_goes(people: Any) -> None:
+    run = run_of(people, "a", numbers_at=None)
+    later, earlier = timezone.now(), run.created_at
+    numbers.keep(run, scalars_of_log(steps(3, 2).encode()), later)
+    numbers.keep(run, scalars_of_log(steps(3).encode()), earlier)
+    assert RunMetric.objects.get().last == 2
+    numbers.keep(run, scalars_of_log(steps(1, name="acc").encode()), timezone.now())
+    assert [each.metric.name for each in RunMetric.objects.select_related("metric")] == ["acc"]
+    # Names stay: another run may use them, and two workers may meet them at once.
+    assert Metric.objects.count() == 2
+
+
+def test_notes_are_of_developers_and_leave_one_event(people: Any) -> None:
+    run = run_of(people, "a")
+    write_notes(run, ["paper", "paper"], " good ", acting_user=people.bob)
+    write_notes(run, ["paper"], "good", acting_user=people.bob)
+    run.refresh_from_db()
+    assert (run.tags, run.note) == (["paper"], "good")
+    [event] = Event.objects.filter(verb="run.noted")
+    assert (event.actor, event.message) == (people.bob, "Run 1: paper; good")
+    for tags in (["a,b"], ["x" * 41], [" "], [str(n) for n in range(21)]):
+        with pytest.raises(Invalid):
+            write_notes(run, tags, "", acting_user=people.bob)
+    with pytest.raises(PermissionDenied):
+        write_notes(run, [], "", acting_user=people.victor)
+
+
+def test_a_visit_begins_with_what_the_person_chose_and_else_with_the_view_of_the_appcode(three: Any) -> None:
+    keep_view(three.ops, View(where="loss < 1", sort="-cost"), acting_user=three.bob)
+    client = Client()
+    client.force_login(three.victor)
+    assert client.get("/results/ops-demo").url == "/results/ops-demo?where=loss%20%3C%201&sort=-cost"
+    sent = {"query": "where=loss < 1&sort=cost", "c": ["last:loss", "param:LR"]}
+    back = client.post("/results/ops-demo/columns", sent).url
+    assert "c=last:loss&c=param:LR" in back
+    assert "where" in back
+    own = client.get("/results/ops-demo").url
+    # The filter belonged to a question.
+    assert own == "/results/ops-demo?sort=cost&c=last:loss&c=param:LR"
+    client.post("/results/ops-demo/columns", {"reset": "1", "query": ""})
+    assert "-cost" in client.get("/results/ops-demo").url
+    assert client.post("/results/ops-demo/view", {"query": ""}).status_code == 403
+    client.force_login(three.bob)
+    client.post("/results/ops-demo/view", {"drop": "1"})
+    assert client.get("/results/ops-demo").status_code == 200
+
+
+def test_the_csv_has_what_is_shown_of_all_rows(three: Any) -> None:
+    client = Client()
+    client.force_login(three.victor)
+    asked = {"c": ["best:loss", "param:LR", "who"], "sort": "run"}
+    text = b"".join(client.get("/results/ops-demo/csv", asked)).decode()
+    assert list(csv.reader(io.StringIO(text))) == [
+        ["run", "best:loss", "best:loss step", "param:LR", "who"],
+        ["a/1", "0.1", "2", "0.1", "bob"],
+        ["b/1", "0.3", "2", "0.02", "bob"],
+        ["c/1", "0.7", "1", "0.1", "bob"],
+        ["d/1", "", "", "", "alice"],
+    ]
+
+
+def test_rest(three: Any) -> None:
+    client = Client()
+    client.force_login(three.victor)
+    found = client.get(
+        "/api/v1/appcodes/ops-demo/results", {"sort": "-last:loss", "where": "loss > 0", "limit": 1}
+    ).json()
+    [item] = found["items"]
+    assert (found["total"], item["name"], item["parameters"]["LR"]) == (2, "a/1", "0.1")
+    assert item["metrics"]["loss"] == {
+        "last": 0.5, "step": 3, "smallest": {"value": 0.1, "step": 2}, "largest": {"value": 0.9, "step": 1},
+    }  # fmt: skip
+    assert client.get("/api/v1/appcodes/ops-demo/results", {"sort": "what"}).status_code == 422
+    assert client.get("/api/v1/appcodes/ops-demo/results", {"where": "loss ?"}).json()["notes"]

@@ -1,0 +1,125 @@
+"""Results as values: summaries, parameters, addresses and columns."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusters.results.columns import Facts, columns
+from clusters.results.values import Extreme, Summary, is_less_better, options, parameters, summaries
+from clusters.results.view import FIELDS, Column, View, conditions
+from clusters.scalars.events import MAX_POINTS, Point, Scalars, Series
+from clusters.scalars.printed import scalars_of_log
+
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20).map(str.strip)
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=30), st.integers(1, 3))
+def test_extremes_survive_thinning_and_the_cache(values: list[float], around: int) -> None:
+    # The values lie among so many others that most points are dropped.
+    several = [0.0] * (MAX_POINTS * around) + values + [0.0] * (2 * MAX_POINTS)
+    series = Series()
+    for step, value in enumerate(several):
+        series.add(Point(step, float(step), value))
+    kept = Series.from_json(series.to_json())
+    finite = [value for value in several if math.isfinite(value)]
+    for each in (series, kept):
+        points = each.whole
+        seen = [point.value for point in points if math.isfinite(point.value)]
+        assert (min(seen), max(seen)) == (min(finite), max(finite))
+        assert points[-1].step == len(several) - 1
+        assert [point.step for point in points] == sorted({point.step for point in points})
+
+
+def test_a_best_value_has_the_step_at_which_it_was_first_reached() -> None:
+    log = "\n".join(f"step {n}: loss = {value}" for n, value in enumerate([0.9, 0.2, "nan", 0.2, 0.5]))
+    assert summaries(scalars_of_log(log.encode())) == {"loss": Summary(0.5, 4, Extreme(0.2, 1), Extreme(0.9, 0))}
+
+
+def test_a_tag_of_several_folders_is_several_metrics() -> None:
+    found = scalars_of_log(b"step 1: loss = 1\n")
+    [curve] = found.curves
+    two = Scalars((curve, curve.__class__("loss", "validation", curve.points)), 1)
+    assert list(summaries(two)) == ["loss", "validation/loss"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            "python train.py --lr 0.1 --epochs=3 --amp --shift -2",
+            {"lr": "0.1", "epochs": "3", "amp": "true", "shift": "-2"},
+        ),
+        ("python -m train optimizer.lr=1e-3 +seed=7 && echo done", {"optimizer.lr": "1e-3", "seed": "7"}),
+        ("pip install torch==2.1; python a.py --lr $LR --name 'a b' > out.txt", {"name": "a b"}),
+        ("python a.py --last | tee log", {"last": "true"}),
+        ("cat > t.py <<'E'\nit's = 1\na=f(2)\nE\npython t.py --lr 1", {"lr": "1"}),
+    ],
+)
+def test_options_of_a_command(command: str, said: dict[str, str]) -> None:
+    assert dict(options(command)) == said
+
+
+def test_a_variable_and_an_option_that_disagree_are_both_there() -> None:
+    spec = {"env": {"lr": "0.1", "PRICE": "$$5"}, "command": "python a.py --lr 0.2 --seed 1", "notebook": None}
+    assert parameters(spec) == {"lr": "0.1", "PRICE": "$5", "--lr": "0.2", "seed": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "less"), [("val_loss", True), ("train-rmse", True), ("accuracy", False), ("AUC", False)]
+)
+def test_what_is_better(name: str, less: bool) -> None:
+    assert is_less_better(name) is less
+
+
+def test_conditions() -> None:
+    found, unclear = conditions("val loss <= 0.3 and param:LR = 1e-3, best:acc>0.9; nonsense")
+    assert [(each.kind, each.name, each.operator, each.number) for each in found] == [
+        ("", "val loss", "<=", 0.3),
+        ("param", "LR", "=", 0.001),
+        ("best", "acc", ">", 0.9),
+    ]
+    assert unclear == ["nonsense"]
+
+
+KEYS = st.sampled_from([*FIELDS]) | st.builds(
+    "{}:{}".format, st.sampled_from(["last", "best", "min", "max", "param"]), TEXTS.filter(bool)
+)
+
+
+@given(
+    st.builds(
+        View, search=TEXTS, state=TEXTS, who=TEXTS, tag=TEXTS, where=TEXTS, cluster=TEXTS, whole=TEXTS,
+        sort=st.sampled_from(["", "-cost", "param:a b", "-best:x/y:z&="]), group=st.sampled_from(["", "who", "param:LR"]),
+        page=st.integers(1, 99), columns=st.none() | st.lists(KEYS, max_size=4, unique=True).map(tuple),
+        pins=st.lists(st.from_regex(r"[a-z]{1,5}/[1-9]", fullmatch=True), max_size=3, unique=True).map(tuple),
+    )
+)  # fmt: skip
+def test_an_address_says_the_whole_view(view: View) -> None:
+    assert View.of_query(view.query) == view
+
+
+def facts(numbers: dict[str, float], parameters: dict[str, str], who: str = "bob") -> Facts:
+    said = {name: Summary(value, 9, Extreme(value / 2, 3), Extreme(value, 9)) for name, value in numbers.items()}
+    return Facts({"who": who, "note": ""}, parameters, said)
+
+
+def test_at_first_only_columns_that_tell_the_rows_apart() -> None:
+    rows = [
+        facts({"loss": 0.5, "same": 1.0, "rare": 3.0}, {"LR": "0.1", "SEED": "1"}),
+        facts({"loss": 0.4, "same": 1.0}, {"LR": "0.2", "SEED": "1"}),
+    ]
+    found = columns(rows, None)
+    assert [each.key for each in found.shown] == ["last:loss", "best:loss", "param:LR"]
+    assert (found.metrics, found.parameters) == (["loss", "rare", "same"], ["LR", "SEED"])
+
+
+def test_what_was_chosen_stays_whatever_the_rows_are() -> None:
+    chosen = [Column("last", "gone"), Column("field", "note"), Column("param", "LR")]
+    found = columns([facts({"loss": 1.0}, {"LR": "1"})], chosen)
+    assert found.shown == chosen
+    assert "gone" in found.metrics
