@@ -26,6 +26,7 @@ from clusters.services.models import (
     ServiceToken,
 )
 from clusters.sweeps.models import Sweep, Trial
+from clusters.tracking.models import Experiment, TrackedMetric, TrackedRun
 
 __all__ = [
     "AccessToken",
@@ -35,6 +36,7 @@ __all__ = [
     "Cluster",
     "Decision",
     "Environment",
+    "Experiment",
     "Flavor",
     "Forecast",
     "GitToken",
@@ -72,6 +74,8 @@ __all__ = [
     "Sweep",
     "Task",
     "Template",
+    "TrackedMetric",
+    "TrackedRun",
     "Trial",
     "Visit",
     "Window",

@@ -21,6 +21,7 @@ from clusters.results import routes as results
 from clusters.schedules import routes as schedules
 from clusters.services import routes as services
 from clusters.sweeps import routes as sweeps
+from clusters.tracking import routes as tracking
 
 urlpatterns: list[URLPattern | URLResolver] = [
     *home.PAGES,
@@ -42,4 +43,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     *schedules.PAGES,
     *services.PAGES,
     *sweeps.PAGES,
+    *tracking.PAGES,
 ]

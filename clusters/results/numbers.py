@@ -25,6 +25,7 @@ from clusters.runs.models import Run
 from clusters.runs.status.phase import TERMINAL
 from clusters.scalars.events import Scalars
 from clusters.scalars.reading import all_scalars
+from clusters.tracking.reading import parameters_of
 from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
 from portal.db.advisory_lock import Lock, advisory_lock
@@ -49,8 +50,8 @@ def keep(run: Run, scalars: Scalars, at: dt.datetime, *, is_last: bool = False) 
     found = summaries(scalars)
     ids = metric_ids(run.cluster.appcode_id, found)
     fields: dict[str, object] = {"numbers_at": at, "numbers_due": not is_last}
-    if run.parameters is None:
-        fields["parameters"] = parameters(run.spec)
+    if (recorded := parameters_of(run)) or run.parameters is None:
+        fields["parameters"] = parameters(run.spec, recorded)
     earlier = Q(numbers_at=None) | Q(numbers_at__lte=at)
     with transaction.atomic():
         if not Run.objects.filter(earlier, pk=run.pk).update(**fields):

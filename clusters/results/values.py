@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from clusters.scalars.events import Curve, Scalars, rank
@@ -100,14 +101,16 @@ def _step(step: int) -> int:
     return max(-MAX_STEP, min(MAX_STEP, step))
 
 
-def parameters(spec: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters of a run: its variables, the parameters of its notebook, and the options of its command. An option that says
-    something else than the variable of its name is kept as `--name`."""
+def parameters(spec: Mapping[str, Any], recorded: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """The parameters of a run: its variables, the parameters of its notebook, the options of its command, and what it recorded
+    itself, by MLflow. An option that says something else than the variable of its name is kept as `--name`."""
     found = {name: _text(text) for name, text in (spec.get("env") or {}).items()}
     found |= {name: _text(value) for name, value in ((spec.get("notebook") or {}).get("parameters") or {}).items()}
     for name, text in options(spec.get("command") or ""):
         key = name if found.get(name, text) == text else f"--{name}"
         found.setdefault(key, text)
+    for name, text in recorded.items():
+        found.setdefault(name, text[:MAX_VALUE])
     return {name: text for name, text in list(found.items())[:MAX_PARAMETERS] if len(name) <= MAX_NAME}
 
 

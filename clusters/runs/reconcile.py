@@ -62,6 +62,7 @@ from clusters.runs.placing import places
 from clusters.runs.plan import HOME_PATH, INPUT_PATH, OUTPUT_PATH, RUNS_PATH, build_plan, model_folder
 from clusters.runs.status import history
 from clusters.runs.status.phase_update import refresh
+from clusters.runs.tracking_token import token_for
 from clusters.volumes import lifecycle
 from clusters.wakeups import wake
 from datastores.models import Datastore
@@ -411,6 +412,7 @@ def plan_of(run: Run) -> Plan:
         model=_about(found.model, model_folder(spec)) if found.model else {},
         proof=run.cluster.proof,
     )
+    plan = replace(plan, tracking_token=token_for(run.pk, spec.env))
     if run.placed_at is not None and not are_apart:
         plan = replace(plan, gang=gang(run.cloud))
     # The portal does not know which nodes reach a volume, such as a disk of one zone.

@@ -1,5 +1,5 @@
-"""Reads the scalars of a run from the event files and tables of metrics in its output datastore, or else from the log of the
-leading task; where no task leads, from the logs of the first tasks.
+"""Reads the scalars of a run from the event files and tables of metrics in its output datastore and from what it recorded by
+MLflow's client, or else from the log of the leading task; where no task leads, from the logs of the first tasks.
 
 A running run stores its output every few seconds, so charts follow it. The cache keeps what was read of a file, by run and
 path, so following a long training reads only what was added.
@@ -31,6 +31,7 @@ from clusters.scalars.events import Curve, Progress, Scalars, Series, is_event_f
 from clusters.scalars.pace import LEAST_TASKS, Straggler, pace, steps_told, stragglers
 from clusters.scalars.printed import scalars_of_log
 from clusters.scalars.tables import MAX_TABLE, MAX_TABLES, is_table, series_of
+from clusters.tracking.reading import curves_of
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry, NotPossible
 from datastores.models import Datastore
@@ -55,18 +56,22 @@ SAME = 15
 
 def scalars_of(run: Run) -> Scalars:
     """Raises DriverError if its datastore cannot be read or is gone, CloudError if its log cannot be read."""
-    found = stored(run) if run.spec["output"] else None
-    return found if found and (found.curves or not found.is_complete) else printed(run)
+    found = recorded(run)
+    return found if found.curves or not found.is_complete else printed(run)
+
+
+def recorded(run: Run) -> Scalars:
+    """The scalars that it wrote as files into its output, and those that it recorded by MLflow's client."""
+    found = stored(run) if run.spec["output"] else Scalars((), 0)
+    return replace(found, curves=found.curves + tracked) if (tracked := curves_of(run)) else found
 
 
 def all_scalars(run: Run) -> Scalars:
     """The same for loops, which read long files to their end. Not inside a transaction. Raises DriverError and CloudError."""
-    found = Scalars((), 0)
-    if run.spec["output"]:
-        # Outside the cloud's lane: the files are on a server of the appcode, so no call to the cloud has to wait for it.
-        for _ in range(PARTS):
-            if (found := stored(run)).is_complete:
-                break
+    # Outside the cloud's lane: the files are on a server of the appcode, so no call to the cloud has to wait for it.
+    for _ in range(PARTS):
+        if (found := recorded(run)).is_complete:
+            break
     if not found.curves:
         with lane(run.cloud):
             found = printed(run)

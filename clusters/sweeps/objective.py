@@ -15,7 +15,7 @@ from clusters.logs.read import TAIL_BYTES, Key, RunLogs
 from clusters.runs.models import Run
 from clusters.scalars.events import Curve, Scalars
 from clusters.scalars.printed import last_printed, scalars_of_log
-from clusters.scalars.reading import leading, stored
+from clusters.scalars.reading import leading, recorded
 from datastores.drivers.base import DriverError
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Reading:
 def read_value(run: Run, metric: str) -> Reading:
     """The value of `run`, which has succeeded."""
     try:
-        found = last_stored(stored(run), metric) if run.spec["output"] else None
+        found = last_stored(recorded(run), metric)
         if isinstance(found, str):
             return Reading(None, found)
         value, why = (found, "") if found is not None else _last_line(run, metric)
@@ -61,7 +61,7 @@ def reading_of(metric: str, value: float | None, why: str) -> Reading:
 def read_steps(run: Run, metric: str) -> list[tuple[int, float]]:
     """Recent steps and values of a running run, ordered by step; [] if they cannot be read now."""
     try:
-        if run.spec["output"] and (lines := lines_of(stored(run), metric)):
+        if lines := lines_of(recorded(run), metric):
             return [(point.step, point.value) for point in lines[0].points]
         role, attempt = leading(run)
         if attempt is None:

@@ -65,15 +65,15 @@ def portal(data: Data, env: Mapping[str, str]) -> list[Service]:
     env = {**env, **FRUGAL}
     celery = (sys.executable, "-m", "celery", "--app", "portal")
     quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO")
-    packages = servers.package_index(Path(env["LOCAL_CLOUD_SOCKET"]), data.given)
+    packages = servers.package_index(Path(env["LOCAL_CLOUD_SOCKET"]), data.given, data.origin)
     return [
-        *([packages] if packages else []),
+        packages,
         servers.node_agent(
             Path(env["LOCAL_CLOUD_DIR"]),
             Path(env["LOCAL_CLOUD_SOCKET"]),
             data.given,
             shared=data.given.get("PORTAL_SHARED_MACHINE", "0") not in ("0", "false", "no", ""),
-            packages=packages.url if packages else "",
+            packages=packages.url,
         ),
         Service("controller", (sys.executable, "manage.py", "controller"), env=env, stop_order=2, background=True),
         Service(

@@ -190,13 +190,11 @@ def index_url(given: Mapping[str, str]) -> str:
     return given.get("PORTAL_PACKAGE_INDEX") or given.get("PIP_INDEX_URL") or PYPI
 
 
-def package_index(agent_socket: Path, given: Mapping[str, str]) -> Service | None:
-    """Returns the proxy between tasks and the index of PORTAL_PACKAGE_INDEX, whose URL may contain a name and a password.
-    The default index is that of this machine's pip, or PyPI. None for "off": then tasks have no index."""
+def package_index(agent_socket: Path, given: Mapping[str, str], portal: str) -> Service:
+    """Returns the proxy between tasks and the index of PORTAL_PACKAGE_INDEX, whose URL may contain a name and a password, and
+    the tracking of the portal at `portal`. The default index is that of this machine's pip, or PyPI; "off": none."""
     url = index_url(given)
-    if url == "off":
-        return None
-    if not url.startswith(("http://", "https://")):
+    if url != "off" and not url.startswith(("http://", "https://")):
         raise ServiceError("PORTAL_PACKAGE_INDEX is an address that starts with https:// or http://, or “off”.")
     # The holder of a run's network sees the socket in this folder and nothing else.
     folder = private_folder(agent_socket.parent / "index")
@@ -207,7 +205,8 @@ def package_index(agent_socket: Path, given: Mapping[str, str]) -> Service | Non
     def ready() -> bool:
         return ask(path, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/")
 
-    return Service("packages", argv, ready, str(path), {"PORTAL_PACKAGE_INDEX": url}, stop_order=2)
+    env = {"PORTAL_TRACKING": portal, **({} if url == "off" else {"PORTAL_PACKAGE_INDEX": url})}
+    return Service("packages", argv, ready, str(path), env, stop_order=2)
 
 
 def node_agent(
@@ -233,6 +232,7 @@ def node_agent(
         argv += [option, given[name]] if given.get(name) else []
     argv += ["--shared"] if shared else []
     argv += ["--packages", packages] if packages else []
+    argv += ["--no-index"] if index_url(given) == "off" else []
 
     def ready() -> bool:
         with socket.socket(socket.AF_UNIX) as client:

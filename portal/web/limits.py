@@ -90,7 +90,7 @@ class PerPerson(BaseThrottle):
     """At most REQUESTS_PER_WINDOW requests a minute (50 a second) per person, against runaway loops."""
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        return not request.user.is_authenticated or _counted(request.user.pk)
+        return not request.user.is_authenticated or counted(str(request.user.pk))
 
     def wait(self) -> float:
         return _until_next_window()
@@ -114,7 +114,7 @@ class RequestLimits:
             sentence = "Say how long the body is: send Content-Length, and not Transfer-Encoding."
             return problem(request.path, HTTPStatus.LENGTH_REQUIRED, "length-required", sentence)
         is_form = request.method == "POST" and not request.path.startswith("/api/")
-        if is_form and request.user.is_authenticated and not _counted(request.user.pk):
+        if is_form and request.user.is_authenticated and not counted(str(request.user.pk)):
             wait = _until_next_window()
             response = too_many(request, f"Wait {wait:.0f} seconds, then send it again.")
             response["Retry-After"] = str(int(wait))
@@ -122,9 +122,9 @@ class RequestLimits:
         return None
 
 
-def _counted(person: int) -> bool:
-    """Counts a request; True if it is within the person's limit for this minute."""
-    key = f"requests:{person}:{int(time.time()) // WINDOW}"
+def counted(sender: str) -> bool:
+    """Counts a request of a person (by id) or of a program; True if it is within the sender's limit for this minute."""
+    key = f"requests:{sender}:{int(time.time()) // WINDOW}"
     try:
         cache.add(key, 0, timeout=2 * WINDOW)
         return cache.incr(key) <= REQUESTS_PER_WINDOW

@@ -116,7 +116,7 @@ def test_the_search_finds_what_one_may_see(
     assert not browser(world, "mallory").get("/search", {"q": "ops-demo"}).context["groups"]
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.method != "GET"], ids=name_of)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.method != "GET" and row.of("root") != 401], ids=name_of)
 def test_a_session_without_the_token_of_a_form_changes_nothing(world: Any, row: Row) -> None:
     client = browser(world, "root", checked=True)
     assert asked(client, row, world.values, world.bodies).status_code == 403

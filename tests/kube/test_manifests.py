@@ -7,6 +7,7 @@ expected/ contains all manifests of one plan of each kind: of one plan whole, of
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 import re
 import secrets
@@ -547,6 +548,20 @@ def saved(lock: str = "", digest: str = "a digest") -> Environment:
 def test_the_package_index_is_open_at_its_port_alone(index: str, rule: dict[str, Any]) -> None:
     policy = made(role("master"), settings=Settings(package_index=index))["NetworkPolicy", "demo-mnist-3-1042"]
     assert policy["spec"]["egress"][1] == {"to": [rule], "ports": [{"port": 3141, "protocol": "TCP"}]}
+
+
+def test_the_token_of_tracking_is_in_the_secret_alone_and_its_server_is_open() -> None:
+    settings = Settings(tracking="http://packages.gpu-cloud-packages.svc:3141")
+    found = made(role("master"), settings=settings, tracking_token="7:signed")
+    secret = found["Secret", names.secret_name(RUN)]
+    assert secret["stringData"]["variable-MLFLOW_TRACKING_TOKEN"] == "7:signed"
+    assert [name for name, each in found.items() if "7:signed" in json.dumps(each)] == [
+        ("Secret", names.secret_name(RUN))
+    ]
+    _, rule = found["NetworkPolicy", "demo-mnist-3-1042"]["spec"]["egress"]
+    assert rule["ports"] == [{"port": 3141, "protocol": "TCP"}]
+    without = made(role("master"), tracking_token="7:signed")
+    assert "MLFLOW" not in json.dumps(list(without.values()))
 
 
 def test_an_environment_without_an_index_or_beyond_what_a_config_map_holds_is_refused() -> None:

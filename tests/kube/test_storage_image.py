@@ -59,7 +59,8 @@ def start(
 ) -> subprocess.Popen[str]:
     """Starts the program as the kubelet does in the task of this index: with its variables, including those from the
     Secret, and its arguments. `pod` is the folder that all its containers share."""
-    (secret,) = (each for each in storage.manifests(whole) if each["metadata"]["name"] == names.secret_name(whole.run))
+    name = names.secret_name(whole.run)
+    (secret,) = (each for each in storage.manifests(whole, Settings()) if each["metadata"]["name"] == name)
     said = {"first_part": first_part, **({"task_index": task_index} if task_index else {})}
     parts = storage.pod_parts(whole, Settings(), **said)
     found = next(each for each in parts.init if each["name"] == container)

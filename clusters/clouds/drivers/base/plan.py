@@ -335,3 +335,11 @@ class Plan:
     registries: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)
     # How the cloud gives all tasks their places at once or none any, in its own words (`Cloud.gang`); "" if it does not.
     gang: str = ""
+    # With which its tasks record parameters and metrics at the portal (clusters/tracking); "" if they have their own server.
+    tracking_token: str = field(default="", repr=False)
+
+    def tracking_variables(self, address: str) -> dict[str, str]:
+        """Returns the variables that MLflow's client reads. `address`: of the portal's tracking for tasks, "" for none."""
+        if not address or not self.tracking_token:
+            return {}
+        return {"MLFLOW_TRACKING_URI": address, "MLFLOW_TRACKING_TOKEN": self.tracking_token}

@@ -223,6 +223,14 @@ class Settings:
         "cluster that is given by its name, the port on any public address. Empty: none, and no saved environments.",
         max_length=300,
     )
+    tracking: Annotated[str, AfterValidator(_address)] = Field(
+        default="",
+        title="Tracking for tasks",
+        description="Where programs record parameters and metrics by MLflow's client, e.g. "
+        "http://packages.gpu-cloud-packages.svc:3141, which is docker/kubernetes/packages and leads to the portal. Open to all "
+        "tasks. Empty: they get no MLFLOW_TRACKING_URI.",
+        max_length=300,
+    )
     environment_class: Name = Field(
         default="",
         title="Storage class of environments",

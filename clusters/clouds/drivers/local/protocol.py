@@ -88,6 +88,7 @@ def plan_from(data: dict[str, Any]) -> Plan:
         proof=data["proof"],
         environment=Environment(**data["environment"]) if data.get("environment") else None,
         code=_code_from(data["code"]) if data.get("code") else None,
+        tracking_token=data.get("tracking_token", ""),
     )
 
 

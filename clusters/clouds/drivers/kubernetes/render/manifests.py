@@ -147,7 +147,7 @@ def _kind(role: RolePlan) -> str:
 def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manifest]:
     """Returns all objects of a run but its owner, in any order. Raises CloudRefused for what cannot run on Kubernetes."""
     check(plan, settings)
-    made = [*_service(plan, settings), *_network(plan, settings), *storage.manifests(plan)]
+    made = [*_service(plan, settings), *_network(plan, settings), *storage.manifests(plan, settings)]
     made += endpoints.manifests(plan, settings)
     made.append(_registries(plan))
     made += [_role(plan, role, settings) for role in plan.roles]
@@ -160,7 +160,7 @@ def run_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manife
 
 def secret_manifests(plan: Plan, owner_uid: str, settings: Settings) -> list[Manifest]:
     """Returns the Secrets of a run, which every apply renders anew: passwords change while it runs."""
-    return of_run([*storage.secret_manifest(plan), _registries(plan)], plan.run, owner_uid, settings.portal)
+    return of_run([*storage.secret_manifest(plan, settings), _registries(plan)], plan.run, owner_uid, settings.portal)
 
 
 def of_run(made: list[Manifest], run: RunRef, owner_uid: str, portal: str) -> list[Manifest]:

@@ -57,13 +57,13 @@ def ingress(plan: Plan, settings: Settings) -> list[Rule]:
 
 
 def egress(plan: Plan, settings: Settings) -> list[Rule]:
-    """Returns the rules for outgoing traffic: tasks of the run on any port, servers of datastores and code, the package index."""
+    """Returns the rules for outgoing traffic: tasks of the run on any port, servers of datastores and code, the package index,
+    tracking."""
     rules: list[Rule] = [{"to": [{"podSelector": same_run(plan, settings)}]}]
     servers = {_server(endpoint) for endpoint, _ in _endpoints(plan)}
     rules += [_to(host, port, settings) for host, port in sorted(servers)]
-    if settings.package_index:
-        host, port = _server(settings.package_index)
-        # Naming the index opened it. In a namespace this opens the port of its pods only.
+    # Naming a server here opened it. In a namespace this opens the port of its pods only.
+    for host, port in sorted({_server(each) for each in (settings.package_index, settings.tracking) if each}):
         rules.append({**_to(host, port, settings), "ports": [{"port": port, "protocol": "TCP"}]})
     return rules
 

@@ -161,7 +161,7 @@ def _environment(plan: Plan, role: RolePlan, first: Manifest, settings: Settings
     secret = names.secret_name(plan.run)
     shared += [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": f"variable-{name}"}}}
-        for name in storage.secrets(plan)
+        for name in storage.secrets(plan, settings)
     ]
     # The image may lack a user of that number in /etc/passwd, and programs ask for a name.
     user = {"HOME": storage.TMP, "USER": USER_NAME, "LOGNAME": USER_NAME}

@@ -74,20 +74,20 @@ class PodParts:
     stores: bool = False
 
 
-def manifests(plan: Plan) -> list[dict[str, Any]]:
+def manifests(plan: Plan, settings: Settings) -> list[dict[str, Any]]:
     """Returns the Secret, volumes and claims of a run, without the labels and owner that every object of a run gets."""
     made: list[dict[str, Any]] = []
     for number, mount in enumerate(plan.mounts):
         if isinstance(mount.source, NfsSource):
             made += _nfs(plan, number, mount.source, read_only=mount.read_only)
         # Volumes do not belong to the run: see `volume_manifest`.
-    return made + secret_manifest(plan)
+    return made + secret_manifest(plan, settings)
 
 
-def secret_manifest(plan: Plan) -> list[dict[str, Any]]:
+def secret_manifest(plan: Plan, settings: Settings) -> list[dict[str, Any]]:
     """Returns the Secret, if the run needs one. Pods name its keys, and a run may outlive a release: within 1.x a key keeps its
     name."""
-    keys = {f"variable-{name}": value for name, value in secrets(plan).items()}
+    keys = {f"variable-{name}": value for name, value in secrets(plan, settings).items()}
     for number, mount in enumerate(plan.mounts):
         if isinstance(mount.source, S3Source):
             keys[f"access-key-{number}"] = mount.source.access_key
@@ -102,9 +102,9 @@ def secret_manifest(plan: Plan) -> list[dict[str, Any]]:
     return [{"apiVersion": "v1", "kind": "Secret", "metadata": secret, "type": "Opaque", "stringData": keys}]
 
 
-def secrets(plan: Plan) -> dict[str, str]:
+def secrets(plan: Plan, settings: Settings) -> dict[str, str]:
     """Returns variables of every task that only the Secret holds."""
-    found = dict(plan.secrets)
+    found = {**plan.secrets, **plan.tracking_variables(settings.tracking)}
     for mount in plan.mounts:
         found |= mount.stream_variables(f"http://127.0.0.1:{STREAM_PORT}")
     return found

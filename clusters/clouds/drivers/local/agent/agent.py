@@ -164,6 +164,7 @@ async def run(args: argparse.Namespace) -> None:
         args.network == "on",
         args.activity_seconds,
         str(args.packages.resolve()) if args.packages else "",
+        not args.no_index,
     )
     node = Node(args.dir, found, options)
     loop = asyncio.get_running_loop()
@@ -252,7 +253,8 @@ def main() -> None:
     parser.add_argument(
         "--network", choices=("off", "on"), default="off", help="on: tasks reach the internet, by pasta"
     )
-    parser.add_argument("--packages", type=Path, help="the socket of the package index that tasks reach")
+    parser.add_argument("--packages", type=Path, help="the socket of the package index and tracking that tasks reach")
+    parser.add_argument("--no-index", action="store_true", help="that socket leads to tracking alone")
     parser.add_argument(
         "--shared",
         action="store_true",

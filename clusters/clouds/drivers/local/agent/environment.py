@@ -242,9 +242,14 @@ class Environment:
 
 def index_env(machine: Machine) -> dict[str, str]:
     """Returns the variables that point pip and uv to the package index; {} if tasks can reach none."""
-    if not machine.packages or machine.shares_network:
+    if not machine.packages or not machine.has_index or machine.shares_network:
         return {}
     return {"PIP_INDEX_URL": outward.URL, "UV_DEFAULT_INDEX": outward.URL, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def tracking_address(machine: Machine) -> str:
+    """Returns where tasks record parameters and metrics; "" if they cannot reach the portal."""
+    return "" if not machine.packages or machine.shares_network else outward.TRACKING_URL
 
 
 def _why(status: dict[str, Any], folder: Path) -> str:

@@ -59,7 +59,8 @@ class Options:
     threads included. `file_gb`: GiB of the largest file, 0 for a quarter of the disk. `free_disk_gb`: GiB of free disk below
     which no run starts, None for the default of `least_free`. `appcode_gb`: GiB that the runs of an appcode may write, 0 for a
     quarter of the disk. `activity_seconds`: between two activity polls. `may_share`: several appcodes may run at the same time
-    even if they cannot be isolated. `packages`: socket of the package index, "" for none."""
+    even if they cannot be isolated. `packages`: socket of the server for package index and
+    tracking, "" for none; `has_index`: it knows an index."""
 
     ports: range = range(20_000, 30_000)
     journal_items: int = 20_000
@@ -75,6 +76,7 @@ class Options:
     outside: bool = False
     activity_seconds: float = 15.0
     packages: str = ""
+    has_index: bool = True
 
 
 class Machine(ABC):
@@ -88,7 +90,7 @@ class Machine(ABC):
         self.rclone, self.uv = _program("rclone"), _program("uv")
         # The Python environment that can fetch code from Git.
         self.git = sys.prefix if importlib.util.find_spec("dulwich") else ""
-        self.packages = options.packages
+        self.packages, self.has_index = options.packages, options.has_index
         self.name = socket.gethostname()
         self.boot = BOOT_ID.read_text().strip()
         self.poke = folder / "poke"

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from clusters.clouds.drivers import hostnames, outputs
 from clusters.clouds.drivers.base import CODE, Plan, RolePlan, TaskSeen, expand, restart_policy
 from clusters.clouds.drivers.local import protocol
-from clusters.clouds.drivers.local.agent.environment import Environment, index_env
+from clusters.clouds.drivers.local.agent.environment import Environment, index_env, tracking_address
 from clusters.clouds.drivers.local.agent.machine import PartOf
 from clusters.clouds.drivers.local.agent.scheduler import Ended, Given, next_attempt
 from clusters.clouds.drivers.local.data.data import Data
@@ -251,6 +251,7 @@ class Task:
             **self.run.data.variables,
         }
         known = {"TASK_INDEX": str(self.index), **self.run.plan.shared, **self.run.plan.secrets}
+        known |= self.run.plan.tracking_variables(tracking_address(self.run.machine))
         for name, text in self.role.env.items():
             known[name] = expand(text, known)
         visible = ",".join(self.run.machine.gpus.names[gpu] for gpu in gpus)

@@ -160,7 +160,7 @@ def held(folder: Path, told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def note(machine: Machine) -> str:
     """Returns what people must know about the network of tasks here."""
     if not machine.shares_network:
-        packages = PACKAGES if machine.packages else ""
+        packages = PACKAGES if machine.packages and machine.has_index else ""
         return " ".join(filter(None, (OUTSIDE if machine.outside else INSIDE, packages, machine.no_outside)))
     return f"{sharing(machine)} Tasks share this machine's network: {SHARED} {machine.shares_network}"
 

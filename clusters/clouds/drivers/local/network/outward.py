@@ -1,5 +1,5 @@
-"""Forwards connections from the network of a run to its servers: this machine's package index (packages.py), and the run's
-streamed input (../data/streaming.py).
+"""Forwards connections from the network of a run to its servers: this machine's package index and the portal's tracking
+(packages.py), and the run's streamed input (../data/streaming.py).
 
 Runs in threads of the holder (holder.py), because nearly all runs never connect: then there is no connection thread and no
 asyncio.
@@ -14,6 +14,8 @@ import threading
 # The index's address in tasks. Nothing else of 127/8 is in use in their network.
 HOST, PORT = "127.0.0.53", 3141
 URL = f"http://{HOST}:{PORT}/simple/"
+# Where the same server forwards what programs record by MLflow's client.
+TRACKING_URL = f"http://{HOST}:{PORT}"
 PIECE = 256 * 1024
 AT_ONCE = 16
 # The streamed input's address in tasks, each of which reads several pieces at once.

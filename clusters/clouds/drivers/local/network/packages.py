@@ -1,4 +1,5 @@
-"""The tasks' package index: `python -m clusters.clouds.drivers.local.network.packages SOCKET`, a proxy without a cache.
+"""What tasks reach besides their run: `python -m clusters.clouds.drivers.local.network.packages SOCKET`, a proxy without a cache
+to the package index and to the portal's tracking.
 
 It answers on a Unix socket, to which the holder of each run's network forwards (`outward.py`), or in a pod of a Kubernetes
 cluster (docker/kubernetes/packages) on a port given instead of SOCKET, and queries the index in PORTAL_PACKAGE_INDEX. So tasks
@@ -8,6 +9,9 @@ page, signed here, so that nobody can make it fetch other addresses.
 
 Existing caching mirrors are unsuitable: when a client waits too long they redirect it to the index itself, password included.
 uv's cache, beside the environments, serves as the cache.
+
+What programs record by MLflow's client goes to the portal in PORTAL_TRACKING, to the addresses of `clusters/tracking/routes.py`
+alone. A body is taken whole before the portal sees any of it, so a slow task holds no thread there.
 """
 
 from __future__ import annotations
@@ -51,6 +55,9 @@ _FILE = re.compile(r"/files/([A-Za-z0-9_-]+)\.([0-9a-f]{32})/([^/?#]+)")
 _ASKED = ("Range", "If-None-Match", "If-Modified-Since", "If-Range")
 _ANSWERED = ("Content-Type", "Content-Length", "Content-Range", "Accept-Ranges", "ETag", "Last-Modified")
 _METADATA = ".metadata"
+_TRACKING = re.compile(r"/api/2\.0/mlflow(?:-artifacts/artifacts)?(?:[/?][\x21-\x7e]*)?")
+_TOLD = ("Authorization", "Content-Type")
+MAX_BODY = 2**20
 
 
 class Links(HTMLParser):
@@ -143,6 +150,30 @@ class Index:
         return hmac.new(self._key, coded.encode(), hashlib.sha256).hexdigest()[:32]
 
 
+def _is_tracking(path: str) -> bool:
+    """True for tracking's addresses, however servers behind this one read dots."""
+    parts = unquote(path.partition("?")[0]).split("/")
+    return bool(_TRACKING.fullmatch(path)) and not {".", ".."} & {*parts} and "\\" not in path
+
+
+class Portal:
+    """The portal at `url`, for what programs record. A name below localhost is this machine, whatever resolvers say."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.host = parts.netloc
+        is_here = (parts.hostname or "").endswith(".localhost")
+        at = f"127.0.0.1{f':{parts.port}' if parts.port else ''}" if is_here else parts.netloc
+        self.url = f"{parts.scheme}://{at}"
+        self._pool = urllib3.PoolManager(maxsize=16, retries=False, timeout=TIMEOUT)
+
+    def ask(self, method: str, path: str, headers: dict[str, str], body: bytes | None) -> urllib3.BaseHTTPResponse:
+        told = {**headers, "Host": self.host, "Accept-Encoding": "identity"}
+        return self._pool.request(
+            method, self.url + path, body=body, headers=told, redirect=False, preload_content=False
+        )
+
+
 class Handler(BaseHTTPRequestHandler):
     """One connection. Log lines contain no addresses."""
 
@@ -158,6 +189,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         try:
+            if _is_tracking(self.path):
+                self._track()
+                return
             with self.server.place:
                 self._answer()
         except outgoing.Closed:
@@ -169,18 +203,39 @@ class Handler(BaseHTTPRequestHandler):
                 self._say(403, f"{reason}.", reason)
         except (urllib3.exceptions.HTTPError, UnicodeError, ValueError) as error:
             # Not the error's text: it may contain an address, and this may be the middle of a file.
-            sys.stderr.write(f"The index could not be asked: {type(error).__name__}.\n")
+            whom = "portal" if _is_tracking(self.path) else "package index"
+            sys.stderr.write(f"The {whom} could not be asked: {type(error).__name__}.\n")
             self.close_connection = True
             with contextlib.suppress(OSError):
-                self._say(502, "The package index does not answer.")
+                self._say(502, f"The {whom} does not answer.")
         except OSError:
             self.close_connection = True
 
-    do_HEAD = do_GET  # noqa: N815  the name that its base class looks for
+    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815  the names that its base class looks for
+
+    def _track(self) -> None:
+        size = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers or not size.isdecimal() or int(size) > MAX_BODY:
+            self.close_connection = True
+            self._say(413, f"A request has at most {MAX_BODY >> 10} KiB, and says how long it is.")
+            return
+        if self.server.portal is None:
+            self._say(404, "There is nothing but /simple/ here.")
+            return
+        body = self.rfile.read(int(size)) if int(size) else None
+        headers = {name: self.headers[name] for name in _TOLD if name in self.headers}
+        with (
+            self.server.place,
+            contextlib.closing(self.server.portal.ask(self.command, self.path, headers, body)) as answer,
+        ):
+            self._pass_on(answer)
 
     def _answer(self) -> None:
         path = self.path.partition("?")[0]
-        if project := _PROJECT.fullmatch(path):
+        if self.command not in ("GET", "HEAD") or self.server.index is None:
+            self.close_connection = True
+            self._say(404, "There is no package index here.")
+        elif project := _PROJECT.fullmatch(path):
             status, page = self.server.index.page(project[1])
             if status == 200:
                 self._send(200, page, "text/html; charset=utf-8")
@@ -193,14 +248,14 @@ class Handler(BaseHTTPRequestHandler):
                 self._say(404, "There is no such file here.")
             else:
                 with contextlib.closing(found):
-                    self._pass_on(found)
+                    if found.status in (200, 206, 304, 416):
+                        self._pass_on(found)
+                    else:
+                        self._refused(found.status)
         else:
             self._say(404, "There is nothing but /simple/ here.")
 
     def _pass_on(self, found: urllib3.BaseHTTPResponse) -> None:
-        if found.status not in (200, 206, 304, 416):
-            self._refused(found.status)
-            return
         self.send_response_only(found.status)
         for name in _ANSWERED:
             if name in found.headers:
@@ -209,7 +264,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.send_header("Connection", "close")
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             for piece in found.stream(PIECE, decode_content=False):
                 self.wfile.write(piece)
 
@@ -228,7 +283,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
 
@@ -239,8 +294,8 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, place: str | int, index: Index) -> None:
-        self.index = index
+    def __init__(self, place: str | int, index: Index | None, portal: Portal | None = None) -> None:
+        self.index, self.portal = index, portal
         self.place = threading.BoundedSemaphore(AT_ONCE)
         if isinstance(place, str):
             self.address_family = socket.AF_UNIX
@@ -257,12 +312,14 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 @contextlib.contextmanager
-def listening(path: str, url: str, opened: Sequence[str] = ()) -> Iterator[Server]:
-    """Serves at `path`, in a folder that processes of holders may only search for this name."""
+def listening(path: str, url: str, opened: Sequence[str] = (), portal: str = "") -> Iterator[Server]:
+    """Serves at `path`, in a folder that processes of holders may only search for this name. `url`: of the index, "" for none;
+    `portal`: of the portal."""
     # A handle of the folder, because socket paths must be short.
     handle = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with Server(f"/proc/self/fd/{handle}/{os.path.basename(path)}", Index(url, opened)) as server:
+        servers = Index(url, opened) if url else None, Portal(portal) if portal else None
+        with Server(f"/proc/self/fd/{handle}/{os.path.basename(path)}", *servers) as server:
             os.chmod(path, 0o666)  # noqa: S103  its folder says who gets here
             yield server
     finally:
@@ -271,19 +328,20 @@ def listening(path: str, url: str, opened: Sequence[str] = ()) -> Iterator[Serve
 
 def main(path: str) -> None:
     # Removed from the environment, which children inherit and crash dumps contain.
-    url, parent = os.environ.pop("PORTAL_PACKAGE_INDEX"), os.getppid()
+    url, parent = os.environ.pop("PORTAL_PACKAGE_INDEX", ""), os.getppid()
+    portal = os.environ.get("PORTAL_TRACKING", "")
     opened = [each for each in os.environ.get(outgoing.SETTING, "").split(",") if each]
     os.umask(0o077)
     if path.isdigit():
         # Process 1 of a container ignores SIGTERM by default, and has no parent to outlive.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        with Server(int(path), Index(url, opened)) as server:
+        with Server(int(path), Index(url, opened) if url else None, Portal(portal) if portal else None) as server:
             server.serve_forever()
         return
-    with listening(path, url, opened) as server:
+    with listening(path, url, opened, portal) as server:
         # Loads the resolver's libraries while their files are still readable.
         with contextlib.suppress(OSError):
-            socket.getaddrinfo(urlsplit(url).hostname, None)
+            socket.getaddrinfo(urlsplit(url or portal).hostname, None)
         sandbox.drop_privileges(uids.first() + uids.PACKAGES if os.geteuid() == 0 else None)
         # Must follow the change of user, which resets it.
         sandbox.die_with_parent()
