@@ -44,6 +44,14 @@ def error_line(log_end: str) -> str:
     return shortened(found)
 
 
+def before_error(log_end: str, most: int = 10) -> tuple[list[str], str]:
+    """The lines before the error, at most `most`, and the error in the form of a language. No lines and "" without one."""
+    lines, error = lines_of(log_end), error_line(log_end)
+    # An error that is joined with its cause begins with its own line.
+    at = next((n for n in reversed(range(len(lines))) if error and error.startswith(shortened(lines[n]))), None)
+    return ([], "") if at is None else (lines[max(0, at - most) : at], error)
+
+
 def why(log_end: str) -> str:
     """The error, or else the last line; "" for an empty log."""
     return error_line(log_end) or shortened((lines_of(log_end) or [""])[-1].strip())

@@ -129,11 +129,23 @@ def crashes(ends: Iterable[End], stretches: Sequence[Stretch]) -> list[Crash]:
             together.append(end)
         else:
             found.append([end])
+    while len(found) > 1 and _came_to_nothing(told, *found[-2:]):
+        found[-2:] = [[*found[-2], *found[-1]]]
     usual = next((gap for gap in (stretch.gap for stretch in stretches) if gap is not None), 0.0)
     until: list[float | None] = [group[0].at for group in found[1:]]
     anew = list(pairwise(stretches))
     crashed = zip(found, [*until, None], strict=False)
     return [_crash(group, next_, told, anew, usual) for group, next_ in crashed]
+
+
+def _came_to_nothing(told: Sequence[tuple[float, int]], before: Sequence[End], after: Sequence[End]) -> bool:
+    """Whether a task came back after `before` only to fail for good in the same way, at no later step."""
+    (first, again), last = (before[0], after[0]), after[-1]
+    if (first.name, first.how) != (again.name, again.how) or last.name != first.name or last.back_at is not None:
+        return False
+    reached = [step for _, step in told[: _until(told, first.at)]]
+    since = [step for _, step in told[_until(told, first.at) : _until(told, again.at)]]
+    return bool(reached) and all(step <= max(reached) for step in since)
 
 
 def _until(told: Sequence[tuple[float, int]], at: float) -> int:

@@ -31,9 +31,11 @@ from clusters.clouds.health import silence_of
 from clusters.clouds.registry import driver
 from clusters.cluster.actions import gives_way
 from clusters.cluster.api.documents import to_manifest
+from clusters.cluster.pages import tasks
 from clusters.cluster.pages.decisions import waited
 from clusters.cluster.pages.list import Row, first_sentence, row_of, where
 from clusters.cluster.pages.new import curl
+from clusters.cluster.pages.tasks import TaskRow, failed_first, says_its_own, task_rows
 from clusters.frame.env_text import write_env
 from clusters.frameworks import FRAMEWORKS, ROLES
 from clusters.manifest.cluster import ClusterSpec
@@ -43,9 +45,8 @@ from clusters.manifest.input import InputSpec, input_of
 from clusters.model_registry.models import ModelVersion
 from clusters.results.access import views_of
 from clusters.results.pages import context_of, view_of
-from clusters.runs.models import Cluster, Run, Task
+from clusters.runs.models import Cluster, Run
 from clusters.runs.placing.forecasts import forecasts_of
-from clusters.runs.placing.known import domains_of
 from clusters.runs.placing.rights import Right, rights_of
 from clusters.runs.queries.preview import cost_of
 from clusters.runs.quota import enough
@@ -60,9 +61,6 @@ TABS = (
     ("Overview", ""), ("Logs", "/logs"), ("Metrics", "/metrics"), ("Usage", "/usage"), ("Runs", "/runs"), ("Events", "/events"),
     ("Manifest", "/manifest"),
 )  # fmt: skip
-# Larger task tables are behind a link; the strip above shows all tasks.
-MAX_TASK_ROWS = 120
-STRIP_FROM = 9
 EVENTS, READERS = 100, 20
 
 
@@ -151,59 +149,6 @@ class Step:
     start: dt.datetime | None
     end: dt.datetime | None
     state: str
-
-
-@dataclass(frozen=True)
-class TaskRow:
-    """One task of the run with its newest attempt; `task` is None until the cloud reports it. `where` its node is: "rack r7"."""
-
-    role: str
-    index: int
-    task: Task | None
-    where: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.role}-{self.index}"
-
-    @property
-    def phase(self) -> str:
-        """Stopped for a task that the portal ended, whatever its exit code."""
-        if self.task is None:
-            return "Pending"
-        return "Stopped" if self.task.phase == "Failed" and self.task.reason == "Stopped" else self.task.phase
-
-    @property
-    def reason(self) -> str:
-        """The reason, unless it equals the phase."""
-        return self.task.reason if self.task and self.task.reason != self.phase else ""
-
-    @property
-    def message(self) -> str:
-        return self.task.sentence if self.task and self.task.sentence.strip(".") != self.phase else ""
-
-    @property
-    def exit_code(self) -> int | None:
-        """None for a task that the portal ended: its exit code means nothing."""
-        return None if self.task is None or self.phase == "Stopped" else self.task.exit_code
-
-    @property
-    def has_log(self) -> bool:
-        """Whether its program has ever been started."""
-        return self.task is not None and (self.phase != "Pending" or self.task.attempt > 0)
-
-    @property
-    def since(self) -> dt.datetime | None:
-        """When it entered its phase, as far as known."""
-        if self.task is None:
-            return None
-        return self.task.finished_at or self.task.started_at or self.task.scheduled_at
-
-    @property
-    def title(self) -> str:
-        """Tooltip of the strip's cell."""
-        why = f" ({self.task.reason})" if self.task and self.task.reason else ""
-        return f"{self.name}: {self.phase}{why}"
 
 
 def page_of(request: HttpRequest, appcode: str, name: str) -> Page:
@@ -327,41 +272,6 @@ def export(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     return HttpResponse(text, content_type="application/json", headers=headers)
 
 
-def task_rows(run: Run) -> list[TaskRow]:
-    """All tasks that the run has or will have, by role and index. One query."""
-    newest: dict[tuple[str, int], Task] = {}
-    for task in run.tasks.order_by("role", "index", "attempt"):
-        newest[task.role, task.index] = task
-    return [
-        TaskRow(role, index, newest.get((role, index)))
-        for role in ROLES
-        for index in range(run.roles.get(role, {}).get("count", 0))
-    ]
-
-
-def says_its_own(run: Run) -> bool:
-    """Whether its tasks are independent, so that each has its own result."""
-    return FRAMEWORKS[run.spec["framework"]].is_independent
-
-
-def in_order(run: Run, rows: list[TaskRow]) -> list[TaskRow]:
-    """Rows in table order: failed tasks first if tasks are independent."""
-    return sorted(rows, key=lambda row: row.phase != "Failed") if says_its_own(run) else rows
-
-
-def failed_first(run: Run, rows: list[TaskRow]) -> list[TaskRow]:
-    """Failed tasks, the one that the run's message names first."""
-    failed = [row for row in rows if row.phase == "Failed"]
-    said = run.message.partition("\n")[0]
-    return sorted(failed, key=lambda row: not (f" {row.name} " in f" {said}" or f"({row.name}, " in said))
-
-
-def _located(run: Run, rows: list[TaskRow]) -> list[TaskRow]:
-    """The rows with where their nodes are. One query."""
-    domains = domains_of(run.cloud, {row.task.node for row in rows if row.task and row.task.node})
-    return [replace(row, where=domains.get(row.task.node, "") if row.task else "") for row in rows]
-
-
 def timeline(run: Run, rows: list[TaskRow]) -> list[Step]:
     """Queued → Starting → Running → the end, with start and end times."""
     scheduled = min((row.task.scheduled_at for row in rows if row.task and row.task.scheduled_at), default=None)
@@ -392,18 +302,18 @@ def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
             "code": code_of(shown.cluster.spec),
         }
     rows = task_rows(run)
-    ordered = in_order(run, rows)
-    everything = "all" in request.GET or len(rows) <= MAX_TASK_ROWS
+    is_apart = says_its_own(run)
+    found = tasks.table(rows, tasks.Asked.read(request.GET), is_apart=is_apart)
     titles = flavor_titles()
     framework = FRAMEWORKS[run.spec["framework"]]
     return {
         "steps": timeline(run, rows),
         "waited": waited(run, everything="all" in request.GET),
-        "tasks": _located(run, ordered if everything else ordered[:MAX_TASK_ROWS]),
-        "says_its_own": says_its_own(run),
+        "tasks": tasks.located(run, found.rows),
+        "table": found,
+        "says_its_own": is_apart,
         "no_commands": _no_commands(run.cloud),
-        "hidden": 0 if everything else len(rows) - MAX_TASK_ROWS,
-        "strip": rows if len(rows) >= STRIP_FROM else [],
+        "strip": tasks.strip(rows, shown.url, "" if shown.is_latest else f"&run={run.number}"),
         "failed": failed_first(run, rows),
         "hook_groups": _hook_groups(run, shown.now),
         "roles": [

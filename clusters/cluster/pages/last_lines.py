@@ -13,7 +13,8 @@ from django.views.decorators.http import conditional_page, require_safe
 
 from clusters.clouds.drivers.base import CloudError
 from clusters.cluster.api.summaries import Looks, looks_at
-from clusters.cluster.pages.cluster import MAX_TASK_ROWS, TaskRow, in_order, page_of, says_its_own, task_rows
+from clusters.cluster.pages.cluster import page_of
+from clusters.cluster.pages.tasks import Asked, TaskRow, says_its_own, table, task_rows
 from clusters.logs import failure
 from clusters.logs.read import RunLogs
 from clusters.runs.models import Run
@@ -32,9 +33,8 @@ def last_lines(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     shown = page_of(request, appcode, name)
     found: list[tuple[TaskRow, str]] = []
     if shown.run and says_its_own(shown.run):
-        rows = [
-            row for row in in_order(shown.run, task_rows(shown.run))[:MAX_TASK_ROWS] if row.has_log and not row.message
-        ]
+        listed = table(task_rows(shown.run), Asked.read(request.GET), is_apart=True).rows
+        rows = [row for row in listed if row.has_log and not row.message]
         logs = RunLogs(shown.run)
         try:
             with TRANSFERS.enter(person(request).pk), ThreadPoolExecutor(AT_ONCE) as threads:

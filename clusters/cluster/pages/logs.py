@@ -21,7 +21,8 @@ from django.views.decorators.http import require_POST, require_safe
 
 from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import CloudError, LogChunk
-from clusters.cluster.pages.cluster import Page, TaskRow, failed_first, page_of, task_rows
+from clusters.cluster.pages.cluster import Page, page_of
+from clusters.cluster.pages.tasks import TaskRow, failed_first, options, task_rows
 from clusters.logs import search as searching
 from clusters.logs import together
 from clusters.logs.lines import Style
@@ -79,6 +80,7 @@ def logs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     context = {
         "page": shown,
         "tasks": rows,
+        "options": options(rows, wanted),
         "chosen": chosen[0] if len(chosen) == 1 else None,
         "wanted": wanted,
         "attempts": attempts,

@@ -105,11 +105,11 @@ def _metric(found: Scalars, tag: str, run: Run, others: Sequence[tuple[Run, Scal
     """The lines of the run, whose values are the table, and then those of `others`."""
     curves = [curve for curve in found.curves if curve.tag == tag]
     names = _labels([curve.folder for curve in curves])
-    lines = _lines(found, tag, "")
+    lines = lines_of(found, tag)
     if others:
         # The first line of each run has the run's colour in all charts.
         told = [(f"run {each.number}", scalars) for each, scalars in ((run, found), *others)]
-        groups = [_lines(scalars, tag, label) or [Line(label, ())] for label, scalars in told]
+        groups = [lines_of(scalars, tag, label) or [Line(label, ())] for label, scalars in told]
         lines = [*(group[0] for group in groups), *(line for group in groups for line in group[1:])]
     by_step: dict[int, dict[int, Point]] = {}
     for column, curve in enumerate(curves):
@@ -125,7 +125,8 @@ def _metric(found: Scalars, tag: str, run: Run, others: Sequence[tuple[Run, Scal
     return Metric(draw(tag, lines, x_label="step"), names, rows, stride > 1)
 
 
-def _lines(found: Scalars, tag: str, run: str) -> list[Line]:
+def lines_of(found: Scalars, tag: str, run: str = "") -> list[Line]:
+    """A line for each folder that has the number; `run` stands before their names."""
     curves = [curve for curve in found.curves if curve.tag == tag]
     names = [f"{run} {label}".strip() for label in _labels([curve.folder for curve in curves])]
     return [line_of(label, curve.points, found.began) for label, curve in zip(names, curves, strict=True)]

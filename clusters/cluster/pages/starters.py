@@ -1,7 +1,8 @@
 """Starter cards of New Cluster: clusters that run in any appcode, because their programs bring their data. Pure.
 
 Each is a filled-in form that can be run as is or changed first. None needs a datastore: the sample is scikit-learn's
-handwritten digits from the image, results stay in the task, and charts come from what the program prints.
+handwritten digits from the image. Where the appcode has a datastore for output, the model, checkpoints and summaries are
+kept there; else charts come from what the program prints.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from clusters.cluster.pages.choices import Offer
 from clusters.frameworks import COMPUTING
 from clusters.frameworks.parallel import Parallel
 from clusters.frameworks.tensorflow import TensorFlow
+from clusters.runs.plan import OUTPUT_PATH
 
 # A first run that hangs ends by itself.
 TIME_LIMIT = {"time_limit": "10", "time_limit_unit": "minutes"}
-PROGRAM = "python {} --sample --output /tmp/output --steps {}"
+NOT_KEPT = "/tmp/output"  # noqa: S108  in the task, which has a /tmp of its own
+PROGRAM = "python {} --sample --output {{output}} --steps {}"
+# Where several tasks write, each has a folder of its own.
+APART = "python {} --sample --output {{output}}/$TASK_INDEX --steps {}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ STARTERS = {
         ),
         Starter(
             "parallel", "Parallel runs", "Four workers train it side by side, each by itself at another learning rate.",
-            f"rates=(0.003 0.01 0.03 0.1)\n{PROGRAM.format('digits_single.py', 600)} --learning-rate ${{rates[$TASK_INDEX]}}",
+            f"rates=(0.003 0.01 0.03 0.1)\n{APART.format('digits_single.py', 600)} --learning-rate ${{rates[$TASK_INDEX]}}",
             {"worker": 4}, {}, Parallel.name,
         ),
     )
@@ -89,13 +94,15 @@ def fields(starter: Starter, offer: Offer) -> dict[str, str]:
     gpus = sorted((each for each in offer.flavors if each.gpus), key=lambda each: each.gpus)
     fits = bool(gpus) and appcode is not None and starter.gpus * gpus[0].gpus <= appcode.gpu_limit
     computing = gpus[0].name if fits else plain
+    output = _output(offer)
     filled = {
         "appcode": offer.appcode,
         "name": starter.name,
         "image": _image(offer),
         "framework": starter.framework,
         "completion": COMPUTING[starter.framework].completions[0].name,
-        "command": starter.command,
+        "output": output,
+        "command": starter.command.replace("{output}", OUTPUT_PATH if output else NOT_KEPT),
         **TIME_LIMIT,
     }
     for role, count in {**starter.computing, **starter.plain}.items():
@@ -104,6 +111,14 @@ def fields(starter: Starter, offer: Offer) -> dict[str, str]:
             f"{role}_count": str(count),
         }
     return filled
+
+
+def _output(offer: Offer) -> str:
+    """The datastore for results: that of the user's last cluster, else one that is called so; "" for none. Others may hold what
+    nobody wants to find beside a first try."""
+    known = [each.name for each in offer.datastores]
+    named = [name for name in known if "output" in name or "result" in name]
+    return next((name for name in (offer.last.get("output"), *named) if name in known), "")
 
 
 def _image(offer: Offer) -> str:

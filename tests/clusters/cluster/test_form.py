@@ -249,6 +249,7 @@ def test_every_error_is_told_at_once(page_catalogue, people, as_person):
 def test_a_card_runs_in_an_appcode_without_any_data(page_catalogue, people, as_person):
     from clusters.catalog.models import Image
     from clusters.runs.models import Cluster
+    from datastores.models import Datastore
 
     client = as_person(people.alice)
     page = client.get("/clusters/new").content.decode()
@@ -259,6 +260,12 @@ def test_a_card_runs_in_an_appcode_without_any_data(page_catalogue, people, as_p
         made = Cluster.objects.latest("pk")
         assert (made.spec["input"], made.spec["output"], made.current_run.gpus) == (None, None, gpus)
     assert made.name == "hello-gpu-2"
+    # Where there is a place for results, they are kept.
+    Datastore.objects.create(appcode=people.ops, name="our-results", kind="local", spec={"path": "/data"})
+    Datastore.objects.create(appcode=people.ops, name="holy-data", kind="local", spec={"path": "/data/holy"})
+    kept = sent(client.get("/clusters/new?start=parallel").content.decode())
+    assert (kept["output"], "--output /elearn/output/$TASK_INDEX" in kept["command"]) == ("our-results", True)
+    Datastore.objects.all().delete()
     body = sent(client.get("/clusters/new?start=parameter-servers").content.decode())
     assert (body["name"], body["ps_count"], body["worker_count"]) == ("parameter-servers-2", "1", "2")
     assert client.post("/clusters/start", {"start": "nothing", "appcode": "ops-demo"}).status_code == 404

@@ -125,12 +125,41 @@ def test_a_hundred_workers_have_a_strip_of_cells(make_cluster, people, as_person
 
 
 def test_a_thousand_workers_do_not_fill_the_page(make_cluster, people, as_person, django_assert_max_num_queries):
-    make_cluster("demo", phase="Running", workers=1000)
+    from clusters.runs.models import Task
+
+    cluster = make_cluster("demo", phase="Running", workers=1000)
+    run, bad = cluster.current_run, {7: "Failed", 8: "Pending"}
+    told = [("master", 0), *(("worker", index) for index in range(1000))]
+    Task.objects.bulk_create(
+        Task(
+            run=run, role=role, index=index, uid=f"{role}-{index}", node="here", log_tail="x" * 2000,
+            phase=bad.get(index, "Running") if role == "worker" else "Running", attempt=int(index == 500),
+        )
+        for role, index in told
+    )  # fmt: skip
     client = as_person(people.alice)
-    with django_assert_max_num_queries(7):
-        page = client.get("/clusters/ops-demo/demo").content.decode()
-    assert "Show 881 more tasks" in page
-    assert page.count("<tr>") < 150
+    address = "/clusters/ops-demo/demo"
+
+    def names(query: str) -> list[str]:
+        with django_assert_max_num_queries(12):
+            page = client.get(address + query).content.decode()
+        assert page.count('class="cell') == 1001 + 5, "the strip, and its legend"
+        return re.findall(r'<td class="lead">([a-z]+-\d+)', page)
+
+    # What needs a look comes first, whatever its place.
+    assert names("")[:3] == ["worker-7", "worker-8", "worker-500"]
+    assert len(names("")) == 10
+    assert names("?tasks=Failed") == ["worker-7"]
+    assert names("?tasks=all")[:2] == ["master-0", "worker-0"]
+    assert names("?tasks=all&cursor=1000") == ["worker-999"]
+    assert names("?named=99&tasks=Running")[:2] == ["worker-99", "worker-199"]
+    assert "cursor=50" in client.get(f"{address}?tasks=all").content.decode()
+    assert names("?tasks=nonsense&cursor=x") == names("")
+    # The live part answers the same, and the other tabs take as few queries.
+    assert "worker-7" in client.get(f"{address}/progress?tasks=Failed").content.decode()
+    for tab in ("/logs", "/metrics"):
+        with django_assert_max_num_queries(12):
+            assert client.get(address + tab).status_code == 200
 
 
 def test_an_earlier_run_is_shown_as_it_was(make_cluster, people, as_person):
@@ -379,6 +408,35 @@ class TestMetrics:
         assert client.get(address, headers={"If-None-Match": first["ETag"]}).status_code == 304
         trained("summaries/events.out.tfevents.1", 4)
         assert "0.25" in client.get(address, headers={"If-None-Match": first["ETag"]}).content.decode()
+
+    def test_the_overview_shows_what_a_run_came_to(self, trained, people, as_person, s3, bucket):
+        from django.utils import timezone
+
+        from clusters.runs.models import Run
+
+        client, address = as_person(people.bob), "/clusters/ops-demo/demo/outcome"
+        assert "<section" not in client.get(address).content.decode()
+        trained("summaries/events.out.tfevents.1", 4)
+        pixel = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
+        s3.client.put_object(Bucket=bucket, Key="demo/1/plots & more.png", Body=pixel)
+        Run.objects.update(phase="Succeeded", started_at=timezone.now(), finished_at=timezone.now())
+        page = client.get(address).content.decode()
+        assert re.findall(r'<dt>(\w+)</dt><dd title="at step 3">([\d.]+)</dd>', page) == [
+            ("loss", "0.25"),
+            ("accuracy", "0.5"),
+        ]
+        assert "data-plot" in page
+        shown = "/datastores/ops-demo/out/preview?path=demo/1/plots+%26+more.png"
+        assert f'<a class="picture" href="{shown}"><img src="data:image/png;base64,' in page
+        assert 'folder=demo/1/summaries">summaries/</a>' in page
+        assert re.findall(r'<(?:a|button) class="btn"[^>]*>([^<]+)<', page) == [
+            "Register as a model…", "Again with changes…", "Sweep over it…", "Notebook on it…", "TensorBoard",
+        ]  # fmt: skip
+        # Who may only look has nothing to do next; numbers without files, and files without numbers, are shown.
+        assert "Again with changes" not in as_person(people.victor).get(address).content.decode()
+        s3.client.delete_object(Bucket=bucket, Key="demo/1/summaries/events.out.tfevents.1")
+        page = client.get(address).content.decode()
+        assert ("No numbers" in page, shown in page) == (True, True)
 
     def test_folders_are_lines_of_one_chart(self, trained, people, as_person):
         trained("logs/train/events.out.tfevents.1", 3)

@@ -71,6 +71,17 @@ def test_the_first_that_ended_is_named_and_the_sentence_says_what_it_cost() -> N
     twice = [End("master", 0, 11, "with exit code 7", 12), End("master", 0, 12.5, "with exit code 7")]
     assert [each.sentence for each in crashes(twice, [])] == ["master-0 failed twice (exit code 7)."]
     assert [each.sentence for each in crashes(twice, [before])] == ["master-0 failed twice (exit code 7) at step 300."]
+    # Nor did one that trained the same steps again and failed as before. What they cost is told.
+    (again,) = crashes(
+        [End("master", 0, 11, "with exit code 1", 14), End("master", 0, 23, "with exit code 1")], [before, after]
+    )
+    assert again.sentence == "master-0 failed twice (exit code 1) at step 300."
+    assert again.repeated == 200
+    # Another way to fail, or a later step, is another crash.
+    later = Stretch(((200, 20), (400, 22)))
+    for how_, told in (("by signal 9", after), ("with exit code 1", later)):
+        ends = [End("master", 0, 11, "with exit code 1", 14), End("master", 0, 23, how_)]
+        assert len(crashes(ends, [before, told])) == 2
     # Without reported steps, each end is a crash of its own.
     assert len(crashes([End("notebook", 0, day, "by itself", day + 9) for day in (100, 200, 300)], [])) == 3
     assert [how(137, "Error"), how(1, "Error"), how(137, "OOMKilled")] == [
