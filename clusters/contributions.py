@@ -127,10 +127,21 @@ def _act(room: str, verb: str) -> Callable[[Found], str]:
 
 _STATE = "current_run__phase"
 _LIVES = Q(current_run__isnull=False, current_run__desired=Run.Desired.RUNNING) & ~Q(current_run__phase__in=TERMINAL)
+_RUNS = Q(current_run__phase=Run.Phase.RUNNING)
 _OF_CLUSTERS = (
-    Verb("Stop", _LIVES, _act("clusters", "disable"), lost=cluster_verbs.DISABLE.lost),
+    Verb("Stop", _LIVES & _RUNS, _act("clusters", "disable"), lost=cluster_verbs.DISABLE.lost),
+    Verb("Stop", _LIVES & ~_RUNS, _act("clusters", "cancel"), lost=cluster_verbs.CANCEL.lost),
     Verb("Re-Deploy", Q(current_run__phase__in=TERMINAL), _act("clusters", "deploy"), posts=True),
     Verb("Logs of", Q(current_run__isnull=False), _act("clusters", "logs")),
+)
+_OF_APPLICATIONS = (
+    Verb(
+        "Stop",
+        _LIVES & _RUNS,
+        _act("clusters", "disable"),
+        lost="It can no longer be opened until it is deployed again. Files in its volume stay; what it holds in memory is lost.",
+    ),
+    *_OF_CLUSTERS[1:],
 )
 _OF_SERVICES = (
     Verb("Stop", Q(desired=Run.Desired.RUNNING), _act("services", "disable"), lost=service_verbs.ACTS["disable"].lost),
@@ -166,7 +177,7 @@ KINDS = (
     Kind("Clusters", "cluster", _clusters, _page("cluster"), state=_STATE, listing="clusters", verbs=_OF_CLUSTERS),
     Kind(
         "Applications", "application", _applications, _page("application"), state=_STATE, listing="applications",
-        verbs=_OF_CLUSTERS, words=("notebooks",),
+        verbs=_OF_APPLICATIONS, words=("notebooks",),
     ),
     Kind("Services", "service", services_for, _page("service"), listing="services", verbs=_OF_SERVICES),
     Kind("Sweeps", "sweep", sweeps_for, _page("sweep"), listing="sweeps", verbs=_OF_SWEEPS),

@@ -2,6 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, include, path, register_converter
 from django.urls.converters import StringConverter
+from django.views.generic import RedirectView
 
 from portal.pages import admin, appcodes, help_page, search
 from portal.profile import views as profile
@@ -48,6 +49,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("profile/notifications", profile.notifications, name="notifications"),
     path("profile/zone", profile.set_zone, name="set_zone"),
     path("profile/tokens/<slug:token_key>/revoke", profile.revoke_token, name="revoke_token"),
+    path("admin", RedirectView.as_view(pattern_name="admin_appcodes")),
     path("admin/appcodes", admin.requests, name="admin_appcodes"),
     path("admin/orgs", admin.org_nodes, name="admin_orgs"),
     path("admin/orgs/new", admin.org_node, name="new_org"),

@@ -74,7 +74,7 @@ def cancel_benchmark(benchmark: Benchmark, *, acting_user: User) -> Benchmark:
     """Ends the benchmark and the current measurement; earlier ones stay. Repeating it changes nothing."""
     benchmark = BENCHMARKS.locked(benchmark, acting_user)
     if benchmark.finished_at is None:
-        why = f"Cancelled by {acting_user.display_name}."
+        why = f"Stopped by {acting_user.display_name}."
         for each in benchmark.measurements.filter(phase=""):
             each.phase, each.message = Benchmark.Phase.STOPPED, why
             each.save(update_fields=["phase", "message"])

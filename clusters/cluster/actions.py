@@ -222,7 +222,7 @@ def cancel(cluster: Cluster, *, acting_user: User) -> Run:
 
     def check(run: Run) -> None:
         if run.phase == Run.Phase.RUNNING:
-            raise Conflict(f"Run {run.number} of {run.cluster.name} runs already; disable it to end it.")
+            raise Conflict(f"Run {run.number} of {run.cluster.name} runs already; stop it (disable) to end it.")
 
     return _end(cluster, acting_user, "Cancelled", "cancelled", check)
 
@@ -344,8 +344,8 @@ def _end(cluster: Cluster, acting_user: User, reason: str, verb: str, check: Cal
     if run.is_terminal or run.desired == Run.Desired.ENDED:
         return run
     check(run)
-    ask_to_end(run, reason, f"{reason} by {acting_user.display_name}.")
-    record_all([cluster_event(f"cluster.{verb}", cluster, acting_user, f"Run {run.number} {verb}.", run=run.number)])
+    ask_to_end(run, reason, f"Stopped by {acting_user.display_name}.")
+    record_all([cluster_event(f"cluster.{verb}", cluster, acting_user, f"Run {run.number} stopped.", run=run.number)])
     return run
 
 

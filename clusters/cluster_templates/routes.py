@@ -1,6 +1,7 @@
 """Addresses of this room: pages, and REST below /api/v1/."""
 
 from django.urls import URLPattern, URLResolver, path
+from django.views.generic import RedirectView
 
 from clusters.cluster_templates import api as templates_api
 from clusters.cluster_templates import pages as templates
@@ -10,6 +11,7 @@ ONE = "clusters/<slug:appcode>/<slug:name>"
 
 PAGES: list[URLPattern | URLResolver] = [
     path("templates", templates.templates, name="templates"),
+    path("clusters/templates", RedirectView.as_view(pattern_name="templates")),
     path("templates/save", templates.save, name="save_template"),
     path(TEMPLATE, templates.template, name="template"),
     path(f"{TEMPLATE}/delete", templates.delete, name="delete_template"),

@@ -54,7 +54,7 @@ class Jupyter(Framework):
     idle_after = 7200
     needs_command = False
     roles = (Role("notebook", "Notebook", least=1, most=1, kept_alive=True),)
-    completions = (Completion("notebook", "notebook", "when it is disabled"),)
+    completions = (Completion("notebook", "notebook", "when it is stopped"),)
     reserved_env: ClassVar[frozenset[str]] = frozenset(
         {"HOME", "JUPYTER_RUNTIME_DIR", "JUPYTER_TOKEN", "PORTAL_LAYER", "SHELL"}
     )

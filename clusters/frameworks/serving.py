@@ -42,7 +42,7 @@ class Serving(Framework):
     modes = ("service",)
     needs_command = False
     roles = (Role("server", "Server", least=1, most=1, kept_alive=True),)
-    completions = (Completion("server", "server", "when it is disabled"),)
+    completions = (Completion("server", "server", "when it is stopped"),)
     reserved_env: ClassVar[frozenset[str]] = frozenset({"HOST", "PORT"})
 
     def validate(self, spec: Spec) -> None:

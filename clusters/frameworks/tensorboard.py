@@ -46,7 +46,7 @@ class TensorBoard(Framework):
     modes = ("service",)
     needs_command = False
     roles = (Role("board", "TensorBoard", least=1, most=1, kept_alive=True),)
-    completions = (Completion("board", "board", "when it is disabled"),)
+    completions = (Completion("board", "board", "when it is stopped"),)
     reserved_env: ClassVar[frozenset[str]] = frozenset()
 
     def validate(self, spec: Spec) -> None:

@@ -32,7 +32,7 @@ class Web(Framework):
     is_installed = False
     modes = ("service",)
     roles = (Role("server", "Server", least=1, most=1, kept_alive=True),)
-    completions = (Completion("server", "server", "when it is disabled"),)
+    completions = (Completion("server", "server", "when it is stopped"),)
     reserved_env: ClassVar[frozenset[str]] = frozenset({*HOSTS, *PORTS})
 
     def validate(self, spec: Spec) -> None:

@@ -122,10 +122,10 @@ def cancel_pipeline(pipeline: Pipeline, *, acting_user: User) -> PipelineRun:
         pipeline.save(update_fields=["next_by"])
     if run.finished_at is not None or run.cancelled_at is not None:
         return run
-    run.cancelled_at, run.message = timezone.now(), f"Cancelled by {acting_user.display_name}."
+    run.cancelled_at, run.message = timezone.now(), f"Stopped by {acting_user.display_name}."
     run.phase = PipelineRun.Phase.RUNNING
     run.save(update_fields=["cancelled_at", "message", "phase"])
-    PIPELINES.record(pipeline, "cancelled", acting_user, f"Run {run.number} cancelled.", run=run.number)
+    PIPELINES.record(pipeline, "cancelled", acting_user, f"Run {run.number} stopped.", run=run.number)
     _end_stages(run, acting_user)
     go_on(pipeline, {})
     run.refresh_from_db()
@@ -172,7 +172,7 @@ def retry_stage(pipeline: Pipeline, stage: str, *, acting_user: User) -> Pipelin
     if stage not in latest:
         raise Invalid.at("stage", message=f"Run {run.number} has no stage “{stage[:60]}”; it has: {', '.join(latest)}.")
     if run.finished_at is None and run.cancelled_at is not None:
-        raise Conflict(f"Run {run.number} is being cancelled.")
+        raise Conflict(f"Run {run.number} is being stopped.")
     if run.phase == PipelineRun.Phase.PAUSED:
         raise Conflict(f"Run {run.number} is paused; resume it first.")
     again = {stage, *behind(stage, PipelineSpec.stored(run.spec).nodes)}
@@ -216,7 +216,7 @@ def _living(pipeline: Pipeline) -> PipelineRun:
     if run.finished_at is not None:
         raise Conflict(f"Run {run.number} of {pipeline.name} is over ({run.phase}).")
     if run.cancelled_at is not None:
-        raise Conflict(f"Run {run.number} is being cancelled.")
+        raise Conflict(f"Run {run.number} is being stopped.")
     return run
 
 

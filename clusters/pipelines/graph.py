@@ -70,7 +70,7 @@ def decide(nodes: Sequence[Node], states: Mapping[str, State], *, cancelled: boo
         if phases[node.name] != WAITING or node.name in again:
             continue
         if cancelled:
-            skip.append((node.name, "The run was cancelled before it started."))
+            skip.append((node.name, "The run was stopped before it started."))
         elif all(phases[name] in ENDED for name in node.waits_for):
             has_run = bool(node.source) and states[node.source].has_run
             if why := _why_skipped(node, nodes, phases, has_run=has_run):

@@ -58,7 +58,7 @@ class StageSpec(Strict):
         if value is None:
             return value
         if value.mode == "service":
-            raise field_error("A stage has to come to an end, and a service goes on until it is disabled.", "mode")
+            raise field_error("A stage has to come to an end, and a service goes on until it is stopped.", "mode")
         if value.schedule_after is not None:
             raise field_error("A stage starts when those before it have ended; leave this out.", "scheduleAfter")
         return value

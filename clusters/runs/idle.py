@@ -183,7 +183,7 @@ def _do(run: Run, what: Step, life: Life, now: dt.datetime) -> None:
         run.needed_asked_at = now
         cost = f"{run.cost_at(now):,.2f} {settings.CURRENCY}"
         said = f"It has run since {run.started_at.astimezone(dt.UTC):%Y-%m-%d}, costs go on ({cost} so far), and it has no end. "
-        said += "Nothing is stopped. Disable it when it is done; if it is needed, say so with one click (Keep):"
+        said += "Nothing is stopped. Stop it yourself when it is done; if it is needed, say so with one click (Keep):"
         record_all(
             [run_event("run.needed_asked", run, f"Its owner was asked whether it is still needed: {cost} so far.")]
         )

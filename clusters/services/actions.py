@@ -150,7 +150,7 @@ def rollback(service: Service, reason: str = "", *, acting_user: User) -> Rollou
     Conflict, PermissionDenied and Http404."""
     service = SERVICES.locked(service, acting_user)
     if service.desired != Run.Desired.RUNNING:
-        raise Conflict(f"{service.name} is disabled; enable it first.")
+        raise Conflict(f"{service.name} is stopped; start it first.")
     who = f"by {acting_user.display_name}{f': {reason}'.rstrip('.') if reason else ''}."
     if rollout := revisions.living(service):
         if rollout.phase == Rollout.Phase.GATED:
@@ -302,7 +302,7 @@ def disable_service(service: Service, *, acting_user: User) -> Service:
     """Ends all replicas, and cancels a rollout under way. Repeating it changes nothing."""
     service = SERVICES.locked(service, acting_user)
     if service.desired == Run.Desired.RUNNING:
-        why = f"Disabled by {acting_user.display_name}."
+        why = f"Stopped by {acting_user.display_name}."
         if rollout := revisions.living(service):
             revisions.go_back(rollout, Rollout.Phase.CANCELLED, why)
         service.revisions.filter(wanted__gt=0).update(wanted=0)

@@ -124,7 +124,7 @@ def cancel_sweep(sweep: Sweep, *, acting_user: User) -> Sweep:
     """Ends the sweep and all its trials. Repeating it changes nothing."""
     sweep = SWEEPS.locked(sweep, acting_user)
     if sweep.phase in (Sweep.Phase.RUNNING, Sweep.Phase.PAUSED):
-        sweep.phase, sweep.message = Sweep.Phase.STOPPED, f"Cancelled by {acting_user.display_name}."
+        sweep.phase, sweep.message = Sweep.Phase.STOPPED, f"Stopped by {acting_user.display_name}."
         sweep.settled, sweep.finished_at = False, timezone.now()
         sweep.save()
         SWEEPS.record(sweep, "cancelled", acting_user, sweep.message)

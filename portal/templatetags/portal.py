@@ -31,8 +31,8 @@ SHAPES = {
         "tight", "starting", "stopping", "closing", "testing", "deploying", "storing", "fetching", "changes-requested",
         "degraded", "comparing", "shifting", "draining",
     ),
-    "running": ("running", "open", "active", "ready", "enabled", "live", "serving"),
-    "succeeded": ("on track", "succeeded", "closed", "ok", "reachable", "approved", "delivered", "promoted"),
+    "running": ("running", "open", "ready", "enabled", "live", "serving"),
+    "succeeded": ("on track", "succeeded", "active", "closed", "ok", "reachable", "approved", "delivered", "promoted"),
     "failed": ("used up", "blocked", "failed", "refused", "unreachable", "error", "unschedulable", "lost", "changed"),
     "stopped": (
         "services stopped", "paused", "stopped", "disabled", "cancelled", "expired", "inactive", "deleted", "withdrawn", "pruned",

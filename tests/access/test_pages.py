@@ -91,7 +91,7 @@ NAMES = {
     "dat": "/datastores/ops-demo/data",
     "ops-d": "/appcodes/ops-demo",
     "invoice ops": "/invoices/ops-demo/",
-    "stop show1": "/clusters/ops-demo/show1/disable",
+    "stop show1": "/clusters/ops-demo/show1/cancel",
     "logs show1": "/clusters/ops-demo/show1/logs",
     "stop lr": "/sweeps/ops-demo/lr/cancel",
     "stop answers": "/services/ops-demo/answers/disable",

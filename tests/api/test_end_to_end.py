@@ -156,7 +156,7 @@ def test_disable_and_cancel(bob: Client, portal_up: Portal) -> None:
     assert eventually(lambda: bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"] > 0, 60)
     assert bob("POST", f"{OPS}/rest-long/disable")[0] == 202
     assert eventually(lambda: bob.phase("rest-long") == "Stopped", 90)
-    assert bob("GET", f"{OPS}/rest-long")[1]["status"]["message"] == "Disabled by bob."
+    assert bob("GET", f"{OPS}/rest-long")[1]["status"]["message"] == "Stopped by bob."
     first = bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"]
     time.sleep(1.1)  # one second in which nothing may be metered any more
     assert bob("GET", f"{OPS}/rest-long")[1]["status"]["gpuSeconds"] == first > 0

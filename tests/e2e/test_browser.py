@@ -166,7 +166,7 @@ def test_a_long_line_and_a_log_that_goes_on(page: Page) -> None:
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("dialog").get_by_role("button", name="Stop").click()
     expect(page.locator("#head")).to_contain_text("Stopped", timeout=TRAINED)
-    expect(page.locator("#head")).to_contain_text("Disabled by alice")
+    expect(page.locator("#head")).to_contain_text("Stopped by alice")
 
 
 def test_errors_stand_beside_their_fields_and_the_first_has_the_focus(page: Page) -> None:

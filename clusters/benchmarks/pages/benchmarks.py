@@ -187,7 +187,7 @@ ACTS = {
     ),
     "resume": Act(actions.resume_benchmark, "Resume", "{name} goes on, in your name."),
     "cancel": Act(
-        actions.cancel_benchmark, "Cancel", "{name} is cancelled.",
+        actions.cancel_benchmark, "Stop", "{name} is stopped.",
         "The measurement that is being made is ended; those before stay.",
     ),
     "delete": Act(

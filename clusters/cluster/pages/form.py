@@ -165,7 +165,7 @@ class ClusterForm(ManifestForm[ClusterManifest]):
         [("", "As in the image"), ("2", "Keras 2 (tf_keras)"), ("3", "Keras 3")],
         required=False,
     )
-    mode = choice("Mode", "A batch run ends; a service is kept alive until it is disabled.", initial="batch")
+    mode = choice("Mode", "A batch run ends; a service is kept alive until it is stopped.", initial="batch")
     completion = choice(
         "Completion",
         "Then the other tasks end and GPUs are free again.",

@@ -37,7 +37,7 @@ from clusters.catalog.actions import flavor_titles
 from clusters.clouds.health import silences_of
 from clusters.clouds.kinds import OWN
 from clusters.clouds.models import CloudState
-from clusters.cluster.pages.verbs import CANCEL, DELETE, DEPLOY, DISABLE, KEEP, NEWEST, SEVERAL, Act
+from clusters.cluster.pages.verbs import CANCEL, DELETE, DEPLOY, KEEP, NEWEST, SEVERAL, Act, stop
 from clusters.cluster.search import Search
 from clusters.frameworks import APPLICATIONS, COMPUTING_ROLES, ROLES
 from clusters.frameworks.jupyter import Jupyter
@@ -119,6 +119,8 @@ class Row:
     # Why its GPUs may be taken back, and from when on; "" if they may not.
     lent: SafeString | str = ""
     can_keep: bool = False
+    # Whether it has files of its own that outlive it.
+    home: bool = False
     # Used on the cluster's own page only; lists do not load it.
     is_from_git: bool = False
 
@@ -191,9 +193,13 @@ class Row:
         keep = (KEEP,) if self.can_keep else ()
         return (
             *keep,
-            DEPLOY if not self.is_live else DISABLE if self.phase == "Running" else CANCEL,
+            DEPLOY if not self.is_live else self.stop if self.phase == "Running" else CANCEL,
             *((NEWEST,) if self.is_from_git and not self.is_live else ()),
         )
+
+    @property
+    def stop(self) -> Act:
+        return stop(self.application, notebook=self.runs_notebooks, output=bool(self.output), home=self.home)
 
     @property
     def delete(self) -> Act | None:
@@ -357,7 +363,7 @@ def _sortable(clusters: QuerySet[Cluster], sort: str, now: dt.datetime) -> Query
 
 def _listed(clusters: QuerySet[Cluster]) -> QuerySet[Cluster]:
     """Loads only what rows need: commands and environments may be long."""
-    spec = JSONObject(**{name: f"current_run__spec__{name}" for name in ("roles", "input", "output", "idle")})
+    spec = JSONObject(**{name: f"current_run__spec__{name}" for name in ("roles", "input", "output", "idle", "home")})
     run = [f"current_run__{name}" for name in RUN_FIELDS]
     own = (
         "name",
@@ -430,6 +436,7 @@ def row_of(
         openings=tuple(openings(cluster, run)) if opens else (),
         stops=stops_in(quiet, now),
         lent="" if is_ending else lent(right, now),
+        home=bool(spec.get("home")),
         can_keep=(quiet.announced and not quiet.is_last) or is_asked(run),
         is_from_git=bool((cluster.spec.get("code") or {}).get("git")),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from clusters.access import cluster_for
 from clusters.admission.taking import GRACE_SECONDS
 from clusters.cluster import actions
 from clusters.frameworks import APPLICATIONS
+from clusters.frameworks.jupyter import Jupyter
 from portal.access import OPERATE
 from portal.errors import Conflict, Invalid, sentence
 from portal.pages.appcodes import person, safe_next
@@ -61,10 +62,11 @@ NEWEST = Act(
 CANCEL = Act(
     "cancel",
     actions.cancel,
-    "Cancel",
-    "{name} is cancelled.",
+    "Stop",
+    "{name} is stopped.",
     "It has not begun to run, so no work is lost. Its place in the queue is.",
-    "Cancel the run",
+    "Stop",
+    hint="Called cancel in REST while it waits.",
 )
 DISABLE = Act(
     "disable",
@@ -77,6 +79,23 @@ DISABLE = Act(
     hint="Called disable in REST. It can be deployed again.",
     many="{count} clusters are stopping.",
 )
+
+
+def stop(application: str, *, notebook: bool, output: bool, home: bool) -> Act:
+    """Stop for a running cluster, or for an `application` of this title, with what people fear for: files, packages, callers."""
+    files = "Its files in /elearn/home stay." if home else ""
+    if notebook:
+        files = files or "It has no volume, so all of its files are lost."
+        lost = f"{files} What its kernels hold in memory is lost, and so are packages that are not saved as an environment."
+    elif application:
+        lost = f"It can no longer be opened, and its address answers nobody, until it is deployed again. {files}"
+    elif output:
+        return DISABLE
+    else:
+        lost = f"Its tasks are asked to end. It has no output datastore, so nothing that they wrote is kept. {files}"
+    return replace(DISABLE, lost=lost.strip())
+
+
 KEEP = Act("keep", actions.keep, "Keep", "{name} is kept; its idle time begins anew.", yes="Keep")
 DELETE = Act(
     "delete",
@@ -147,6 +166,12 @@ def act(request: HttpRequest, appcode: str, name: str, verb: str) -> HttpRespons
     user = person(request)
     cluster = cluster_for(user, appcode, name, OPERATE)
     wanted = ACTS[verb]
+    if wanted is DISABLE:
+        driver, spec = APPLICATIONS.get(cluster.spec["framework"]), cluster.spec
+        title = driver.title if driver else ""
+        wanted = stop(
+            title, notebook=title == Jupyter.title, output=bool(spec.get("output")), home=bool(spec.get("home"))
+        )
     if request.method != "POST" or (wanted.lost and "confirmed" not in request.POST):
         return render(request, "clusters/cluster/ask.html", {"cluster": cluster, "act": wanted})
     kind = "application" if cluster.spec["framework"] in APPLICATIONS else "cluster"

@@ -333,7 +333,7 @@ def _of_clusters(request: HttpRequest, user: User, chosen: Sequence[str]) -> Htt
     unfit = [each.name for each in found if each.spec["mode"] == "service"]
     if unfit or not found:
         why = (
-            f"{', '.join(unfit)} goes on until it is disabled, and a stage has to come to an end"
+            f"{', '.join(unfit)} goes on until it is stopped, and a stage has to come to an end"
             if unfit
             else "they are gone"
         )

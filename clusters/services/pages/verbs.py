@@ -37,12 +37,12 @@ OFFERED = 100
 
 ACTS = {
     "enable": Act(
-        actions.enable_service, "Enable", "{name} is being started.",
+        actions.enable_service, "Start", "{name} is being started.",
         "The revision that answered last answers again, with the replicas that its definition says.",
     ),
     "disable": Act(
-        actions.disable_service, "Disable", "{name} is disabled; its replicas are ending.",
-        "Its replicas end, and nobody answers at its address until it is enabled. Address, tokens and history stay.",
+        actions.disable_service, "Stop", "{name} is stopping; its replicas are ending.",
+        "Its replicas end, and nobody answers at its address until it is started again. Address, tokens and history stay.",
     ),
     "delete": Act(
         actions.delete_service, "Delete", "{name} is deleted.",

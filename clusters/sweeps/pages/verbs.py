@@ -26,8 +26,8 @@ ACTS = {
     "resume": Act(actions.resume_sweep, "Resume", "{name} goes on, in your name."),
     "cancel": Act(
         actions.cancel_sweep,
-        "Cancel",
-        "{name} is ending.",
+        "Stop",
+        "{name} is stopping.",
         "Its living trials are ended; what those have stored is kept, and so are all that have ended before.",
     ),
     "delete": Act(

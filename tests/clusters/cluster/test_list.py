@@ -9,6 +9,7 @@ import re
 import pytest
 
 from clusters.cluster.pages import list as listing
+from clusters.cluster.pages import verbs
 from clusters.runs.models import Cluster, Run
 
 ROWS = "/clusters/rows"
@@ -167,6 +168,23 @@ def test_the_live_cost_grows_by_the_rate(make_cluster, people, as_person):
     hours = re.search(r'data-label="GPU-hours" class="num">([\d.]+)', page)
     assert hours
     assert 2 <= float(hours[1]) <= 2 * since / 3600 + 0.05
+
+
+@pytest.mark.parametrize(
+    ("application", "notebook", "output", "home", "said", "unsaid"),
+    [
+        ("", False, True, False, "What is in /elearn/output is stored then", "home"),
+        ("", False, False, False, "nothing that they wrote is kept", "is stored then"),
+        ("Jupyter", True, False, True, "files in /elearn/home stay", "/elearn/output"),
+        ("Jupyter", True, False, False, "all of its files are lost", "stay"),
+        ("Web program", False, False, False, "its address answers nobody", "/elearn"),
+    ],
+)
+def test_stop_says_what_stays_and_what_goes(application, notebook, output, home, said, unsaid):
+    act = verbs.stop(application, notebook=notebook, output=output, home=home)
+    assert (act.verb, act.label, act.yes) == ("disable", "Stop", "Stop")
+    assert said in act.lost
+    assert unsaid not in act.lost
 
 
 def test_names_are_shown_as_text(make_cluster, people, as_person):

@@ -302,7 +302,7 @@ def test_what_is_wrong_is_said_at_its_field(catalogue, people):
         ),
         "spec.stages.0.when": ("It waits for no stage, so none could fail before it.", [stage("a", when="failed")]),
         "spec.stages.0.spec.mode": (
-            "A stage has to come to an end, and a service goes on until it is disabled.",
+            "A stage has to come to an end, and a service goes on until it is stopped.",
             [stage("a", mode="service")],
         ),
         "spec.stages.0.name": (

@@ -203,7 +203,7 @@ def test_a_disabled_service_says_so_and_a_deleted_one_was_never_there(
     with world.route():
         Service.objects.update(desired="ended")
     router.until(lambda: router.ask(token=world.token).status == 503)
-    assert router.ask(token=world.token).error == "This service is disabled."
+    assert router.ask(token=world.token).error == "This service is stopped."
     with world.route():
         Service.objects.update(deleted_at=timezone.now())
     router.until(lambda: router.ask(token=world.token).status == 404)

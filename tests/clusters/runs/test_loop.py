@@ -86,7 +86,7 @@ def test_disable_ends_a_run_and_redeploy_makes_the_next(loop, people, manifest):
     actions.disable(cluster, acting_user=people.bob)
     actions.disable(cluster, acting_user=people.bob)
     run = loop.until_phase(cluster, "Stopped")
-    assert (run.reason, run.message) == ("Disabled", "Disabled by bob.")
+    assert (run.reason, run.message) == ("Disabled", "Stopped by bob.")
     assert Event.objects.filter(verb="cluster.disabled").count() == 1
     actions.deploy(cluster, acting_user=people.bob)
     again = loop.until_phase(cluster, "Running")

@@ -312,7 +312,7 @@ def test_a_run_that_is_stopped_while_it_is_cleared_away_ends_for_good(cloud: Tol
     run.refresh_from_db()
     assert "waits again" not in run.message
     tell(run, gone(run))
-    assert (run.phase, run.gone, run.message) == ("Stopped", True, "Disabled by bob.")
+    assert (run.phase, run.gone, run.message) == ("Stopped", True, "Stopped by bob.")
     assert place(run).placed_at, "nothing is placed any more"
     assert run.phase == "Stopped"
 

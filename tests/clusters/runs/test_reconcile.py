@@ -149,7 +149,7 @@ def test_what_no_cloud_has_heard_of_ends_at_once(catalogue, people, manifest, no
     cluster = actions.create_cluster(manifest("demo", scheduleAfter=later.isoformat()), acting_user=people.bob)
     run = actions.cancel(cluster, acting_user=people.bob)
     assert current(cluster).phase == "Stopped"
-    assert current(cluster).message == "Cancelled by bob."
+    assert current(cluster).message == "Stopped by bob."
     assert not quota.admit(run.pk), "a worker that had begun to look at it leaves it alone"
     assert actions.deploy(cluster, acting_user=people.bob).number == 2
     actions.delete_cluster(cluster, acting_user=people.bob)
@@ -169,14 +169,14 @@ def test_a_cloud_that_is_away_is_told_honestly_and_forgotten_when_it_is_back(loo
     loop.work()
     run = current(cluster)
     assert run.reason == "Ending"
-    assert run.message.startswith("Disabled by bob. The cloud cannot do it now")
+    assert run.message.startswith("Stopped by bob. The cloud cannot do it now")
     assert run.claimed_until >= before + reconcile.CLOUD_PAUSE, (
         "somebody who disables does not wait for the pause before, but for the next one"
     )
     no_cloud.undo()
     Run.objects.update(claimed_until=None)
     loop.until_phase(cluster, "Stopped")
-    assert current(cluster).message == "Disabled by bob."
+    assert current(cluster).message == "Stopped by bob."
     assert actions.deploy(cluster, acting_user=people.bob).number == 2
     again = loop.until_phase(cluster, "Running")
     assert "cloud" not in again.message
@@ -536,10 +536,10 @@ def test_an_agent_that_is_down_for_a_while_during_every_step(
         assert loop.until_phase(cluster, "Running").message == "1 task running."
     actions.disable(cluster, acting_user=people.bob)
     work()
-    assert "Disabled by bob. The cloud cannot do it now" in current(cluster).message
+    assert "Stopped by bob. The cloud cannot do it now" in current(cluster).message
     with services.running([agent], tmp_path, os.environ):
         work()
-        assert loop.until_phase(cluster, "Stopped").message == "Disabled by bob."
+        assert loop.until_phase(cluster, "Stopped").message == "Stopped by bob."
         actions.deploy(cluster, acting_user=people.bob)
         run = loop.until_phase(cluster, "Running")
     actions.delete_cluster(cluster, acting_user=people.bob)

@@ -153,7 +153,7 @@ def test_paused_it_starts_nothing_and_cancelled_it_ends_everything(loop, people,
     actions.cancel_sweep(sweep, acting_user=people.alice)
     until(loop, lambda: ended(sweep) and not Run.objects.filter(gone=False).exists())
     assert trials(sweep) == [(0, "Stopped", None), (1, "Stopped", None), (2, "Stopped", None)]
-    assert Sweep.objects.get().message == "Cancelled by alice."
+    assert Sweep.objects.get().message == "Stopped by alice."
     for verb in (actions.resume_sweep, actions.pause_sweep):
         with pytest.raises(Conflict):
             verb(sweep, acting_user=people.bob)
