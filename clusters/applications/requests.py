@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -134,6 +135,41 @@ class _Pool(urllib3.HTTPConnectionPool):
 
 class _SecurePool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _SecureConnection
+
+
+# An example may have this many values; a larger one is no text to read or change.
+MOST_VALUES = 5000
+EXAMPLE = {"instances": [[0.0, 1.0]]}
+
+
+def example_of(signature: Mapping[str, Any] | None) -> tuple[Any, bool]:
+    """A request that a model of this signature takes, all zeros, and whether it is made of the signature: not if that is
+    unknown or too large to be typed. Dimensions of any size are 1."""
+    inputs = (signature or {}).get("inputs") or []
+    shapes = [each["shape"] for each in inputs]
+    if not inputs or any(shape is None for shape in shapes):
+        return EXAMPLE, False
+    sizes = [[size if size and size > 0 else 1 for size in shape] for shape in shapes]
+    if sum(prod(each) for each in sizes) > MOST_VALUES:
+        return EXAMPLE, False
+    values = {each["name"]: _filled(shape, _zero(each["dtype"])) for each, shape in zip(inputs, sizes, strict=True)}
+    if len(values) > 1:
+        return {"inputs": values}, True
+    (value,) = values.values()
+    # An instance is one row; an input without rows is sent whole.
+    return ({"instances": value} if sizes[0] else {"inputs": value}), True
+
+
+def _zero(dtype: str) -> Any:
+    if dtype in ("string", "str", "object", "bytes"):
+        return "text"
+    return False if dtype.startswith("bool") else 0 if dtype.startswith(("int", "uint", "long")) else 0.0
+
+
+def _filled(shape: Sequence[int], value: Any) -> Any:
+    for size in reversed(shape):
+        value = [value] * size
+    return value
 
 
 def tensor_shown(said: Mapping[str, Any]) -> tuple[str, str, str]:

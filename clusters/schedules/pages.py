@@ -68,6 +68,9 @@ class ScheduleForm(ManifestForm[ScheduleManifest]):
         super().__init__(*args, **options)
         usual = {"time_zone": user.time_zone or UTC, "missed": "skip", "overlapping": "skip"}
         self.initial = {**usual, **self.initial}
+        if not (self.is_bound or fixed or user.time_zone):
+            # Without a zone of the profile, the browser's is chosen.
+            self.fields["time_zone"].widget.attrs["data-zone-preset"] = ""
         self.choose("time_zone", [(name, name.replace("_", " ")) for name in zones()])
         self.choose("starts", [("", "Choose…"), *_offered(user, appcode, self.initial.get("starts", ""))])
         self.fields["name"].disabled = fixed

@@ -268,6 +268,10 @@
       const at = zoned(new Date(time.dateTime)), text = at.day + " " + at.time, day = at.day === zoned(new Date()).day ? "" : at.day + " ";
       time.textContent = time.dataset.moment === "minute" ? day + at.time.slice(0, 5) : time.dataset.moment === "short" ? text : text + " " + at.zone.replace("GMT", "UTC").replace(/\+0$/, "");
     });
+    $$("select[data-zone-preset]", root).forEach((select) => {
+      delete select.dataset.zonePreset;
+      if ([...select.options].some((each) => each.value === OWN)) select.value = OWN;
+    });
     if (clock) $$("input[data-zone-of]:not([data-zone-done])", root).forEach((field) => {
       // A time field names its zone, and a UTC value from the page is converted to it.
       const input = document.getElementById(field.dataset.zoneOf), label = input && $("label[for=" + input.id + "]");

@@ -11,7 +11,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
 from clusters.access import application_for
-from clusters.applications.requests import ask, tensor_shown
+from clusters.applications.requests import ask, example_of, tensor_shown
 from clusters.frameworks.serving import ENDPOINT, path_of
 from clusters.gateway.origins import url
 from clusters.model_registry.models import ModelVersion
@@ -22,15 +22,14 @@ from portal.errors import Conflict, Invalid
 from portal.pages.appcodes import person
 from portal.web.limits import LOOKS
 
-EXAMPLE = {"instances": [[0.0, 1.0]]}
-
 
 @require_safe
 def ask_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """The panel of the page."""
     cluster = _server(request, appcode, name)
     version = served_version(cluster)
-    sample = version.sample if version and version.sample is not None else EXAMPLE
+    example, of_signature = example_of(version.signature if version else None)
+    sample = version.sample if version and version.sample is not None else example
     path = path_of(_model_name(cluster), sample)
     address = url(cluster.origins[ENDPOINT]).rstrip("/") + path
     body = json.dumps(sample, ensure_ascii=False)
@@ -38,6 +37,7 @@ def ask_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "cluster": cluster,
         "version": version,
         "is_example": version is None or version.sample is None,
+        "of_signature": of_signature,
         "body": body,
         # Quoted because another user may have registered the sample, and people paste this into their shells.
         "shell": shlex.quote(body),

@@ -79,6 +79,12 @@ class Drawn:
     unit: str
 
 
+def has_lines(stats: Stats) -> bool:
+    """Whether two whole minutes are counted: one alone is a dot, and no line."""
+    last = minute_of(stats.until)
+    return len({each.at for each in stats.minutes if each.at < last and not each.mirrored}) > 1
+
+
 def charts_of(stats: Stats) -> list[Drawn]:
     """Charts of requests per second, rows per second (if requests have several), errors per minute, p50 and p99, with a
     line per revision. Leaves out the current minute, which would always look like a drop."""

@@ -21,7 +21,7 @@ from clusters.services.actions import can_roll_back
 from clusters.services.controller.canary import Pair, Sums, why_worse
 from clusters.services.manifest import ServiceManifest, ServiceSpec
 from clusters.services.models import Replica, RevisionDrift, Rollout, Service
-from clusters.services.pages.charts import MINUTES_HEAD, charts_of, minute_of, recent, table_of, this_month
+from clusters.services.pages.charts import MINUTES_HEAD, charts_of, has_lines, minute_of, recent, table_of, this_month
 from clusters.services.pages.form import short_document
 from clusters.services.summary import HOUR, LONGEST, RevisionShown, Shown, Stats, address, shown, stats_of
 from portal.access import OPERATE, may
@@ -209,7 +209,8 @@ def head_of(request: HttpRequest, found: Service, *, whole: bool = True) -> dict
         "last_log": _log_of_failed(found, last) if last and last.phase == Rollout.Phase.FAILED else "",
         "recent": recent([found.pk], now).get(found.pk),
         "month": this_month([found.pk], now).get(found.pk, 0),
-        "charts": charts_of(said.stats) if said.stats.minutes else [],
+        "charts": charts_of(said.stats) if has_lines(said.stats) else [],
+        "is_counting": bool(said.stats.minutes),
         "table": table_of(said.stats.minutes),
         "table_head": TABLE_HEAD,
         "revisions": [(each, _version_url(each, found)) for each in said.revisions],

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
-from clusters.applications.requests import ask_at, tensor_shown
+from clusters.applications.requests import ask_at, example_of, tensor_shown
 from clusters.catalog.models import ServingRuntime
 from clusters.frameworks.runtimes import OPENAI, PROTOCOLS, V1, V2
 from clusters.frameworks.serving import path_of
@@ -32,7 +32,6 @@ from portal.errors import Conflict, Invalid
 from portal.pages.appcodes import person
 from portal.web.limits import LOOKS
 
-EXAMPLE = {"instances": [[0.0, 1.0]]}
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
@@ -53,14 +52,18 @@ def try_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     revision = revisions.answering(service)
     version = revision.version if revision else None
     sample = version.sample if version and version.sample is not None else None
-    ways = _ways(service, version, sample)
+    example, of_signature = example_of(version.signature if version else None)
+    ways = _ways(service, version, sample, example)
     context = {
         "tab": "try",
         "version": version,
         "is_example": sample is None,
+        "of_signature": of_signature,
         # As registered, if the runtime accepts that.
         "body": json.dumps(
-            next((body for *_, body in ways if body == sample), ways[0][-1]), ensure_ascii=False, indent=2
+            next((body for *_, body in ways if body == sample), ways[0][-1]),
+            ensure_ascii=False,
+            indent=None if sample is None else 2,
         ),
         "inputs": [tensor_shown(each) for each in (version.signature or {}).get("inputs") or ()] if version else [],
         "commands": [_commands(protocol, title, service, path, body) for protocol, title, path, body in ways],
@@ -68,9 +71,11 @@ def try_page(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     return render(request, "clusters/services/try.html", head_of(request, service, whole=False) | context)
 
 
-def _ways(service: Service, version: ModelVersion | None, sample: Any) -> list[tuple[str, str, str, object]]:
-    """The protocols of its runtime: protocol, title, path, and the sample request in it."""
-    model, given = name_of_model(service.spec["model"]), EXAMPLE if sample is None else sample
+def _ways(
+    service: Service, version: ModelVersion | None, sample: Any, example: Any
+) -> list[tuple[str, str, str, object]]:
+    """The protocols of its runtime: protocol, title, path, and the sample request in it, or else the example."""
+    model, given = name_of_model(service.spec["model"]), example if sample is None else sample
     is_chat = isinstance(sample, dict) and bool({"messages", "prompt"} & sample.keys())
     chat = sample if is_chat else {"model": model, **CHAT}
     ways: dict[str, tuple[str, object]] = {

@@ -46,3 +46,19 @@ def test_an_answer_that_drips_keeps_nobody_for_longer_than_one_that_does_not_com
         finally:
             over.set()
             dripping.join()
+
+
+def test_an_example_is_what_the_signature_takes() -> None:
+    def tensor(name: str, dtype: str, shape: list[int | None] | None) -> dict[str, Any]:
+        return {"name": name, "dtype": dtype, "shape": shape}
+
+    digits = tensor("images", "float32", [None, 4])
+    words = tensor("words", "string", [-1])
+    assert requests.example_of({"inputs": [digits]}) == ({"instances": [[0.0, 0.0, 0.0, 0.0]]}, True)
+    assert requests.example_of({"inputs": [tensor("ids", "int64", [2, None])]}) == ({"instances": [[0], [0]]}, True)
+    both = {"images": [[0.0, 0.0, 0.0, 0.0]], "words": ["text"]}
+    assert requests.example_of({"inputs": [digits, words]}) == ({"inputs": both}, True)
+    for unknown in (None, {"inputs": []}, {"inputs": [tensor("x", "float32", None)]}):
+        assert requests.example_of(unknown) == (requests.EXAMPLE, False)
+    # A photograph is no text that anybody types.
+    assert requests.example_of({"inputs": [tensor("photo", "float32", [None, 224, 224, 3])]})[1] is False

@@ -242,6 +242,12 @@ def test_both_protocols_are_given_as_commands_and_who_does_not_answer_is_said_so
     assert "/v2/models/digits/infer" in text
     sent = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [[1.0, 2.0], [3.0, 4.0]]}
     assert json.dumps({"inputs": [sent]}) in text
+    # Without a sample the request is made of the signature, in both protocols.
+    versions.sample = None
+    versions.save()
+    text = page("bob", f"{URL}/try").replace("&quot;", '"').replace("&#x27;", "'")
+    assert '>{"instances": [[0.0, 0.0]]}</textarea>' in text
+    assert json.dumps({"inputs": [{**sent, "shape": [1, 2], "data": [[0.0, 0.0]]}]}) in text
     assert "not JSON" in page("bob", f"{URL}/try/send", {"body": "{"})
     asked.replicas.filter(slot=1).update(
         cluster=Cluster.objects.create(appcode=people.ops, name="digits-1", spec={"roles": {}}, created_by=people.bob)
