@@ -111,7 +111,7 @@ def _clusters(appcodes: list[Appcode], owner: User, now: dt.datetime) -> None:
             Run(
                 cluster=cluster, number=1, spec=SPEC, resources={role: {"gpus": role != "ps"} for role in ROLES}, gpus=5,
                 created_by=owner, desired=Run.Desired.ENDED, phase=phase, verdict=phase, gone=True, admitted_at=begin,
-                applied_at=begin, release_asked_at=end, started_at=begin, finished_at=end, phase_since=end,
+                numbers_due=False, applied_at=begin, release_asked_at=end, started_at=begin, finished_at=end, phase_since=end,
                 gpu_seconds=seconds, usage_as_of=end, cost=Decimal(seconds) / 3000,
                 roles={role: {"ready": 0, "count": n} for role, n in ROLES.items()},
             )

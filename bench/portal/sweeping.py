@@ -80,7 +80,7 @@ def _fill(code: str, tenants: Seeded) -> None:
         ended = {
             "number": 1, "spec": SPEC, "resources": {}, "gpus": 1, "created_by": root, "desired": Run.Desired.ENDED,
             "phase": Run.Phase.SUCCEEDED, "verdict": Run.Phase.SUCCEEDED, "gone": True, "started_at": now, "finished_at": now,
-            "usage_as_of": now, "roles": {"master": {"ready": 0, "count": 1}},
+            "usage_as_of": now, "numbers_due": False, "roles": {"master": {"ready": 0, "count": 1}},
         }  # fmt: skip
         runs = Run.objects.bulk_create(
             (Run(cluster=each, cost=Decimal(n % 977) / 100, **ended) for n, each in enumerate(clusters)),

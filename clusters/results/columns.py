@@ -15,6 +15,8 @@ from clusters.scalars.events import rank
 
 # At first at most so many metrics and parameters; of the first metrics, the best value stands beside the last one.
 FIRST_METRICS, FIRST_BEST, FIRST_PARAMETERS = 8, 2, 8
+# What people wrote stands first.
+FIRST_FACTS = ("tags", "note")
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,15 @@ def columns(rows: Sequence[Facts], chosen: Sequence[Column] | None) -> Columns:
         return Columns(list(chosen), 0, list(dict.fromkeys(metrics)), list(dict.fromkeys(parameters)))
     telling = [name for name in metrics if _tells([row.numbers.get(name) for row in rows])]
     apart = [name for name in parameters if _tells([row.parameters.get(name) for row in rows], flag="true")]
-    shown = list[Column]()
+    # A tag or a note that one row has tells it from the others.
+    facts = [Column("field", name) for name in FIELDS if _tells(_facts(rows, name))]
+    shown = [each for each in facts if each.name in FIRST_FACTS]
     for n, name in enumerate(telling[:FIRST_METRICS]):
         shown.append(Column("last", name))
         if n < FIRST_BEST and any(name in row.numbers and not _is_best(row.numbers[name], name) for row in rows):
             shown.append(Column("best", name))
     shown += [Column("param", name) for name in apart[:FIRST_PARAMETERS]]
-    # A tag or a note that one row has tells it from the others.
-    shown += [Column("field", name) for name in FIELDS if _tells(_facts(rows, name))]
+    shown += [each for each in facts if each.name not in FIRST_FACTS]
     hidden = max(0, len(telling) - FIRST_METRICS) + max(0, len(apart) - FIRST_PARAMETERS)
     return Columns(shown, hidden, metrics, parameters)
 

@@ -65,7 +65,14 @@ def results(request: HttpRequest, code: str) -> HttpResponse:
         return redirect(f"{reverse('results_of', args=[code])}?{own or common}")
     context = {"own": own, "common": common, **context_of(request, appcode, view_of(request))}
     context["is_common"] = context["table"].view.but().query == common
-    return render(request, "clusters/results/results.html", context)
+    return shown(request, render(request, "clusters/results/results.html", context), context["table"].view)
+
+
+def shown(request: HttpRequest, response: HttpResponse, view: View) -> HttpResponse:
+    """The response, with the address of the view for the browser: forms send empty fields, too."""
+    if request.headers.get("HX-Request"):
+        response["HX-Push-Url"] = f"{request.path}?{view.query or 'view=plain'}"
+    return response
 
 
 def context_of(request: HttpRequest, appcode: Appcode, view: View) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from portal.models import Appcode
 
 ROWS, MOST_GROUPS, MOST_WORDS = 50, 200, 8
 # Metrics that groups show until somebody chose some.
-GROUP_METRICS = 4
+GROUP_METRICS, MOST_NAMES = 4, 1000
 # Runs of these are part of something else, and no results.
 NO_RESULTS = ("services/", "hooks/", "models/")
 # What a row needs of its run: not the spec, which may hold the files of its code.
@@ -241,8 +241,8 @@ def _column_of(column: Column) -> str:
     return {"min": "low", "max": "high"}.get(column.kind, "last")
 
 
-def _parameter(name: str, of: str = "parameters") -> Func:
-    return Func(F(of), Value(name), function="jsonb_extract_path_text", output_field=TextField())
+def _parameter(name: str) -> Func:
+    return Func(F("parameters"), Value(name), function="jsonb_extract_path_text", output_field=TextField())
 
 
 def _numeric(text: Combinable) -> Case:
@@ -297,44 +297,51 @@ def _keys(column: Column, appcode: Appcode, now: dt.datetime) -> list[Expression
 
 
 def groups(appcode: Appcode, view: View, now: dt.datetime) -> tuple[list[Group], int, list[str], list[str]]:
-    """The groups of the view, most runs first; how many runs there are; the metrics that are shown; and notes. Three queries."""
+    """The groups of the view, most runs first; how many runs there are; the metrics that are shown; and notes. Three queries, and
+    a fourth if there are more than MOST_GROUPS."""
     column = Column.of(view.group)
     assert column is not None
     runs, notes = matching(appcode, view.but(pins=()), now)
     chosen = [each.name for key in view.columns or () if (each := Column.of(key)) and each.is_metric]
-    shown = list(dict.fromkeys(chosen)) or _first_metrics(appcode)
-    grouped = runs.annotate(value=_group_of(column, "")).order_by().values("value")
-    sums = grouped.annotate(runs=Count("pk"), hours=Sum(_fact("hours", now)), spent=Sum(_fact("cost", now)))
+    ids = _metrics(appcode, list(dict.fromkeys(chosen)))
+    runs = runs.annotate(value=_group_of(column)).order_by()
+    sums = runs.values("value").annotate(
+        runs=Count("pk"), hours=Sum(_fact("hours", now)), spent=Sum(_fact("cost", now))
+    )
     found = list(sums.order_by("-runs", "value")[: MOST_GROUPS + 1])
+    total = sum(each["runs"] for each in found)
+    # From the runs to their numbers: the covering index has all of a metric.
+    rows = runs.filter(numbers__metric__in=list(ids.values()))
     if len(found) > MOST_GROUPS:
         notes.append(f"The {MOST_GROUPS} largest groups are shown.")
+        found, total = found[:MOST_GROUPS], runs.count()
+        rows = rows.filter(value__in=[each["value"] for each in found])
+    last, names = NullIf("numbers__last", Value(math.nan, FloatField())), {pk: name for name, pk in ids.items()}
+    means = rows.values_list("value", "numbers__metric").annotate(
+        mean=Avg(last), least=Min("numbers__low"), most=Max("numbers__high")
+    )
     numbers: dict[str | None, dict[str, tuple[float | None, float | None]]] = {}
-    rows = RunMetric.objects.filter(
-        run__in=runs.order_by().values("pk"), metric__appcode=appcode, metric__name__in=shown
-    )
-    means = rows.annotate(value=_group_of(column, "run__")).order_by().values_list("value", "metric__name")
-    last = NullIf("last", Value(math.nan, FloatField()))
-    for value, name, mean, low, high in means.annotate(mean=Avg(last), least=Min("low"), most=Max("high")):
-        numbers.setdefault(value, {})[name] = (mean, low if is_less_better(name) else high)
-    return (
-        [
-            Group(
-                each["value"], each["runs"], each["hours"], Decimal(str(each["spent"])), numbers.get(each["value"], {})
-            )
-            for each in found[:MOST_GROUPS]
-        ],
-        sum(each["runs"] for each in found),
-        shown,
-        notes,
-    )
+    for value, metric_id, mean, low, high in means:
+        best = low if is_less_better(names[metric_id]) else high
+        numbers.setdefault(value, {})[names[metric_id]] = (mean, best)
+    lines = [
+        Group(each["value"], each["runs"], each["hours"], Decimal(str(each["spent"])), numbers.get(each["value"], {}))
+        for each in found
+    ]
+    return lines, total, list(ids), notes
 
 
-def _group_of(column: Column, of: str) -> Combinable:
+def _group_of(column: Column) -> Combinable:
     if column.kind == "param":
-        return _parameter(column.name, f"{of}parameters")
-    return F(f"{of}phase") if column.name == "state" else F(f"{of}created_by__username")
+        return _parameter(column.name)
+    return F("phase") if column.name == "state" else F("created_by__username")
 
 
-def _first_metrics(appcode: Appcode) -> list[str]:
-    names = Metric.objects.filter(appcode=appcode).values_list("name", flat=True)[:1000]
-    return sorted(names, key=lambda name: (rank(name), name))[:GROUP_METRICS]
+def _metrics(appcode: Appcode, chosen: Sequence[str]) -> dict[str, int]:
+    """The ids of these metrics, in their order; without any, of those that people look at first. One query."""
+    rows = Metric.objects.filter(appcode=appcode)
+    rows = rows.filter(name__in=chosen) if chosen else rows
+    found = dict(rows.values_list("name", "pk")[:MOST_NAMES])
+    names = [name for name in chosen if name in found]
+    names = names or sorted(found, key=lambda name: (rank(name), name))[:GROUP_METRICS]
+    return {name: found[name] for name in names}

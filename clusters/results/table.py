@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.utils import timezone
-from django.utils.html import strip_tags
+from django.utils.html import conditional_escape, escape, strip_tags
 from django.utils.safestring import SafeString
 
 from clusters.results import query
@@ -23,11 +23,13 @@ from clusters.results.view import FIELDS, NUMBERS, Column, View
 from clusters.runs.models import Run
 from portal.models import Appcode
 from portal.pages.charts import number
-from portal.templatetags.portal import elapsed, gpu_hours, money, time
+from portal.templatetags.portal import elapsed, gpu_hours, money, state, time
 
 KIND_WORDS = {"best": "best", "min": "smallest", "max": "largest", "last": "", "param": ""}
 # Rows of a CSV.
 MOST_LINES = 10_000
+# Longer numbers among parameters are rounded.
+MAX_DIGITS = 9
 AT_ONCE = 1000
 
 
@@ -59,6 +61,28 @@ class Cell:
     is_best: bool = False
     links: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def html(self) -> SafeString:
+        """The cell as HTML. Made here and not by a template, because a page has a thousand."""
+        classes = f"{'num ' if self.is_number else ''}is-{self.kind}{' is-best' if self.is_best else ''}"
+        title = f' title="{escape(self.title)}"' if self.title else ""
+        if self.kind == "state":
+            return SafeString(f'<td class="{classes}">{state(self.text, self.note)}</td>')
+        inside = str(conditional_escape(self.text))
+        if self.links:
+            tags = (f'<a class="tag" href="?{escape(url)}">{escape(tag)}</a>' for tag, url in self.links)
+            inside = f'<span class="run-tags" hx-boost="true">{"".join(tags)}</span>'
+        elif self.url:
+            inside = f'<a hx-boost="true" href="?{escape(self.url)}">{inside}</a>'
+        elif inside and self.kind in ("note", "param"):
+            inside = f'<span class="truncate">{inside}</span>'
+        if self.note:
+            inside += f" <small>{escape(self.note)}</small>"
+        if self.is_best:
+            inside += '<span class="visually-hidden"> best</span>'
+        # Our own markup; what others wrote is escaped above.
+        return SafeString(f'<td class="{classes}"{title}>{inside}</td>')
+
 
 @dataclass(frozen=True)
 class Line:
@@ -80,6 +104,11 @@ class GroupLine:
     cells: list[Cell]
 
 
+def _box(key: str, on: bool, label: str = "") -> str:
+    said = f' aria-label="{escape(label)}"' if label else ""
+    return f'<input type="checkbox" name="c" value="{escape(key)}"{" checked" if on else ""}{said}>'
+
+
 @dataclass(frozen=True)
 class Pick:
     """A line of the menu of columns: a name, and its check boxes as (key, word, whether it is shown)."""
@@ -87,6 +116,18 @@ class Pick:
     group: str
     name: str
     boxes: list[tuple[str, str, bool]]
+
+    @property
+    def html(self) -> SafeString:
+        """As `Cell.html`: there may be hundreds."""
+        name = escape(self.name)
+        if len(self.boxes) == 1:
+            [(key, _, on)] = self.boxes
+            return SafeString(f'<div class="pick-line"><label class="pick-name">{_box(key, on)} {name}</label></div>')
+        boxes = "".join(
+            f"<label>{_box(key, on, f'{self.name}, {word}')} {word}</label>" for key, word, on in self.boxes
+        )
+        return SafeString(f'<div class="pick-line"><span class="pick-name" title="{name}">{name}</span>{boxes}</div>')
 
 
 @dataclass(frozen=True)
@@ -200,7 +241,9 @@ def _cell(row: Row, column: Column, best: float | None, view: View, now: dt.date
         return Cell("metric", number(value), at, f"{value!r} at step {step:,}", "", label, True, is_best)
     if column.kind == "param":
         text = row.parameters.get(column.name, "")
-        return Cell("param", text, title=text, label=label, is_number=is_numeric)
+        # Samplers draw numbers of 17 digits.
+        shown = number(float(text)) if is_numeric and len(text) > MAX_DIGITS else text
+        return Cell("param", shown, title=text, label=label, is_number=is_numeric)
     return _fact(row.run, column, label, view, now)
 
 

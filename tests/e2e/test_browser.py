@@ -132,6 +132,38 @@ def test_a_run_that_fails_says_why_and_is_mended_in_the_form(page: Page) -> None
     expect(page.locator(".differences")).to_contain_text("exit 7")
 
 
+def test_results_are_sorted_filtered_noted_and_compared_in_their_table(page: Page) -> None:
+    for n in (1, 2):
+        submit(page, f"counts{n}", f"for i in 3 {n} 2; do echo step $((++s)): counted_loss = 0.$i; done")
+        expect(page.locator("#head")).to_contain_text("Succeeded", timeout=TRAINED)
+    page.goto("/results/ops-demo?search=counts")
+    lines = page.locator("#rows tbody tr")
+    # What is printed is read when a run is gone, and open pages show it.
+    for text in ("0.1 @ 2", "0.2 @ 2"):
+        eventually(lambda text=text: page.reload() and text in page.locator("#rows").inner_text(), TRAINED / 1000)
+    page.get_by_role("link", name="counted_loss best", exact=True).click()
+    page.wait_for_url("**sort=best:counted_loss**")
+    expect(lines.first).to_contain_text("counts1/1")
+    page.get_by_label("Actions for counts2/1").click()
+    page.get_by_role("textbox", name="Tags").fill("baseline")
+    page.get_by_role("button", name="Save").click()
+    expect(lines.nth(1)).to_contain_text("baseline")
+    page.get_by_label("Only runs where").fill("best:counted_loss > 0.15")
+    page.keyboard.press("Enter")
+    expect(lines).to_have_count(1)
+    # The order stays, and a link shows the same.
+    assert "sort=best:counted_loss" in page.url
+    page.reload()
+    expect(lines).to_have_count(1)
+    assert_fits(page, "results")
+    page.get_by_label("Only runs where").fill("")
+    page.keyboard.press("Enter")
+    page.get_by_label("Select all").check()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page.get_by_role("region", name="Metrics of the runs")).to_contain_text("0.1 @ 2")
+    assert_fits(page, "compare")
+
+
 def test_a_long_line_and_a_log_that_goes_on(page: Page) -> None:
     submit(
         page,

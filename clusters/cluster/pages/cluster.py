@@ -45,6 +45,7 @@ from clusters.manifest.input import InputSpec, input_of
 from clusters.model_registry.models import ModelVersion
 from clusters.results.access import views_of
 from clusters.results.pages import context_of, view_of
+from clusters.results.pages import shown as shown_as
 from clusters.runs.models import Cluster, Run
 from clusters.runs.placing.forecasts import forecasts_of
 from clusters.runs.placing.rights import Right, rights_of
@@ -241,7 +242,7 @@ def runs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     if shown.row.is_computing:
         context["tensorboard"] = f"{shown.url}/tensorboard"
         context["notebook"] = f"{shown.url}/notebook" if shown.row.may_operate else ""
-    return render(request, "clusters/cluster/runs.html", context)
+    return shown_as(request, render(request, "clusters/cluster/runs.html", context), context["table"].view)
 
 
 @require_safe

@@ -28,7 +28,9 @@ from portal.models import Event
 def run_of(people: Any, name: str, log: str = "", number: int = 1, **facts: Any) -> Run:
     """A run that is over, whose program printed `log`."""
     cluster, _ = Cluster.objects.get_or_create(
-        appcode=people.ops, name=name, defaults={"spec": {"framework": "tensorflow", "mode": "batch", "roles": {}}}
+        appcode=people.ops,
+        name=name,
+        defaults={"spec": {"framework": "tensorflow", "mode": "batch", "roles": {}, "output": None}},
     )
     now = timezone.now()
     said = {
@@ -206,3 +208,23 @@ def test_rest(three: Any) -> None:
     }  # fmt: skip
     assert client.get("/api/v1/appcodes/ops-demo/results", {"sort": "what"}).status_code == 422
     assert client.get("/api/v1/appcodes/ops-demo/results", {"where": "loss ?"}).json()["notes"]
+
+
+def test_ticked_clusters_of_one_appcode_are_compared_and_equal_rows_are_gone(three: Any) -> None:
+    client = Client()
+    client.force_login(three.alice)
+    for name in ("a", "b"):
+        Cluster.objects.filter(name=name).update(run_count=1)
+    ticked = client.post("/compare", {"cluster": ["ops-demo/a", "ops-demo/b"]})
+    assert ticked.url == "/appcodes/ops-demo/compare?runs=b/1,a/1"
+    assert client.post("/compare", {"cluster": ["ops-demo/a", "flight-demo/b"]}).status_code == 302
+    assert client.post("/compare", {"cluster": ["flight-demo/b"]}).status_code == 404
+    page = client.get(ticked.url)
+    assert [each.path for each in page.context["differences"]] == ["option.LR", "option.MODEL"]
+    assert [(row.name, [best for _, best in row.pairs]) for row in page.context["kept"]] == [
+        ("loss", [("0.3", "2", False), ("0.1", "2", True)])
+    ]
+    for name in ("a", "b"):
+        numbers.keep(Run.objects.get(cluster__name=name), scalars_of_log(steps(1).encode()), timezone.now())
+    assert client.get(ticked.url).context["kept"] == []
+    assert len(client.get(f"{ticked.url}&all=1").context["kept"]) == 1
