@@ -40,6 +40,8 @@ NAMES = (
     "storage",
     "reading",
     "searching",
+    "sampling",
+    "pages_of_many",
     "launching",
     "competing",
     "trials",
@@ -101,7 +103,7 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
 
         django.setup()
         from bench import seed
-        from bench.portal import logs, measures, reading, replicas, serving, storage, sweeping, tracking
+        from bench.portal import logs, measures, reading, replicas, sampling, serving, storage, sweeping, tracking
 
         _say(f"Making {seed.CLUSTERS:,} clusters of {seed.APPCODES} appcodes …")
         tenants = seed.seed()
@@ -115,6 +117,7 @@ def _measure(folder: Path, only: set[str]) -> list[results.Result]:
             storage.storage,
             reading.reading,
             logs.searching,
+            *sampling.PARTS,
         )
         found = _parts(local, only, portal, tenants)
         return found + _on_kubernetes(folder, only, portal, tenants)

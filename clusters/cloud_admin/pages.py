@@ -65,6 +65,12 @@ class Shown:
         return issubclass(kinds.DRIVERS[self.row.kind], Inspected)
 
     @property
+    def unmeasured(self) -> list[str]:
+        """What is not known of what tasks use there, besides how busy GPUs are."""
+        said = self.state.unmeasured if self.state else {}
+        return [sentence for name, sentence in said.items() if name != "gpu"]
+
+    @property
     def lacks(self) -> str:
         return kinds.lacks(kinds.DRIVERS[self.row.kind])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clusters.clouds.drivers.base import Cloud, KeepsVolumes, MeasuresGpus, RunsCommands
+from clusters.clouds.drivers.base import Cloud, KeepsVolumes, MeasuresGpus, RunsCommands, SamplesTasks
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.local.client import LocalCloud
 
@@ -16,6 +16,7 @@ ABILITIES: Mapping[type, str] = {
     KeepsVolumes: "volumes",
     RunsCommands: "commands inside tasks",
     MeasuresGpus: "measured GPUs",
+    SamplesTasks: "what tasks use of their machines",
 }
 
 

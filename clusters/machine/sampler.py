@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 BLOCK = series.SPANS[series.STEP]
 # Seconds after which a task that is not sampled any more is forgotten.
 FORGOTTEN = 600.0
+# Seconds for which the end of a tick is waited for.
+ENDED = 5.0
 UNSAMPLED = "Clouds of this kind do not tell what tasks do."
 STORE = """
 INSERT INTO clusters_machineseries AS s (run_id, role, index, attempt, at, state, begin, recent)
@@ -215,7 +217,8 @@ def sampling(source: Cloud) -> Iterator[None]:
         yield
     finally:
         stopped.set()
-        thread.join()
+        # A silent cloud must not keep the next leader waiting.
+        thread.join(ENDED)
 
 
 def _sample(source: Cloud, stopped: threading.Event) -> None:

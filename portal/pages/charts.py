@@ -249,11 +249,13 @@ def draw(
     from_zero: bool = False,
     numbers: tuple[str, Sequence[Line]] | None = None,
     axes: Sequence[str] = (),
+    band: tuple[int, int] | None = None,
 ) -> Chart:
     """The chart of `lines` over common axes that just contain them. `across` sets the bounds of the x axis; `from_zero`
     starts the y axis at zero, for values that are never negative. `numbers` are the x axis and the lines for the
     script, if the drawing shows others (smoothed, or over time); `axes` are the x axes that it offers: "x", "relative"
-    (seconds since a line began) and "time". By default "x", and both others if a line has times."""
+    (seconds since a line began) and "time". By default "x", and both others if a line has times. The script fills the
+    space between the two lines of `band`, the upper one first."""
     lines = list(lines)
     good = [point for line in lines for point in line.points if _finite(*point)]
     x_low, x_high = across or _bounds([x for x, _ in good], widen=False)
@@ -273,17 +275,25 @@ def draw(
         lines=tuple(_drawn(line, place) for line in lines),
         x_ticks=tuple(Tick(number(x), 100 * _share(x, x_low, x_high)) for x in x_ticks) if good else (),
         y_ticks=tuple(Tick(number(y), 100 * (1 - _share(y, y_low, y_high))) for y in y_ticks) if good else (),
-        data=_data(title, *(numbers or (x_label, lines)), axes, from_zero),
+        data=_data(title, *(numbers or (x_label, lines)), axes, from_zero, band),
     )
 
 
-def _data(title: str, x_label: str, lines: Sequence[Line], axes: Sequence[str], from_zero: bool) -> str:
+def _data(
+    title: str,
+    x_label: str,
+    lines: Sequence[Line],
+    axes: Sequence[str],
+    from_zero: bool,
+    band: tuple[int, int] | None,
+) -> str:
     timed = any(line.times for line in lines)
     said = {
         "title": title,
         "x": x_label,
         "axes": list(axes) or (["x", "relative", "time"] if timed else ["x"]),
         "zero": from_zero,
+        **({"band": band} if band else {}),
         "lines": [_numbers(line) for line in lines],
     }
     return json.dumps(said, separators=(",", ":"), ensure_ascii=False)

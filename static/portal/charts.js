@@ -127,7 +127,7 @@
     chart.mount.hidden = false;
     chart.u = new window.uPlot({
       width: width || Math.max(chart.mount.clientWidth, 120), height: HEIGHT, padding: [10, 24, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
-      series,
+      series, bands: chart.band ? [{ series: chart.band.map((n) => (n + 1) * each), fill: () => colourOf(0) + "1c" }] : [],
       scales: {
         x: { time: chart.axis === "time", range: () => within(zoom(), data[0]) },
         y: {

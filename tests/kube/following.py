@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -18,10 +18,13 @@ from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.clouds.drivers.kubernetes.settings import Settings
 from tests.kube.plane import Plane
+from tests.running import eventually
 
+T = TypeVar("T")
 PORTAL_USER = "gpu-cloud-portal"
 ROLE = Path(__file__).parents[2] / "docker" / "kubernetes" / "clusterrole.yaml"
 OPTIONAL = ROLE.with_name("nodes.yaml")
+MEASURING = ROLE.with_name("measuring.yaml")
 
 
 # The network of the servers that tests on the real node use.
@@ -78,22 +81,33 @@ def hand_over(plane: Plane, portal: str, namespace: str = "") -> None:
             plane.request("PATCH", f"/api/v1/namespaces/{name}", {"metadata": {"labels": {names.PORTAL: portal}}})
 
 
+def grant(plane: Plane, role: dict[str, Any]) -> None:
+    """Gives the portal's user a ClusterRole."""
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    # A binding name of its own, because tests also apply docker/kubernetes to this plane; the role is the same.
+    name = role["metadata"]["name"]
+    plane.apply(f"{rbac}/clusterroles/{name}", role)
+    binding = {
+        "apiVersion": role["apiVersion"],
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": f"{PORTAL_USER}-{name}"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": PORTAL_USER}],
+    }
+    plane.apply(f"{rbac}/clusterrolebindings/{binding['metadata']['name']}", binding)
+
+
+def measuring() -> dict[str, Any]:
+    """The optional ClusterRole by which the portal reads what tasks use."""
+    role: dict[str, Any] = next(yaml.safe_load_all(MEASURING.read_text()))
+    return role
+
+
 @functools.lru_cache
 def portal_kubeconfig(plane: Plane) -> Path:
     """Returns a kubeconfig with the portal's rights once they are in force."""
-    rbac = "/apis/rbac.authorization.k8s.io/v1"
     for role in (yaml.safe_load(ROLE.read_text()), next(yaml.safe_load_all(OPTIONAL.read_text()))):
-        # A binding name of its own, because tests also apply docker/kubernetes to this plane; the role is the same.
-        name = role["metadata"]["name"]
-        plane.apply(f"{rbac}/clusterroles/{name}", role)
-        binding = {
-            "apiVersion": role["apiVersion"],
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": f"{PORTAL_USER}-{name}"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
-            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": PORTAL_USER}],
-        }
-        plane.apply(f"{rbac}/clusterrolebindings/{binding['metadata']['name']}", binding)
+        grant(plane, role)
     kubeconfig = plane.kubeconfig_for(PORTAL_USER)
     client, deadline = Client.connect(str(kubeconfig)), time.monotonic() + 60
     while True:  # the authorizer learns of the rights through a watch
@@ -104,6 +118,19 @@ def portal_kubeconfig(plane: Plane) -> Path:
             time.sleep(0.05)
         else:
             return kubeconfig
+
+
+def until_found(find: Callable[[], T | None], seconds: float = 60) -> T:
+    """Polls until `find` finds something."""
+    found: list[T] = []
+
+    def look() -> bool:
+        answer = find()
+        found[:] = [] if answer is None else [answer]
+        return answer is not None
+
+    assert eventually(look, seconds), "not in time"
+    return found[0]
 
 
 class Following:

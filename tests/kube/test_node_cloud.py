@@ -11,12 +11,24 @@ from typing import Any
 
 import pytest
 
-from clusters.clouds.drivers.base import CloudError, CodeFiles, ImageRef, RolePlan, RunRef, Session, TaskSeen
+from clusters.clouds.drivers.base import (
+    CloudError,
+    CodeFiles,
+    ImageRef,
+    RolePlan,
+    RunRef,
+    Sample,
+    Samples,
+    Session,
+    TaskSeen,
+)
+from clusters.clouds.drivers.kubernetes import prometheus, sampling
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.render import names
 from clusters.frameworks import FRAMEWORKS
+from clusters.machine.rates import QUANTITIES, step
 from tests.kube import archives
-from tests.kube.following import Following, cloud_of
+from tests.kube.following import Following, cloud_of, grant, measuring, until_found
 from tests.kube.node import Container, Node
 from tests.kube.plans import plan, role, run_ref
 from tests.running import eventually
@@ -217,3 +229,30 @@ def test_a_program_that_does_not_listen_is_killed_after_its_grace(
     assert known.exit_code == 137
     # The grace period applies, not Kubernetes' default of 30 s.
     assert 4 < (known.finished - asked).total_seconds() < 30
+
+
+def test_what_a_task_uses_is_what_its_kubelet_says(node: Node, cloud: KubernetesCloud, run: RunRef) -> None:
+    """A program that keeps a core busy, beside one that sleeps. Without the optional right nothing is known, and pages say so."""
+    burning = shell("master", "while :; do :; done", cpu_milli=500)
+    with launched(cloud, run, burning, shell("worker", "sleep 1000")) as following:
+        following.until(lambda: [task.phase for task in following.of(run)] == ["Running"] * 2)
+        assert cloud.samples() == Samples(
+            (), {"cpu": sampling.NOTHING, "gpu": f"{prometheus.UNSET} {sampling.NO_GPUS}"}
+        )
+        grant(node.plane, measuring())
+        tasks = {task.role: task.uid for task in following.of(run)}
+
+        def known() -> dict[str, Sample]:
+            cloud._sampling._refused_until = 0
+            return {each.uid: each for each in cloud.samples().items}
+
+        first = until_found(lambda: found if (found := known()).keys() >= {*tasks.values()} else None)
+        master = tasks["master"]
+        later = until_found(lambda: found if (found := known())[master].at > first[master].at + 5 else None)
+        busy, quiet = step(first[master], later[master]), step(first[tasks["worker"]], later[tasks["worker"]])
+        named = dict(zip(QUANTITIES, busy.values, strict=True))
+        # Its flavor is half a core; others use this machine, too.
+        assert 0.1 < named["cpu"] < 0.7
+        assert 0 < named["memory"] < 64 << 20
+        assert named["received"] >= 0
+        assert not quiet.values[2] > 0.05

@@ -4,7 +4,7 @@ rows for any number of tasks (clusters/machine/reading.py)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse
@@ -12,7 +12,8 @@ from django.shortcuts import render
 from django.views.decorators.http import conditional_page, require_safe
 
 from clusters.cluster.pages.cluster import page_of
-from clusters.machine.reading import Curve, GpuState, MachineUse, Usage, curves, use_of
+from clusters.cluster.pages.metrics import others_of
+from clusters.machine.reading import GpuState, MachineUse, Usage, curves, use_of
 from clusters.runs.models import Run
 from portal.pages.charts import Chart, Line, draw, number
 
@@ -23,6 +24,7 @@ EACH_TASK = 10
 # GPUs that the notice names.
 NAMED = 5
 GIB, MB = float(1 << 30), 1e6
+RANGE = ("mean", "lowest", "highest")
 MODES = (("together", "Mean and range"), ("busiest", "The ten busiest"))
 
 
@@ -98,50 +100,73 @@ def strip(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 @conditional_page
 def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """The charts below those of the program's own numbers. `?show=busiest` has a line for each of ten tasks of many,
-    `?show=worker-3` for one of them."""
+    `?show=worker-3` for one of them, and `?with=2,1` one for each of these runs, as the numbers above."""
     shown = page_of(request, appcode, name)
     context: dict[str, object] = {"page": shown, "charts": []}
     if shown.run:
-        use = use_of(shown.run, shown.now)
-        wanted = request.GET.get("show", "")
+        use, wanted = use_of(shown.run, shown.now), request.GET.get("show", "")
+        others = [(run, use_of(run, shown.now)) for run in others_of(request, shown)]
         context |= {
             "use": use,
-            "charts": drawn(use, wanted),
+            "charts": drawn(traces_of_runs([(shown.run, use), *others]) if others else traces_of(use, wanted)),
             "show": wanted,
-            "modes": MODES if len(use.tasks) > EACH_TASK else (),
+            "modes": MODES if len(use.tasks) > EACH_TASK and not others else (),
         }
     return render(request, "clusters/machine/_charts.html", context)
 
 
-def drawn(use: MachineUse, wanted: str = "") -> list[Chart]:
-    """A chart for each quantity that was measured: a line for each task, or for many the mean and the extremes of all."""
-    names = {each.name: each.name for each in use.tasks}
+@dataclass(frozen=True)
+class Trace:
+    """What becomes a line in each chart: values by quantity at `times`, of something that began at `began`."""
+
+    label: str
+    began: float
+    times: Sequence[float]
+    values: Mapping[str, Sequence[float | None]]
+
+
+def traces_of(use: MachineUse, wanted: str = "") -> list[Trace]:
+    """A trace of each task; of many their mean, the lowest and the highest."""
+    names = [each.name for each in use.tasks]
+    chosen = names if len(names) <= EACH_TASK else [""]
     if wanted in names:
         chosen = [wanted]
-    elif len(names) <= EACH_TASK:
-        chosen = list(names)
-    else:
-        chosen = [each.name for each in use.busiest] if wanted == "busiest" else [""]
+    elif wanted == "busiest" and chosen == [""]:
+        chosen = [each.name for each in use.busiest]
+    began = use.since.timestamp()
     _, found = curves(use, chosen, use.since, use.until, MANY)
-    began, several = use.since.timestamp(), len(names) > 1
+    if chosen == [""]:
+        parts = [
+            (each, label, values)
+            for each in found
+            for label, values in zip(RANGE, (each.mean, each.low, each.high), strict=True)
+        ]
+        return [Trace(label, began, each.times, values) for each, label, values in parts]
+    return [Trace(each.name if len(names) > 1 else "", began, each.times, each.mean) for each in found]
+
+
+def traces_of_runs(runs: Sequence[tuple[Run, MachineUse]]) -> list[Trace]:
+    """A trace of each run: the mean of its tasks."""
+    traces = []
+    for run, use in runs:
+        name = use.together.name if use.together else ""
+        _, found = curves(use, [name], use.since, use.until, MANY)
+        traces += [Trace(f"run {run.number}", use.since.timestamp(), each.times, each.mean) for each in found]
+    return traces
+
+
+def drawn(traces: Sequence[Trace]) -> list[Chart]:
+    """A chart for each quantity that was measured. Traffic that never was has none."""
     made = []
     for kind in KINDS:
-        lines = [line for each in found for line in _lines(kind, each, began, several=several)]
-        if lines and not (
-            kind.is_traffic and not any(y for line in lines for _, y in line.points if not math.isnan(y))
-        ):
-            title = f"{kind.title}, {kind.unit}"
-            made.append(draw(title, lines, x_label="minutes", from_zero=True, axes=["relative", "time"]))
+        known = [each for each in traces if any(value is not None for value in each.values[kind.quantity])]
+        if not known or (kind.is_traffic and not any(any(each.values[kind.quantity]) for each in known)):
+            continue
+        lines = [_line(each.label, each.times, each.values[kind.quantity], kind, each.began) for each in known]
+        band = (2, 1) if [line.label for line in lines] == [*RANGE] else None
+        title = f"{kind.title}, {kind.unit}"
+        made.append(draw(title, lines, x_label="minutes", from_zero=True, axes=["relative", "time"], band=band))
     return made
-
-
-def _lines(kind: Kind, curve: Curve, began: float, *, several: bool) -> list[Line]:
-    if all(value is None for value in curve.mean[kind.quantity]):
-        return []
-    parts = [(curve.name if several else "", curve.mean)]
-    if not curve.name:
-        parts = [("mean", curve.mean), ("lowest", curve.low), ("highest", curve.high)]
-    return [_line(label, curve.times, values[kind.quantity], kind, began) for label, values in parts]
 
 
 def _line(label: str, times: Sequence[float], values: Sequence[float | None], kind: Kind, began: float) -> Line:

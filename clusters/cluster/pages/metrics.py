@@ -46,14 +46,15 @@ def metrics(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """The page. Its charts load afterwards, because reading a datastore may take seconds. `?with=2,1` lays other runs of the
     cluster over the selected one."""
     shown = page_of(request, appcode, name)
-    others = _others(request, shown)
+    others = others_of(request, shown)
     said = {"run": request.GET.get("run", ""), "with": ",".join(str(each.number) for each in others)}
     context = {
         "page": shown,
         "others": others,
         "offered": _offered(shown),
         "query": urlencode({key: value for key, value in said.items() if value}, safe=","),
-        "machine_query": "?" + urlencode({key: request.GET[key] for key in ("run", "show") if request.GET.get(key)}),
+        "machine_query": "?"
+        + urlencode({key: request.GET[key] for key in ("run", "show", "with") if request.GET.get(key)}),
     }
     return render(request, "clusters/cluster/metrics.html", context)
 
@@ -68,7 +69,7 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         try:
             with LOOKS.enter(person(request).pk), within(READ_SECONDS):
                 found = scalars_of(shown.run)
-                for other in _others(request, shown):
+                for other in others_of(request, shown):
                     try:
                         told.append((other, scalars_of(other)))
                     except (DriverError, CloudError) as error:
@@ -89,7 +90,7 @@ def _offered(shown: Page) -> list[Run]:
     return list(shown.cluster.runs.exclude(pk=shown.run.pk).defer("spec").order_by("-number")[:OFFERED])
 
 
-def _others(request: HttpRequest, shown: Page) -> list[Run]:
+def others_of(request: HttpRequest, shown: Page) -> list[Run]:
     """The runs of `?with=`, newest first; names of none are ignored."""
     words = [word for text in request.GET.getlist("with") for word in text[:200].split(",")]
     numbers = {int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 10}

@@ -72,7 +72,8 @@ class Sampling:
             return Samples()
         found, notes = self._usage(pods)
         gpus, note = self._gpus(pods)
-        found = [replace(each, gpus=gpus.get(each.uid, ())) for each in found]
+        known = {uid: Sample(uid, time.time()) for uid in gpus} | {each.uid: each for each in found}
+        found = [replace(each, gpus=gpus.get(each.uid, ())) for each in known.values()]
         return Samples(tuple(found), notes | ({"gpu": note} if note else {}))
 
     def _usage(self, pods: Sequence[Place]) -> tuple[list[Sample], dict[str, str]]:

@@ -69,7 +69,7 @@ def test_administrators_see_what_it_has_and_what_it_lacks(third, people, root):
     page = root.get("/admin/clouds").content.decode()
     assert "The attic" in page
     assert "attic.example" in page
-    assert "Without volumes, commands inside tasks, measured GPUs." in page
+    assert "Without volumes, commands inside tasks, measured GPUs, what tasks use of their machines." in page
     assert "Clouds of this kind do not tell how busy GPUs are." in page
     assert "/admin/clouds/attic/disable" in page
     assert "/admin/clouds/attic/edit" not in page, "its form would be Kubernetes'"
