@@ -136,12 +136,11 @@ def traces_of(use: MachineUse, wanted: str = "") -> list[Trace]:
     began = use.since.timestamp()
     _, found = curves(use, chosen, use.since, use.until, MANY)
     if chosen == [""]:
-        parts = [
-            (each, label, values)
+        return [
+            Trace(label, began, each.times, values)
             for each in found
             for label, values in zip(RANGE, (each.mean, each.low, each.high), strict=True)
         ]
-        return [Trace(label, began, each.times, values) for each, label, values in parts]
     return [Trace(each.name if len(names) > 1 else "", began, each.times, each.mean) for each in found]
 
 

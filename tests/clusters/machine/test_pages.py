@@ -146,3 +146,10 @@ def test_many_tasks_are_a_mean_and_extremes_or_the_ten_busiest_in_as_many_querie
     assert lines("") == [["mean", "lowest", "highest"]] * 2
     assert lines("?show=busiest") == [[f"worker-{n}" for n in range(59, 49, -1)]] * 2
     assert lines("?show=worker-3") == [["worker-3"]] * 2
+    # Other runs of the cluster are laid over it, as over the numbers of its program.
+    first = Run.objects.get(cluster__name="many")
+    second = Run.objects.create(
+        cluster=first.cluster, number=2, spec=first.spec, resources={}, gpus=0, phase="Succeeded"
+    )
+    sampled(second, [("worker", 0)], 2, lambda n, seconds: Sample("", 0, cpu_seconds=seconds, memory_bytes=1 << 20))
+    assert lines("?with=2") == [["run 1", "run 2"]] * 2
