@@ -19,6 +19,8 @@ from portal.pages.charts import Chart, Line, draw, number
 
 # Points of a line beside a number, and of one in a chart.
 FEW, MANY = 60, 400
+# Points of all lines of a chart together, if there are many lines.
+TOGETHER = 2000
 # More tasks are shown as their mean and extremes.
 EACH_TASK = 10
 # GPUs that the notice names.
@@ -134,7 +136,7 @@ def traces_of(use: MachineUse, wanted: str = "") -> list[Trace]:
     elif wanted == "busiest" and chosen == [""]:
         chosen = [each.name for each in use.busiest]
     began = use.since.timestamp()
-    _, found = curves(use, chosen, use.since, use.until, MANY)
+    _, found = curves(use, chosen, use.since, use.until, min(MANY, TOGETHER // max(len(chosen), 1)))
     if chosen == [""]:
         return [
             Trace(label, began, each.times, values)

@@ -36,6 +36,7 @@ NO_RIGHT = (
     "Network and disk of tasks are not known: the portal may not read the statistics of kubelets. An administrator allows it "
     "with docker/kubernetes/measuring.yaml."
 )
+NO_TRAFFIC = "The kubelets of this cluster do not tell the network traffic of pods."
 NOTHING = (
     "What tasks use is not known: the portal may not read the statistics of kubelets, which an administrator allows with "
     "docker/kubernetes/measuring.yaml, and there is no metrics-server, which would tell CPU and memory."
@@ -79,7 +80,8 @@ class Sampling:
     def _usage(self, pods: Sequence[Place]) -> tuple[list[Sample], dict[str, str]]:
         if time.monotonic() >= self._refused_until:
             try:
-                return self._kubelets(pods), {}
+                found = self._kubelets(pods)
+                return found, {"network": NO_TRAFFIC} if found and all(each.received is None for each in found) else {}
             except Forbidden:
                 self._refused_until = time.monotonic() + AGAIN
         try:

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from clusters.clouds.drivers.base import CloudError
-from clusters.clouds.drivers.kubernetes import prometheus
+from clusters.clouds.drivers.base import CloudError, Sample
+from clusters.clouds.drivers.kubernetes import prometheus, sampling
 from clusters.clouds.drivers.kubernetes.settings import Settings
 
 NOW = dt.datetime(2026, 11, 21, 12, 30, 45, tzinfo=dt.UTC)
@@ -220,3 +220,27 @@ def test_addresses():
         == "https://p.example.org/prometheus"
     )
     assert Settings.read({}).prometheus == ""
+
+
+def test_a_kubelet_tells_what_it_knows_and_what_is_malformed_is_left_out():
+    whole = {
+        "podRef": {"name": "worker-0", "namespace": "ops", "uid": "a"},
+        "cpu": {"time": "2026-11-30T05:36:17Z", "usageCoreNanoSeconds": 2_500_000_000},
+        "memory": {"workingSetBytes": 1024},
+        "network": {"rxBytes": 7, "txBytes": 8},
+    }
+    bare = {"podRef": {"uid": "b"}, "cpu": {"time": "2026-11-30T05:36:17Z"}, "memory": None}
+    odd = [
+        {},
+        {"podRef": {"uid": "c"}, "cpu": {"time": "yesterday"}},
+        {"podRef": 1},
+        "pod",
+        whole | {"cpu": {"time": 3}},
+    ]
+    at = dt.datetime(2026, 11, 30, 5, 36, 17, tzinfo=dt.UTC).timestamp()
+    assert list(sampling.of_summary(json.dumps({"pods": [whole, *odd, bare]}).encode())) == [
+        Sample("a", at, cpu_seconds=2.5, memory_bytes=1024, received=7, sent=8),
+        Sample("b", at),
+    ]
+    for useless in (b"", b"<html>", b"[]", b'{"pods": 3}', b'{"pods": null}'):
+        assert list(sampling.of_summary(useless)) == []
