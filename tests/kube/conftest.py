@@ -10,9 +10,8 @@ import pytest
 from clusters.clouds.drivers.kubernetes.api import client
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.clouds.drivers.kubernetes.watch import follower
-from tests.kube import images, layers
+from tests.kube import helm, images, layers
 from tests.kube.binary import binary
-from tests.kube.binary import helm as helm_binary
 from tests.kube.following import Following, cloud_of
 from tests.kube.node import Node, running_node
 from tests.kube.plane import Plane
@@ -39,7 +38,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if any(item.get_closest_marker("kube") for item in session.items):
         binary()
     if any("helm" in getattr(item, "fixturenames", ()) for item in session.items):
-        helm_binary()
+        helm.program()
 
 
 @pytest.fixture(scope="session")

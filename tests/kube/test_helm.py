@@ -20,7 +20,7 @@ import yaml
 
 from portal import __version__
 from tests.kube import stages
-from tests.kube.binary import helm as helm_binary
+from tests.kube.helm import program
 from tests.kube.plane import Object, Plane, condition
 from tests.kube.test_deployment import FOLDER, HOST, NAMESPACE, ROOT, filled_in, kubectl, rendered
 
@@ -46,7 +46,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
     env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
 
     def run(*arguments: str, values: dict[str, Any] | None = None, plane: Plane | None = None) -> Any:
-        argv = [str(helm_binary()), *arguments]
+        argv = [str(program()), *arguments]
         if values is not None:
             (folder / "values.yaml").write_text(yaml.safe_dump(values))
             argv += ["--values", str(folder / "values.yaml")]
