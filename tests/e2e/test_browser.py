@@ -50,7 +50,7 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
     page.get_by_label("Name", exact=True).fill("by-hand")
     page.locator("[name=input]").select_option("demo-input")
     page.get_by_label("Output", exact=False).first.select_option("demo-output")
-    page.get_by_label("Command", exact=True).fill("python digits_ps.py --steps 3000")
+    page.get_by_label("Command", exact=True).fill("python digits_ps.py --steps 1500")
     page.get_by_label("Environment variables").fill("GREETING=hello | DATA_DIR=/elearn/output")
     page.get_by_label("Master").select_option("middle-1-gpu")
     page.locator("[name=ps_flavor]").select_option("small")
@@ -80,7 +80,7 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
     tab(page, "Logs")
     expect(page.locator("#log")).to_contain_text(re.compile(r"master-0\s+step \d+: loss = "), timeout=TRAINED)
     expect(head).to_contain_text("Succeeded", timeout=TRAINED)
-    expect(page.locator("#log")).to_contain_text("Saved the model of step 3000")
+    expect(page.locator("#log")).to_contain_text("Saved the model of step 1500")
     page.get_by_label("Search the whole log").fill("saved the model")
     expect(page.locator("#log-hits")).to_have_text("1")
 
@@ -91,7 +91,7 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
         )
     loss = page.locator(".chart").first
     loss.get_by_text("Values").click()
-    expect(loss.locator("tbody tr").first).to_contain_text("3,000")
+    expect(loss.locator("tbody tr").first).to_contain_text("1,500")
 
     tab(page, "Usage")
     expect(page.locator("tbody").first.locator("tr")).to_have_count(4)

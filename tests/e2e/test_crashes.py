@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, expect
 from tests.browser import SOON, signed_in
 from tests.running import Client, Portal, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications"), pytest.mark.usefixtures("without_show1")]
 
 GPU = {"flavor": "middle-1-gpu"}
 # Worker 1 makes a tenth of the steps of the others.

@@ -1,5 +1,5 @@
-"""Many runs as one project, with real TensorFlow and every program of the portal killed meanwhile: prepare data, sweep with
-cross-validation, retrain the best, record its outcome in a hook, view its chart."""
+"""Many runs as one project, with every program of the portal killed meanwhile: prepare data, sweep with cross-validation, retrain
+the best, record its outcome in a hook, view its chart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chain import Chain
 from tests.e2e.test_applications import LATE, sign_in
 from tests.running import Portal, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications"), pytest.mark.usefixtures("without_show1")]
 
 
 def test_the_best_of_many_is_trained_again_and_written_down(browser: Browser, portal_up: Portal) -> None:

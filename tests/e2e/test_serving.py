@@ -15,7 +15,7 @@ from tests.chain import ONE
 from tests.e2e.test_applications import LATE, sign_in
 from tests.running import Client, Portal, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications"), pytest.mark.usefixtures("without_show1")]
 
 MODEL = """
 class Model:

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.e2e.test_applications import LATE, asked, host_of, sign_in, visiting
 from tests.running import Client, Portal, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("applications"), pytest.mark.usefixtures("without_show1")]
 # Writes and flushes a step every 0.5 s in a folder of its own, next to checkpoints, which TensorBoard does not read.
 TRAIN = """cat > /tmp/train.py <<'END'
 import time

@@ -31,7 +31,7 @@ from tests.browser import SOON, chromium, signed_in
 from tests.kube import images
 from tests.kube.following import hand_over, portal_kubeconfig
 from tests.kube.node import Node
-from tests.running import ROOT, Client, Portal, environment, eventually
+from tests.running import ELSEWHERE, ROOT, Client, Portal, environment, eventually
 
 pytestmark = [
     pytest.mark.e2e,
@@ -66,7 +66,7 @@ def client(s3: dict[str, str]) -> Any:
 def portal(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
     for name in ("tensorflow", "rclone"):
         node.import_image(images.image(name))
-    portal = Portal(tmp_path_factory.mktemp("portal") / "var", PORTAL_STORAGE_ADDRESS=node.gateway)
+    portal = Portal(tmp_path_factory.mktemp("portal") / "var", PORTAL_STORAGE_ADDRESS=node.gateway, **ELSEWHERE)
     portal.start()
     portal.end_show1()
     manage(

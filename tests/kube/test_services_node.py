@@ -28,7 +28,7 @@ from tests.kube import images
 from tests.kube.following import hand_over, portal_kubeconfig
 from tests.kube.node import Node
 from tests.kube.test_main_job import ask, client, manage, s3  # noqa: F401  the fixture
-from tests.running import Portal, eventually
+from tests.running import ELSEWHERE, Portal, eventually
 
 pytestmark = [
     pytest.mark.e2e,
@@ -118,7 +118,7 @@ def world(node: Node, s3: dict[str, str], tmp_path_factory: pytest.TempPathFacto
     for name in ("tensorflow", "rclone"):
         node.import_image(images.image(name))
     folder = tmp_path_factory.mktemp("services")
-    portal = Portal(folder / "var", **{f"PORTAL_S3_{name}": value for name, value in s3.items()})
+    portal = Portal(folder / "var", **{f"PORTAL_S3_{name}": value for name, value in s3.items()}, **ELSEWHERE)
     portal.start()
     portal.end_show1()
     wanted = ("portal=services", f"storage_networks=[{node.gateway}/32]", "router_namespace=routers")

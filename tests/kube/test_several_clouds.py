@@ -19,7 +19,7 @@ from django.test import Client
 
 from clusters.clouds.drivers.kubernetes.render import names
 from tests.kube.following import hand_over, portal_kubeconfig, registered
-from tests.kube.loops import told
+from tests.kube.loops import Rounds, told
 from tests.kube.plane import Plane
 
 pytestmark = [pytest.mark.kube, pytest.mark.django_db(transaction=True)]
@@ -72,7 +72,7 @@ class Portal:
 
         # The thread's database connection ends with it.
         with ThreadPoolExecutor(4) as threads:
-            while not stopped.wait(0.2):
+            for _ in Rounds(stopped):
                 for appcode in (self.people.ops, self.people.flight):
                     quota.admit_waiting(appcode.pk)
                 for cloud in cloud_names():
