@@ -43,5 +43,6 @@ class ClustersConfig(AppConfig):
             portal_points.kinds.add(kind)
         portal_points.given.add(wakeups.wake_waiting)
         portal_points.news.add(notifications.news)
+        portal_points.ended.add(notifications.ended)
         sources.add(sweeps.SOURCE)
         sources.add(templates.SOURCE)

@@ -91,6 +91,8 @@ kinds: ExtensionPoint[Kind] = ExtensionPoint()
 # Changes of phase of a user's runs since a time, oldest first: at most NEWS_AT_ONCE, plus up to NEWS_OF_A_MOMENT with
 # the last one's time. Phases are lower case.
 news: ExtensionPoint[Callable[[User, Collection[str], dt.datetime], list[News]]] = ExtensionPoint()
+# A user's own runs that ended, newest first: after the first time and before the second (None: any), at most so many.
+ended: ExtensionPoint[Callable[[User, dt.datetime | None, dt.datetime | None, int], list[News]]] = ExtensionPoint()
 # GPUs held now by some appcodes; called at most once every few seconds per user.
 gpu_use: ExtensionPoint[Callable[[QuerySet[Appcode]], GpuUse]] = ExtensionPoint()
 # GPU prices for an appcode (None: one without special prices); returns None without any price.

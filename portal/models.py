@@ -73,6 +73,10 @@ class User(AbstractUser):  # type: ignore[django-manager-missing]
         help_text="The same for their browsers.",
     )
 
+    told_until = models.DateTimeField(
+        default=timezone.now, db_default=Now(), help_text="Until when this person has read what the bell tells."
+    )
+
     def _get_session_auth_hash(self, secret: str | None = None) -> str:
         """Django's hash plus the epoch, so that a deactivated user who is activated again has to sign in again."""
         hashed: str = super()._get_session_auth_hash(secret)  # type: ignore[misc]  # not in the stubs
@@ -353,6 +357,14 @@ class ApiToken(AbstractAuthToken):  # type: ignore[misc]
         return f"{self.name} of {self.user}"
 
 
+# Kinds of events that the bell tells (profile/bell.py), in this order in an index.
+TOLD_BY_BELL = [
+    "appcode.requested", "appcode.approved", "appcode.renewed", "appcode.refused", "appcode.changes-requested",
+    "appcode.disabled", "appcode.enabled", "appcode.expiring", "appcode.expired",
+    "budget.told", "budget.announced", "budget.acted", "budget.taken-back", "budget.lifted",
+]  # fmt: skip
+
+
 class Event(models.Model):
     """An action of a person or a report of a cloud: append-only (a trigger refuses UPDATE and DELETE), for audit and
     activity lists. `object` is a kind and a key, e.g. "cluster ops-demo/show1" or "datastore ops-demo/demo-input".
@@ -369,7 +381,10 @@ class Event(models.Model):
 
     class Meta:
         ordering: ClassVar = ["-id"]
-        indexes: ClassVar = [models.Index(fields=["appcode", "object", "-id"])]
+        indexes: ClassVar = [
+            models.Index(fields=["appcode", "object", "-id"]),
+            models.Index(fields=["appcode", "-id"], condition=Q(verb__in=TOLD_BY_BELL), name="event_told"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.at:%F %T} {self.actor_name} {self.verb} {self.object}"

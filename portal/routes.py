@@ -27,6 +27,7 @@ register_converter(PersonVerb, "person_verb")
 urlpatterns: list[URLPattern | URLResolver] = [
     path("frame/gpus", appcodes.gpus, name="frame_gpus"),
     path("frame/news", profile.news, name="frame_news"),
+    path("frame/bell", profile.bell_count, name="frame_bell"),
     path("frame/appcodes", appcodes.appcode_menu, name="frame_appcodes"),
     path("frame/appcode", appcodes.switch_appcode, name="switch_appcode"),
     path("frame/expiry", appcodes.notices, name="expiry_notices"),
@@ -34,6 +35,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("frame/theme", appcodes.set_theme, name="set_theme"),
     path("search", search.search, name="search"),
     path("search/palette", search.palette, name="palette"),
+    path("notifications", profile.bell, name="bell"),
+    path("notifications/read", profile.bell_read, name="bell_read"),
     path("help", help_page.help_page, name="help"),
     path("appcodes", appcodes.appcodes, name="appcodes"),
     path("appcodes/new", appcodes.new_appcode, name="new_appcode"),

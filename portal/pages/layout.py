@@ -136,6 +136,7 @@ ACTIONS = (
     Entry("Invoices", "invoices", "file", words="costs billing bills"),
     Entry("Budgets", "budgets", "price", words="costs billing money"),
     Entry("Profile, API tokens, time zone and theme", "profile", "person", words="me account settings notifications"),
+    Entry("Notifications", "bell", "bell", words="bell news ended failed approved unread"),
     Entry("Change password", "account_change_password", "key"),
     Entry("REST API", "api-docs", "external", words="openapi swagger"),
 )

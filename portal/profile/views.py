@@ -23,6 +23,7 @@ from portal.models import User
 from portal.pages import layout
 from portal.pages.appcodes import attempt, get_or_post, person
 from portal.pages.forms import TokenForm, ZoneForm, show_errors
+from portal.profile.bell import lines, read, unread
 from portal.profile.forms import NotificationsForm
 from portal.profile.notifications import notifications_of, set_notifications
 from portal.webhooks import access
@@ -87,6 +88,39 @@ def news(request: HttpRequest) -> JsonResponse:
     found = [each for ask in extension_points.news for each in ask(user, user.browser_phases, since)]
     until = found[-1].at if len(found) >= extension_points.NEWS_AT_ONCE else now - NEWS_LATE
     return JsonResponse({"now": until.isoformat(), "news": [dataclasses.asdict(each) for each in found]})
+
+
+@require_safe
+@never_cache
+def bell_count(request: HttpRequest) -> HttpResponse:
+    """The number of unread lines, a fragment of every page's frame."""
+    return render(request, "portal/_bell.html", {"unread": unread(person(request))})
+
+
+@require_safe
+@never_cache
+def bell(request: HttpRequest) -> HttpResponse:
+    """What ended, was decided, and waits; `?before=` is the time from which an earlier page goes on."""
+    user = person(request)
+    shown, more = lines(user, _time(request.GET.get("before", "")))
+    context = {"lines": shown, "until": shown[0].news.at if shown else None, "more": more}
+    return render(request, "portal/bell.html", context)
+
+
+@require_POST
+def bell_read(request: HttpRequest) -> HttpResponse:
+    """Everything up to the newest line that was shown has been read; what came since has not."""
+    now = timezone.now()
+    read(person(request), min(_time(request.POST.get("until", "")) or now, now))
+    return redirect("bell")
+
+
+def _time(text: str) -> dt.datetime | None:
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
 
 
 @get_or_post

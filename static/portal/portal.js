@@ -305,6 +305,15 @@
     said = now;
   }
 
+  // The bell is announced when more is unread than on any page before, and not on each page again.
+  document.addEventListener("htmx:afterSettle", (event) => {
+    if (!event.target.matches || !event.target.matches("[data-bell]")) return;
+    const mark = $(".unread", event.target), unread = mark ? Number(mark.dataset.unread) : 0;
+    const more = unread - Number(sessionStorage.getItem("unread") || unread);
+    if (more > 0) $("#announced").textContent = more === 1 ? "1 new notification" : more + " new notifications";
+    sessionStorage.setItem("unread", unread);
+  });
+
   // --- Live parts: [data-live] with hx-get and hx-trigger="every Ns" ---------------------------------------------------
   // Not polled in hidden tabs. An unchanged part answers 304. A new version waits while the user works in the old one.
   const etags = new WeakMap();

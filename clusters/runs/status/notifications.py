@@ -21,6 +21,7 @@ from clusters.admission.codes import Code
 from clusters.frameworks import FRAMEWORKS
 from clusters.runs.models import Decision, Run
 from clusters.runs.status import history
+from clusters.runs.status.phase import TERMINAL
 from portal import extension_points
 from portal.models import Delivery, Event, Membership, User, Webhook
 from portal.profile.notifications import PHASES
@@ -108,6 +109,15 @@ def news(user: User, phases: Collection[str], since: dt.datetime) -> list[extens
     ends = [each[-1].at for each in both if len(each) >= extension_points.NEWS_AT_ONCE]
     found = [one for each in both for one in each if not ends or one.at <= min(ends)]
     return sorted(found, key=lambda one: one.at)
+
+
+def ended(user: User, since: dt.datetime | None, before: dt.datetime | None, most: int) -> list[extension_points.News]:
+    """A user's own runs that ended, for `portal.extension_points`. One query."""
+    mine = Run.objects.filter(created_by=user, phase__in=TERMINAL, cluster__in=clusters_for(user).filter(part_of=""))
+    mine = mine.filter(phase_since__gt=since) if since else mine
+    mine = mine.filter(phase_since__lt=before) if before else mine
+    rows = mine.select_related("cluster__appcode").order_by("-phase_since", "-pk")[:most]
+    return [extension_points.News(run.phase, run.phase_since, *_words(run), url_of(run)) for run in rows]
 
 
 def _of_phases(user: User, phases: Collection[str], since: dt.datetime) -> list[extension_points.News]:

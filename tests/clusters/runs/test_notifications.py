@@ -271,3 +271,46 @@ def test_the_form_says_what_is_wrong_with_a_webhook_at_its_field(people: Any, cl
     assert [one["path"] for one in json.loads(said.content)["errors"]] == ["webhook.url"]
     made = client.post("/profile/notifications", {"url": receiver.url, "webhook": ["failed"]})
     assert Webhook.objects.get().secret in made.content.decode()
+
+
+def test_the_bell_tells_ends_and_decisions_to_whom_they_concern_until_they_are_read(stopped: Any, people: Any) -> None:
+    from portal.events import record
+    from portal.models import User
+    from portal.profile import bell
+
+    long_ago = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    User.objects.update(told_until=long_ago)
+    stopped("a")
+    with transaction.atomic():
+        for verb in ("appcode.requested", "appcode.approved", "budget.acted"):
+            record(verb, actor=people.root, appcode="ops-demo", message=f"{verb}!")
+        record("budget.acted", actor=None, appcode="flight-demo", message="of another")
+    titles = {
+        name: [line.news.title for line in bell.lines(getattr(people, name), None)[0]]
+        for name in ("bob", "alice", "mallory", "root")
+    }
+    decided = ["ops-demo: the budget has acted", "ops-demo: request approved"]
+    assert titles["bob"] == [*decided, "ops-demo/a: Stopped"]
+    assert titles["alice"] == decided
+    assert not any("ops-demo" in title for title in titles["mallory"])
+    assert titles["root"] == []  # did it all
+    User.objects.filter(pk=people.root.pk).update(told_until=long_ago)
+    with transaction.atomic():
+        record("appcode.requested", actor=people.alice, appcode="ops-demo", message="asked")
+    [waits] = bell.lines(people.root, None)[0]
+    assert (waits.waits, waits.news.title) == (True, "ops-demo waits for a decision")
+
+    bob = User.objects.get(pk=people.bob.pk)
+    with CaptureQueriesContext(connection) as seen:
+        assert bell.unread(bob) == 3
+    assert len(seen) == 3
+    shown = bell.lines(bob, None)[0]
+    stopped("b")  # after the page was made: still unread
+    bell.read(bob, shown[0].news.at)
+    bell.read(bob, long_ago)
+    bob.refresh_from_db()
+    assert bell.unread(bob) == 1
+    first, *others = bell.lines(bob, None)[0]
+    assert (first.news.title, first.is_new, {line.is_new for line in others}) == ("ops-demo/b: Stopped", True, {False})
+    earlier, more = bell.lines(bob, first.news.at)
+    assert ([line.news.title for line in earlier], more) == ([*decided, "ops-demo/a: Stopped"], None)
