@@ -24,6 +24,8 @@ class Capability(enum.Enum):
 
 
 VIEW, OPERATE, MANAGE = Capability.VIEW, Capability.OPERATE, Capability.MANAGE
+# Events of which names are suggested.
+LATELY = 5000
 
 
 def appcodes_for(user: User, capability: Capability = VIEW) -> QuerySet[Appcode]:
@@ -108,6 +110,13 @@ def events_for(user: User) -> QuerySet[Event]:
     if user.is_administrator:
         return Event.objects.all()
     return Event.objects.filter(Q(appcode__in=appcodes_for(user).values("code")) | Q(actor_id=user.pk))
+
+
+def recent_names(user: User) -> tuple[list[str], list[str]]:
+    """Kinds of events and names of people in the newest LATELY events that `user` may read. One query."""
+    newest = events_for(user).order_by("-id").values_list("verb", "actor_name")[:LATELY]
+    found = set(newest)
+    return sorted({verb for verb, _ in found}), sorted({name for _, name in found})
 
 
 def token_for(user: User, token_key: str) -> ApiToken:

@@ -390,6 +390,18 @@ class Event(models.Model):
         return f"{self.at:%F %T} {self.actor_name} {self.verb} {self.object}"
 
 
+class Branding(models.Model):
+    """Name, logo, colour, support and banner (portal/branding/manifest.py): one row at most."""
+
+    spec = models.JSONField(default=dict)
+
+    class Meta:
+        constraints: ClassVar = [models.CheckConstraint(condition=Q(id=1), name="branding_once")]
+
+    def __str__(self) -> str:
+        return "branding"
+
+
 # The name of a person's only webhook.
 OWN_WEBHOOK = "me"
 

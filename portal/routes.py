@@ -4,6 +4,7 @@ from django.urls import URLPattern, URLResolver, include, path, register_convert
 from django.urls.converters import StringConverter
 from django.views.generic import RedirectView
 
+from portal.branding import pages as branding
 from portal.pages import admin, appcodes, help_page, search
 from portal.profile import views as profile
 
@@ -58,6 +59,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/orgs/new", admin.org_node, name="new_org"),
     path("admin/orgs/<int:pk>", admin.org_node, name="admin_org"),
     path("admin/orgs/<int:pk>/delete", admin.delete_org_node, name="delete_org"),
+    path("admin/branding", branding.branding, name="admin_branding"),
+    path("branding/logo/<slug:digest>", branding.logo, name="branding_logo"),
     path("admin/people", admin.people, name="admin_people"),
     path("admin/people/new", admin.new_person, name="new_person"),
     path("admin/people/<username:username>", admin.one_person, name="admin_person"),

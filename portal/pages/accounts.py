@@ -91,6 +91,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
 
     def post_login(self, request: HttpRequest, user: User, **options: Any) -> HttpResponse:
         response: HttpResponse = super().post_login(request, user, **options)
+        self._note("person.signed-in", request, user, actor=user)
         response.set_cookie(
             settings.BROWSER_COOKIE_NAME,
             signing.dumps({"user": user.pk, "id": secrets.token_hex(8)}, salt=BROWSER_SALT),
@@ -100,6 +101,20 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
             samesite="Lax",
         )
         return response
+
+    def authentication_failed(self, request: HttpRequest, **credentials: Any) -> None:
+        """What was typed is not kept: it may be a password. The limits of attempts bound how many lines this makes."""
+        login: str = credentials.get("email") or credentials.get("username") or ""
+        found = [*filter_users_by_email(login), *filter_users_by_username(login)]
+        self._note("person.sign-in-failed", request, found[0] if found else None, actor=None)
+
+    def _note(self, verb: str, request: HttpRequest, whose: User | None, *, actor: User | None) -> None:
+        address = super().get_client_ip(request)
+        object_ = f"person {whose.username}" if whose else ""
+        said = "signed in" if actor else "could not sign in" if whose else "somebody unknown tried to sign in"
+        message = f"{said} from {address}"
+        with transaction.atomic():
+            events.record(verb, actor=actor, object=object_, message=message, address=address)
 
     def get_client_ip(self, request: HttpRequest) -> str:
         """All users of this machine share its loopback address: limiting by it would let ten wrong passwords lock

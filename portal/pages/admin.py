@@ -288,5 +288,6 @@ def audit(request: HttpRequest) -> HttpResponseBase:
         every = rows.order_by("-id").values_list(*columns).iterator(CSV_PORTION)
         return csv_stream("audit", head, ((f"{at:%FT%TZ}", *rest) for at, *rest in every))
     found, following = layout.page_of(request, rows, "-id")
-    context = {"events": found, "next_cursor": following, "form": form}
+    kinds, names = access.recent_names(person(request))
+    context = {"events": found, "next_cursor": following, "form": form, "kinds": kinds, "names": names}
     return render(request, "portal/admin_audit.html", context)

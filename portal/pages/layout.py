@@ -21,9 +21,11 @@ from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
+from django.utils.functional import SimpleLazyObject
 from django.utils.http import escape_leading_slashes, url_has_allowed_host_and_scheme
 
 from portal import __version__
+from portal.branding import reading
 from portal.db import keyset
 from portal.installation import demonstration
 from portal.terms import SOON, day
@@ -109,6 +111,7 @@ ADMINISTRATION = (
             Entry("Allowed folders", "admin_folders", "folder", words="nfs"),
             Entry("Prices", "admin_prices", "price", words="discounts credits"),
             Entry("Months", "admin_months", "file", words="close invoices"),
+            Entry("Branding", "admin_branding", "mark", words="name logo colour color banner brand support"),
             Entry("People", "admin_people", "people", words="users"),
             Entry("Webhooks", "admin_webhooks", "external"),
             Entry("Audit", "admin_audit", "audit", words="events log"),
@@ -246,6 +249,7 @@ def frame(request: HttpRequest) -> dict[str, Any]:
         "error_id": getattr(request, "error_id", ""),
         # A callable, because error pages must not query the database.
         "demonstration": demonstration.said,
+        "branding": SimpleLazyObject(reading.shown),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import io
 import json
@@ -43,6 +44,9 @@ from datastores.models import AllowedFolder, Datastore
 from portal import events
 from portal.actions import requests
 from portal.actions import tokens as tokens_actions
+from portal.branding import reading
+from portal.branding.actions import set_branding
+from portal.branding.manifest import BrandingSpec
 from portal.manifests.appcode import Quota, Wanted
 from portal.models import Delivery, Webhook
 from portal.profile.notifications import Notifications, set_notifications
@@ -256,7 +260,12 @@ def make(bucket: str) -> World:
     closing.close(Closing.objects.get(month=MONTH.since.date()), timezone.now())
     line = InvoiceLine.objects.filter(invoice=Invoice.objects.get(appcode=people.ops)).earliest("place")
     budget = budgets.add(people.ops, budgets.Asked(Decimal(100), "stop_all", 60), acting_user=people.alice)
+    set_branding(
+        BrandingSpec(logo=f"data:image/svg+xml;base64,{base64.b64encode(b'<svg/>').decode()}"), acting_user=people.root
+    )
+    reading.forget()
     values = {
+        "{digest}": reading.spec().logo_digest,
         "{code}": "ops-demo", "{appcode}": "ops-demo", "{name}": "show1", "{run}": 1, "{number}": "1", "{role}": "worker",
         "{index}": 0, "{month}": SLUG, "{place}": line.place, "{path}": "qunarcorp.ops", "{username}": "bob",
         "{key}": "x-y", "{label}": "web-show1", "{uidb36}": "x", "{provider_id}": "oidc",
@@ -293,7 +302,7 @@ def make(bucket: str) -> World:
         "{index}": 99, "{month}": "2001-02", "{place}": 99, "{path}": "qunarcorp.absent", "{username}": "absent",
         "{uid}": uuid.UUID(int=0), "{key}": "y-x", "{label}": "nowhere", "{uidb36}": "y", "{version}": "absent",
         "{provider_id}": "absent", "{id}": 999999, "{upload}": 999999, "{pk}": 999999, "{token_key}": "absent",
-        "{node}": "gpu-9",
+        "{node}": "gpu-9", "{digest}": "absent",
     }  # fmt: skip
     _written_by_the_next_release()
     return World(values, absent, _bodies(bucket), tokens, {name: _session(user) for name, user in users.items()})

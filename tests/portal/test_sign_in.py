@@ -52,6 +52,25 @@ def test_a_wrong_password_says_so_and_does_not_tell_who_exists(client: Client, p
     assert errors[0] == errors[1] != ""
 
 
+def test_the_audit_tells_who_signed_in_and_failed_to_from_where_and_not_what_was_typed(
+    client: Client, people: Any
+) -> None:
+    for login, password in (("alice", "alice-password"), ("alice@example.com", "wrong"), ("my-secret-passphrase", "x")):
+        client.post("/accounts/login/", {"login": login, "password": password}, REMOTE_ADDR="192.0.2.7")
+        client.logout()
+    events = Event.objects.filter(verb__startswith="person.sign").order_by("id")
+    assert [(each.verb, each.actor_name, each.object, each.message) for each in events] == [
+        ("person.signed-in", "alice", "person alice", "signed in from 192.0.2.7"),
+        ("person.sign-in-failed", "portal", "person alice", "could not sign in from 192.0.2.7"),
+        ("person.sign-in-failed", "portal", "", "somebody unknown tried to sign in from 192.0.2.7"),
+    ]
+    client.force_login(people.root)
+    page = client.get("/admin/audit?kind=person.sign-in-failed")
+    assert len(page.context["events"]) == 2
+    assert "person.signed-in" in page.context["kinds"]
+    assert "alice" in page.context["names"]
+
+
 @pytest.mark.parametrize("target", ["https://evil.example/", "//evil.example", "javascript:alert(1)"])
 def test_nobody_is_led_away_after_signing_in(client: Client, people: Any, target: str) -> None:
     answer = client.post("/accounts/login/", {"login": "alice", "password": "alice-password", "next": target})
