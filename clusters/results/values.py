@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -126,7 +127,7 @@ def options(command: str) -> Iterator[tuple[str, str]]:
         words = shlex.split(_HERE.sub("", command), comments=True)
     except ValueError:  # Quotes that do not end.
         return
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         if option := _OPTION.fullmatch(word):
             name, value = option[1], option[2]
             if value is None:

@@ -72,7 +72,7 @@ class BrandingForm(forms.Form):
         }  # fmt: skip
 
 
-def _data(file: UploadedFile) -> str:
+def _data(file: UploadedFile[bytes]) -> str:
     if (file.size or 0) > MOST_LOGO_BYTES:
         raise Invalid.at("spec", "logo", message=f"At most {MOST_LOGO_BYTES // 1024} KiB.")
     return f"data:{file.content_type};base64,{base64.b64encode(file.read()).decode()}"
@@ -102,7 +102,7 @@ def branding(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 @login_not_required
-@csp({"default-src": [NONE], "style-src": [UNSAFE_INLINE], "sandbox": True})
+@csp({"default-src": [NONE], "style-src": [UNSAFE_INLINE], "sandbox": True})  # type: ignore[arg-type]  # its types know no arguments
 def logo(request: HttpRequest, digest: str) -> HttpResponse:
     """For everybody, since the sign-in page shows it. An SVG may hold scripts, which run nowhere by this policy."""
     found = reading.spec()

@@ -50,6 +50,7 @@ def test_a_tag_of_several_folders_is_several_metrics() -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
+        ("", {}),
         (
             "python train.py --lr 0.1 --epochs=3 --amp --shift -2",
             {"lr": "0.1", "epochs": "3", "amp": "true", "shift": "-2"},
