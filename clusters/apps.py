@@ -38,6 +38,7 @@ class ClustersConfig(AppConfig):
         portal_points.gpu_use.add(contributions.gpus_held)
         portal_points.gpu_pool.add(contributions.gpu_pool)
         portal_points.steps.add(contributions.steps)
+        portal_points.first_hour.add(contributions.first_hour)
         portal_points.notes.add(health.notes)
         for kind in contributions.KINDS:
             portal_points.kinds.add(kind)

@@ -12,6 +12,7 @@ from operator import or_
 
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db.models import Case, Q, QuerySet, Sum, Value, When
+from django.db.models.fields.json import KT
 from django.db.models.functions import Coalesce
 from django.urls import reverse
 
@@ -76,6 +77,39 @@ def steps() -> list[portal_points.Step]:
         portal_points.Step("Offer flavors", Flavor.objects.exists(), reverse("admin_flavors")),
         portal_points.Step("Offer images", Image.objects.exists(), reverse("admin_images")),
     ]
+
+
+# The newest runs of a person in which first steps are looked for.
+LATELY = 100
+
+
+def first_hour(user: User) -> list[portal_points.Step]:
+    """Two queries."""
+    own = Run.objects.filter(created_by=user).order_by("-phase_since")
+    lately = list(own.values_list("phase", KT("spec__framework"), KT("spec__code"))[:LATELY])
+    brought = Datastore.objects.filter(created_by=user).exists()
+    clusters, new = reverse("clusters"), reverse("new_cluster")
+    return [
+        portal_points.Step(
+            "Run an example", bool(lately), new, "Choose “Hello GPU” above the form, and create it. It starts in seconds."
+        ),
+        portal_points.Step(
+            "Look at a result", any(phase == Run.Phase.SUCCEEDED for phase, *_ in lately), clusters,
+            "The page of a run has its numbers, its curve, its files and its cost; Logs has what it printed.",
+        ),
+        portal_points.Step(
+            "Open a notebook", any(framework == "jupyter" for _, framework, _ in lately), reverse("my_notebook"),
+            "One click starts Jupyter, the next one opens it. Stop it when you are done: an open notebook holds its GPU.",
+        ),
+        portal_points.Step(
+            "Run your own program", any(code for *_, code in lately), new,
+            "Write a file into the form, or name a Git repository, and say how it is started.",
+        ),
+        portal_points.Step(
+            "Bring your data", brought, reverse("datastores"),
+            "Make a datastore, upload files, and name it as the input. Programs read it at /elearn/input.",
+        ),
+    ]  # fmt: skip
 
 
 def _uses_any(names: Collection[str], outputs: Collection[str]) -> Q:

@@ -75,15 +75,19 @@ class News:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of setting the portal up, whether it is done, and its page ("": it is done in the portal's environment)."""
+    """A step of setting the portal up, or of a person's first hour: whether it is done, its page ("": it is done in the portal's
+    environment), and how it is done."""
 
     title: str
     done: bool
     url: str
+    how: str = ""
 
 
 # The set-up steps, in order.
 steps: ExtensionPoint[Callable[[], Iterable[Step]]] = ExtensionPoint()
+# What a new person tries first, in order.
+first_hour: ExtensionPoint[Callable[[User], Iterable[Step]]] = ExtensionPoint()
 # Sentences about the machines that every user should know.
 notes: ExtensionPoint[Callable[[], Iterable[str]]] = ExtensionPoint()
 # The kinds of objects that the search finds, in the order of equally good hits.

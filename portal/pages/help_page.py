@@ -1,4 +1,4 @@
-"""Help: what the words mean, where REST is described, and for administrators what is left to set up.
+"""Help: what to try first, what the words mean, where REST is described, and for administrators what is left to set up.
 
 Apps register the set-up steps (`extension_points.steps`). Whether a step is done is read from the
 database, not ticked by a person.
@@ -46,9 +46,10 @@ TERMS = (
 
 @require_GET
 def help_page(request: HttpRequest) -> HttpResponse:
+    mine = [step for found in extension_points.first_hour for step in found(person(request))]
     steps = [step for found in extension_points.steps for step in found()] if person(request).is_administrator else []
     notes = [note for found in extension_points.notes for note in found()]
-    return render(request, "portal/help.html", {"terms": TERMS, "steps": steps, "notes": notes})
+    return render(request, "portal/help.html", {"terms": TERMS, "first_hour": mine, "steps": steps, "notes": notes})
 
 
 def steps() -> list[extension_points.Step]:
