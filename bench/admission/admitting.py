@@ -216,7 +216,8 @@ def _nothing_fits(world: _World) -> list[Result]:
 
 
 def _preview(world: _World) -> list[Result]:
-    """What a preview asks of `room`, beside the waiting runs of the previous part."""
+    """What a preview asks of `room`, beside the waiting runs of the previous part, all of which it has told why they wait."""
+    world.settle()
 
     def judge() -> None:
         _judge(world.codes[0])
