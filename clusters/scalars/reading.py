@@ -26,6 +26,7 @@ from clusters.frameworks import FRAMEWORKS
 from clusters.logs.read import RunLogs
 from clusters.manifest.cluster import ClusterSpec
 from clusters.runs.models import Run
+from clusters.scalars import wandb
 from clusters.scalars.crashes import MAX_CRASHES, Crash, End, Stretch, crashes, how, stretches_of, told_in
 from clusters.scalars.events import Curve, Progress, Scalars, Series, is_event_file, read
 from clusters.scalars.pace import LEAST_TASKS, Straggler, pace, steps_told, stragglers
@@ -250,12 +251,18 @@ def leading(run: Run) -> tuple[str, int | None]:
 def _files(driver: Driver, folder: str) -> tuple[list[Entry], list[Entry]]:
     """Event files, and tables of metrics in other folders: where a program writes both, they say the same."""
     several = [
-        each for each in islice(driver.walk(folder), MAX_ENTRIES) if is_event_file(each.path) or is_table(each.path)
+        each for each in islice(driver.walk(folder), MAX_ENTRIES) if is_event_file(each.path) or _is_table(each.path)
     ]
     events = [each for each in several if is_event_file(each.path)]
     folders = {PurePosixPath(each.path).parent for each in events}
-    tables = [each for each in several if is_table(each.path) and PurePosixPath(each.path).parent not in folders]
-    return events, tables[:MAX_TABLES]
+    tables = [each for each in several if _is_table(each.path) and PurePosixPath(each.path).parent not in folders]
+    offline = [each for each in tables if wandb.is_offline(each.path)]
+    tables = [each for each in tables if not wandb.is_offline(each.path)]
+    return events, [*tables[:MAX_TABLES], *offline[-wandb.MAX_FILES :]]
+
+
+def _is_table(path: str) -> bool:
+    return is_table(path) or wandb.is_offline(path)
 
 
 def _of_tables(tables: Sequence[Entry], driver: Driver, prefix: str) -> Iterator[Curve]:
@@ -267,7 +274,8 @@ def _of_tables(tables: Sequence[Entry], driver: Driver, prefix: str) -> Iterator
         if etag == file.etag:
             series = {name: Series.from_json(each) for name, each in found.items()}
         else:
-            series = series_of(driver.read_range(file.path, 0, MAX_TABLE))
+            data = driver.read_range(file.path, 0, MAX_TABLE)
+            series = wandb.series_of(data) if wandb.is_offline(file.path) else series_of(data)
             told = {name: each.to_json() for name, each in series.items()}
             cache.set(keys[file.path], (file.etag, told), REMEMBER_SECONDS)
         folder = str(PurePosixPath(file.path).parent)

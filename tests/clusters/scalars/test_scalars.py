@@ -490,3 +490,49 @@ def test_crashes_wait_for_a_log_that_is_on_its_way_to_the_archive(people, catalo
     run.refresh_from_db()
     [crash] = kept(run)
     assert (crash.name, crash.repeated) == ("master-0", None)
+
+
+def offline(*records: bytes) -> bytes:
+    """A file as W&B writes it: a log of LevelDB, whose blocks of 32 KiB split records."""
+    from clusters.scalars.wandb import BLOCK, MAGIC
+
+    data = bytearray(MAGIC)
+    for record_ in records:
+        rest, is_first = record_, True
+        while rest or is_first:
+            room = BLOCK - len(data) % BLOCK - 7
+            if room < 0:
+                data += b"\0" * (room + 7)
+                continue
+            part, rest = rest[:room], rest[room:]
+            kind = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}[is_first, not rest]
+            data += struct.pack("<IHB", 0, len(part), kind) + part
+            is_first = False
+    return bytes(data)
+
+
+def history(step: int, **values: str) -> bytes:
+    from clusters.scalars.wandb import RECORD
+
+    made = RECORD()
+    made.history.step.num = step
+    for name, text in values.items():
+        names = {"nested_key": [part.encode() for part in name.split("__")]}
+        made.history.item.add(value_json=text.encode(), **names)
+    return bytes(made.SerializeToString())
+
+
+def test_what_wandb_writes_offline_is_read_by_its_history_to_where_it_is_damaged():
+    from clusters.scalars import wandb
+
+    records = [history(n, loss=str(1 / (n + 1)), val__acc="NaN", _timestamp="7.5", note='"x"', image='{"_type": "i", "n": 1}')
+               for n in range(900)]  # fmt: skip
+    data = offline(b"\xff" * 5, *records, history(900, box='{"a": {"b": 2}}', huge="1" + "0" * 400, deep="[" * 99_999))
+    assert len(data) > 2 * wandb.BLOCK
+    found = wandb.series_of(data[:-100_000])
+    assert found.keys() == {"loss", "val.acc"}
+    assert [point.step for point in found["loss"].all] == list(range(900))
+    assert found["loss"].all[3] == scalars.Point(3, 7.5, 0.25)
+    assert wandb.series_of(offline(history(1, box='{"a": {"b": 2}}')))["box.a.b"].all == [scalars.Point(1, 0.0, 2.0)]
+    assert wandb.series_of(offline(history(1, huge="1" + "0" * 400))) == wandb.series_of(b"no file of theirs") == {}
+    assert wandb.is_offline("wandb/offline-run-1/run-abc.wandb")
