@@ -79,9 +79,15 @@ def pages(user: User) -> list[tuple[str, Hit]]:
 
 
 def settings() -> list[tuple[str, Hit]]:
-    """What a user switches for themselves, each with the text that is searched."""
+    """What a user does at once, each with the text that is searched: their notebook, the theme, the end of the session."""
+    notebook = layout.address_of("my_notebook")
     themes = (("light", "Light"), ("dark", "Dark"), ("auto", "System"))
     return [
+        *(
+            [("my notebook open jupyter lab", Hit("My notebook", "", notebook, "application", Button()))]
+            if notebook
+            else []
+        ),
         *(
             (
                 f"{label} theme switch colour mode".lower(),
