@@ -56,7 +56,7 @@ def test_a_viewer_may_not_act_and_an_outsider_finds_nothing(verb, make_cluster, 
 
 @pytest.mark.parametrize(
     ("verb", "lost"),
-    [("disable", "only in memory is lost"), ("delete", "logs are lost"), ("cancel", "place in the queue")],
+    [("disable", "nothing that they wrote is kept"), ("delete", "logs are lost"), ("cancel", "place in the queue")],
 )
 def test_what_loses_something_asks_first(verb, lost, make_cluster, people, as_person):
     cluster = make_cluster("demo", phase="Queued" if verb == "cancel" else "Running")
