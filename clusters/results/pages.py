@@ -63,7 +63,7 @@ def results(request: HttpRequest, code: str) -> HttpResponse:
     own, common = views_of(user, appcode)
     if not request.GET and (own or common):
         return redirect(f"{reverse('results_of', args=[code])}?{own or common}")
-    context = {"own": own, "common": common, **context_of(request, appcode, view_of(request))}
+    context = {"common": common, **context_of(request, appcode, view_of(request))}
     context["is_common"] = context["table"].view.but().query == common
     return shown(request, render(request, "clusters/results/results.html", context), context["table"].view)
 

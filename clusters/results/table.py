@@ -25,7 +25,7 @@ from portal.models import Appcode
 from portal.pages.charts import number
 from portal.templatetags.portal import elapsed, gpu_hours, money, state, time
 
-KIND_WORDS = {"best": "best", "min": "smallest", "max": "largest", "last": "", "param": ""}
+KIND_WORDS = {"best": "best", "min": "smallest", "max": "largest", "last": ""}
 # Rows of a CSV.
 MOST_LINES = 10_000
 # Longer numbers among parameters are rounded.
@@ -56,7 +56,6 @@ class Cell:
     note: str = ""
     title: str = ""
     url: str = ""
-    label: str = ""
     is_number: bool = False
     is_best: bool = False
     links: tuple[tuple[str, str], ...] = ()
@@ -94,7 +93,6 @@ class Line:
     pin: str
     is_pinned: bool
     cells: list[Cell]
-    is_part: bool
 
 
 @dataclass(frozen=True)
@@ -224,55 +222,46 @@ def _line(
     run = row.run
     url = f"/clusters/{appcode.code}/{run.cluster.name}?run={run.number}"
     cells = [_cell(row, column, best.get(column), view, now, is_numeric=column in numeric) for column in shown]
-    is_part = bool(run.cluster.part_of)
-    return Line(run, row.name, url, view.pinned(row.name).query, row.name in view.pins, cells, is_part)
+    return Line(run, row.name, url, view.pinned(row.name).query, row.name in view.pins, cells)
 
 
 def _cell(row: Row, column: Column, best: float | None, view: View, now: dt.datetime, *, is_numeric: bool) -> Cell:
-    label = _label(column)
     if column.is_metric:
         if (summary := row.numbers.get(column.name)) is None:
-            return Cell("metric", "", label=label, is_number=True)
+            return Cell("metric", "", is_number=True)
         value, step = value_of(column, summary)
         if value is None:
-            return Cell("metric", "", label=label, is_number=True)
+            return Cell("metric", "", is_number=True)
         at = "" if column.kind == "last" else f"@ {step:,}"
         is_best = best is not None and value == best
-        return Cell("metric", number(value), at, f"{value!r} at step {step:,}", "", label, True, is_best)
+        return Cell("metric", number(value), at, f"{value!r} at step {step:,}", "", is_number=True, is_best=is_best)
     if column.kind == "param":
         text = row.parameters.get(column.name, "")
         # Samplers draw numbers of 17 digits.
         shown = number(float(text)) if is_numeric and len(text) > MAX_DIGITS else text
-        return Cell("param", shown, title=text, label=label, is_number=is_numeric)
-    return _fact(row.run, column, label, view, now)
+        return Cell("param", shown, title=text, is_number=is_numeric)
+    return _fact(row.run, column, view, now)
 
 
-def _fact(run: Run, column: Column, label: str, view: View, now: dt.datetime) -> Cell:
+def _fact(run: Run, column: Column, view: View, now: dt.datetime) -> Cell:
     name = column.name
     if name == "tags":
         links = tuple((tag, view.but(tag="" if view.tag == tag else tag).query) for tag in run.tags)
-        return Cell("tags", "", label=label, links=links)
+        return Cell("tags", "", links=links)
     if name == "note":
-        return Cell("note", run.note, title=run.note, label=label)
+        return Cell("note", run.note, title=run.note)
     if name == "who":
         who = _text(name, run, now)
-        return Cell("who", who, label=label, url=view.but(who="" if view.who == who else who).query if who else "")
+        return Cell("who", who, url=view.but(who="" if view.who == who else who).query if who else "")
     if name == "state":
-        return Cell("state", str(run.phase), str(run.reason) if run.phase == Run.Phase.FAILED else "", label=label)
+        return Cell("state", str(run.phase), str(run.reason) if run.phase == Run.Phase.FAILED else "")
     shown: dict[str, Any] = {
         "started": lambda: time(run.started_at or run.created_at),
         "duration": lambda: elapsed(run.started_at, run.finished_at),
         "gpus": lambda: run.gpus or "", "hours": lambda: gpu_hours(run.gpu_seconds_at(now)),
         "cost": lambda: money(run.cost_at(now)),
     }  # fmt: skip
-    return Cell(name, shown[name](), label=label, is_number=True)
-
-
-def _label(column: Column) -> str:
-    if column.kind == "field":
-        return FIELDS.get(column.name, "Run")
-    word = KIND_WORDS[column.kind]
-    return f"{column.name} {word}".strip()
+    return Cell(name, shown[name](), is_number=True)
 
 
 def _is_number(text: str) -> bool:
@@ -343,13 +332,13 @@ def _grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
     headings += [Heading(FIELDS[name], "", "field", "", "", "", "", True) for name in ("hours", "cost")]
     lines = []
     for each in found:
-        cells = [Cell("field", f"{each.runs:,}", label="Runs", is_number=True)]
+        cells = [Cell("field", f"{each.runs:,}", is_number=True)]
         for name in shown:
-            for n, (word, value) in enumerate(zip(("mean", "best"), each.numbers.get(name, (None, None)), strict=True)):
+            for n, value in enumerate(each.numbers.get(name, (None, None))):
                 text, is_best = ("", False) if value is None else (number(value), value == best[name][n])
-                cells.append(Cell("metric", text, label=f"{name} {word}", is_number=True, is_best=is_best))
-        cells.append(Cell("field", gpu_hours(round(each.gpu_hours * 3600)), label=FIELDS["hours"], is_number=True))
-        cells.append(Cell("field", money(each.cost), label=FIELDS["cost"], is_number=True))
+                cells.append(Cell("metric", text, is_number=True, is_best=is_best))
+        cells.append(Cell("field", gpu_hours(round(each.gpu_hours * 3600)), is_number=True))
+        cells.append(Cell("field", money(each.cost), is_number=True))
         lines.append(GroupLine(each.value or "none", _inside(view, column, each.value), cells))
     return Table(
         appcode,
