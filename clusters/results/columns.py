@@ -45,7 +45,7 @@ def columns(rows: Sequence[Facts], chosen: Sequence[Column] | None) -> Columns:
         metrics += [each.name for each in chosen if each.is_metric and each.name not in metrics]
         parameters += [each.name for each in chosen if each.kind == "param" and each.name not in parameters]
         return Columns(list(chosen), 0, list(dict.fromkeys(metrics)), list(dict.fromkeys(parameters)))
-    telling = [name for name in metrics if _tells([row.numbers.get(name) for row in rows])]
+    telling = [name for name in metrics if _tells([_key(row.numbers.get(name)) for row in rows])]
     apart = [name for name in parameters if _tells([row.parameters.get(name) for row in rows], flag="true")]
     # A tag or a note that one row has tells it from the others.
     facts = [Column("field", name) for name in FIELDS if _tells(_facts(rows, name))]
@@ -69,8 +69,13 @@ def _facts(rows: Sequence[Facts], name: str) -> list[str]:
 def _tells(values: Sequence[object | None], *, flag: str = "") -> bool:
     """Whether rows with these values can be told apart by them: two have different ones, or some have a `flag` and others do not.
     A single row can by any value."""
-    several = {repr(each) for each in values if each is not None}
+    several = {each for each in values if each is not None}
     return len(several) > 1 or (len(several) == 1 and (len(values) == 1 or (None in values and flag in values)))
+
+
+def _key(summary: Summary | None) -> tuple[object, ...] | None:
+    """What is compared of a metric; NaN equals NaN."""
+    return summary and ("NaN" if summary.last != summary.last else summary.last, summary.low, summary.high)
 
 
 def _is_best(summary: Summary, name: str) -> bool:

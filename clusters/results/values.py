@@ -10,10 +10,9 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusters.scalars.events import Curve, Scalars, rank
 
@@ -40,17 +39,15 @@ _HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1.*?\n\s*\2\s*(?:\n|$)", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
-@dataclass(frozen=True)
-class Extreme:
+class Extreme(NamedTuple):
     """A value and the step at which it was first reached."""
 
     value: float
     step: int
 
 
-@dataclass(frozen=True)
-class Summary:
-    """One metric of one run. NaN and infinity count for `last` only."""
+class Summary(NamedTuple):
+    """One metric of one run. NaN and infinity count for `last` only. A tuple, because a page has thousands."""
 
     last: float
     step: int
