@@ -401,6 +401,7 @@ OTHERS: Mapping[str, Sequence[str]] = {
         "clusters/clouds/drivers/kubernetes/api/client.py", "clusters/clouds/drivers/kubernetes/api/errors.py",
         "clusters/clouds/drivers/kubernetes/exec.py",
         "clusters/clouds/drivers/kubernetes/logs.py", "clusters/clouds/drivers/kubernetes/prometheus.py",
+        "clusters/clouds/drivers/kubernetes/sampling.py",
         "clusters/runs/routing.py", "clusters/runs/probes.py",
     ),
     "asks a task at the address that its cloud says, never one that a person gives": (
