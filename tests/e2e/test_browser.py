@@ -158,6 +158,7 @@ def test_results_are_sorted_filtered_noted_and_compared_in_their_table(page: Pag
     assert_fits(page, "results")
     page.get_by_label("Only runs where").fill("")
     page.keyboard.press("Enter")
+    expect(lines).to_have_count(2)
     page.get_by_label("Select all").check()
     page.get_by_role("button", name="Compare", exact=True).click()
     expect(page.get_by_role("region", name="Metrics of the runs")).to_contain_text("0.1 @ 2")
