@@ -193,7 +193,7 @@ def test_a_long_line_and_a_log_that_goes_on(page: Page) -> None:
         page.locator("a[href*='/logs/download']").first.click()
     assert download.value.path().stat().st_size > 1_000_000
     page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_role("dialog")).to_contain_text("only in memory is lost")
+    expect(page.get_by_role("dialog")).to_contain_text("nothing that they wrote is kept")
     page.get_by_role("button", name="Go back").click()
     expect(page.locator("#head")).to_contain_text("Running")
     page.get_by_role("button", name="Stop").click()

@@ -91,9 +91,9 @@ def next_release(plane: Plane, portal: str) -> Iterator[KubernetesCloud]:
         found["spec"]["rules"][0]["http"]["paths"][0]["pathType"] = "ImplementationSpecific"
         return found
 
-    def one_more(whole: Plan) -> list[Object]:
+    def one_more(whole: Plan, settings: Settings) -> list[Object]:
         more = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": f"{names.base_name(whole.run)}-more"}}
-        return [*made(whole), {**more, "spec": {"clusterIP": "None", "selector": {"app": "x"}, "ports": [{"port": 1}]}}]
+        return [*made(whole, settings), {**more, "spec": {"clusterIP": "None", "selector": {"app": "x"}, "ports": [{"port": 1}]}}]
 
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(pods, "template", other_pods)
@@ -101,7 +101,7 @@ def next_release(plane: Plane, portal: str) -> Iterator[KubernetesCloud]:
         patches.setattr(endpoints, "_ingress", other_ingress)
         patches.setattr(network_policy, "ingress", lambda *some: [*policy(*some), {"from": [{"podSelector": {}}]}])
         patches.setattr(storage, "manifests", one_more)
-        patches.setattr(storage, "secrets", lambda whole: {**keys(whole), "LATER": "very-secret"})
+        patches.setattr(storage, "secrets", lambda *of: {**keys(*of), "LATER": "very-secret"})
         yield cloud_of(plane, portal)
 
 
