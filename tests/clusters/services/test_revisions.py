@@ -232,7 +232,7 @@ def test_a_rollback_fails_of_a_first_rollout_and_of_a_disabled_service(people, s
     with pytest.raises(Conflict, match="Nothing answered before revision 1"):
         actions.rollback(service, acting_user=people.bob)
     actions.disable_service(service, acting_user=people.bob)
-    with pytest.raises(Conflict, match="enable it first"):
+    with pytest.raises(Conflict, match="start it first"):
         actions.rollback(service, acting_user=people.bob)
 
 
