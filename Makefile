@@ -5,8 +5,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# One test process more than cores, because tests with a whole portal wait most of the time.
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 2 ? 4 : n + 1 )))
+# Up to two test processes more than cores, because tests with a whole portal wait most of the time.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 2 ? 4 : n + 2 )))
 # RERUNS=1 repeats a failed test once and names it in the last lines: for machines that are also busy with other work.
 PYTEST := $(BIN)/python -m pytest $(if $(RERUNS),--reruns $(RERUNS) -raR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
