@@ -231,7 +231,7 @@ def _preview(world: _World) -> list[Result]:
         Result(f"{name}: p99", quantile(seconds, 0.99) * 1000, "ms", 100, floor * 1000),
         Result(f"{name}: median", quantile(seconds, 0.5) * 1000, "ms", 60, floor * 1000),
         Result(f"{name}: processor time of this process", _median(took).processor * 1000, "ms"),
-        Result(f"{name}: statements", _counted(judge).statements, "", 8),
+        Result(f"{name}: statements", _counted(judge).statements, "", 9),
         *_with_offers(floor),
     ]
     with _unbounded():

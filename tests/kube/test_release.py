@@ -93,7 +93,10 @@ def next_release(plane: Plane, portal: str) -> Iterator[KubernetesCloud]:
 
     def one_more(whole: Plan, settings: Settings) -> list[Object]:
         more = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": f"{names.base_name(whole.run)}-more"}}
-        return [*made(whole, settings), {**more, "spec": {"clusterIP": "None", "selector": {"app": "x"}, "ports": [{"port": 1}]}}]
+        return [
+            *made(whole, settings),
+            {**more, "spec": {"clusterIP": "None", "selector": {"app": "x"}, "ports": [{"port": 1}]}},
+        ]
 
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(pods, "template", other_pods)

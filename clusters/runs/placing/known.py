@@ -222,9 +222,10 @@ def _pool_from(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def read(cloud: str, capacity: Capacity, but: Cluster | None = None, *, new: bool = True) -> Known:
     """Reads what runs hold and wait for; the run of `but` that lives now will be over. `new`: also runs that are about to be
-    admitted. `capacity` must have been read before. Six queries at most."""
-    lacks, on_nodes = _held_and_promised(Q(run__cloud=cloud), list(_placed(Q(cloud=cloud) & without(but))))
+    admitted. `capacity` must have been read before. Runs that wait are read first: one that gets its places meanwhile counts
+    twice, and not never. Six queries at most."""
     waits = waiting(cloud, but, new=new)
+    lacks, on_nodes = _held_and_promised(Q(run__cloud=cloud), list(_placed(Q(cloud=cloud) & without(but))))
     held, ending = on_nodes.get(cloud, ({}, {}))
     return Known(capacity, held, lacks, waits, ending, closing(windows.of(cloud), waits))
 
@@ -242,12 +243,12 @@ def read_several(capacities: Mapping[str, Capacity]) -> dict[str, Known]:
     """What `read` returns with admitted runs only, for several clouds, with as many queries as for one."""
     if not capacities:
         return {}
-    placed = list(_placed(Q(cloud__in=capacities)))
-    lacks, on_nodes = _held_and_promised(Q(run__cloud__in=capacities), placed)
     first, *others = (_unplaced(alive(name), new=False) for name in capacities)
     unplaced = sorted(first.union(*others, all=True) if others else first)
-    cloud_of = {run.pk: run.cloud for run in placed} | {pk: cloud for pk, cloud, *_ in unplaced}
     waits = _waiting(unplaced)
+    placed = list(_placed(Q(cloud__in=capacities)))
+    lacks, on_nodes = _held_and_promised(Q(run__cloud__in=capacities), placed)
+    cloud_of = {run.pk: run.cloud for run in placed} | {pk: cloud for pk, cloud, *_ in unplaced}
     closed = windows.of_clouds(capacities)
     return {
         name: Known(

@@ -25,6 +25,7 @@ from clusters.runs.models import Cluster
 from clusters.runs.placing import windows
 from clusters.runs.placing.known import ENDLESS, MOST_WAITING, TO_END, UNUSED, Ending, Known, Terms, Waiting, read
 from clusters.runs.placing.rights import Rights, holdings, rights
+from portal.db.one_view import one_view
 from portal.models import Appcode
 
 # What a run waits for that others may have to give back.
@@ -78,8 +79,10 @@ class Here:
 
     @classmethod
     def read(cls, cloud: str, capacity: Capacity, wish: Wish, but: Cluster | None = None) -> Here:
-        """At most fourteen queries, with those of `judge`."""
-        return cls(cloud, read(cloud, capacity, but), timezone.now(), wish)
+        """At most fifteen queries, with those of `judge`. They see one moment: else a run that gets its places meanwhile would be
+        neither waiting nor placed, or both."""
+        with one_view():
+            return cls(cloud, read(cloud, capacity, but), timezone.now(), wish)
 
     def judge(self, tasks: Sequence[Tasks]) -> Judgement:
         wish, ask, known = self._wish, self.ask(tasks, self._wish.priority_class, self._wish.seconds), self._known

@@ -17,11 +17,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from clusters import tasks, wakeups
+from clusters.admission.packing import asking
 from clusters.clouds.drivers.base import RunFound, RunGone
 from clusters.cluster import actions
 from clusters.runs import reconcile
 from clusters.runs.models import Cluster, Run
-from clusters.runs.placing import known, places
+from clusters.runs.placing import known, places, room
 from portal.db.advisory_lock import Lock
 from portal.models import Event
 from tests import mortal
@@ -528,6 +529,41 @@ def test_news_between_two_statements_of_a_pass_promises_no_node_twice(cloud: Tol
         assert second.placed_at is None, f"news came before statement {statements}"
         statements += 1
     assert statements > 10
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_pass_between_two_statements_of_a_preview_hides_no_run(cloud: Told, people: Any) -> None:
+    """The run that waits for all GPUs gets them while a preview reads, before its first statement, its second, …"""
+    see(*nodes(1))
+    first = submit(people, "first", 8)
+    waits = Run.objects.filter(pk=first.pk).values().get()
+    statements, came = 0, True
+
+    def one_pass() -> None:
+        places.place("training")
+        connection.close()
+
+    def execute(run: Any, *about: Any) -> Any:
+        nonlocal came
+        if next(seen) == statements:
+            came = True
+            thread = threading.Thread(target=one_pass)
+            thread.start()
+            thread.join()
+        return run(*about)
+
+    while came:
+        seen, came = itertools.count(), False
+        with connection.execute_wrapper(execute):
+            asked = [asking("master", 1, 8, "", 1000, 1000)]
+            told = room.judge(asked, known.capacity_of("training"), "training", room.Wish(people.ops, "ops"))
+        first.refresh_from_db()
+        assert bool(first.placed_at) == came
+        assert told.fits == "waits", f"the pass came before statement {statements}: {told}"
+        Run.objects.filter(pk=first.pk).update(**waits)
+        first.decisions.filter(number__gt=waits["noted"].get("number", 0)).delete()
+        statements += 1
+    assert statements > 5
 
 
 @pytest.mark.django_db(transaction=True)
