@@ -115,11 +115,12 @@ def test_what_a_killed_leader_leaves_in_its_group_goes_too(tmp_path):
 STARTER = """
 import os, sys
 from portal.up.services import Service, spawn
+os.environ["STARTER"] = str(os.getpid())
 print(spawn(Service("program", ("sleep", "600")), None, os.environ).pid, flush=True)
 sys.stdin.read()
 """
 LATE = f"""#!/bin/sh
-while grep -q "^PPid:.$PPID$" /proc/$$/status; do sleep 0.01; done
+while grep -q "^PPid:.$STARTER$" /proc/$$/status; do sleep 0.01; done
 exec {shutil.which("setpriv")} "$@"
 """
 
