@@ -195,9 +195,13 @@ def test_services_are_reached(room: Room) -> None:
     }
     address = room.create("/api/v1", service)["spec"]["clusterIP"]
     assert (
-        room.output("by-address", f"until timeout 2 wget -q -O - http://{address}; do sleep 0.2; done") == "welcome\n"
+        room.output("by-address", f"until (timeout 2 wget -q -O - http://{address}) 2>/dev/null; do sleep 0.2; done")
+        == "welcome\n"
     )
-    assert room.output("by-name", "until timeout 2 wget -q -O - http://web; do sleep 0.2; done") == "welcome\n"
+    assert (
+        room.output("by-name", "until (timeout 2 wget -q -O - http://web) 2>/dev/null; do sleep 0.2; done")
+        == "welcome\n"
+    )
 
 
 def test_pods_reach_the_host_and_the_api_server(room: Room, tmp_path: Path) -> None:
