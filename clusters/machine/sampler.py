@@ -233,7 +233,7 @@ def _sample(source: Cloud, stopped: threading.Event) -> None:
                 log.warning("%s: what its tasks do is not known now: %s", source.name, error)
             connections.close_all()
         except Exception:
-            # A mistake here must not end what follows the cloud.
+            # A mistake with one answer must not end the samples until the next start; it is logged with its trace.
             log.exception("%s: what its tasks do is not known now", source.name)
             connections.close_all()
     connections.close_all()

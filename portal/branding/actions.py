@@ -25,4 +25,4 @@ def set_branding(spec: BrandingSpec, *, acting_user: User) -> None:
         f"{', '.join(changed)}: {spec.banner.text}" if "banner" in changed and spec.banner.text else ", ".join(changed)
     )
     events.record("branding.changed", actor=acting_user, object="branding", message=said)
-    transaction.on_commit(reading.forget)
+    transaction.on_commit(reading.renew)

@@ -44,13 +44,14 @@ def shown() -> Shown:
         except DatabaseError as error:
             log.warning("The branding could not be read: %s", error)
             return Shown()
-        cache.set(KEY, known, FRESH)
+        cache.add(KEY, known, FRESH)  # Not over what a change has put there since this was read.
     banner = Banner.stored(known.pop("banner"))
     return Shown(**known, banner=banner if banner.said(timezone.now()) else None)
 
 
-def forget() -> None:
-    cache.delete(KEY)
+def renew() -> None:
+    """After a change is committed."""
+    cache.set(KEY, _read(), FRESH)
 
 
 def _read() -> dict[str, object]:

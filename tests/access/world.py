@@ -263,7 +263,7 @@ def make(bucket: str) -> World:
     set_branding(
         BrandingSpec(logo=f"data:image/svg+xml;base64,{base64.b64encode(b'<svg/>').decode()}"), acting_user=people.root
     )
-    reading.forget()
+    reading.renew()
     values = {
         "{digest}": reading.spec().logo_digest,
         "{code}": "ops-demo", "{appcode}": "ops-demo", "{name}": "show1", "{run}": 1, "{number}": "1", "{role}": "worker",

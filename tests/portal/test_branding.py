@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.core.cache import cache
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
@@ -27,7 +28,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 def _without_branding_afterwards() -> Iterator[None]:
     """The database forgets by itself what a test sets."""
     yield
-    reading.forget()
+    cache.delete(reading.KEY)
 
 
 def _set(client: Client, **typed: Any) -> Any:
@@ -63,6 +64,27 @@ def test_name_colour_logo_support_and_banner_are_on_every_page(client: Client, p
     _set(client, without_logo="on")
     assert reading.shown() == reading.Shown("Example AI")
     assert client.get(address).status_code == 404
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_change_while_a_page_reads_the_old_branding_is_not_hidden_by_it(
+    client: Client, people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.force_login(people.root)
+    read, reads = reading._read, []
+
+    def slow() -> dict[str, object]:
+        old = read()
+        if not reads:
+            reads.append(old)
+            _set(client, banner="New.")
+        return old
+
+    monkeypatch.setattr(reading, "_read", slow)
+    cache.delete(reading.KEY)
+    reading.shown()
+    assert reads
+    assert reading.shown().name == "Example AI"
 
 
 @pytest.mark.django_db(transaction=True)
