@@ -105,7 +105,7 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
     tab(page, "Overview")
     for word in ("Queued", "Starting", "Running", "Succeeded"):
         expect(page.locator(".timeline")).to_contain_text(word)
-    page.get_by_role("link", name="demo-output/by-hand/1").click()
+    page.locator("[id^=outcome]").get_by_role("link", name="demo-output/by-hand/1").click()
     page.get_by_role("link", name="model/", exact=True).click()
     expect(page.get_by_text("saved_model.pb")).to_be_visible()
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import urllib3
 
+from clusters.clouds.drivers.kubernetes import sampling
 from clusters.clouds.drivers.kubernetes.api.client import Client
 from tests.kube.following import portal_kubeconfig
 from tests.kube.plane import Plane
@@ -40,12 +41,9 @@ class Proxy:
 
     @property
     def lists(self) -> list[str]:
-        """Returns what was listed, without look-ups of single objects by name."""
-        return [
-            path
-            for method, path in self.calls
-            if method == "GET" and "watch=1" not in path and "fieldSelector=metadata.name" not in path
-        ]
+        """Returns what was listed, without look-ups of single objects by name and what pods use, which is measured."""
+        apart = ("watch=1", "fieldSelector=metadata.name", "/proxy/stats/", sampling.METRICS)
+        return [path for method, path in self.calls if method == "GET" and not any(each in path for each in apart)]
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         proxy = self

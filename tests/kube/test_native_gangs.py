@@ -181,9 +181,14 @@ def test_a_service_whose_tasks_were_all_evicted_comes_back_even_if_its_group_was
     made = plan(role("master", restart="Always"), role("worker", 2, restart="Always"), run=run_ref(line), gang=API)
     cloud.apply(made)
     following.until(lambda: len(following.of(made.run, "Running")) == 3)
-    path = f"/apis/{API}/namespaces/{line}/podgroups"
-    plane.until(path, lambda _: count(plane, made) == gangs.OPEN)
-    group = f"{path}/{gangs.name(made.run)}"
+    # The note on the owner goes last; until then an apply makes the group as it was at first.
+    noted = names.owner_name(made.run)
+    plane.until(
+        f"/api/v1/namespaces/{line}/configmaps",
+        lambda found: names.GANG not in found[noted]["metadata"]["annotations"],
+    )
+    assert count(plane, made) == gangs.OPEN
+    group = f"/apis/{API}/namespaces/{line}/podgroups/{gangs.name(made.run)}"
     plane.request("DELETE", group)
     plane.request("PATCH", group, {"metadata": {"finalizers": None}})
     cloud.apply(made)
