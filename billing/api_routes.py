@@ -40,6 +40,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{INVOICE}/document", invoices_api.InvoiceCanonical.as_view()),
     path(f"{INVOICE}/lines/<int:place>/entries", invoices_api.InvoiceLineEntries.as_view()),
     path(f"{INVOICE}/credit-notes", invoices_api.CreditNotes.as_view()),
+    path("invoicing", invoices_api.InvoicingView.as_view()),
     path("months", invoices_api.Months.as_view()),
     path("months/<month:month>/close", invoices_api.CloseMonth.as_view()),
     path("budgets", budgets_api.Budgets.as_view()),

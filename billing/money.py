@@ -33,6 +33,7 @@ SPARE, URGENT = "spare", "urgent"
 CLASSES = (SPARE, URGENT)
 # Order of display.
 ORDER = {"gpu": 0, "cpu": 1, "memory": 2, "storage": 3}
+TITLES = {"gpu": "GPU", "cpu": "CPU", "memory": "Memory", "storage": "Storage"}
 UNITS = {"gpu": "GPU-hours", "cpu": "core-hours", "memory": "GiB-hours", "storage": "GiB-hours"}
 
 
@@ -78,6 +79,13 @@ def family(sku: str) -> str:
 def model_of(sku: str) -> str:
     """The GPU model that a SKU names, or ""."""
     return sku.partition(":")[2]
+
+
+def title(sku: str) -> str:
+    """The display name: "GPU A100" for "gpu:A100", "GPU A100, spare" for "spare-gpu:A100", "Memory" for "memory"."""
+    kind = family(sku)
+    named = f"{TITLES.get(kind, kind)} {model_of(sku)}".strip()
+    return f"{named}, {of}" if (of := class_of(sku)) else named
 
 
 def wider(sku: str) -> tuple[str, ...]:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 from django.http import Http404
 from django.utils import timezone
 
 from billing import periods
 from billing.invoices import closing, drafts
 from billing.invoices.document import Document
-from billing.invoices.models import Closing, Invoice, InvoiceLine
+from billing.invoices.models import Closing, CreditNote, Invoice, InvoiceLine
 from billing.ledger.models import LedgerEntry
 from billing.mails import Mail
 from billing.money import hours
@@ -41,24 +41,38 @@ class Sheet:
 
     @property
     def taken_back(self) -> Decimal:
-        """The sum of its credit notes."""
-        return sum((note.amount for note in self.row.notes.all()), Decimal("0.00")) if self.row else Decimal("0.00")
+        """The sum of its credit notes, with tax."""
+        return sum((note.note.gross for note in self.notes), Decimal("0.00"))
+
+    @property
+    def notes(self) -> list[CreditNote]:
+        return list(self.row.notes.all()) if self.row else []
+
+    @property
+    def tax(self) -> Decimal:
+        """The tax on what is to pay."""
+        return self.document.tax - sum((note.tax for note in self.notes), Decimal(0))
 
     @property
     def to_pay(self) -> Decimal:
-        return self.document.total - self.taken_back
+        return self.document.gross - self.taken_back
 
 
 def invoices_of(appcodes: QuerySet[Appcode]) -> QuerySet[Invoice]:
-    """Adds `taken_back`, the sum of each invoice's credit notes (None without any)."""
+    """Adds `taken_back`, the sum of each invoice's credit notes with tax (None without any)."""
     found = Invoice.objects.filter(appcode__in=appcodes.order_by())
-    return found.annotate(taken_back=Sum("notes__amount")).select_related("appcode")
+    return found.annotate(taken_back=Sum(F("notes__amount") + F("notes__tax"))).select_related("appcode")
 
 
 def to_pay(row: Invoice) -> Decimal:
     """For a row of `invoices_of`."""
     back: Decimal | None = getattr(row, "taken_back", None)
-    return row.total - (back or Decimal(0))
+    return row.gross - (back or Decimal(0))
+
+
+def less(row: Invoice) -> Decimal:
+    """What credits and credit notes take off a row of `invoices_of`."""
+    return row.credited + row.gross - to_pay(row)
 
 
 def sheet(appcode: Appcode, month: dt.date, now: dt.datetime) -> Sheet:
@@ -104,11 +118,11 @@ def open_months(appcodes: QuerySet[Appcode], now: dt.datetime) -> list[OpenMonth
 
 
 def closed_months(appcodes: QuerySet[Appcode], most: int = 24) -> list[tuple[dt.date, int, Decimal]]:
-    """The latest months with invoices: (month, number of invoices, their total less credit notes)."""
+    """The latest months with invoices: (month, number of invoices, what they ask for less credit notes)."""
     rows = Invoice.objects.filter(appcode__in=appcodes.order_by()).order_by("-month").values("month")
-    sums = rows.annotate(count=Count("pk"), sum=Sum("total"))[:most]
+    sums = rows.annotate(count=Count("pk"), sum=Sum(F("total") + F("tax")))[:most]
     notes = Invoice.objects.filter(appcode__in=appcodes.order_by(), notes__isnull=False).order_by().values("month")
-    back = {row["month"]: row["back"] for row in notes.annotate(back=Sum("notes__amount"))}
+    back = {row["month"]: row["back"] for row in notes.annotate(back=Sum(F("notes__amount") + F("notes__tax")))}
     return [(row["month"], row["count"], row["sum"] - back.get(row["month"], 0)) for row in sums]
 
 
@@ -193,13 +207,13 @@ LINE_HEAD = (
     "unit_seconds", "hours", "exact_charge", "amount", "currency",
 )  # fmt: skip
 LIST_HEAD = (
-    "invoice", "appcode", "business_line", "month", "subtotal", "credits_used", "total", "credit_notes", "to_pay", "currency",
-    "closed_at", "sha256",
+    "invoice", "appcode", "business_line", "month", "subtotal", "credits_used", "total", "tax", "credit_notes", "to_pay",
+    "currency", "closed_at", "sha256",
 )  # fmt: skip
 
 
 def line_cells(one: Sheet) -> Iterator[tuple[object, ...]]:
-    """Rows of lines, credits and credit notes; their amounts add up to the amount to pay."""
+    """Rows of lines, credits, credit notes and tax; their amounts add up to the amount to pay."""
     document = one.document
     head = (document.number, one.state, document.appcode)
     month = f"{document.month:%Y-%m}"
@@ -216,11 +230,14 @@ def line_cells(one: Sheet) -> Iterator[tuple[object, ...]]:
             *head, document.business_line, month, month, f"{what}: {used.reason}", *nothing, f"{-used.amount:f}",
             document.currency,
         )  # fmt: skip
-    for note in one.row.notes.all() if one.row else ():
+    for note in one.notes:
         yield (
             *head, document.business_line, month, month, f"{note.number}: {note.reason}", *nothing, f"{-note.amount:f}",
             document.currency,
         )  # fmt: skip
+    if document.terms and document.terms.tax_percent:
+        what = f"tax: {document.terms.tax_name} {document.terms.tax_percent:f} %"
+        yield *head, document.business_line, month, month, what, *nothing, f"{one.tax:f}", document.currency
 
 
 def list_cells(rows: Iterable[Invoice]) -> Iterator[tuple[object, ...]]:
@@ -228,7 +245,7 @@ def list_cells(rows: Iterable[Invoice]) -> Iterator[tuple[object, ...]]:
         left = to_pay(row)
         yield (
             row.number, row.code, row.business_line, f"{row.month:%Y-%m}", row.subtotal, row.credited, row.total,
-            row.total - left, left, row.currency, row.closed_at.isoformat(), row.sha256,
+            row.tax, row.gross - left, left, row.currency, row.closed_at.isoformat(), row.sha256,
         )  # fmt: skip
 
 

@@ -9,12 +9,13 @@ from django.conf import settings
 from django.http import Http404, HttpResponse
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from billing.invoices import access, closing, credit_notes
+from billing.invoices.issuer import InvoicingManifest
 from billing.invoices.models import Closing
 from billing.invoices.serializers import (
     ClosingDocument,
@@ -37,8 +38,21 @@ from portal.api.operations import Document, operation
 from portal.api.pagination import PAGE_PARAMETERS, page, text
 from portal.api.views import administrator, person
 from portal.errors import Invalid
+from portal.manifests import parse
 from portal.web.downloads import csv_file, download
 
+INVOICING = OpenApiExample(
+    "A company in Ireland",
+    request_only=True,
+    value={
+        "kind": "invoicing",
+        "spec": {
+            "issuer": "Example AI Ltd.\n1 Main Street\nDublin 2", "taxNumber": "IE1234567T",
+            "tax": {"name": "VAT", "percent": "23.00"}, "payment": "IBAN IE12 BOFI 9000 0112 3456 78", "dueDays": 30,
+            "billTo": {"example.research": "Example Research GmbH\nHauptstr. 1\n10115 Berlin\nDE123456789"},
+        },
+    },
+)  # fmt: skip
 MONTH = OpenApiParameter("month", str, OpenApiParameter.PATH, pattern=MONTH_PATTERN)
 
 
@@ -148,6 +162,29 @@ class CloseMonth(APIView):
         Administrators only. Its invoices are made in the background."""
         row = closing.close_now(month, acting_user=person(request))
         return closing_document(row)
+
+
+class InvoicingView(APIView):
+    @operation("invoicing_read", InvoicingManifest)
+    def get(self, request: Request) -> Document:
+        """Issuer, tax and payment of invoices to come
+
+        Administrators only."""
+        administrator(request)
+        return _invoicing()
+
+    @operation("invoicing_change", InvoicingManifest, request=InvoicingManifest, examples=[INVOICING])
+    def put(self, request: Request) -> Document:
+        """Change issuer, tax and payment
+
+        Administrators only. Replaces all of it; closed invoices stay as they are."""
+        user = administrator(request)
+        closing.set_invoicing(parse(InvoicingManifest, request.data).spec, acting_user=user)
+        return _invoicing()
+
+
+def _invoicing() -> Document:
+    return InvoicingManifest(spec=closing.invoicing()).model_dump(mode="json", by_alias=True)
 
 
 def _file(request: Request, code: str, month: dt.date, kind: Literal["pdf", "csv", "document"]) -> HttpResponse:

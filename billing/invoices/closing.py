@@ -23,7 +23,8 @@ from billing import mails, periods, wakeups
 from billing.accounts.models import Credit
 from billing.invoices import document as invoices_document
 from billing.invoices.document import Available, Document, Line, Past
-from billing.invoices.models import Closing, Invoice, InvoiceCredit, InvoiceLine
+from billing.invoices.issuer import InvoicingSpec, terms_of
+from billing.invoices.models import Closing, Invoice, InvoiceCredit, InvoiceLine, Invoicing
 from billing.invoices.spans import Span, lines_of, mark_before, span_of
 from billing.ledger import posting
 from billing.ledger.models import LedgerEntry, MonthlyUsage
@@ -125,8 +126,10 @@ def _make(sums: dict[int, list[Line]], closing: Closing, span: Span, now: dt.dat
         return 0
     codes = Appcode.objects.in_bulk(missing)
     owners, credits_ = owners_of(missing, span.period.until), available_credits(missing, span.period)
+    spec = invoicing()
     documents = {
-        pk: document_of(codes[pk], owners.get(pk, ""), span, sums[pk], credits_.get(pk, ()), now) for pk in missing
+        pk: document_of(codes[pk], owners.get(pk, ""), span, sums[pk], credits_.get(pk, ()), now, spec)
+        for pk in missing
     }
     rows = Invoice.objects.bulk_create(Invoice.of(document, pk) for pk, document in documents.items())
     InvoiceLine.objects.bulk_create(
@@ -142,7 +145,13 @@ def _make(sums: dict[int, list[Line]], closing: Closing, span: Span, now: dt.dat
 
 
 def document_of(
-    appcode: Appcode, line: str, span: Span, sums: Sequence[Line], credits_: Sequence[Available], now: dt.datetime
+    appcode: Appcode,
+    line: str,
+    span: Span,
+    sums: Sequence[Line],
+    credits_: Sequence[Available],
+    now: dt.datetime,
+    spec: InvoicingSpec,
 ) -> Document:
     document = Document(
         number=invoices_document.number(span.month, appcode.code),
@@ -155,8 +164,14 @@ def document_of(
         after=span.after,
         mark=span.mark,
         lines=invoices_document.lines(sums, span.month),
+        terms=terms_of(spec, line, now.date()),
     )
     return replace(document, used=invoices_document.use(credits_, document.lines, span.month))
+
+
+def invoicing() -> InvoicingSpec:
+    """What invoices state that are closed now."""
+    return InvoicingSpec.stored(Invoicing.objects.values_list("spec", flat=True).first() or {})
 
 
 def _spend(rows: Sequence[Invoice], documents: Iterable[Document], span: Span) -> None:
@@ -236,16 +251,17 @@ def _past(appcodes: Iterable[int]) -> dict[int, list[Past]]:
 
 
 def _closed_event(row: Invoice) -> Event:
-    said = f"Invoice {row.number}: {row.total:,} {row.currency}."
+    said = f"Invoice {row.number}: {row.gross:,} {row.currency}."
     return entry(
         "invoice.closed", actor=None, object=f"invoice {row.number}", appcode=row.code, message=said, total=str(row.total),
-        currency=row.currency, month=f"{row.month:%Y-%m}", sha256=row.sha256,
+        tax=str(row.tax), currency=row.currency, month=f"{row.month:%Y-%m}", sha256=row.sha256,
     )  # fmt: skip
 
 
 def invoice_mail(row: Invoice) -> mails.Letter:
-    text = f"{row.name} ({row.code}) used {row.total:,} {row.currency} in {row.month:%B %Y}.\n\n{address_of(row)}\n"
-    subject = f"Invoice {row.number}: {row.total:,} {row.currency}"
+    amount, tax = f"{row.gross:,} {row.currency}", f", {row.tax:,} of it tax" if row.tax else ""
+    text = f"{row.name} ({row.code}) used {amount} in {row.month:%B %Y}{tax}.\n\n{address_of(row)}\n"
+    subject = f"Invoice {row.number}: {amount}"
     return mails.Letter(mail_key(row), row.appcode_id, subject, text)
 
 
@@ -276,6 +292,19 @@ def close_now(month: dt.date, *, acting_user: User) -> Closing:
     record("month.close-asked", actor=acting_user, object=f"month {row}", message=f"{month:%B %Y} is to be closed now.")
     transaction.on_commit(wakeups.wake_closing)
     return row
+
+
+@transaction.atomic
+def set_invoicing(spec: InvoicingSpec, *, acting_user: User) -> None:
+    """Changes what invoices state that are closed from now on. Raises PermissionDenied for others than administrators."""
+    require_administrator(acting_user)
+    row, _ = Invoicing.objects.select_for_update().get_or_create(pk=1)
+    before, row.spec = InvoicingSpec.stored(row.spec), spec.model_dump(mode="json", by_alias=True)
+    changed = [name for name in InvoicingSpec.model_fields if getattr(before, name) != getattr(spec, name)]
+    if changed:
+        row.save()
+        said = ", ".join(changed).replace("_", " ")
+        record("invoicing.changed", actor=acting_user, object="invoicing", message=said)
 
 
 # Proof
@@ -352,7 +381,8 @@ def _beside(invoice: Invoice) -> Iterator[tuple[str, object, object]]:
         ("the number of lines", invoice.line_count, len(document.lines)),
     ]
     pairs += [
-        (f"the {name}", getattr(invoice, name), getattr(document, name)) for name in ("subtotal", "credited", "total")
+        (f"the {name}", getattr(invoice, name), getattr(document, name))
+        for name in ("subtotal", "credited", "total", "tax")
     ]
     pairs += [(f"the amount of line {row.place}", row.amount, row.line.amount) for row in invoice.lines.all()]
     return ((name, is_, said) for name, is_, said in pairs if is_ != said)

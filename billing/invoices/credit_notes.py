@@ -12,6 +12,7 @@ from billing import mails
 from billing.invoices import document
 from billing.invoices.closing import address_of
 from billing.invoices.document import Note
+from billing.invoices.issuer import Terms
 from billing.invoices.models import CreditNote, Invoice
 from billing.metering.segments import floor
 from portal.access import require_administrator
@@ -52,6 +53,8 @@ def issue(invoice: Invoice, amount: Decimal, reason: str, *, acting_user: User) 
         errors.append(FieldError(("reason",), "Say why, in one line of at most 300 characters."))
     if errors:
         raise Invalid(errors)
+    terms = invoice.document.terms or Terms()
+    kept = invoice.total - given
     note = Note(
         number=document.note_number(invoice.number, invoice.notes.count() + 1),
         invoice=invoice.number,
@@ -62,21 +65,23 @@ def issue(invoice: Invoice, amount: Decimal, reason: str, *, acting_user: User) 
         reason=reason.strip(),
         issued_at=floor(timezone.now()),
         issued_by=acting_user.username,
+        # The notes' taxes add up to the tax on what all of them take back.
+        tax=terms.tax(kept) - terms.tax(kept - amount),
     )
     try:
         with transaction.atomic():
             row = CreditNote.objects.create(
                 number=note.number, invoice=invoice, amount=note.amount, reason=note.reason, issued_at=note.issued_at,
-                issued_by=note.issued_by, sha256=note.sha256,
+                issued_by=note.issued_by, tax=note.tax, sha256=note.sha256,
             )  # fmt: skip
     except IntegrityError as error:
         raise Invalid.at("amount", message="Somebody took back a part of this invoice meanwhile.") from error
-    said = f"{note.amount:,} {note.currency} of {note.invoice} are taken back: {note.reason}"
+    said = f"{note.gross:,} {note.currency} of {note.invoice} are taken back: {note.reason}"
     record(
         "invoice.credit-note", actor=acting_user, object=f"invoice {note.invoice}", appcode=invoice.code, message=said,
-        number=note.number, amount=str(note.amount), currency=note.currency, sha256=note.sha256,
+        number=note.number, amount=str(note.amount), tax=str(note.tax), currency=note.currency, sha256=note.sha256,
     )  # fmt: skip
-    text = f"{note.amount:,} {note.currency} of invoice {note.invoice} are taken back: {note.reason}\n\n{address_of(invoice)}\n"
-    subject = f"Credit note {note.number}: {note.amount:,} {note.currency}"
+    text = f"{note.gross:,} {note.currency} of invoice {note.invoice} are taken back: {note.reason}\n\n{address_of(invoice)}\n"
+    subject = f"Credit note {note.number}: {note.gross:,} {note.currency}"
     mails.queue([mails.Letter(f"credit note {note.number}", invoice.appcode_id, subject, text)], timezone.now())
     return row

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, TypeVar
 
+from billing.invoices.issuer import Terms
 from billing.ledger.entries import Entry
 from billing.money import ORDER, UNITS, WIDE, cents, family, hours, money
 from portal.text.zones import utc_text
@@ -118,6 +119,7 @@ class Document:
     mark: int
     lines: tuple[Line, ...]
     used: tuple[Used, ...] = field(default=())
+    terms: Terms | None = None
 
     @property
     def subtotal(self) -> Decimal:
@@ -129,10 +131,24 @@ class Document:
 
     @property
     def total(self) -> Decimal:
+        """Before tax."""
         return self.subtotal - self.credited
+
+    @property
+    def tax(self) -> Decimal:
+        return self.terms.tax(self.total) if self.terms else ZERO
+
+    @property
+    def gross(self) -> Decimal:
+        return self.total + self.tax
 
     def facts(self) -> dict[str, Any]:
         """Everything that is hashed, under the API's names."""
+        stated = (
+            {"terms": self.terms.facts(), "tax": _text(self.tax, 2), "gross": _text(self.gross, 2)}
+            if self.terms
+            else {}
+        )
         return {
             "number": self.number,
             "appcode": self.appcode,
@@ -149,6 +165,7 @@ class Document:
             "subtotal": _text(self.subtotal, 2),
             "credited": _text(self.credited, 2),
             "total": _text(self.total, 2),
+            **stated,
         }
 
     def canonical(self) -> bytes:
@@ -161,7 +178,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Note:
-    """A credit note: takes back `amount` of the closed invoice with the number `invoice`, which itself never changes."""
+    """A credit note: takes back `amount`, and the `tax` on it, of the closed invoice with the number `invoice`, which itself
+    never changes."""
 
     number: str
     invoice: str
@@ -172,6 +190,11 @@ class Note:
     reason: str
     issued_at: dt.datetime
     issued_by: str
+    tax: Decimal = ZERO
+
+    @property
+    def gross(self) -> Decimal:
+        return self.amount + self.tax
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -181,6 +204,7 @@ class Note:
             "appcode": self.appcode,
             "currency": self.currency,
             "amount": _text(self.amount, 2),
+            **({"tax": _text(self.tax, 2)} if self.tax else {}),
             "reason": self.reason,
             "issuedAt": utc_text(self.issued_at),
             "issuedBy": self.issued_by,

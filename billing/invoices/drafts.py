@@ -7,7 +7,7 @@ from django.db.models import Min
 
 from billing import periods
 from billing.invoices import document as invoices_document
-from billing.invoices.closing import available_credits, document_of, grace, owners_of
+from billing.invoices.closing import available_credits, document_of, grace, invoicing, owners_of
 from billing.invoices.document import Document, Key, Line
 from billing.invoices.models import Closing
 from billing.invoices.spans import ENDLESS, Span, lines_of, snapshot, span_so_far
@@ -62,7 +62,7 @@ def _draft(appcode: Appcode, month: dt.date, now: dt.datetime) -> Draft:
         )
     credits_ = available_credits([appcode.pk], span.period).get(appcode.pk, [])
     owner = owners_of([appcode.pk], span.period.until).get(appcode.pk, "")
-    document = document_of(appcode, owner, span, lines, credits_, now)
+    document = document_of(appcode, owner, span, lines, credits_, now, invoicing())
     due = closing.due_at if closing else span.period.until + grace()
     return Draft(document, "open" if span.period.until > now else "closing", due)
 

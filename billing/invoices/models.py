@@ -1,4 +1,4 @@
-"""Closings of months, closed invoices with their lines and used credits, and credit notes.
+"""Closings of months, closed invoices with their lines and used credits, credit notes, and what invoices state.
 
 An open invoice has no row; `drafts.draft` computes it. A row is a closed invoice, complete with its lines and immutable
 (triggers). Names are copied, so that renaming never changes an invoice.
@@ -6,12 +6,14 @@ An open invoice has no row; `drafts.draft` computes it. A row is a closed invoic
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import ClassVar
 
 from django.db import models
 from django.db.models import F, Q
 
 from billing.invoices.document import Document, Key, Line, Note, Used
+from billing.invoices.issuer import Terms
 from portal.models import Appcode
 
 
@@ -61,6 +63,9 @@ class Invoice(models.Model):
     subtotal = models.DecimalField(max_digits=18, decimal_places=2)
     credited = models.DecimalField(max_digits=18, decimal_places=2)
     total = models.DecimalField(max_digits=18, decimal_places=2)
+    # Added to the total. `terms`: who asks for it and how (`issuer.Terms`); null: not stated.
+    tax = models.DecimalField(max_digits=18, decimal_places=2, default=0, db_default=0)
+    terms = models.JSONField(null=True)
     sha256 = models.CharField(max_length=64)
     closed_at = models.DateTimeField()
 
@@ -83,8 +88,14 @@ class Invoice(models.Model):
     @classmethod
     def of(cls, document: Document, appcode_id: int) -> Invoice:
         same = ("number", "name", "business_line", "month", "currency", "after", "mark", "closed_at", "sha256")
-        facts = {name: getattr(document, name) for name in (*same, "subtotal", "credited", "total")}
-        return cls(appcode_id=appcode_id, code=document.appcode, line_count=len(document.lines), **facts)
+        facts = {name: getattr(document, name) for name in (*same, "subtotal", "credited", "total", "tax")}
+        terms = document.terms.facts() if document.terms else None
+        return cls(appcode_id=appcode_id, code=document.appcode, line_count=len(document.lines), terms=terms, **facts)
+
+    @property
+    def gross(self) -> Decimal:
+        total: Decimal = self.total + self.tax
+        return total
 
     @property
     def document(self) -> Document:
@@ -101,6 +112,7 @@ class Invoice(models.Model):
             mark=self.mark,
             lines=tuple(row.line for row in self.lines.all()),
             used=tuple(row.used for row in self.credits.all()),
+            terms=Terms.of_facts(self.terms) if self.terms else None,
         )
 
 
@@ -171,6 +183,7 @@ class CreditNote(models.Model):
     number = models.CharField(max_length=90, unique=True)
     invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="notes")
     amount = models.DecimalField(max_digits=18, decimal_places=2)
+    tax = models.DecimalField(max_digits=18, decimal_places=2, default=0, db_default=0)
     reason = models.CharField(max_length=300)
     issued_at = models.DateTimeField()
     issued_by = models.CharField(max_length=150)
@@ -188,5 +201,17 @@ class CreditNote(models.Model):
         invoice = self.invoice
         return Note(
             self.number, invoice.number, invoice.sha256, invoice.code, invoice.currency, self.amount, self.reason,
-            self.issued_at, self.issued_by,
+            self.issued_at, self.issued_by, self.tax,
         )  # fmt: skip
+
+
+class Invoicing(models.Model):
+    """What administrators set for invoices to come (`issuer.InvoicingSpec`): one row at most."""
+
+    spec = models.JSONField(default=dict)
+
+    class Meta:
+        constraints: ClassVar = [models.CheckConstraint(condition=Q(id=1), name="invoicing_once")]
+
+    def __str__(self) -> str:
+        return "invoicing"

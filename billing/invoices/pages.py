@@ -6,6 +6,7 @@ import datetime as dt
 from decimal import Decimal
 
 from django.conf import settings
+from django.contrib import messages
 from django.db import transaction
 from django.db.models import F, Sum
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
@@ -27,13 +28,17 @@ from billing.invoices.access import (
     line_cells,
     list_cells,
 )
-from billing.invoices.forms import CreditNoteForm
+from billing.invoices.forms import CreditNoteForm, InvoicingForm
+from billing.invoices.forms import shown as shown_invoicing
+from billing.invoices.issuer import InvoicingManifest
 from billing.invoices.models import Closing, Invoice
 from billing.metering.segments import floor
 from portal.access import MANAGE, appcode_for, appcodes_for, may, require_administrator
 from portal.errors import Invalid
+from portal.manifests import parse
 from portal.models import Appcode
-from portal.pages.appcodes import attempt, person
+from portal.pages.admin import for_administrators
+from portal.pages.appcodes import attempt, get_or_post, person
 from portal.pages.charts import Columns, draw_columns
 from portal.pages.forms import show_errors
 from portal.pages.layout import page_of, selected_appcode, sends_mail
@@ -67,7 +72,8 @@ def invoice_list(request: HttpRequest) -> HttpResponseBase:
     told = access.mails_of(shown)
     context = {
         "latest": months[0][0] if months else None,
-        "rows": [(row, access.to_pay(row), told[row.number]) for row in shown],
+        "rows": [(row, access.to_pay(row), access.less(row), told[row.number]) for row in shown],
+        "taxed": any(row.tax for row in shown),
         "next_cursor": following, "months": months, "month": asked, "chosen": code, "dearest": DEAREST,
         "open": access.open_months(appcodes, now), "now": now,
         "chart": _chart(months[:12]), "sum": next((found for found in months if found[0] == asked), None),
@@ -190,6 +196,23 @@ def close_month(request: HttpRequest, month: dt.date) -> HttpResponse:
     done = f"{month:%B %Y} is being closed; its invoices are here in a moment."
     attempt(request, lambda: closing.close_now(month, acting_user=user), done)
     return HttpResponseRedirect(reverse("admin_months"))
+
+
+@get_or_post
+@for_administrators
+def invoicing(request: HttpRequest) -> HttpResponse:
+    """Issuer, tax and payment of invoices to come."""
+    form = InvoicingForm(request.POST or None, initial=shown_invoicing(closing.invoicing()))
+    if request.method == "POST" and form.is_valid():
+        try:
+            manifest = parse(InvoicingManifest, form.manifest())
+            closing.set_invoicing(manifest.spec, acting_user=person(request))
+        except Invalid as error:
+            show_errors(form, error, InvoicingForm.PATHS)
+        else:
+            messages.success(request, "Saved. Invoices state it from the next closing on; open ones show it now.")
+            return redirect("admin_invoicing")
+    return render(request, "billing/invoicing.html", {"form": form}, status=422 if form.errors else 200)
 
 
 def _closed(request: HttpRequest, code: str, month: dt.date, *, manage: bool = False) -> Invoice:

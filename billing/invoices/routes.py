@@ -27,6 +27,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("invoices/<slug:code>/<month:month>/lines/<int:place>", pages.invoice_line, name="invoice_line"),
     path("invoices/<slug:code>/<month:month>/notes", pages.credit_note, name="credit_note"),
     path("invoices/<slug:code>/<month:month>/mail", pages.send_invoice_again, name="send_invoice_again"),
+    path("admin/invoicing", pages.invoicing, name="admin_invoicing"),
     path("admin/months", pages.months, name="admin_months"),
     path("admin/months/<month:month>/close", pages.close_month, name="close_month"),
 ]

@@ -24,8 +24,9 @@ class InvoiceSummary(Answer):
     currency: str
     subtotal: str
     credited: str = Field(description="Credits that were used up; a negative amount was given back to them.")
-    total: str
-    taken_back: str = Field(description="Credit notes.")
+    total: str = Field(description="Before tax.")
+    tax: str
+    taken_back: str = Field(description="Credit notes, with their tax.")
     to_pay: str
     sha256: str
     closed_at: dt.datetime
@@ -57,6 +58,20 @@ class LedgerSpan(Answer):
     up_to: int
 
 
+class TaxDocument(Answer):
+    name: str
+    percent: str
+
+
+class TermsDocument(Answer):
+    issuer: str = Field(description="Name and address, one line each.")
+    tax_number: str
+    tax: TaxDocument
+    payment: str
+    due_on: dt.date | None
+    bill_to: str
+
+
 class InvoiceBody(Answer):
     """The hashed content, as canonical JSON."""
 
@@ -72,12 +87,16 @@ class InvoiceBody(Answer):
     credits: list[UsedCredit]
     subtotal: str
     credited: str
-    total: str
+    total: str = Field(description="Before tax.")
+    terms: TermsDocument | None = Field(default=None, description="Absent, like tax and gross, if invoices state none.")
+    tax: str | None = None
+    gross: str | None = None
 
 
 class CreditNoteDocument(Answer):
     number: str
-    amount: str
+    amount: str = Field(description="Before tax.")
+    tax: str
     currency: str
     reason: str
     issued_at: dt.datetime
@@ -130,7 +149,7 @@ def invoice_summary(row: Invoice) -> dict[str, Any]:
     to_pay = access.to_pay(row)
     return InvoiceSummary.of(
         row, appcode=row.code, month=f"{row.month:%Y-%m}", subtotal=f"{row.subtotal:.2f}", credited=f"{row.credited:.2f}",
-        total=f"{row.total:.2f}", taken_back=f"{row.total - to_pay:.2f}", to_pay=f"{to_pay:.2f}",
+        total=f"{row.total:.2f}", tax=f"{row.tax:.2f}", taken_back=f"{row.gross - to_pay:.2f}", to_pay=f"{to_pay:.2f}",
     ).json_value()  # fmt: skip
 
 
@@ -154,7 +173,8 @@ def _open(sheet: Sheet) -> dict[str, Any]:
 
 
 def credit_note_document(note: CreditNote) -> dict[str, Any]:
-    return CreditNoteDocument.of(note, amount=f"{note.amount:.2f}", currency=note.invoice.currency).json_value()
+    money = {"amount": f"{note.amount:.2f}", "tax": f"{note.tax:.2f}"}
+    return CreditNoteDocument.of(note, **money, currency=note.invoice.currency).json_value()
 
 
 def entry_document(row: LedgerEntry) -> dict[str, Any]:

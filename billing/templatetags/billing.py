@@ -7,10 +7,9 @@ from django.conf import settings
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from billing.money import class_of, family, model_of, price_text
+from billing.money import price_text, title
 
 register = template.Library()
-WORDS = {"gpu": "GPU", "cpu": "CPU", "memory": "Memory", "storage": "Storage"}
 
 
 @register.filter
@@ -30,12 +29,6 @@ def magnitude(value: Decimal) -> Decimal:
 
 
 @register.filter
-def taken(used: Decimal, to_pay: Decimal) -> Decimal:
-    """What credits and credit notes took off, as a negative amount."""
-    return to_pay - used
-
-
-@register.filter
 def sign(value: Decimal) -> str:
     """The sign of a difference."""
     return "+" if value > 0 else "−" if value < 0 else ""
@@ -49,10 +42,7 @@ def plain(value: Decimal) -> str:
 
 @register.filter
 def sku(value: str) -> str:
-    """The display name of a SKU: "GPU A100" for "gpu:A100", "GPU A100, spare" for "spare-gpu:A100", "Memory" for "memory"."""
-    kind = family(value)
-    named = f"{WORDS.get(kind, kind)} {model_of(value)}".strip()
-    return f"{named}, {of}" if (of := class_of(value)) else named
+    return title(value)
 
 
 @register.simple_tag

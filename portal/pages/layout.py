@@ -110,7 +110,7 @@ ADMINISTRATION = (
             Entry("Serving runtimes", "admin_runtimes", "service"),
             Entry("Allowed folders", "admin_folders", "folder", words="nfs"),
             Entry("Prices", "admin_prices", "price", words="discounts credits"),
-            Entry("Months", "admin_months", "file", words="close invoices"),
+            Entry("Months", "admin_months", "file", pages=("admin_invoicing",), words="close invoices issuer tax vat"),
             Entry("Branding", "admin_branding", "mark", words="name logo colour color banner brand support"),
             Entry("People", "admin_people", "people", words="users"),
             Entry("Webhooks", "admin_webhooks", "external"),

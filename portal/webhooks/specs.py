@@ -53,7 +53,7 @@ GROUPS = {
 # Events outside any appcode; only global webhooks get them.
 PLATFORM_GROUPS = {
     "month": "Months closed", "prices": "Price lists imported", "person": "People", "token": "API tokens",
-    "org": "Business lines", "branding": "Branding",
+    "org": "Business lines", "branding": "Branding", "invoicing": "What invoices state",
     "kubernetes": "Kubernetes clusters registered and changed",
     "cloud": "What clouds say of themselves", "window": "Maintenance and reservations of nodes",
     "flavor": "Flavors", "image": "Images", "folder": "Allowed folders",

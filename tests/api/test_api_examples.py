@@ -31,7 +31,9 @@ PLACES: dict[str, dict[str, str]] = {
     "/sharing": {"name": "bucket-output"},
 }
 # Addresses of the platform, which need an administrator.
-PLATFORM = ("/appcodes", "/branding", "/flavors", "/images", "/kubernetes", "/org-nodes", "/pull-secrets/", "/webhooks")
+PLATFORM = (
+    "/appcodes", "/branding", "/flavors", "/images", "/invoicing", "/kubernetes", "/org-nodes", "/pull-secrets/", "/webhooks",
+)  # fmt: skip
 # Statuses of examples that fail for another reason than their fields: nothing has run, and the plugin exists already.
 UNREADY = {
     "environments_save": 409, "tasks_exec": 409, "model_versions_register": 422, "files_name": 404, "plugins_create": 409,

@@ -16,10 +16,13 @@ from django.core import mail as outbox
 from django.db import connections
 from django.test import Client
 from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
 from pypdf import PdfReader
 
 from billing import mails, periods
 from billing.invoices import access, closing, credit_notes
+from billing.invoices.issuer import Terms
 from billing.ledger import posting
 from billing.models import Closing, Credit, Invoice, LedgerEntry, Mail, Price
 from portal.models import Event
@@ -166,6 +169,62 @@ def test_page_csv_pdf_and_rest_say_the_same(client, people, closed):
     assert client.get(f"{path}/document").content == document
     assert client.get(f"{path}/pdf").content == answer.content
     assert table(client.get(f"{path}/csv")) == rows
+
+
+def test_what_an_invoice_states_is_fixed_when_it_is_closed_and_everywhere_the_same(client, people, make_appcode):
+    spec = {
+        "issuer": "Example AI Ltd.\n1 Main Street", "taxNumber": "IE1", "tax": {"name": "VAT", "percent": "19"},
+        "payment": "IBAN IE12", "dueDays": 30, "billTo": {"qunarcorp": "Qunar GmbH\n运维 <b>"},
+    }  # fmt: skip
+    sign_in(client, people.root)
+    put = client.put("/api/v1/invoicing", {"spec": spec}, content_type="application/json")
+    assert put.json()["spec"] == {**spec, "tax": {"name": "VAT", "percent": "19"}}
+    Price.objects.create(sku="gpu", per_hour=Decimal("1.11"), valid_from=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+    use(people.ops, MONTH.since, HOUR)
+    posting.post()
+    closing.plan(timezone.now())
+    now = timezone.now()
+    assert b"Qunar GmbH" in client.get(f"/invoices/ops-demo/{SLUG}").content, "what is open shows it, too"
+    closing.close(Closing.objects.get(month=MONTH.since.date()), now)
+    invoice = Invoice.objects.get()
+    assert (invoice.total, invoice.tax, invoice.gross) == (Decimal("1.11"), Decimal("0.21"), Decimal("1.32"))
+    client.post("/admin/invoicing", {"issuer": "Somebody else", "bill_to": "qunarcorp: Else; 2 Street"})
+    assert closing.invoicing().bill_to == {"qunarcorp": "Else\n2 Street"}
+    wrong = client.post("/admin/invoicing", {"tax_percent": "101", "bill_to": "nothing"})
+    assert "has no business line before a colon" in wrong.content.decode()
+    assert [problems for _, problems in closing.proof() if problems] == []
+    credit_notes.issue(invoice, Decimal("0.11"), "sorry", acting_user=people.root)
+
+    page = client.get(f"/invoices/ops-demo/{SLUG}").content.decode()
+    paper = "\n".join(
+        page.extract_text()
+        for page in PdfReader(io.BytesIO(client.get(f"/invoices/ops-demo/{SLUG}?format=pdf").content)).pages
+    )
+    for text in (page, paper):
+        for said in ("Example AI Ltd.", "IE1", "Qunar GmbH", "VAT 19 %", "IBAN IE12", "0.19", "1.19"):
+            assert said in text, said
+        assert f"{now.date() + dt.timedelta(days=30)}" in text
+        assert "Somebody else" not in text
+    assert "运维 <b>" not in page
+    rest = client.get(f"/api/v1/appcodes/ops-demo/invoices/{SLUG}").json()
+    assert (rest["document"]["total"], rest["document"]["gross"], rest["toPay"]) == ("1.11", "1.32", "1.19")
+    assert hashlib.sha256(client.get(f"/invoices/ops-demo/{SLUG}?format=json").content).hexdigest() == invoice.sha256
+    rows = table(client.get(f"/invoices/ops-demo/{SLUG}?format=csv"))
+    assert sum(Decimal(row["amount"]) for row in rows) == Decimal("1.19")
+    (row,) = table(client.get("/invoices?format=csv"))
+    assert (row["tax"], row["credit_notes"], row["to_pay"]) == ("0.21", "0.13", "1.19")
+    assert access.closed_months(type(people.ops).objects.all())[0][2] == Decimal("1.19")
+
+
+@given(st.decimals(0, 100, places=2), st.lists(st.integers(1, 10**7), min_size=1, max_size=6))
+def test_the_taxes_of_credit_notes_add_up_to_that_of_the_invoice(percent, cents):
+    """However an invoice is taken back in parts, its tax is, to the cent."""
+    terms, parts = Terms(tax_percent=percent), [Decimal(each).scaleb(-2) for each in cents]
+    left, taken = sum(parts), Decimal(0)
+    for part in parts:
+        taken += terms.tax(left) - terms.tax(left - part)
+        left -= part
+    assert taken == terms.tax(sum(parts))
 
 
 def test_a_line_leads_to_its_entries_and_they_add_up(client, people, closed):
