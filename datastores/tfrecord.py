@@ -12,23 +12,31 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+# Bytes of a record before and after its data.
+HEAD, TAIL = 12, 4
 
-def split_records(data: bytes, longest: int) -> tuple[list[bytes], int, bool]:
-    """The complete records at the start of `data`, their total bytes, and whether what follows is damaged. Records longer than
-    `longest` are left out. Only the checksum of the length is verified, because everything else depends on it."""
-    found: list[bytes] = []
+
+def frames(data: bytes) -> tuple[list[tuple[int, int]], int, bool]:
+    """Where the data of the complete records at the start of `data` begin and end, the total bytes of these records, and whether
+    what follows is damaged. Only the checksum of the length is verified, because everything else depends on it."""
+    found: list[tuple[int, int]] = []
     position = 0
-    while position + 12 <= len(data):
+    while position + HEAD <= len(data):
         length, crc = struct.unpack_from("<QI", data, position)
         if masked_crc32c(data[position : position + 8]) != crc:
             return found, position, True
-        end = position + 12 + length + 4
+        end = position + HEAD + length + TAIL
         if end > len(data):
             break
-        if length <= longest:
-            found.append(data[position + 12 : end - 4])
+        found.append((position + HEAD, end - TAIL))
         position = end
     return found, position, False
+
+
+def split_records(data: bytes, longest: int) -> tuple[list[bytes], int, bool]:
+    """The same with the data themselves, without records longer than `longest`."""
+    found, used, damaged = frames(data)
+    return [data[start:end] for start, end in found if end - start <= longest], used, damaged
 
 
 def masked_crc32c(data: bytes) -> int:

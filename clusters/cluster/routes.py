@@ -6,6 +6,7 @@ from clusters.cluster.api import clusters
 from clusters.cluster.api import exec as exec_api
 from clusters.cluster.api import logs as logs_api
 from clusters.cluster.api import machine as machine_api
+from clusters.cluster.api import media as media_api
 from clusters.cluster.api import queue as queue_api
 from clusters.cluster.api import shares as shares_api
 from clusters.cluster.api import terminal as terminal_api
@@ -15,6 +16,7 @@ from clusters.cluster.pages import (
     last_lines,
     logs,
     machine,
+    media,
     metrics,
     new,
     offers,
@@ -56,6 +58,7 @@ PAGES: list[URLPattern | URLResolver] = [
     path(f"{ONE}/logs/archive", logs.archive),
     path(f"{ONE}/metrics", metrics.metrics, name="cluster_metrics"),
     path(f"{ONE}/metrics/charts", metrics.charts),
+    path(f"{ONE}/metrics/media", media.media),
     path(f"{ONE}/metrics/machine", machine.charts),
     path(f"{ONE}/machine", machine.strip),
     path(f"{ONE}/usage", cluster.usage, name="cluster_usage"),
@@ -81,6 +84,9 @@ REST: list[URLPattern | URLResolver] = [
     path(f"{REST_ONE}/runs/<int:run>", clusters.OneRun.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/admission", clusters.RunAdmission.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/machine", machine_api.RunMachine.as_view()),
+    path(f"{REST_ONE}/runs/<int:run>/histograms", media_api.RunHistograms.as_view()),
+    path(f"{REST_ONE}/runs/<int:run>/images", media_api.RunImages.as_view()),
+    path(f"{REST_ONE}/runs/<int:run>/images/content", media_api.RunImage.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/tasks", clusters.Tasks.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/tasks/<slug:role>/<int:index>/log", logs_api.TaskLog.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/log", logs_api.RunLog.as_view()),

@@ -1,4 +1,5 @@
-"""Reads the scalars of a run (loss, accuracy, steps per second …) from its TensorBoard event files, without TensorFlow.
+"""Reads the scalars of a run (loss, accuracy, steps per second …) from its TensorBoard event files, without TensorFlow, and by
+`media.py` their histograms and images.
 
 The idea: an event file only grows, so nothing is read twice. For each file we keep the offset where reading stopped and the
 points so far. A page reads only the bytes after that, and nothing while the object's etag is unchanged. Everything has a limit:
@@ -14,7 +15,7 @@ import heapq
 import math
 import struct
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -22,7 +23,8 @@ from typing import Any, Protocol
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
 
-from datastores.tfrecord import split_records
+from clusters.scalars.media import MAX_RUN_STEPS, MAX_TAGS, Few, Media, Placed
+from datastores.tfrecord import HEAD, TAIL, frames
 
 # Bytes per page. The next page, a few seconds later, goes on with a longer file.
 MAX_BYTES = 16 * 1024 * 1024
@@ -33,8 +35,8 @@ MAX_LINES_PER_FILE = 100
 # Limits per run, which keep the cache at some MiB whatever a program writes.
 MAX_RUN_POINTS, MAX_TAG = 100_000, 200
 _POINT = struct.Struct("<qdd")
-# A larger record holds a graph, an image or a histogram, never a scalar.
-MAX_RECORD = 256 * 1024
+# A larger record holds a graph or a large image, never a scalar. Parsing one may take forty times as much memory.
+MAX_RECORD = 1024 * 1024
 CHUNK = 4 * 1024 * 1024
 
 # struct format, and the field of TensorProto that holds the number when tensor_content does not.
@@ -145,24 +147,27 @@ class Progress:
     ended: float = 0.0
     broken: bool = False
     series: dict[str, Series] = field(default_factory=dict)
+    media: Media = field(default_factory=Media)
 
     @property
     def is_complete(self) -> bool:
         return self.broken or self.offset >= self.size
 
     @property
-    def state(self) -> tuple[str, int, int]:
+    def state(self) -> tuple[str, int, int, int]:
         """Changes when there is something new to remember."""
-        return self.etag, self.offset, sum(len(each.points) for each in self.series.values())
+        numbers, media = (sum(len(e.points) for e in lines) for lines in (self.series.values(), self.media.lines))
+        return self.etag, self.offset, numbers, media
 
     def to_json(self) -> dict[str, Any]:
         series = {tag: each.to_json() for tag, each in self.series.items()}
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"series": series}
+        known = {each.name: getattr(self, each.name) for each in fields(self)}
+        return known | {"series": series, "media": self.media.to_json()}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Progress:
         series = {tag: Series.from_json(each) for tag, each in value["series"].items()}
-        return cls(**value | {"series": series})
+        return cls(**value | {"series": series, "media": Media.from_json(value["media"])})
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,16 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """The histograms of `tag` in one folder, or its images, by step. `which` counts from 1 if its summaries hold several."""
+
+    tag: str
+    folder: str
+    points: tuple[Any, ...]
+    which: int = 0
+
+
+@dataclass(frozen=True)
 class Scalars:
     curves: tuple[Curve, ...]
     files: int
@@ -183,6 +198,8 @@ class Scalars:
     is_complete: bool = True
     # Whether it was read from the program's printed output.
     is_printed: bool = False
+    # How many histograms and images there are, which `media.py` tells.
+    media: int = 0
 
     @property
     def tags(self) -> list[str]:
@@ -216,7 +233,7 @@ def read(
     if len(chosen) > MAX_FILES:
         notes.append(f"There are {len(chosen)} event files; the newest {MAX_FILES} by name are shown.")
         chosen = chosen[-MAX_FILES:]
-    budget, progress = MAX_BYTES, {}
+    budget, progress = MAX_BYTES, dict[str, Progress]()
     for file in chosen:
         known = remembered.setdefault(file.path, Progress())
         if known.etag != file.etag:
@@ -226,7 +243,8 @@ def read(
             known.etag, known.size = file.etag, file.size
         while not known.is_complete and budget > 0:
             data = read_range(file.path, known.offset, CHUNK)
-            used = _take(known, data)
+            room = MAX_TAGS - sum(len(each.media.lines) for each in progress.values())
+            used = _take(known, data, room)
             budget -= max(used, 1024)
             if not used:
                 # The rest is a partial record; with the file's next etag there will be more of it.
@@ -235,15 +253,21 @@ def read(
             notes.append(f"{file.path} is damaged at byte {known.offset}; what follows is not shown.")
         progress[file.path] = known
     thin(progress.values())
+    media = [each for file in progress.values() for each in file.media.lines]
+    _thin(media, MAX_RUN_STEPS)
     waiting = [file.size - progress[file.path].offset for file in chosen if not progress[file.path].is_complete]
     if waiting:
         notes.append(f"Still reading: {sum(waiting) / 1024**2:.0f} MiB to go.")
-    return Scalars(tuple(_curves(progress)), len(chosen), tuple(notes), not waiting), progress
+    curves = tuple(_curves(progress))
+    return Scalars(curves, len(chosen), tuple(notes), is_complete=not waiting, media=len(media)), progress
 
 
 def thin(progress: Iterable[Progress], most: int = MAX_RUN_POINTS) -> None:
     """Thins the longest lines of a run until it has at most `most` points. Each line keeps its newest point."""
-    lines = [each for file in progress for each in file.series.values()]
+    _thin([each for file in progress for each in file.series.values()], most)
+
+
+def _thin(lines: Sequence[Series | Few[Any]], most: int) -> None:
     total = sum(len(each.points) for each in lines)
     longest = [(-len(each.points), n) for n, each in enumerate(lines)]
     heapq.heapify(longest)
@@ -254,12 +278,16 @@ def thin(progress: Iterable[Progress], most: int = MAX_RUN_POINTS) -> None:
         heapq.heapreplace(longest, (-len(lines[n].points), n))
 
 
-def _take(progress: Progress, data: bytes) -> int:
-    """Adds the scalars in `data` (the bytes from `progress.offset`). Returns how many bytes were consumed."""
-    records, used, damaged = split_records(data, MAX_RECORD)
-    for record in records:
+def _take(progress: Progress, data: bytes, room: int) -> int:
+    """Adds what is in `data` (the bytes from `progress.offset`): scalars, and histograms and images of at most `room` tags more.
+    Returns how many bytes were consumed."""
+    records, used, damaged = frames(data)
+    for start, end in records:
+        if end - start > MAX_RECORD:
+            progress.media.left_out += _is_summary(data[start : start + 32])
+            continue
         try:
-            event = event_pb2.Event.FromString(record)
+            event = event_pb2.Event.FromString(data[start:end])
         except DecodeError:
             continue
         progress.started = progress.started or event.wall_time
@@ -274,13 +302,23 @@ def _take(progress: Progress, data: bytes) -> int:
                     continue
                 series = progress.series[value.tag] = Series()
             series.add(Point(event.step, event.wall_time, number))
+        progress.media.add(event, progress.offset + start - HEAD, end - start + HEAD + TAIL, room)
     if not used and not damaged and len(data) >= 12:
         # A record longer than one read: skip it.
-        length = struct.unpack_from("<Q", data)[0] + 16
+        length = struct.unpack_from("<Q", data)[0] + HEAD + TAIL
         used = length if length > MAX_RECORD and progress.offset + length <= progress.size else 0
+        progress.media.left_out += bool(used) and _is_summary(data[HEAD : HEAD + 32])
     progress.offset += used
     progress.broken = damaged
     return int(used)
+
+
+def _is_summary(begin: bytes) -> bool:
+    """Whether an event is a summary and no graph, by its first bytes: after the time (field 1) and the step (2) comes field 5."""
+    rest = begin.removeprefix(begin[:9] if begin[:1] == b"\x09" else b"")
+    if rest[:1] == b"\x10":
+        rest = rest[1:].lstrip(bytes(range(128, 256)))[1:]
+    return rest[:1] == b"\x2a"
 
 
 def _scalar(value: summary_pb2.Summary.Value) -> float | None:
@@ -304,25 +342,45 @@ def _tensor_scalar(tensor: tensor_pb2.TensorProto) -> float | None:
 
 
 def _curves(progress: Mapping[str, Progress]) -> list[Curve]:
-    by_line: dict[tuple[str, str], list[Progress]] = {}
-    for path, each in progress.items():
-        for tag in each.series:
-            by_line.setdefault((tag, str(PurePosixPath(path).parent)), []).append(each)
-    curves = []
-    for (tag, folder), files in sorted(by_line.items()):
-        points: list[Point] = []
+    return [Curve(*each) for each in joined(progress, lambda _, file: file.series)]
+
+
+def histograms_in(progress: Mapping[str, Progress]) -> list[Shown]:
+    return [Shown(*each) for each in joined(progress, lambda _, file: file.media.histograms)]
+
+
+def images_in(progress: Mapping[str, Progress]) -> list[Shown]:
+    """Their points are `Placed`."""
+
+    def lines(path: str, file: Progress) -> dict[str, Few[Placed]]:
+        return {key: Few([Placed(path, one) for one in each.all]) for key, each in file.media.images.items()}
+
+    found = []
+    for key, folder, points in joined(progress, lines):
+        tag, _, which = key.partition("\0")
+        found.append(Shown(tag, folder, points, int(which) + 1 if which else 0))
+    return found
+
+
+def joined(
+    progress: Mapping[str, Progress], lines: Callable[[str, Progress], Mapping[str, Any]]
+) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    """Tag, folder, and the points of all files there by step, of those `lines` of each file by its path."""
+    by_line: dict[tuple[str, str], list[tuple[Progress, Any]]] = {}
+    for path, file in progress.items():
+        for tag, line in lines(path, file).items():
+            by_line.setdefault((tag, str(PurePosixPath(path).parent)), []).append((file, line))
+    for (tag, folder), several in sorted(by_line.items(), key=lambda each: each[0]):
+        points: list[Any] = []
         ended = 0.0
-        for file in sorted(files, key=lambda each: each.started):
-            new = file.series[tag].all
+        for file, line in sorted(several, key=lambda each: each[0].started):
+            new = line.all
             if points and new and file.started > ended:
                 # A restarted program goes on from its checkpoint: its repeated steps replace the lost ones.
                 points = [point for point in points if point.step < new[0].step]
-            points += file.series[tag].whole
+            points += line.whole
             ended = max(ended, file.ended)
-        curves.append(
-            Curve(tag, "" if folder == "." else folder, tuple(sorted(points, key=lambda p: (p.step, p.wall_time))))
-        )
-    return curves
+        yield tag, "" if folder == "." else folder, tuple(sorted(points, key=lambda p: (p.step, p.wall_time)))
 
 
 def rank(tag: str) -> int:

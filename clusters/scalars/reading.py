@@ -38,6 +38,7 @@ from datastores.drivers.base import Driver, DriverError, Entry, NotPossible
 from datastores.models import Datastore
 
 T = TypeVar("T", Straggler, Crash)
+
 REMEMBER_SECONDS = 3600
 # Output files searched for event files; there may be many checkpoints.
 MAX_ENTRIES = 20_000
@@ -58,7 +59,7 @@ SAME = 15
 def scalars_of(run: Run) -> Scalars:
     """Raises DriverError if its datastore cannot be read or is gone, CloudError if its log cannot be read."""
     found = recorded(run)
-    return found if found.curves or not found.is_complete else printed(run)
+    return found if found.curves or not found.is_complete else replace(printed(run), media=found.media)
 
 
 def recorded(run: Run) -> Scalars:
@@ -81,23 +82,26 @@ def all_scalars(run: Run) -> Scalars:
 
 def stored(run: Run) -> Scalars:
     """The scalars in its event files and tables; none if only nodes see these, as on a volume."""
-    return _stored(run)[0]
+    return read_stored(run)[0]
 
 
-def _stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progress]]:
-    """`stored`, and the progress of each file. More than one page's worth is read until time.monotonic() reaches `until`."""
-    store = (
-        Datastore.objects.select_related("appcode").filter(appcode=run.cluster.appcode, name=run.spec["output"]).first()
-    )
-    if store is None:
+def output_of(run: Run) -> tuple[Datastore, str]:
+    """Where the run writes to."""
+    stores = Datastore.objects.select_related("appcode").filter(appcode=run.cluster.appcode, name=run.spec["output"])
+    if (store := stores.first()) is None:
         raise DriverError(f"The datastore “{run.spec['output']}” does not exist any more.")
-    folder = output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
+    return store, output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
+
+
+def read_stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progress]]:
+    """`stored`, and the progress of each file. More than one page's worth is read until time.monotonic() reaches `until`."""
+    store, folder = output_of(run)
     driver = open_store(store)
     try:
         files, tables = _files(driver, folder)
     except NotPossible:
         return Scalars((), 0), {}
-    keys = {file.path: f"curves.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
+    keys = {file.path: f"events.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
     kept = cache.get_many(keys.values())
     remembered = {path: Progress.from_json(kept[key]) for path, key in keys.items() if key in kept}
     before = {path: each.state for path, each in remembered.items()}
@@ -210,7 +214,7 @@ def told_by(run: Run, until: float = 0.0) -> list[Stretch]:
     read, and the next call reads on. With `until` (in time.monotonic()) it reads all until then; raises DriverError if that is
     not enough, and CloudError if a log is still to come."""
     if run.spec["output"]:
-        scalars, files = _stored(run, until)
+        scalars, files = read_stored(run, until)
         if until and not scalars.is_complete:
             raise DriverError("Its event files are too long to be read in time.")
         if found := told_in(files, run.created_at.timestamp()):

@@ -311,7 +311,7 @@
     const blocks = $$("[data-name]", thing).filter((block) => Number(block.getAttribute("height"))).reverse();
     tip(first.dataset.tip, blocks.map((block) => [block.getAttribute("class").replace("series-", ""), block.dataset.name, block.dataset.value]), 0, x, y);
   }
-  const COLUMN = ".bars svg > a, .bars svg > g, .strands svg > a";
+  const COLUMN = ".bars svg > a, .bars svg > g, .strands svg > a, .ridges svg > g";
   document.addEventListener("pointermove", (event) => {
     const thing = event.target.closest && event.target.closest(COLUMN);
     if (thing) columnTip(thing, event.clientX, event.clientY);

@@ -53,10 +53,14 @@ def metrics(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "others": others,
         "offered": _offered(shown),
         "query": urlencode({key: value for key, value in said.items() if value}, safe=","),
-        "machine_query": "?"
-        + urlencode({key: request.GET[key] for key in ("run", "show", "with") if request.GET.get(key)}),
+        "machine_query": _kept(request, "run", "show", "with"),
+        "media_query": _kept(request, "run", "image", "all"),
     }
     return render(request, "clusters/cluster/metrics.html", context)
+
+
+def _kept(request: HttpRequest, *keys: str) -> str:
+    return "?" + urlencode({key: request.GET[key] for key in keys if request.GET.get(key)})
 
 
 @require_safe
@@ -105,7 +109,7 @@ def others_of(request: HttpRequest, shown: Page) -> list[Run]:
 def _metric(found: Scalars, tag: str, run: Run, others: Sequence[tuple[Run, Scalars]]) -> Metric:
     """The lines of the run, whose values are the table, and then those of `others`."""
     curves = [curve for curve in found.curves if curve.tag == tag]
-    names = _labels([curve.folder for curve in curves])
+    names = labels([curve.folder for curve in curves])
     lines = lines_of(found, tag)
     if others:
         # The first line of each run has the run's colour in all charts.
@@ -129,7 +133,7 @@ def _metric(found: Scalars, tag: str, run: Run, others: Sequence[tuple[Run, Scal
 def lines_of(found: Scalars, tag: str, run: str = "") -> list[Line]:
     """A line for each folder that has the number; `run` stands before their names."""
     curves = [curve for curve in found.curves if curve.tag == tag]
-    names = [f"{run} {label}".strip() for label in _labels([curve.folder for curve in curves])]
+    names = [f"{run} {label}".strip() for label in labels([curve.folder for curve in curves])]
     return [line_of(label, curve.points, found.began) for label, curve in zip(names, curves, strict=True)]
 
 
@@ -139,7 +143,7 @@ def line_of(label: str, points: Sequence[Point], began: float) -> Line:
     return Line(label, [(point.step, point.value) for point in points], times=times, began=began)
 
 
-def _labels(folders: list[str]) -> list[str]:
+def labels(folders: list[str]) -> list[str]:
     """Short labels of lines: their folders without the common prefix; a single line needs none."""
     if len(folders) < 2:
         return [""] * len(folders)

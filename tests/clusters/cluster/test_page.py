@@ -19,6 +19,7 @@ TABS = [
     "/head",
     "/progress",
     "/metrics/charts",
+    "/metrics/media",
     "/export",
 ]
 ACTS = ["deploy", "cancel", "disable", "delete"]
@@ -408,6 +409,61 @@ class TestMetrics:
         assert client.get(address, headers={"If-None-Match": first["ETag"]}).status_code == 304
         trained("summaries/events.out.tfevents.1", 4)
         assert "0.25" in client.get(address, headers={"If-None-Match": first["ETag"]}).content.decode()
+
+    def test_images_and_histograms_are_shown_and_given_by_rest(self, trained, people, as_person, s3, bucket):
+        from tests.api.client import api_of
+        from tests.clusters.scalars.test_media import PNG, histo, image, of
+
+        client, address = as_person(people.victor), "/clusters/ops-demo/demo/metrics/media"
+        assert "<section" not in client.get(address).content.decode()
+        steps = [
+            of(
+                image(PNG, width=9, height=4),
+                image(b"<svg/>", "bad"),
+                histo([1, 2], [1, step], min=0, max=2),
+                step=step,
+            )
+            for step in (1, 2, 30)
+        ]
+        key = "demo/1/logs/events.out.tfevents.1"
+        s3.client.put_object(Bucket=bucket, Key=key, Body=b"".join(steps))
+        first = client.get(address)
+        page = first.content.decode()
+        assert re.findall(r'<img src="data:image/png;base64,[^"]+" alt="([^"]+)"', page) == [
+            "picture at step 30", "picture at step 2", "picture at step 1",
+        ]  # fmt: skip
+        assert page.count("<title>step ") == 3
+        assert "at step 30 values from 0 to 2, median 1." in page
+        assert "3 images are not shown" in page
+        assert client.get(address, headers={"If-None-Match": first["ETag"]}).status_code == 304
+        assert "<h2" not in client.get("/clusters/ops-demo/demo/metrics/charts").content.decode(), (
+            "no word of no summaries"
+        )
+        # One name alone, without histograms.
+        alone = client.get(f"{address}?image=picture").content.decode()
+        assert ("All images and histograms" in alone, "<title>step" in alone) == (True, False)
+
+        api = api_of(people.victor)
+        run = "/appcodes/ops-demo/clusters/demo/runs/1"
+        _, told = api.get(f"{run}/histograms")
+        assert [(p["step"], round(sum(p["counts"]), 2)) for p in told["items"][0]["points"]] == [
+            (1, 2),
+            (2, 3),
+            (30, 31),
+        ]
+        _, told = api.get(f"{run}/images")
+        (*_, newest) = told["items"][0]["points"]
+        assert (newest["step"], newest["width"], newest["file"]) == (30, 9, key)
+        query = "&".join(f"{name}={newest[name]}" for name in ("file", "offset", "size", "value", "which"))
+        status, _ = api.get(f"{run}/images/content?{query}")
+        answer = api.last
+        assert (status, answer["Content-Type"], answer.content) == (200, "image/png", PNG)
+        assert (answer["X-Content-Type-Options"], "sandbox" in answer["Content-Security-Policy"]) == ("nosniff", True)
+        # What is no image, and what is no file of this run.
+        assert api.get(f"{run}/images/content?{query}".replace("value=0", "value=1"))[0] == 404
+        s3.client.put_object(Bucket=bucket, Key="other/1/events.out.tfevents.1", Body=b"".join(steps))
+        for path in ("other/1/events.out.tfevents.1", "demo/1/../../other/1/events.out.tfevents.1", "demo/1/model.png"):
+            assert api.get(f"{run}/images/content?{query.replace(key, path)}")[0] == 404
 
     def test_the_overview_shows_what_a_run_came_to(self, trained, people, as_person, s3, bucket):
         from django.utils import timezone

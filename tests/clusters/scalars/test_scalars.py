@@ -24,7 +24,7 @@ from clusters.logs.read import Copy, RunLogs
 from clusters.runs import resync
 from clusters.runs.models import Run
 from clusters.scalars import events as scalars
-from clusters.scalars import reading
+from clusters.scalars import media, reading
 from clusters.scalars.counted import PATIENCE, kept, note_crashes
 from clusters.scalars.events import Progress, Series, read
 from datastores.drivers.base import DriverError
@@ -86,21 +86,69 @@ import sys, tensorflow as tf
 with tf.summary.create_file_writer(sys.argv[1]).as_default():
     for step in range(5):
         tf.summary.scalar("loss", 1 / (step + 1), step=step)
-        tf.summary.histogram("weights", tf.random.normal([100]), step=step)
+        tf.summary.histogram("weights", tf.linspace(-1.0, 2.0, 300), step=step)
+        tf.summary.histogram("zeros", tf.zeros([7]), step=step)
+        tf.summary.image("digits", tf.fill([2, 4, 6, 3], step / 5), step=step)
+        tf.summary.image("noise", tf.random.uniform([1, 700, 700, 3]), step=step)
         tf.summary.text("note", "hello", step=step)
-with tf.compat.v1.Graph().as_default():
-    old = tf.compat.v1.summary.FileWriter(sys.argv[1] + "/old")
-    old.add_summary(tf.compat.v1.Summary(value=[tf.compat.v1.Summary.Value(tag="accuracy", simple_value=0.5)]), 3)
+v1 = tf.compat.v1
+with v1.Graph().as_default(), v1.Session() as session:
+    old = v1.summary.FileWriter(sys.argv[1] + "/old")
+    old.add_summary(v1.Summary(value=[v1.Summary.Value(tag="accuracy", simple_value=0.5)]), 3)
+    both = [v1.summary.histogram("biases", tf.linspace(1.0, 3.0, 200)), v1.summary.image("first", tf.zeros([1, 5, 9, 1]))]
+    old.add_summary(session.run(v1.summary.merge(both)), 4)
     old.close()
+import keras
+model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3, name="dense")])
+model.compile("sgd", "mse")
+logs = keras.callbacks.TensorBoard(sys.argv[1] + "/keras", histogram_freq=1)
+model.fit(tf.ones([4, 2]), tf.ones([4, 3]), epochs=2, verbose=0, callbacks=[logs])
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, capture_output=True)
     paths = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     store = Store(*(File(str(path.relative_to(tmp_path)), path.read_bytes()) for path in paths))
-    found, _ = read(store.files, store.read_range, {})
-    assert found.tags == ["loss", "accuracy"]
-    assert points(found, "loss") == [(0, 1.0), (1, 0.5), (2, 0.3333), (3, 0.25), (4, 0.2)]
+    found, progress = read(store.files, store.read_range, {})
+    assert found.tags[:2] == ["epoch_loss", "loss"]
+    assert points(found, "loss", "") == [(0, 1.0), (1, 0.5), (2, 0.3333), (3, 0.25), (4, 0.2)]
     assert points(found, "accuracy", "old") == [(3, 0.5)]
     assert found.notes == ()
+    assert_media(progress, store)
+
+
+def assert_media(progress, store):
+    told = {
+        (each.tag, each.folder): [
+            (p.step, round(p.low, 2), round(p.high, 2), round(sum(p.counts))) for p in each.points
+        ]
+        for each in scalars.histograms_in(progress)
+    }
+    kernel = told.pop(("dense/kernel/histogram", "keras/train"), None) or told.pop(
+        ("sequential/dense/kernel/histogram", "keras/train")
+    )
+    assert [(step, count) for step, _, _, count in kernel] == [(0, 6), (1, 6)]
+    assert told["weights", ""] == [(step, -1.0, 2.0, 300) for step in range(5)]
+    assert told["zeros", ""][0] == (0, 0.0, 0.0, 7)
+    assert told["biases", "old"] == [(4, 1.0, 3.0, 200)]
+    (evenly,) = [each.points[0].counts for each in scalars.histograms_in(progress) if each.tag == "weights"]
+    assert min(evenly) > 8
+    assert max(evenly) < 12, "300 values in 30 bins"
+
+    images = {(each.tag, each.which, each.folder): each.points for each in scalars.images_in(progress)}
+    assert {key: [(p.step, p.image.width, p.image.height) for p in several] for key, several in images.items()} == {
+        ("digits", 1, ""): [(step, 6, 4) for step in range(5)],
+        ("digits", 2, ""): [(step, 6, 4) for step in range(5)],
+        ("first/image/0", 0, "old"): [(4, 9, 5)],
+    }
+    # Noise of 700 × 700 pixels takes more than 1 MiB.
+    assert sum(file.media.left_out for file in progress.values()) == 5
+    for several in images.values():
+        for placed in several:
+            image = placed.image
+            data = store.read_range(placed.path, image.offset, image.size)
+            ((record,), _, _) = split_records(data, scalars.MAX_RECORD)
+            assert media.image_of(record, image.value, image.which)[16:24] == struct.pack(
+                ">II", image.width, image.height
+            )
 
 
 def test_the_portal_reads_them_without_tensorflow_and_numpy():
