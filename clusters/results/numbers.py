@@ -50,7 +50,7 @@ def keep(run: Run, scalars: Scalars, at: dt.datetime, *, is_last: bool = False) 
     found = summaries(scalars)
     ids = metric_ids(run.cluster.appcode_id, found)
     fields: dict[str, object] = {"numbers_at": at, "numbers_due": not is_last}
-    if (recorded := parameters_of(run)) or run.parameters is None:
+    if (recorded := {**scalars.parameters, **parameters_of(run)}) or run.parameters is None:
         fields["parameters"] = parameters(run.spec, recorded)
     earlier = Q(numbers_at=None) | Q(numbers_at__lte=at)
     with transaction.atomic():

@@ -101,7 +101,7 @@ def _step(step: int) -> int:
 
 def parameters(spec: Mapping[str, Any], recorded: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """The parameters of a run: its variables, the parameters of its notebook, the options of its command, and what it recorded
-    itself, by MLflow. An option that says something else than the variable of its name is kept as `--name`."""
+    itself, by MLflow or W&B. An option that says something else than the variable of its name is kept as `--name`."""
     found = {name: _text(text) for name, text in (spec.get("env") or {}).items()}
     found |= {name: _text(value) for name, value in ((spec.get("notebook") or {}).get("parameters") or {}).items()}
     for name, text in options(spec.get("command") or ""):

@@ -200,6 +200,8 @@ class Scalars:
     is_printed: bool = False
     # How many histograms and images there are, which `media.py` tells.
     media: int = 0
+    # What the program told of its configuration.
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tags(self) -> list[str]:

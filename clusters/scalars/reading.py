@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import islice, zip_longest
@@ -59,7 +59,7 @@ SAME = 15
 def scalars_of(run: Run) -> Scalars:
     """Raises DriverError if its datastore cannot be read or is gone, CloudError if its log cannot be read."""
     found = recorded(run)
-    return found if found.curves or not found.is_complete else replace(printed(run), media=found.media)
+    return found if found.curves or not found.is_complete else _printed_beside(found, run)
 
 
 def recorded(run: Run) -> Scalars:
@@ -76,8 +76,13 @@ def all_scalars(run: Run) -> Scalars:
             break
     if not found.curves:
         with lane(run.cloud):
-            found = printed(run)
+            found = _printed_beside(found, run)
     return found
+
+
+def _printed_beside(found: Scalars, run: Run) -> Scalars:
+    """What it prints, with what its files have beside numbers."""
+    return replace(printed(run), media=found.media, parameters=found.parameters)
 
 
 def stored(run: Run) -> Scalars:
@@ -109,12 +114,13 @@ def read_stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progre
         scalars, progress = read(files, driver.read_range, remembered)
         while not scalars.is_complete and time.monotonic() < until:
             scalars, progress = read(files, driver.read_range, remembered)
-        more = tuple(_of_tables(tables, driver, f"curves.{run.pk}.{store.pk}"))
+        more, parameters = _of_tables(tables, driver, f"tables.{run.pk}.{store.pk}")
         long = tuple(
             f"Only the first {MAX_TABLE >> 20} MiB of {each.path} are read." for each in tables if each.size > MAX_TABLE
         )
         files_read = scalars.files + len(tables)
-        return replace(scalars, curves=scalars.curves + more, files=files_read, notes=scalars.notes + long), progress
+        found = replace(scalars, curves=scalars.curves + more, files=files_read, notes=scalars.notes + long)
+        return replace(found, parameters=parameters), progress
     finally:
         changed = [path for path, each in remembered.items() if before.get(path) != each.state]
         if changed:
@@ -269,23 +275,25 @@ def _is_table(path: str) -> bool:
     return is_table(path) or wandb.is_offline(path)
 
 
-def _of_tables(tables: Sequence[Entry], driver: Driver, prefix: str) -> Iterator[Curve]:
-    """Their curves. A table that has not changed is not read again."""
-    keys = {file.path: f"{prefix}.table.{_digest(file.path)}" for file in tables}
+def _of_tables(tables: Sequence[Entry], driver: Driver, prefix: str) -> tuple[tuple[Curve, ...], dict[str, str]]:
+    """Their curves, and the parameters on which all agree that have any. A table that has not changed is not read again."""
+    keys = {file.path: f"{prefix}.{_digest(file.path)}" for file in tables}
     kept = cache.get_many(keys.values())
+    curves, several = list[Curve](), list[dict[str, str]]()
     for file in tables:
-        etag, found = kept.get(keys[file.path], ("", {}))
+        etag, found, parameters = kept.get(keys[file.path], ("", {}, {}))
         if etag == file.etag:
             series = {name: Series.from_json(each) for name, each in found.items()}
         else:
             data = driver.read_range(file.path, 0, MAX_TABLE)
-            series = wandb.series_of(data) if wandb.is_offline(file.path) else series_of(data)
+            series, parameters = wandb.contents(data) if wandb.is_offline(file.path) else (series_of(data), {})
             told = {name: each.to_json() for name, each in series.items()}
-            cache.set(keys[file.path], (file.etag, told), REMEMBER_SECONDS)
+            cache.set(keys[file.path], (file.etag, told, parameters), REMEMBER_SECONDS)
         folder = str(PurePosixPath(file.path).parent)
-        for name, each in series.items():
-            points = tuple(each.whole)
-            yield Curve(name, "" if folder == "." else folder, points)
+        curves += [Curve(name, "" if folder == "." else folder, tuple(each.whole)) for name, each in series.items()]
+        several += [parameters] if parameters else []
+    first, *others = several or [{}]
+    return tuple(curves), {name: text for name, text in first.items() if all(each.get(name) == text for each in others)}
 
 
 def _digest(path: str) -> str:

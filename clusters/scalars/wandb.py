@@ -1,8 +1,9 @@
-"""Reads the scalars of a run from files that W&B writes offline, `run-ID.wandb`, without its package. Pure.
+"""Reads the scalars and the configuration of a run from files that W&B writes offline, `run-ID.wandb`, without its package. Pure.
 
-The idea: such a file is a log of LevelDB (blocks of 32 KiB, whose records may be split) of protocol buffers. Of these only the
-history counts, whose items are a name and a value as JSON. Source: sdk/internal/datastore.py and proto/ of the package wandb.
-A file is written while the program runs, so its last record may be incomplete.
+The idea: such a file is a log of LevelDB (blocks of 32 KiB, whose records may be split) of protocol buffers. Its history,
+summary and configuration count, whose items are a name and a value as JSON. Source: sdk/internal/datastore.py and proto/ of
+wandb. A value of the summary that has no history is a line of one point, at the last step. A file is written while the program
+runs, so its last record may be incomplete.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 MAX_STEP = 10**15
 # Files of a run that are read: each costs a second or so.
 MAX_FILES = 4
+# Values of a configuration.
+MAX_CONFIG = 200
 _KINDS = descriptor_pb2.FieldDescriptorProto
 # What is read of wandb_internal.proto: message → (name, number, type, is_repeated); others are skipped.
 _MESSAGES = {
@@ -33,7 +36,13 @@ _MESSAGES = {
         ("number", 6, "double", False), ("value_json", 16, "bytes", False),
     ],
     "History": [("item", 1, "Item", True), ("step", 2, "Step", False)],
-    "Record": [("history", 2, "History", False)],
+    "Update": [("key", 1, "bytes", False), ("nested_key", 2, "bytes", True), ("value_json", 16, "bytes", False)],
+    "Updates": [("update", 1, "Update", True)],
+    "Run": [("config", 4, "Updates", False), ("summary", 5, "Updates", False)],
+    "Record": [
+        ("history", 2, "History", False), ("summary", 3, "Updates", False), ("config", 5, "Updates", False),
+        ("run", 17, "Run", False),
+    ],
 }  # fmt: skip
 
 
@@ -60,24 +69,66 @@ def is_offline(path: str) -> bool:
 
 
 def series_of(data: bytes) -> dict[str, Series]:
-    """The lines of a file by their names, `a.b` for a value inside another one. A record that cannot be read is left out, and
-    so is all after a damaged one."""
+    return contents(data)[0]
+
+
+def contents(data: bytes) -> tuple[dict[str, Series], dict[str, str]]:
+    """The lines of a file by their names, `a.b` for a value inside another one, and its configuration as texts. A record that
+    cannot be read is left out, and so is all after a damaged one."""
     found: dict[str, Series] = {}
+    summary: dict[str, float] = {}
+    config: dict[str, str] = {}
     for each in _records(data):
         try:
             record = RECORD.FromString(each)
             if record.HasField("history"):
                 _add(found, record.history)
+            for updates in (record.summary, record.run.summary):
+                summary |= dict(_flat(_values(updates)))
+            for updates in (record.config, record.run.config):
+                config |= dict(_texts(_values(updates)))
         except (DecodeError, ValueError, OverflowError, RecursionError):
             continue
-    return found
+    last = max(
+        (line.newest for line in found.values() if line.newest), key=lambda each: each.step, default=Point(0, 0.0, 0.0)
+    )
+    for name, value in summary.items():
+        # `define_metric` adds the best value of a metric as `loss.min`.
+        is_known = name in found or name.rpartition(".")[0] in found
+        if not is_known and not _is_hidden(name) and len(found) < MAX_LINES_PER_FILE:
+            found[name] = Series()
+            found[name].add(Point(last.step, last.wall_time, value))
+    return found, dict(list(config.items())[:MAX_CONFIG])
+
+
+def _values(updates: Any) -> dict[str, Any]:
+    return {_name(item): json.loads(item.value_json) for item in updates.update}
+
+
+def _texts(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict) and value and name.count(".") < 3:
+            yield from _texts(value, f"{name}.")
+        elif not _is_hidden(name):
+            yield _storable(name), _storable(value if isinstance(value, str) else json.dumps(value))
+
+
+def _is_hidden(name: str) -> bool:
+    """What W&B itself adds begins with an underscore."""
+    return name.startswith("_") or len(name) > MAX_TAG
+
+
+def _storable(text: str) -> str:
+    """PostgreSQL refuses NUL and half of a surrogate pair, and JSON may have both."""
+    return text.replace("\0", "").encode(errors="replace").decode()
 
 
 def _add(found: dict[str, Series], history: Any) -> None:
     values = {_name(item): _value(item) for item in history.item}
     at, step = values.get("_timestamp"), history.step.num
     for name, value in _flat(values):
-        if name.startswith("_") or len(name) > MAX_TAG or not 0 <= step < MAX_STEP:
+        if _is_hidden(name) or not 0 <= step < MAX_STEP:
             continue
         if name in found or len(found) < MAX_LINES_PER_FILE:
             found.setdefault(name, Series()).add(Point(step, float(at) if isinstance(at, int | float) else 0.0, value))

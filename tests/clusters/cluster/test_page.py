@@ -465,6 +465,25 @@ class TestMetrics:
         for path in ("other/1/events.out.tfevents.1", "demo/1/../../other/1/events.out.tfevents.1", "demo/1/model.png"):
             assert api.get(f"{run}/images/content?{query.replace(key, path)}")[0] == 404
 
+    def test_what_wandb_wrote_offline_becomes_results(self, trained, people, s3, bucket):
+        from clusters.results import numbers
+        from clusters.results.models import RunMetric
+        from clusters.runs.models import Run
+        from clusters.scalars.reading import scalars_of
+        from tests.clusters.scalars.test_scalars import history, offline, updates
+
+        records = [updates("run", lr="0.1", seed="1"), history(7, loss="0.5"), updates("summary", final="0.93")]
+        for n, more in enumerate(([], [updates("config", seed="2")])):
+            key = f"demo/1/wandb/offline-run-{n}/run-{n}.wandb"
+            s3.client.put_object(Bucket=bucket, Key=key, Body=offline(*records, *more))
+        run = Run.objects.select_related("cluster").get()
+        for _ in range(2):  # Files that have not changed are not read again.
+            numbers.keep(run, scalars_of(run), timezone.now())
+            run.refresh_from_db()
+            assert (run.parameters["lr"], "seed" in run.parameters) == ("0.1", False), "the two say different seeds"
+            last = RunMetric.objects.filter(metric__name__endswith="final").values_list("last", "step")
+            assert set(last) == {(0.93, 7)}
+
     def test_the_overview_shows_what_a_run_came_to(self, trained, people, as_person, s3, bucket):
         from django.utils import timezone
 

@@ -570,6 +570,34 @@ def history(step: int, **values: str) -> bytes:
     return bytes(made.SerializeToString())
 
 
+def updates(kind: str, **values: str) -> bytes:
+    from clusters.scalars.wandb import RECORD
+
+    made = RECORD()
+    part = {"config": made.config, "summary": made.summary, "run": made.run.config}[kind]
+    for name, text in values.items():
+        part.update.add(value_json=text.encode(), nested_key=[each.encode() for each in name.split("__")])
+    return bytes(made.SerializeToString())
+
+
+def test_wandbs_configuration_becomes_parameters_and_its_summary_last_values():
+    from clusters.scalars.wandb import contents
+
+    records = [
+        updates("run", lr="0.1", model='{"depth": 3, "name": "a\\u0000\\ud800"}', _wandb='{"x": 1}'),
+        *(history(step, loss=str(step)) for step in range(5)),
+        updates("summary", loss='{"min": 0}', _runtime="7", final='{"acc": 0.9, "note": "text"}'),
+        updates("summary", loss="4", final__acc="0.93"),
+        updates("config", lr="0.2", layers="[1, 2]", empty="{}"),
+    ]
+    series, config = contents(offline(*records))
+    assert {name: line.newest for name, line in series.items()} == {
+        "loss": scalars.Point(4, 0.0, 4.0),
+        "final.acc": scalars.Point(4, 0.0, 0.93),
+    }
+    assert config == {"lr": "0.2", "model.depth": "3", "model.name": "a?", "layers": "[1, 2]", "empty": "{}"}
+
+
 def test_what_wandb_writes_offline_is_read_by_its_history_to_where_it_is_damaged():
     from clusters.scalars import wandb
 
