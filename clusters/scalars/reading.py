@@ -106,7 +106,7 @@ def read_stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progre
         files, tables = _files(driver, folder)
     except NotPossible:
         return Scalars((), 0), {}
-    keys = {file.path: f"events.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
+    keys = {file.path: f"records.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
     kept = cache.get_many(keys.values())
     remembered = {path: Progress.from_json(kept[key]) for path, key in keys.items() if key in kept}
     before = {path: each.state for path, each in remembered.items()}

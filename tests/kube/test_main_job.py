@@ -12,6 +12,7 @@ import re
 import secrets
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -25,6 +26,7 @@ import pytest
 from botocore.exceptions import ClientError
 from playwright.sync_api import Page, expect
 
+from clusters.clouds.drivers.local.network import packages
 from portal.up import services
 from tests import s3server
 from tests.browser import SOON, chromium, signed_in
@@ -42,6 +44,19 @@ pytestmark = [
 ]
 
 TRAINED = 400_000
+# The real client is in tests/clusters/tracking; this is the way there, out of a pod.
+RECORD = """python - <<'END'
+import json, os, urllib.request
+
+def call(name, **body):
+    headers = {"Authorization": "Bearer " + os.environ["MLFLOW_TRACKING_TOKEN"], "Content-Type": "application/json"}
+    url = os.environ["MLFLOW_TRACKING_URI"] + "/api/2.0/mlflow/" + name
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+
+run = call("runs/create", experiment_id="0", start_time=0)["run"]["info"]["run_id"]
+for step in (1, 2):
+    call("runs/log-metric", run_id=run, key="recorded", value=1 / step, step=step, timestamp=step)
+END"""
 SECRETS = ("PORTAL_SECRET_KEY",)
 
 
@@ -69,6 +84,9 @@ def portal(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Por
     portal = Portal(tmp_path_factory.mktemp("portal") / "var", PORTAL_STORAGE_ADDRESS=node.gateway, **ELSEWHERE)
     portal.start()
     portal.end_show1()
+    # By it pods reach the portal's tracking, as by docker/kubernetes/packages in a cluster.
+    door = packages.Server(0, None, packages.Portal(portal.origin))
+    threading.Thread(target=door.serve_forever, daemon=True).start()
     manage(
         portal,
         "register_kubernetes",
@@ -79,12 +97,16 @@ def portal(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Por
         str(portal_kubeconfig(node.plane)),
         "--set",
         "portal=main-job",
+        "--set",
+        f"tracking=http://{node.gateway}:{door.server_address[1]}",
     )
     # Other tests may have used the same business line on this node.
     hand_over(node.plane, "main-job", "ops")
     yield portal
     assert portal.stop() == 0
     assert portal.left() == []
+    door.shutdown()
+    door.server_close()
 
 
 def manage(portal: Portal, *arguments: str) -> None:
@@ -142,7 +164,7 @@ def train(page: Page) -> None:
     page.get_by_label("Image").select_option("tensorflow-2-21")
     page.locator("[name=input]").select_option("demo-input")
     page.get_by_label("Output", exact=False).first.select_option("demo-output")
-    page.get_by_label("Command", exact=True).fill("python digits_ps.py --steps 600")
+    page.get_by_label("Command", exact=True).fill(f"python digits_ps.py --steps 600\n{RECORD}")
     page.get_by_label("Environment variables").fill("GREETING=hello | DATA_DIR=/elearn/output")
     page.get_by_label("Master").select_option("tiny-1-gpu")
     page.locator("[name=ps_flavor]").select_option("small")
@@ -170,7 +192,7 @@ def succeed(page: Page, node: Node) -> None:
     page.reload()
     expect(page.locator("#log")).to_contain_text("Saved the model of step 600", timeout=SOON)
     tab(page, "Metrics")
-    for tag in ("loss", "accuracy", "global_step/sec"):
+    for tag in ("loss", "accuracy", "global_step/sec", "recorded"):
         line = page.locator(".chart", has_text=tag).first.locator("svg path").first
         expect(line).to_have_attribute("d", re.compile("^M.*L"))
     tab(page, "Usage")
