@@ -262,8 +262,8 @@ def draw(
     y_low, y_high = _bounds([y for _, y in good], widen=True)
     if from_zero:
         y_low = 0.0
-    x_ticks = [x for x in ticks(x_low, x_high, 5) if x_low <= x <= x_high]
-    y_ticks = ticks(y_low, y_high, 4)
+    x_ticks = [x for x in ticks(x_low, x_high, 5, least=_least(x for x, _ in good)) if x_low <= x <= x_high]
+    y_ticks = ticks(y_low, y_high, 4, least=_least(y for _, y in good))
     y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -373,13 +373,13 @@ def draw_columns(
     )
 
 
-def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that enclose `low` and `high`. `low` < `high`, both finite.
-    Source: Heckbert, "Nice numbers for graph labels", Graphics Gems (1990)."""
+def ticks(low: float, high: float, about: int, *, least: float = 0.0) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart, at least `least`) that enclose `low` and `high`. `low` < `high`, both
+    finite. Source: Heckbert, "Nice numbers for graph labels", Graphics Gems (1990)."""
     rough = (high - low) / about
     if rough < sys.float_info.min:  # below, powers of ten lose their digits
         return [low, high]
-    step = _nice(rough)
+    step = max(_nice(rough), least)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [index * step for index in range(first, last + 1)]
 
@@ -466,6 +466,11 @@ def _bounds(values: Sequence[float], *, widen: bool) -> tuple[float, float]:
         return low, high
     room = abs(low) * 0.1 if abs(low) > SMALLEST * 10 else 1.0
     return (low - room, high + room) if widen else (low, low + room)
+
+
+def _least(values: Iterable[float]) -> float:
+    """The least distance of two labels: an axis of counts has none between two of them."""
+    return 1.0 if all(value == int(value) for value in values) else 0.0
 
 
 def _share(value: float, low: float, high: float) -> float:

@@ -9,7 +9,7 @@
   const COLOURS = 6, HEIGHT = 240, MARK = "#view?", MOST_ROWS = 12;
 
   // --- The view ----------------------------------------------------------------------------------------------------------
-  const view = { axis: "x", smooth: 0, log: new Set(), zoom: new Map(), hidden: new Set() };
+  const view = { axis: "x", smooth: 0, log: new Set(), zoom: new Map(), tall: new Map(), hidden: new Set() };
   const name = (chart, line) => chart.key + "|" + line.label;
   function readView() {
     // Links to Compare may have the choice for pictures (?x=time&smooth=0.6).
@@ -19,8 +19,9 @@
     view.smooth = weight > 0 && weight < 1 ? weight : 0;
     view.log = new Set(said.getAll("log"));
     view.hidden = new Set(said.getAll("hide"));
-    view.zoom = new Map(said.getAll("zoom").map((text) => text.split(":")).filter(([low, high]) => Number(low) < Number(high))
-      .map(([low, high, ...title]) => [title.join(":"), [Number(low), Number(high)]]));
+    // "low:high:title", of the x axis and of the y axis.
+    [view.zoom, view.tall] = ["zoom", "zoomy"].map((name) => new Map(said.getAll(name).map((text) => text.split(":"))
+      .filter(([low, high]) => Number(low) < Number(high) && isFinite(low) && isFinite(high)).map(([low, high, ...title]) => [title.join(":"), [Number(low), Number(high)]])));
   }
   function writeView() {
     const said = new URLSearchParams();
@@ -28,7 +29,8 @@
     if (view.smooth) said.set("smooth", view.smooth);
     view.log.forEach((title) => said.append("log", title));
     view.hidden.forEach((line) => said.append("hide", line));
-    view.zoom.forEach(([low, high], title) => said.append("zoom", Number(low.toPrecision(12)) + ":" + Number(high.toPrecision(12)) + ":" + title));
+    [["zoom", view.zoom], ["zoomy", view.tall]].forEach(([name, zooms]) => zooms.forEach(([low, high], title) =>
+      said.append(name, Number(low.toPrecision(12)) + ":" + Number(high.toPrecision(12)) + ":" + title)));
     const text = said.toString();
     if (text || location.hash.startsWith(MARK)) history.replaceState(history.state, "", text ? MARK + text : location.pathname + location.search);
     $$("[data-copy-view]").forEach((button) => { button.dataset.copy = location.href; });
@@ -112,7 +114,10 @@
     const font = "12px " + family;
     chart.axis = chart.axes.includes(view.axis) ? view.axis : chart.axes[0];
     const log = view.log.has(chart.key), data = columns(chart), each = chart.both ? 2 : 1;
-    const zoom = () => view.zoom.get(chart.key);
+    const zoom = () => view.zoom.get(chart.key), said = view.tall.get(chart.key);
+    // A link may say anything, and uPlot would count for ever between two floats that are neighbours.
+    const tall = said && (!log || said[0] > 0) && said[1] - said[0] > 1e-9 * Math.max(...said.map(Math.abs)) ? said : null;
+    const whole = !tall && !chart.both && chart.lines.every((line) => line.y.every((y) => y === null || Number.isInteger(y)));
     const series = [{}];
     chart.lines.forEach((line, n) => {
       const show = !view.hidden.has(name(chart, line)), dash = n < COLOURS ? undefined : [6, 3];
@@ -133,6 +138,7 @@
         y: {
           distr: log ? 3 : 1, log: 10,
           range: (u, low, high) => {
+            if (tall) return tall;
             if (low === null || low === undefined) return log ? [0.1, 1] : [0, 1];
             if (log) {
               // From one digit of a power of ten to another.
@@ -153,7 +159,8 @@
               : { values: (u, ticks, at, space, step) => ticks.map((x) => clock(step >= 86400 ? "{MM}-{DD}" : step >= 60 ? "{HH}:{mm}" : "{HH}:{mm}:{ss}", x)) }),
         },
         {
-          ...axis, gap: 6, space: 36, values: (u, ticks) => ticks.map((y) => y === null ? "" : number(y)),
+          ...axis, gap: 6, space: 36, ...(whole && !log ? { incrs: STEPS } : {}),
+          ...(tall && log ? { splits: (u, at, low, high) => marks(low, high), filter: (u, ticks) => ticks } : {}), values: (u, ticks) => ticks.map((y) => y === null ? "" : number(y)),
           size: (u, words) => Math.ceil(Math.max(24, ...(words || []).map((word) => { u.ctx.font = font; return u.ctx.measureText(word || "").width; })) + 12),
         },
       ],
@@ -165,17 +172,19 @@
           return [point >= 0 && point <= u.over.clientWidth ? point : left, top];
         },
         points: { size: 8, fill: (u, n) => colourOf(Math.ceil(n / each) - 1), stroke: () => colour("surface"), width: 1.5 },
-        drag: { x: true, y: false, setScale: false, dist: 6 },
+        drag: { x: true, y: true, uni: 40, setScale: false, dist: 6 },  // across, up and down, or a box
         sync: { key: "charts " + chart.axis, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" }, setSeries: false },
         bind: {
-          dblclick: () => () => { setZoom(chart, null); return null; },
+          dblclick: () => () => { unzoom(chart); return null; },
           mousedown: (u, target, handle) => (event) => { dragging = event.button === 0; return handle(event); },
           mouseup: (u, target, handle) => (event) => { dragging = false; return handle(event); },
         },
       },
       hooks: {
         setSelect: [(u) => {
-          if (u.select.width > 5) setZoom(chart, [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]);
+          const { left, top, width, height } = u.select;
+          if (height > 5 && height < u.over.clientHeight - 1) view.tall.set(chart.key, [u.posToVal(top + height, "y"), u.posToVal(top, "y")]);
+          if (width > 5) setZoom(chart, width < u.over.clientWidth - 1 ? [u.posToVal(left, "x"), u.posToVal(left + width, "x")] : view.zoom.get(chart.key));
         }],
         setCursor: [() => told(chart)],
       },
@@ -185,8 +194,16 @@
     byTouch(chart);
     chart.mount.setAttribute("aria-valuemax", String(data[0].length - 1));
     $("[data-plot-log]", box).setAttribute("aria-pressed", String(log));
-    $("[data-plot-whole]", box).hidden = !zoom();
+    $("[data-plot-whole]", box).hidden = !zoom() && !tall;
     if (hot === chart.key && pointer) chart.u.setCursor(pointer); else told(chart);
+  }
+  // Labels of a log axis between any two values; those of uPlot have to begin at one digit of a power of ten.
+  function marks(low, high) {
+    const [first, last] = [low, high].map((y) => Math.floor(Math.log10(y))), powers = [...Array(last - first + 1).keys()].map((n) => 10 ** (first + n));
+    const inside = (last - first > 3 ? powers.filter((_, n) => n % Math.ceil(powers.length / 8) === 0) : powers.flatMap((power) => [power, 2 * power, 5 * power])).filter((y) => y >= low && y <= high);
+    if (inside.length > 1) return inside;
+    const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].map((n) => n * power).find((each) => each >= rough);
+    return [...Array(6).keys()].map((n) => (Math.ceil(low / step) + n) * step).filter((y) => y <= high);
   }
   // A link may name a zoom that has nothing to do with the numbers.
   function within(zoom, xs) {
@@ -199,6 +216,10 @@
     writeView();
     // The mouse's own handler is still running.
     setTimeout(() => { if (chart.box.isConnected) draw(chart); });
+  }
+  function unzoom(chart) {
+    view.tall.delete(chart.key);
+    setZoom(chart, null);
   }
   function valuesAt(chart) {
     const { idx, idxs } = chart.u.cursor, each = chart.both ? 2 : 1;
@@ -238,7 +259,12 @@
     } else if (event.key === "+" || event.key === "-") {
       const by = event.key === "+" ? 0.5 : 2;
       widen(chart, middle, by);
-    } else if ((event.key === "Escape" || event.key === "0") && view.zoom.has(chart.key)) setZoom(chart, null);
+    } else if (event.key === "y" || event.key === "Y") {
+      // As + and - across: the half, or twice as much, around the middle.
+      const { min: low, max: high } = u.scales.y, log = view.log.has(chart.key), [from, to] = log ? [Math.log(low), Math.log(high)] : [low, high];
+      const half = (to - from) * (event.key === "y" ? 0.25 : 1), found = [(from + to) / 2 - half, (from + to) / 2 + half].map((y) => log ? Math.exp(y) : y);
+      if (found[0] < found[1]) { view.tall.set(chart.key, found); setZoom(chart, view.zoom.get(chart.key)); }
+    } else if ((event.key === "Escape" || event.key === "0") && (view.zoom.has(chart.key) || view.tall.has(chart.key))) unzoom(chart);
     else return;
     event.preventDefault();
   }
@@ -453,7 +479,7 @@
       if (hides) view.hidden.add(line);
       button.setAttribute("aria-pressed", String(!hides));
     } else if ("plotLog" in button.dataset) { if (!view.log.delete(chart.key)) view.log.add(chart.key); }
-    else if ("plotWhole" in button.dataset) view.zoom.delete(chart.key);
+    else if ("plotWhole" in button.dataset) { view.zoom.delete(chart.key); view.tall.delete(chart.key); }
     else if ("plotCsv" in button.dataset) return csv(chart);
     else if ("plotPng" in button.dataset) { if (!chart.u) draw(chart); return png(chart); }
     writeView();

@@ -51,6 +51,16 @@ def test_a_number_that_is_none_leaves_a_gap():
     assert line.latest == "1"
 
 
+def test_axes_of_counts_have_whole_numbers():
+    def labels(points):
+        chart = draw("tasks", [Line("", points)], x_label="tasks")
+        return [tick.text for tick in chart.x_ticks], [tick.text for tick in chart.y_ticks]
+
+    assert labels([(1, 3.5), (2, 5.25)])[0] == ["1", "2"]
+    assert labels([(0.5, 1), (0.75, 1)])[1] == ["0", "1", "2"]
+    assert labels([(0, 0), (4000, 90)]) == (["0", "1,000", "2,000", "3,000", "4,000"], ["0", "50", "100"])
+
+
 def test_a_lone_point_is_a_dot():
     (line,) = draw("loss", [Line("", [(7, 0.5)])], x_label="step").lines
     assert line.path == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -111,6 +112,28 @@ def test_a_chart_answers_and_keeps_its_view(store: Callable[[int], None], live_s
         same.press("Escape")
         same.press("Home")
         assert said(same)[0] == 0
+        # Up and down it zooms the other axis, which a box does as well; the keys do it, too.
+        box = same.locator(".u-over").bounding_box()
+        assert box
+        other.mouse.move(box["x"] + 200, box["y"] + box["height"] / 2)
+        other.mouse.down()
+        other.mouse.move(box["x"] + 205, box["y"] + box["height"] - 2, steps=3)
+        other.mouse.up()
+        expect(other.get_by_role("button", name="Zoom out")).to_be_visible()
+
+        def view(page: Page) -> dict[str, list[str]]:
+            return parse_qs(page.url.partition("#view?")[2])
+
+        assert "zoom" not in view(other)
+        low, high, _ = view(other)["zoomy"][0].split(":")
+        # The lower half of a log axis that shows 0.01 to 2.
+        assert 0.009 < float(low) < 0.012
+        assert 0.1 < float(high) < 0.2
+        same.press("y")
+        assert float(view(other)["zoomy"][0].split(":")[0]) > 0.01
+        same.locator(".u-over").dblclick(position={"x": 100, "y": 100})
+        expect(other.get_by_role("button", name="Zoom out")).to_be_hidden()
+        assert "zoomy" not in view(other)
         assert complaints == []
 
         # Without the library there is a picture.
