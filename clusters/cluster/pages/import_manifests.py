@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import orjson
 from django import forms
 from pydantic import ValidationError
 
 from clusters.frame.form import area
+from clusters.frame.written import read_document
 from clusters.manifest.cluster import ClusterManifest
 from portal.errors import FieldError, Invalid
 from portal.manifests import mistakes
-from portal.web.limits import refuse_nul
 
 MAX_IMPORT = 100
 MAX_IMPORT_BYTES = 1024 * 1024
@@ -27,8 +26,8 @@ class ImportForm(forms.Form):
     file = forms.FileField(
         label="File",
         required=False,
-        help_text="A JSON file with one manifest, or with several, as Export writes them.",
-        widget=forms.ClearableFileInput(attrs={"accept": ".json,application/json"}),
+        help_text="One manifest as YAML or JSON, or several in a list, as Export writes them.",
+        widget=forms.ClearableFileInput(attrs={"accept": ".json,.yaml,.yml,application/json,application/yaml"}),
     )
     manifest = area("Or paste it", required=False, rows=12, placeholder='{"kind": "cluster", …}')
 
@@ -56,13 +55,7 @@ class ImportForm(forms.Form):
 def read_manifests(text: str) -> list[ClusterManifest]:
     """Parses one manifest, a list, or Export's {"kind": "List", "items": […]}. Raises Invalid; the path starts with the
     manifest's number if there are several."""
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise Invalid.at(
-            message=f"This is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
-        ) from error
-    refuse_nul(value)
+    value = read_document(text)
     if isinstance(value, dict) and value.get("kind") == "List":
         value = value.get("items")
     documents = value if isinstance(value, list) else [value]

@@ -8,6 +8,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from django.template.loader import render_to_string
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -588,7 +589,7 @@ def test_import_of_several_makes_all_or_none(page_catalogue, people, as_person, 
     assert Cluster.objects.count() == 0
     two[1] = document("two")
     items = {"kind": "List", "items": two}
-    assert client.post("/clusters/import", {"manifest": json.dumps(items)})["Location"] == "/clusters"
+    assert client.post("/clusters/import", {"manifest": yaml.safe_dump(items)})["Location"] == "/clusters"
     assert Cluster.objects.count() == 2
 
 
