@@ -27,8 +27,9 @@ from portal.errors import FieldError, Invalid, sentence
 from portal.manifests import parse
 from portal.models import User
 from portal.pages.appcodes import person
+from portal.pages.forms import ZoneInput
 from portal.pages.layout import listed, page_of, selected_appcode, words
-from portal.text.zones import UTC, zones
+from portal.text.zones import UTC, zone_named
 
 FIELDS = {
     "metadata.name": "name", "metadata.appcode": "appcode", "spec.cron": "cron", "spec.timeZone": "time_zone",
@@ -60,7 +61,7 @@ class ScheduleForm(ManifestForm[ScheduleManifest]):
             attrs={"maxlength": 200, "class": "code", "autocomplete": "off", "placeholder": "30 2 * * *"}
         ),
     )
-    time_zone = choice("Time zone")
+    time_zone = Words(label="Time zone", widget=ZoneInput())
     missed = choice("When the portal was down at that time", choices=MISSED)
     overlapping = choice("While the run before goes on", choices=OVERLAPPING)
 
@@ -71,7 +72,6 @@ class ScheduleForm(ManifestForm[ScheduleManifest]):
         if not (self.is_bound or fixed or user.time_zone):
             # Without a zone of the profile, the browser's is chosen.
             self.fields["time_zone"].widget.attrs["data-zone-preset"] = ""
-        self.choose("time_zone", [(name, name.replace("_", " ")) for name in zones()])
         self.choose("starts", [("", "Choose…"), *_offered(user, appcode, self.initial.get("starts", ""))])
         self.fields["name"].disabled = fixed
 
@@ -142,7 +142,11 @@ def schedule(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 @require_POST
 def times(request: HttpRequest) -> HttpResponse:
     """The next start times for the current input, or its errors."""
-    said = {"cron": request.POST.get("cron", ""), "time_zone": request.POST.get("time_zone", ""), "cluster": "any"}
+    said = {
+        "cron": request.POST.get("cron", ""),
+        "time_zone": zone_named(request.POST.get("time_zone", "")),
+        "cluster": "any",
+    }
     return render(request, "clusters/schedules/_times.html", _times(said))
 
 

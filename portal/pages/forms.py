@@ -30,7 +30,7 @@ from portal.manifests.appcode import (
 )
 from portal.models import Appcode, Membership, OrgNode
 from portal.terms import Terms
-from portal.text.zones import zones
+from portal.text.zones import zone_named, zones
 
 
 def show_errors(form: forms.BaseForm, error: Invalid, fields: Mapping[str, str]) -> None:
@@ -308,12 +308,26 @@ for _name, _label in (("from", "From"), ("to", "To")):
     )
 
 
+class ZoneInput(forms.TextInput):
+    """A time zone, offered as one types: a city is enough."""
+
+    template_name = "components/zone.html"
+
+    def get_context(self, name: str, value: Any, attrs: dict[str, Any] | None) -> dict[str, Any]:
+        listed = {
+            **(attrs or {}),
+            "list": f"{(attrs or {}).get('id', name)}_zones",
+            "autocomplete": "off",
+            "spellcheck": "false",
+        }
+        return {**super().get_context(name, value, listed), "zones": zones()}
+
+    def value_from_datadict(self, data: Mapping[str, Any], files: Any, name: str) -> str:
+        return zone_named(data.get(name) or "")
+
+
 class ZoneForm(forms.Form):
-    time_zone = forms.ChoiceField(
-        label="Time zone",
-        required=False,
-        choices=lambda: [("", "The browser's"), *((name, name.replace("_", " ")) for name in zones())],
-    )
+    time_zone = Words(label="Time zone", required=False, widget=ZoneInput(attrs={"placeholder": "The browser's"}))
 
 
 class OrgNodeForm(forms.Form):

@@ -151,8 +151,8 @@ def set_zone(request: HttpRequest) -> HttpResponse:
     form = ZoneForm(request.POST)
     attempt(
         request,
-        lambda: people_actions.set_time_zone(request.POST.get("time_zone", ""), acting_user=person(request)),
-        f"Times are shown in {form.data.get('time_zone') or 'the zone of the browser'}.",
+        lambda: people_actions.set_time_zone(form["time_zone"].value(), acting_user=person(request)),
+        f"Times are shown in {form['time_zone'].value() or 'the zone of the browser'}.",
     )
     return redirect("profile")
 

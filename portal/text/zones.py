@@ -18,6 +18,15 @@ def zones() -> list[str]:
     return [UTC, *sorted(places)]
 
 
+def zone_named(typed: str) -> str:
+    """The zone that somebody means by "shanghai", "new york" or "asia/shanghai"; what was typed if that is none, or several."""
+    wanted = typed.strip().replace(" ", "_").lower()
+    found = [name for name in zones() if name.lower() == wanted] or [
+        name for name in zones() if name.lower().endswith(f"/{wanted}")
+    ]
+    return found[0] if len(found) == 1 else typed.strip()
+
+
 @cache
 def _known() -> frozenset[str]:
     return frozenset(available_timezones())
