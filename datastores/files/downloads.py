@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
+from posixpath import basename, commonpath
 
 from django.http import Http404, StreamingHttpResponse
 from django.utils.http import content_disposition_header
@@ -49,7 +50,8 @@ def download(
 
 def download_many(store: Datastore, paths: Sequence[str], user: User) -> StreamingHttpResponse:
     """Files and folders (trailing slash) as one archive. Raises Http404, Conflict, DriverError, Unavailable."""
-    name = paths[0].strip("/").rpartition("/")[2] if len(paths) == 1 else ""
+    # Named after what it has, or after the folder in which all of that lies.
+    name = basename(commonpath([path.strip("/") for path in paths]))
     return download_packed(lambda: contents.archive(store, paths), f"{name or store.name}.zip", user)
 
 

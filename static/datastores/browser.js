@@ -12,7 +12,7 @@
   const SHOWN = 5, TRIES = 6, PAUSE = 1, PLACES = 16, LARGE = 16 * 2 ** 20;
   // Limits of a batch: size of a file, number of files, and total bytes with multipart overhead.
   const SMALL = 2 ** 18, MANY = 100, MANY_BYTES = 3 * 2 ** 20, AROUND = 1024;
-  const waiting = [], failed = [], pausing = new Set(), shownDone = [];
+  const waiting = [], failed = [], pausing = new Set(), shownDone = [], moving = new Set();
   let running = 0, files = 0, bytes = 0, stored = 0, storedBytes = 0, renewed = 0, soon = 0, halted = "";
   // Whether this page may send parts directly to the store; known after the first one succeeds or fails.
   let direct = "direct" in form.dataset;
@@ -50,7 +50,7 @@
 
   function tell() {
     sum.hidden = files < 2 && !halted && !failed.length;
-    const amount = files.toLocaleString("en") + " files stored, " + size(storedBytes) + " of " + size(bytes);
+    const amount = files.toLocaleString("en") + " files stored, " + size([...moving].reduce((sum, job) => sum + job.loaded, storedBytes)) + " of " + size(bytes);
     sum.textContent = stored.toLocaleString("en") + " of " + amount + (halted ? ". " + halted : "");
     again.hidden = !(halted || (failed.length && !running && !waiting.length && !pausing.size));
     again.textContent = halted ? "Continue" : "Try the failed ones again";
@@ -176,6 +176,8 @@
 
   function show(job, loaded) {
     const total = job.size;
+    job.loaded = loaded;
+    tell();
     job.shown.bar.value = total ? loaded / total : 1;
     job.shown.said.textContent = loaded < total ? size(loaded) + " of " + size(total) : "being stored";
   }
@@ -234,12 +236,15 @@
     const shown = job.shown = job.shown || line(job.title), is_large = job.size > LARGE && job.files.length === 1;
     const cancel = () => { job.cancelled = true; job.request.abort(); };
     running += 1;
+    job.loaded = 0;
+    moving.add(job);
     shown.stop.addEventListener("click", cancel);
     shown.stop.hidden = false;
     try {
       if (is_large) await in_parts(job);
       else if (job.files.length > 1) await together(job);
       else await ask(job, "PUT", form.action + "?path=" + encodeURIComponent(job.title), job.files[0].file, (loaded) => show(job, loaded));
+      moving.delete(job);
       done(job);
     } catch (request) {
       if (!(request instanceof XMLHttpRequest)) throw request;
@@ -250,6 +255,7 @@
         if (job.upload) ask(job, "DELETE", job.upload, {}).catch(() => { /* it is dropped after a day */ });
       } else refused(job, request);
     } finally {
+      moving.delete(job);
       shown.stop.removeEventListener("click", cancel);
       shown.stop.hidden = true;
       running -= 1;

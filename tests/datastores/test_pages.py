@@ -315,7 +315,9 @@ def test_what_is_chosen_is_downloaded_and_removed_together(as_: Any, store: Any)
     for name in ("a/b/1.txt", "a/2.txt", "a/3.txt"):
         put(bob, name, name.encode())
     wanted = {"paths": ["a/b/", "a/2.txt"], "folder": "a"}
-    with zipfile.ZipFile(io.BytesIO(as_("victor").post(f"{ONE}/chosen", wanted).getvalue())) as found:
+    packed = as_("victor").post(f"{ONE}/chosen", wanted)
+    assert packed["Content-Disposition"] == 'attachment; filename="a.zip"'
+    with zipfile.ZipFile(io.BytesIO(packed.getvalue())) as found:
         assert set(found.namelist()) == {"b/1.txt", "2.txt"}
     removed = bob.post(f"{ONE}/chosen", {**wanted, "do": "remove"})
     assert removed["Location"] == f"{ONE}?folder=a"
