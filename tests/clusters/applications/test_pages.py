@@ -364,5 +364,6 @@ def test_an_image_that_does_not_run_here_is_shown_and_not_chosen(
     page_catalogue: Any, people: Any, as_person: Any
 ) -> None:
     client = as_person(people.bob)
-    for page in (client.get(f"{NEW}?type=jupyter&appcode=ops-demo"), client.get("/clusters/new")):
+    for address in (f"{NEW}?type=jupyter&appcode=ops-demo", "/clusters/new", "/pipelines/new"):
+        page = client.get(address)
         assert '<option value="container-only" disabled>Container only (not on' in page.content.decode()
