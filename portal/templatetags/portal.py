@@ -123,7 +123,9 @@ def elapsed(start: dt.datetime | None, end: dt.datetime | None = None) -> SafeSt
     if start is None:
         return "–"
     if end is not None:
-        return format_html('<span title="{} to {}">{}</span>', _exact(start), _exact(end), duration(end - start))
+        # Between whole seconds, as the tooltip shows them and as segments are billed.
+        whole = end.replace(microsecond=0) - start.replace(microsecond=0)
+        return format_html('<span title="{} to {}">{}</span>', _exact(start), _exact(end), duration(whole))
     seconds = (timezone.now() - start).total_seconds()
     return _time(start, "data-since", coarse(seconds) if seconds >= 60 else "moments")
 

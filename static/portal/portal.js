@@ -136,6 +136,9 @@
       if (event.key === "ArrowDown" || event.key === "ArrowUp") {
         event.preventDefault();
         if (all.length) choose(all[(at + (event.key === "ArrowDown" ? 1 : -1) + all.length) % all.length]);
+      } else if (event.key === "Escape" && !event.isComposing) {
+        event.preventDefault();  // a field for searching would only be emptied by it
+        palette.close();
       } else if (event.key === "Enter" && !event.isComposing) {
         const box = $("[data-words]", paletteList);
         if (!box || box.dataset.words !== paletteInput.value.trim()) { event.preventDefault(); entered = true; }
@@ -190,7 +193,7 @@
     const before = words && words.textContent;
     try {
       await navigator.clipboard.writeText(source ? source.value || source.textContent : button.dataset.copy);
-      if (words) { words.textContent = "Copied"; setTimeout(() => { words.textContent = before; }, 1500); }
+      if (words) { words.textContent = "Copied"; button.dataset.copied = ""; setTimeout(() => { words.textContent = before; delete button.dataset.copied; }, 1500); }
       else toast("Copied.", "success");
     } catch (error) {
       toast("The browser did not allow copying; select the text and copy it by hand.", "error");
@@ -268,9 +271,9 @@
       const at = zoned(new Date(time.dateTime)), text = at.day + " " + at.time, day = at.day === zoned(new Date()).day ? "" : at.day + " ";
       time.textContent = time.dataset.moment === "minute" ? day + at.time.slice(0, 5) : time.dataset.moment === "short" ? text : text + " " + at.zone.replace("GMT", "UTC").replace(/\+0$/, "");
     });
-    $$("select[data-zone-preset]", root).forEach((select) => {
-      delete select.dataset.zonePreset;
-      if ([...select.options].some((each) => each.value === OWN)) select.value = OWN;
+    $$("input[data-zone-preset]", root).forEach((input) => {
+      delete input.dataset.zonePreset;
+      if ([...input.list.options].some((each) => each.value === OWN)) input.value = OWN;
     });
     if (clock) $$("input[data-zone-of]:not([data-zone-done])", root).forEach((field) => {
       // A time field names its zone, and a UTC value from the page is converted to it.
@@ -296,12 +299,26 @@
   }
   setInterval(() => { if (!document.hidden) tick(); }, 1000);
 
-  // --- Screen readers: the text of [data-announce] in a new part is announced when it has changed ---------------------------
-  const heard = () => $$("[data-announce]").map((e) => e.textContent.trim().replace(/\s+/g, " ")).join(". ");
+  // --- Boxes that scroll can be scrolled by keys. Not every browser lets one reach a box that has nothing to reach in it -------
+  function scrollable(root) {
+    $$("pre, .table-wrap", root).forEach((box) => {
+      const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+      if (scrolls && !box.hasAttribute("tabindex") && !$("a[href], button, input, select, summary", box)) box.tabIndex = box.dataset.scrolls = 0;
+      else if (!scrolls && "scrolls" in box.dataset) { box.removeAttribute("tabindex"); delete box.dataset.scrolls; }
+    });
+  }
+  window.addEventListener("resize", () => scrollable());
+  document.addEventListener("toggle", (event) => { if (event.target.matches("details[open]:not(.menu)")) scrollable(event.target); }, true);
+
+  // --- Screen readers: the text of each [data-announce] is announced when it is new; that its times go on is nothing new --------
+  const heard = () => new Map($$("[data-announce]").map((e) => {
+    const text = e.textContent.trim().replace(/\s+/g, " ");
+    return [$$("time", e).reduce((rest, time) => rest.replace(time.textContent, ""), text), text];
+  }));
   let said = heard();
   function announce() {
-    const now = heard();
-    if (now && now !== said) $("#announced").textContent = now;
+    const now = heard(), fresh = [...now].filter(([key]) => key && !said.has(key)).map(([, text]) => text);
+    if (fresh.length) $("#announced").textContent = fresh.join(". ");
     said = now;
   }
 
@@ -366,6 +383,7 @@
     showCopyButtons(root);
     tick(root);
     inOwnZone(root);
+    scrollable(root.parentNode || root);
     announce();
     // A menu whose items have just arrived has a new size.
     const menu = root.closest && root.closest("details.menu[open]");
@@ -462,6 +480,7 @@
     tick();
     inOwnZone();
     restore();
+    scrollable();
     $$("[data-count]").forEach(counted);
     const wrong = $(".field-wrong input:not([type=hidden]), .field-wrong select, .field-wrong textarea, [aria-invalid=true]");
     if (wrong) wrong.focus();

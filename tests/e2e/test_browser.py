@@ -290,6 +290,8 @@ def test_a_folder_is_uploaded_whole_although_the_connection_breaks(
         expect(page.locator(".uploads .is-wrong")).to_have_count(0)
         page.get_by_role("link", name="digits/", exact=True).click()
         assert_fits(page)
+        page.check("[data-pick-all]")
+        expect(page.get_by_role("button", name="Download chosen")).to_be_visible()
         page.get_by_label("More actions").click()
         with page.expect_download() as download:
             page.get_by_role("link", name="Download this folder as .zip").click()

@@ -60,6 +60,11 @@ def test_durations(seconds: int | None, text: str) -> None:
     assert tags.duration(seconds) == text
 
 
+def test_how_long_something_took_is_the_difference_of_the_seconds_shown() -> None:
+    start = dt.datetime(2026, 1, 31, 18, 0, 0, 900_000, dt.UTC)
+    assert ">57 s<" in str(tags.elapsed(start, start + dt.timedelta(seconds=56, microseconds=200_000)))
+
+
 @given(st.integers(0, 10**9))
 def test_a_duration_loses_less_than_its_second_unit(seconds: int) -> None:
     size = {"d": 86400, "h": 3600, "min": 60, "s": 1}
@@ -158,7 +163,7 @@ def test_the_gpu_counter_counts_what_the_switcher_shows(client: Client, people: 
     assert len(gpu_counter) == 1, "answered from the cache"
     client.post("/frame/appcode", {"appcode": "flight-demo"})
     text = " ".join(client.get("/frame/gpus").content.decode().split())
-    assert 'used · quota</span><span class="gpus-short">/</span> 8' in text
+    assert 'used · quota</span><span class="gpus-short"> /</span> 8' in text
     assert [appcode.code for appcode in gpu_counter[-1]] == ["flight-demo"]
 
 
