@@ -41,7 +41,7 @@ from clusters.frameworks import COMPUTING
 from clusters.results.models import Metric, RunMetric
 from clusters.results.values import Extreme, Summary, is_less_better
 from clusters.results.view import NUMBERS, Column, Condition, View, conditions
-from clusters.runs.models import Run
+from clusters.runs.models import Cluster, Run
 from clusters.scalars.events import rank
 from portal.models import Appcode
 
@@ -66,6 +66,8 @@ class Row:
 
     run: Run
     numbers: dict[str, Summary]
+    # How many trials of a sweep share it.
+    trials: int = 0
 
     @property
     def name(self) -> str:
@@ -111,9 +113,13 @@ def find(appcode: Appcode, view: View, now: dt.datetime, limit: int = ROWS) -> F
 
 def rows_of(run_ids: Sequence[int]) -> list[Row]:
     """The rows of these runs, in this order. Two queries."""
-    runs = Run.objects.select_related("cluster", "created_by").only(*RUN_FIELDS).in_bulk(run_ids)
+    sharing = Cluster.objects.filter(pk=OuterRef("cluster"), trials__index__isnull=False).values("pk")
+    trials = Subquery(sharing.annotate(count=Count("trials")).values("count"))
+    runs = (
+        Run.objects.select_related("cluster", "created_by").only(*RUN_FIELDS).annotate(sharing=trials).in_bulk(run_ids)
+    )
     numbers = numbers_of(run_ids)
-    return [Row(runs[pk], numbers.get(pk, {})) for pk in run_ids if pk in runs]
+    return [Row(run, numbers.get(pk, {}), run.sharing or 0) for pk in run_ids if (run := runs.get(pk))]
 
 
 def numbers_of(run_ids: Sequence[int]) -> dict[int, dict[str, Summary]]:

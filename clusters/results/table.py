@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import conditional_escape, escape, strip_tags
 from django.utils.safestring import SafeString
@@ -93,6 +94,9 @@ class Line:
     pin: str
     is_pinned: bool
     cells: list[Cell]
+    # Where its trials are, if it is more than one, and how many.
+    trials_url: str = ""
+    trials: int = 0
 
 
 @dataclass(frozen=True)
@@ -222,7 +226,11 @@ def _line(
     run = row.run
     url = f"/clusters/{appcode.code}/{run.cluster.name}?run={run.number}"
     cells = [_cell(row, column, best.get(column), view, now, is_numeric=column in numeric) for column in shown]
-    return Line(run, row.name, url, view.pinned(row.name).query, row.name in view.pins, cells)
+    line = Line(run, row.name, url, view.pinned(row.name).query, row.name in view.pins, cells)
+    if not row.trials:
+        return line
+    sweep = reverse("sweep", args=[appcode.code, run.cluster.part_of.removeprefix("sweeps/")])
+    return replace(line, trials_url=sweep, trials=row.trials)
 
 
 def _cell(row: Row, column: Column, best: float | None, view: View, now: dt.datetime, *, is_numeric: bool) -> Cell:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from typing import Any
 
 import pytest
@@ -228,3 +229,16 @@ def test_ticked_clusters_of_one_appcode_are_compared_and_equal_rows_are_gone(thr
         numbers.keep(Run.objects.get(cluster__name=name), scalars_of_log(steps(1).encode()), timezone.now())
     assert client.get(ticked.url).context["kept"] == []
     assert len(client.get(f"{ticked.url}&all=1").context["kept"]) == 1
+
+
+def test_a_run_that_trials_share_leads_to_them(people: Any, as_person: Any) -> None:
+    from clusters.sweeps.models import Sweep, Trial
+
+    run, alone = run_of(people, "lr-1", steps(0.5)), run_of(people, "lr-2", steps(0.4))
+    Cluster.objects.update(part_of="sweeps/lr")
+    sweep = Sweep.objects.create(appcode=people.ops, name="lr", spec={})
+    for number in (1, 2, 3):
+        Trial.objects.create(sweep=sweep, number=number, parameters={}, cluster=run.cluster, index=number - 1)
+    Trial.objects.create(sweep=sweep, number=4, parameters={}, cluster=alone.cluster)
+    page = as_person(people.victor).get("/results/ops-demo?of=sweeps/lr").content.decode()
+    assert re.findall(r'<a class="tag" href="([^"]+)"[^>]*>([^<]+)</a>', page) == [("/sweeps/ops-demo/lr", "3 trials")]
