@@ -10,14 +10,17 @@ class ClustersConfig(AppConfig):
         from billing import extension_points as billing_points
         from clusters import contributions, metrics, wakeups
         from clusters.applications import notices
+        from clusters.benchmarks import loop as benchmarks
         from clusters.catalog import actions as offers
         from clusters.clouds import health, registry
         from clusters.cluster.pages.sources import sources
         from clusters.cluster_templates import source as templates
         from clusters.gateway import middleware
         from clusters.model_registry import access as model_registry
-        from clusters.runs import folders
+        from clusters.pipelines import loop as pipelines
+        from clusters.runs import folders, idle
         from clusters.runs.status import notifications
+        from clusters.sweeps import notifications as search
         from clusters.sweeps import source as sweeps
         from clusters.volumes import lifecycle, metering
         from datastores import extension_points as datastore_points
@@ -44,6 +47,7 @@ class ClustersConfig(AppConfig):
             portal_points.kinds.add(kind)
         portal_points.given.add(wakeups.wake_waiting)
         portal_points.news.add(notifications.news)
-        portal_points.ended.add(notifications.ended)
+        for told in (notifications.ENDS, notifications.LOSSES, idle.TOLD, search.TOLD, pipelines.TOLD, benchmarks.TOLD):
+            portal_points.told.add(told)
         sources.add(sweeps.SOURCE)
         sources.add(templates.SOURCE)

@@ -2,12 +2,14 @@ from django.urls import URLPattern, URLResolver, include, path
 
 from portal.api import org, views
 from portal.branding.api import BrandingView
-from portal.profile.api import MeNotifications
+from portal.profile.api import MeBell, MeBellRead, MeNotifications
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("version", views.VersionView.as_view()),
     path("branding", BrandingView.as_view()),
     path("me", views.MeView.as_view()),
+    path("me/bell", MeBell.as_view()),
+    path("me/bell/read", MeBellRead.as_view()),
     path("me/notifications", MeNotifications.as_view()),
     path("appcodes", views.Appcodes.as_view()),
     path("appcodes/<slug:code>", views.OneAppcode.as_view()),

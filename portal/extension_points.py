@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.db import transaction
 from django.db.models import QuerySet
+from django.templatetags.static import static
 from prometheus_client.core import Metric
 
 from portal.models import Appcode, User
@@ -64,7 +65,7 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class News:
-    """A run has reached a phase; shown once per `key`."""
+    """Something that happened. Browsers show it once for each `key`; the bell's are the verbs of events, like run.failed."""
 
     key: str
     at: dt.datetime
@@ -74,14 +75,38 @@ class News:
 
 
 @dataclass(frozen=True)
+class Told:
+    """A kind of thing that the bell tells: `rows` that concern a user and that they may see, the column that says when each
+    happened, and its words. A row without a time is not told."""
+
+    name: str
+    rows: Callable[[User], QuerySet[Any]]
+    at: str
+    news: Callable[[Any], News]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of static/portal/pictures/, which `make pictures` makes, and what it shows, for whom cannot see it."""
+
+    name: str
+    shows: str
+
+    @property
+    def url(self) -> str:
+        return static(f"portal/pictures/{self.name}.webp")
+
+
+@dataclass(frozen=True)
 class Step:
     """A step of setting the portal up, or of a person's first hour: whether it is done, its page ("": it is done in the portal's
-    environment), and how it is done."""
+    environment), how it is done, and how that looks."""
 
     title: str
     done: bool
     url: str
     how: str = ""
+    pictures: tuple[Picture, ...] = ()
 
 
 # The set-up steps, in order.
@@ -95,8 +120,8 @@ kinds: ExtensionPoint[Kind] = ExtensionPoint()
 # Changes of phase of a user's runs since a time, oldest first: at most NEWS_AT_ONCE, plus up to NEWS_OF_A_MOMENT with
 # the last one's time. Phases are lower case.
 news: ExtensionPoint[Callable[[User, Collection[str], dt.datetime], list[News]]] = ExtensionPoint()
-# A user's own runs that ended, newest first: after the first time and before the second (None: any), at most so many.
-ended: ExtensionPoint[Callable[[User, dt.datetime | None, dt.datetime | None, int], list[News]]] = ExtensionPoint()
+# What the bell tells besides decisions about appcodes.
+told: ExtensionPoint[Told] = ExtensionPoint()
 # GPUs held now by some appcodes; called at most once every few seconds per user.
 gpu_use: ExtensionPoint[Callable[[QuerySet[Appcode]], GpuUse]] = ExtensionPoint()
 # GPU prices for an appcode (None: one without special prices); returns None without any price.

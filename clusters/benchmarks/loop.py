@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from clusters import wakeups
-from clusters.benchmarks.access import BENCHMARKS
+from clusters.benchmarks.access import BENCHMARKS, benchmarks_for
 from clusters.benchmarks.manifest import BenchmarkSpec, cluster_of
 from clusters.benchmarks.models import Benchmark, Measurement
 from clusters.benchmarks.results import Result, placed, result_of
@@ -26,7 +26,7 @@ from clusters.clouds.drivers.base import CloudError
 from clusters.cluster import actions
 from clusters.logs.read import TAIL_BYTES, RunLogs
 from clusters.runs.models import Run
-from clusters.runs.status.notifications import Whole, tell_whole
+from clusters.runs.status.notifications import Whole, tell_whole, told_whole
 from clusters.runs.status.phase import TERMINAL
 from clusters.scalars.reading import leading
 from portal.access import OPERATE, may
@@ -176,10 +176,17 @@ def _mail(benchmark: Benchmark) -> None:
         key=f"benchmark {benchmark.pk}",
         appcode_id=benchmark.appcode_id,
         name=str(benchmark),
-        url=reverse("benchmark", args=[benchmark.appcode.code, benchmark.name]),
+        url=_url(benchmark),
         phase=benchmark.phase,
         sentence=benchmark.message,
         gpu_seconds=sums.gpu_seconds,
         cost=sums.cost,
     )
     tell_whole(whole, benchmark.created_by)
+
+
+def _url(benchmark: Benchmark) -> str:
+    return reverse("benchmark", args=[benchmark.appcode.code, benchmark.name])
+
+
+TOLD = told_whole("benchmark", lambda user: benchmarks_for(user).filter(created_by=user), _url)

@@ -10,20 +10,20 @@ from collections import Counter
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.urls import reverse
 from django.utils import timezone
 
 from clusters import wakeups
 from clusters.cluster import actions
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
-from clusters.pipelines.access import PIPELINES, stages_of, used_by
+from clusters.pipelines.access import PIPELINES, pipelines_for, stages_of, used_by
 from clusters.pipelines.graph import FAILED, RUNNING, SKIPPED, STOPPED, SUCCEEDED, Node, State, decide
 from clusters.pipelines.manifest import PipelineSpec, StageSpec, cluster_name, part_of, reading, sweep_name
 from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
 from clusters.pipelines.reuse import unchanged
 from clusters.runs.models import Run
-from clusters.runs.status.notifications import Whole, tell_whole
+from clusters.runs.status.notifications import Whole, tell_whole, told_whole
 from clusters.runs.status.phase import TERMINAL
 from clusters.sweeps.actions import create_sweep
 from clusters.sweeps.manifest import SweepManifest, SweepSpec, trial_spec
@@ -267,7 +267,7 @@ def _finish(run: PipelineRun, phase: str, latest: dict[str, StageRun]) -> None:
 
 def _tell_end(run: PipelineRun) -> None:
     """One mail for all stages with all their attempts."""
-    user, at, code = run.created_by, run.finished_at, run.pipeline.appcode.code
+    user, at = run.created_by, run.finished_at
     if user is None or at is None or run.phase.lower() not in user.mail_phases:
         return
     rows = stages_of([run])[run.pk]
@@ -279,10 +279,24 @@ def _tell_end(run: PipelineRun) -> None:
         key=f"pipeline run {run.pk} {run.phase} {at.isoformat()}",
         appcode_id=run.pipeline.appcode_id,
         name=str(run.pipeline),
-        url=f"{reverse('pipeline', args=[code, run.pipeline.name])}?run={run.number}",
+        url=_url(run),
         phase=run.phase,
         sentence=ended + "".join(f"\n{row.stage}: {row.sweep.message}" for row in rows if row.sweep),
         gpu_seconds=seconds,
         cost=cost,
     )
     tell_whole(whole, user)
+
+
+def _url(run: PipelineRun) -> str:
+    return f"{reverse('pipeline', args=[run.pipeline.appcode.code, run.pipeline.name])}?run={run.number}"
+
+
+def _runs_of(user: User) -> QuerySet[PipelineRun]:
+    seen = pipelines_for(user).order_by().values("pk")
+    return (
+        PipelineRun.objects.filter(created_by=user, pipeline__in=seen).select_related("pipeline__appcode").defer("spec")
+    )
+
+
+TOLD = told_whole("pipeline", _runs_of, _url)

@@ -17,6 +17,7 @@ from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F,
 from django.db.models.functions import Coalesce, Greatest, Least, Now
 from django.utils import timezone
 
+from clusters.access import clusters_for
 from clusters.clouds.drivers.base import ActivitySeen
 from clusters.clouds.health import SILENT
 from clusters.clouds.models import LOCAL, CloudState
@@ -29,6 +30,7 @@ from clusters.runs.models import Cluster, Run
 from clusters.runs.status.notifications import url_of
 from portal import extension_points
 from portal.events import record_all
+from portal.models import User
 from portal.text.words import readable
 
 REASON = "Idle"
@@ -188,6 +190,41 @@ def _do(run: Run, what: Step, life: Life, now: dt.datetime) -> None:
             [run_event("run.needed_asked", run, f"Its owner was asked whether it is still needed: {cost} so far.")]
         )
         _mail(run, f"needed {now:%Y-%m-%d}", f"is it still needed? {cost} so far", said)
+
+
+def _noticed(user: User) -> QuerySet[Run]:
+    """Runs of a person of which a notice holds. One that is withdrawn, or followed by the end, is told no more."""
+    runs = Run.objects.filter(
+        created_by=user, gone=False, phase=Run.Phase.RUNNING, verdict="", desired=Run.Desired.RUNNING,
+        cluster__in=clusters_for(user).filter(part_of=""),
+    )  # fmt: skip
+    # The greatest of those that are not NULL.
+    newest = Greatest("idle_announced_at", "end_announced_at", "needed_asked_at")
+    return runs.annotate(noticed_at=newest).select_related("cluster__appcode")
+
+
+def _notice(run: Run) -> extension_points.News:
+    at = max(filter(None, (run.idle_announced_at, run.end_announced_at, run.needed_asked_at)))
+    if at == run.end_announced_at and run.deadline:
+        verb, title, text = (
+            "run.end_announced",
+            "reaches its time limit",
+            f"It is ended at {_clock(run.deadline)}. {RESUMES}",
+        )
+    elif at == run.idle_announced_at:
+        verb, title = "run.idle_announced", "does nothing"
+        text = "Nobody stops it; do you still need it?"
+        if run.idle_stops_at:
+            text = (
+                f"It is stopped at {_clock(run.idle_stops_at)}, unless it works again or somebody keeps it. {RESUMES}"
+            )
+    else:
+        verb, title, text = "run.needed_asked", "is it still needed?", "It has no end, and its costs go on."
+    return extension_points.News(verb, at, f"{run.cluster}: {title}", f"Run {run.number}. {text}", url_of(run))
+
+
+# What the bell tells of them.
+TOLD = extension_points.Told("notice", _noticed, "noticed_at", _notice)
 
 
 def _mail(run: Run, about: str, subject: str, text: str) -> None:

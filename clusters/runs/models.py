@@ -371,6 +371,10 @@ class Decision(models.Model):
             # Its index also finds those of a run, in order.
             models.UniqueConstraint(fields=["run", "number"], name="decision_number_once"),
         ]
+        indexes: ClassVar = [
+            # Runs that lost their places, which the bell and browsers tell.
+            models.Index(fields=["at"], condition=Q(code__in=["TakenBack", "GivenBack"]), name="decision_lost"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.run}: {self.number}"

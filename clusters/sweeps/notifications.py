@@ -1,10 +1,11 @@
-"""Mails the user a sweep acts for when it ends, once for all trials. For a sweep that is a stage, its pipeline sends the mail."""
+"""Tells the user a sweep acts for of its end, once for all trials. For a sweep that is a stage, its pipeline does."""
 
 from __future__ import annotations
 
 from django.urls import reverse
 
-from clusters.runs.status.notifications import Whole, tell_whole
+from clusters.runs.status.notifications import Whole, tell_whole, told_whole
+from clusters.sweeps.access import sweeps_for
 from clusters.sweeps.models import Sweep
 from clusters.sweeps.totals import sums_of
 
@@ -17,15 +18,21 @@ def tell_end(sweep: Sweep) -> None:
     sums, sentence = sums_of([sweep.pk], at)[sweep.pk], sweep.message
     if parameters := (sweep.best or {}).get("parameters"):
         sentence += "\n" + ", ".join(f"{name} = {value}" for name, value in parameters.items())
-    code = sweep.appcode.code
     whole = Whole(
         key=f"sweep {sweep.pk} {sweep.phase} {at.isoformat()}",
         appcode_id=sweep.appcode_id,
         name=str(sweep),
-        url=reverse("sweep", args=[code, sweep.name]),
+        url=_url(sweep),
         phase=sweep.phase,
         sentence=sentence,
         gpu_seconds=sums.gpu_seconds,
         cost=sums.cost,
     )
     tell_whole(whole, user)
+
+
+def _url(sweep: Sweep) -> str:
+    return reverse("sweep", args=[sweep.appcode.code, sweep.name])
+
+
+TOLD = told_whole("sweep", lambda user: sweeps_for(user).filter(acts_for=user, stages=None), _url)

@@ -7,6 +7,7 @@ import datetime as dt
 from typing import Any
 
 from django.contrib import messages
+from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -100,10 +101,13 @@ def bell_count(request: HttpRequest) -> HttpResponse:
 @require_safe
 @never_cache
 def bell(request: HttpRequest) -> HttpResponse:
-    """What ended, was decided, and waits; `?before=` is the time from which an earlier page goes on."""
+    """What ended, was announced or decided, and waits."""
     user = person(request)
-    shown, more = lines(user, _time(request.GET.get("before", "")))
-    context = {"lines": shown, "until": shown[0].news.at if shown else None, "more": more}
+    try:
+        shown, following = lines(user, request.GET.get("cursor", ""))
+    except ValidationError:
+        shown, following = lines(user, "")
+    context = {"lines": shown, "until": shown[0].news.at if shown else None, "next_cursor": following}
     return render(request, "portal/bell.html", context)
 
 

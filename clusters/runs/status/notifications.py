@@ -8,12 +8,13 @@ Former members of the appcode are not notified, and parts (a trial, a stage) not
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from django.conf import settings
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.urls import reverse
 
 from clusters.access import clusters_for
@@ -28,6 +29,7 @@ from portal.profile.notifications import PHASES
 from portal.templatetags.portal import gpu_hours
 
 TAKEN = "taken_back"
+LOST = (Code.TAKEN_BACK, Code.GIVEN_BACK)
 
 
 def url_of(run: Run) -> str:
@@ -111,13 +113,41 @@ def news(user: User, phases: Collection[str], since: dt.datetime) -> list[extens
     return sorted(found, key=lambda one: one.at)
 
 
-def ended(user: User, since: dt.datetime | None, before: dt.datetime | None, most: int) -> list[extension_points.News]:
-    """A user's own runs that ended, for `portal.extension_points`. One query."""
-    mine = Run.objects.filter(created_by=user, phase__in=TERMINAL, cluster__in=clusters_for(user).filter(part_of=""))
-    mine = mine.filter(phase_since__gt=since) if since else mine
-    mine = mine.filter(phase_since__lt=before) if before else mine
-    rows = mine.select_related("cluster__appcode").order_by("-phase_since", "-pk")[:most]
-    return [extension_points.News(run.phase, run.phase_since, *_words(run), url_of(run)) for run in rows]
+def _mine(user: User) -> QuerySet[Run]:
+    mine = Run.objects.filter(created_by=user, cluster__in=clusters_for(user).filter(part_of=""))
+    return mine.select_related("cluster__appcode")
+
+
+def _taken(user: User) -> QuerySet[Decision]:
+    """Given back counts only if the run was whole: one that could not take its places has lost nothing."""
+    mine = clusters_for(user).filter(part_of="")
+    lost = Q(code=Code.TAKEN_BACK) | Q(code=Code.GIVEN_BACK) & ~Q(values__whole=0)
+    rows = Decision.objects.filter(lost, code__in=LOST, run__created_by=user, run__cluster__in=mine)
+    return rows.select_related("run__cluster__appcode")
+
+
+def _end(run: Run) -> extension_points.News:
+    return extension_points.News(f"run.{run.phase.lower()}", run.phase_since, *_words(run), url_of(run))
+
+
+def _loss(row: Decision) -> extension_points.News:
+    key = "run.taken_back" if row.code == Code.TAKEN_BACK else "run.given_back"
+    return extension_points.News(key, row.at, *_words_of_taken(row.run, history.line(row).sentence), url_of(row.run))
+
+
+def told_whole(name: str, rows: Callable[[User], QuerySet[Any]], url: Callable[[Any], str]) -> extension_points.Told:
+    """Ends of sweeps and the like, for the bell."""
+
+    def news(row: Any) -> extension_points.News:
+        verb, text = f"{name}.{row.phase.lower()}", row.message.partition("\n")[0]
+        return extension_points.News(verb, row.finished_at, f"{row}: {row.phase}", text, url(row))
+
+    return extension_points.Told(name, rows, "finished_at", news)
+
+
+# What the bell tells of runs, for `portal.extension_points`.
+ENDS = extension_points.Told("run", lambda user: _mine(user).filter(phase__in=TERMINAL), "phase_since", _end)
+LOSSES = extension_points.Told("taken", _taken, "at", _loss)
 
 
 def _of_phases(user: User, phases: Collection[str], since: dt.datetime) -> list[extension_points.News]:

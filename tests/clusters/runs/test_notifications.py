@@ -286,7 +286,7 @@ def test_the_bell_tells_ends_and_decisions_to_whom_they_concern_until_they_are_r
             record(verb, actor=people.root, appcode="ops-demo", message=f"{verb}!")
         record("budget.acted", actor=None, appcode="flight-demo", message="of another")
     titles = {
-        name: [line.news.title for line in bell.lines(getattr(people, name), None)[0]]
+        name: [line.news.title for line in bell.lines(getattr(people, name), "")[0]]
         for name in ("bob", "alice", "mallory", "root")
     }
     decided = ["ops-demo: the budget has acted", "ops-demo: request approved"]
@@ -297,20 +297,87 @@ def test_the_bell_tells_ends_and_decisions_to_whom_they_concern_until_they_are_r
     User.objects.filter(pk=people.root.pk).update(told_until=long_ago)
     with transaction.atomic():
         record("appcode.requested", actor=people.alice, appcode="ops-demo", message="asked")
-    [waits] = bell.lines(people.root, None)[0]
+    [waits] = bell.lines(people.root, "")[0]
     assert (waits.waits, waits.news.title) == (True, "ops-demo waits for a decision")
 
     bob = User.objects.get(pk=people.bob.pk)
     with CaptureQueriesContext(connection) as seen:
         assert bell.unread(bob) == 3
-    assert len(seen) == 3
-    shown = bell.lines(bob, None)[0]
+    assert len(seen) == 1
+    shown = bell.lines(bob, "")[0]
     stopped("b")  # after the page was made: still unread
     bell.read(bob, shown[0].news.at)
     bell.read(bob, long_ago)
     bob.refresh_from_db()
     assert bell.unread(bob) == 1
-    first, *others = bell.lines(bob, None)[0]
+    first, *others = bell.lines(bob, "")[0]
     assert (first.news.title, first.is_new, {line.is_new for line in others}) == ("ops-demo/b: Stopped", True, {False})
-    earlier, more = bell.lines(bob, first.news.at)
-    assert ([line.news.title for line in earlier], more) == ([*decided, "ops-demo/a: Stopped"], None)
+    titles_by_page, cursor = [], ""
+    while not titles_by_page or cursor:
+        [line], cursor = bell.lines(bob, cursor, 1)
+        titles_by_page.append(line.news.title)
+    assert titles_by_page == ["ops-demo/b: Stopped", *decided, "ops-demo/a: Stopped"]
+
+
+def test_the_bell_tells_ends_of_wholes_lost_gpus_and_notices_to_who_started_them(people: Any, client: Any) -> None:
+    """Not parts, not what was withdrawn, and not who started nothing of it."""
+    from clusters.admission.codes import Code
+    from clusters.benchmarks.models import Benchmark
+    from clusters.pipelines.models import Pipeline, PipelineRun, StageRun
+    from clusters.runs.models import Cluster, Decision, Run
+    from clusters.sweeps.models import Sweep
+    from portal.models import User
+
+    began = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+    User.objects.update(told_until=began)
+    at = [began + dt.timedelta(minutes=n) for n in range(20)]
+    of = {"appcode": people.ops, "spec": {}, "created_by": people.bob}
+    ended = {**of, "phase": "Failed", "message": "None has ended.\nAt length."}
+    Sweep.objects.create(name="lr", **ended, acts_for=people.bob, finished_at=at[1])
+    stage = Sweep.objects.create(name="part", **ended, acts_for=people.bob, finished_at=at[2])
+    Sweep.objects.create(name="lives", **of, acts_for=people.bob)
+    Benchmark.objects.create(name="scale", **ended, finished_at=at[3])
+    pipeline = Pipeline.objects.create(name="nightly", **of)
+    of_pipeline = PipelineRun.objects.create(
+        pipeline=pipeline, number=4, spec={}, phase="Succeeded", finished_at=at[4], created_by=people.bob
+    )
+    StageRun.objects.create(pipeline_run=of_pipeline, stage="search", sweep=stage)
+
+    def run(name: str, **more: Any) -> Run:
+        cluster = Cluster.objects.create(name=name, **of, framework="jupyter", part_of=more.pop("part_of", ""))
+        spec = {"framework": "jupyter"}
+        given = {"phase": "Running", "resources": {}, "gpus": 1, "created_by": people.bob, **more}
+        return Run.objects.create(cluster=cluster, number=1, spec=spec, **given)
+
+    run("idle", idle_announced_at=at[5], idle_stops_at=at[19])
+    run("late", idle_announced_at=at[1], end_announced_at=at[6], deadline=at[19])
+    run("over", idle_announced_at=at[7], phase="Stopped", phase_since=at[8], gone=True)
+    for name, part_of in (("spare", ""), ("trial", "sweeps/lr")):
+        loses = {"gpus": 1, "seconds": 60, "saved": 0, "spare": 1}
+        Decision.objects.create(run=run(name, part_of=part_of), number=1, at=at[9], code=Code.TAKEN_BACK, values=loses)
+    Decision.objects.create(run=run("tries"), number=1, at=at[10], code=Code.GIVEN_BACK, values={"whole": 0})
+
+    client.force_login(people.bob)
+    told = client.get("/api/v1/me/bell").json()["items"]
+    assert [(one["type"], one["title"], one["waits"], one["isNew"]) for one in told] == [
+        ("run.taken_back", "ops-demo/spare: GPUs taken back", False, True),
+        ("run.stopped", "ops-demo/over: Stopped", False, True),
+        ("run.end_announced", "ops-demo/late: reaches its time limit", False, True),
+        ("run.idle_announced", "ops-demo/idle: does nothing", True, True),
+        ("pipeline.succeeded", "ops-demo/nightly-4: Succeeded", False, True),
+        ("benchmark.failed", "ops-demo/scale: Failed", False, True),
+        ("sweep.failed", "ops-demo/lr: Failed", False, True),
+    ]
+    assert (told[-1]["text"], told[-1]["url"]) == ("None has ended.", "/sweeps/ops-demo/lr")
+    assert "It is stopped at 2026-01-01 12:19 UTC" in told[3]["text"]
+    page = client.get("/notifications").content.decode()
+    assert all(one["url"].replace("&", "&amp;") in page for one in told)
+
+    first = client.get("/api/v1/me/bell?limit=3").json()
+    assert client.get(first["next"]).json()["items"] == told[3:6]
+    assert client.get("/api/v1/me/bell?cursor=bm9uZQ").status_code == 422
+    body = {"until": told[2]["at"]}
+    assert client.put("/api/v1/me/bell/read", body, content_type="application/json").json() == {**body, "unread": 2}
+    assert client.get("/api/v1/me/bell/read").json() == {**body, "unread": 2}
+    client.force_login(people.alice)
+    assert client.get("/api/v1/me/bell").json()["items"] == []
