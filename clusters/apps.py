@@ -13,15 +13,19 @@ class ClustersConfig(AppConfig):
         from clusters.benchmarks import loop as benchmarks
         from clusters.catalog import actions as offers
         from clusters.clouds import health, registry
+        from clusters.cluster.pages import living
         from clusters.cluster.pages.sources import sources
         from clusters.cluster_templates import source as templates
         from clusters.gateway import middleware
         from clusters.model_registry import access as model_registry
         from clusters.pipelines import loop as pipelines
+        from clusters.pipelines.pages import live as live_pipelines
         from clusters.runs import folders, idle
         from clusters.runs.status import notifications
+        from clusters.services.pages import list as service_list
         from clusters.sweeps import notifications as search
         from clusters.sweeps import source as sweeps
+        from clusters.sweeps.pages import list as sweep_list
         from clusters.volumes import lifecycle, metering
         from datastores import extension_points as datastore_points
         from portal import extension_points as portal_points
@@ -49,5 +53,7 @@ class ClustersConfig(AppConfig):
         portal_points.news.add(notifications.news)
         for told in (notifications.ENDS, notifications.LOSSES, idle.TOLD, search.TOLD, pipelines.TOLD, benchmarks.TOLD):
             portal_points.told.add(told)
+        for live in (living.COMPUTING, living.APPLICATION, service_list.LIVE, sweep_list.LIVE, live_pipelines.LIVE):
+            living.kinds.add(live)
         sources.add(sweeps.SOURCE)
         sources.add(templates.SOURCE)

@@ -1,75 +1,40 @@
 """The first page: all that lives in the user's appcodes, whatever its kind, and the numbers that people check every morning.
 
 Every browser with the page open polls its rows. They take the same queries however many objects there are, and those of a kind
-only where a row of it is shown. The ETag is compared before anything is rendered.
+only where a row of it is shown; one, while nothing can have changed. The ETag is compared before anything is rendered.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from django.core.cache import cache
-from django.db.models import F, Func, IntegerField
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotModified
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
 from clusters.cluster.pages import list as listing
+from clusters.cluster.pages.living import Thing, Things, kinds
 from clusters.cluster.pages.verbs import SEVERAL
 from clusters.cluster.search import Search
-from clusters.home.kinds import KINDS, Key, counted, keys
-from clusters.pipelines.access import PIPELINES, stages_of, used_by
-from clusters.pipelines.graph import ENDED
-from clusters.pipelines.models import Pipeline
+from clusters.home.kinds import SORTS, Key, counted, keys
 from clusters.runs.models import Run
-from clusters.services.access import SERVICES
-from clusters.services.models import Service
-from clusters.services.pages import list as services
-from clusters.sweeps.access import SWEEPS
-from clusters.sweeps.models import Sweep
-from clusters.sweeps.pages import list as sweeps
-from clusters.sweeps.totals import sums_of
 from portal.access import OPERATE, roles_of
-from portal.models import User
+from portal.models import Event, User
 from portal.pages.appcodes import person
-from portal.pages.layout import selected_appcode
-from portal.templatetags.portal import gpu_hours, number, time
+from portal.pages.layout import selected_appcode, words
 
 ROWS = 50
 COUNT_SECONDS = 5
-
-
-@dataclass(frozen=True)
-class Thing:
-    """A row of a service, sweep or pipeline as a value, like `listing.Row` of clusters and applications. `whose` says what its
-    cost covers."""
-
-    kind: str
-    title: str
-    name: str
-    appcode: str
-    owner: str
-    phase: str
-    work: str
-    note: str
-    started: str
-    gpu_hours: str
-    cost: str
-    whose: str
-
-    @property
-    def url(self) -> str:
-        return reverse(self.kind, args=[self.appcode, self.name])
-
-    @property
-    def html(self) -> SafeString:
-        return listing.row_html(self, "clusters/home/_row.html")
+# Rows are made again that often even though nothing happened, because usage may be corrected late. An event younger than that may
+# have been overtaken by an older one that is not committed yet.
+QUIET_SECONDS, SETTLED = 60, dt.timedelta(seconds=10)
 
 
 @require_safe
@@ -79,24 +44,45 @@ def home(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def rows(request: HttpRequest) -> HttpResponseBase:
-    """The live part of the page. Answers 304 while it is unchanged."""
-    return listing.live(request, _context(request), "clusters/home/_rows.html")
+    """The live part of the page. Answers 304 while it is unchanged.
+
+    Where no run lives, nothing changes before something happens, and all that happens writes an Event. So the newest event of all
+    says whether what the browser has still holds."""
+    newest, at = Event.objects.order_by("-id").values_list("id", "at").first() or (
+        0,
+        dt.datetime.min.replace(tzinfo=dt.UTC),
+    )
+    known = request.headers.get("If-None-Match", "")
+    if known and cache.get(_quiet(request, known)) == newest:
+        return HttpResponseNotModified(headers={"ETag": known})
+    context = _context(request)
+    response = listing.live(request, context, "clusters/home/_rows.html")
+    if context["is_quiet"] and timezone.now() - at > SETTLED:
+        cache.set(_quiet(request, response["ETag"]), newest, QUIET_SECONDS)
+    return response
+
+
+def _quiet(request: HttpRequest, etag: str) -> str:
+    asked = repr((person(request).pk, selected_appcode(request), request.GET.urlencode(), etag))
+    return f"home.quiet.{hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()}"
 
 
 def _context(request: HttpRequest) -> dict[str, Any]:
     user = person(request)
     roles = roles_of(user)
     search = replace(Search.read(request.GET), appcode=selected_appcode(request))
-    found, following = keys(roles, search, ROWS)
-    counts = _counts(user, roles, search)
+    sort = chosen if (chosen := words(request, "sort")) in SORTS else ""
+    found, following = keys(roles, search, sort, ROWS)
+    counts, fresh = _counts(user, roles, search)
+    morning = listing.morning(user, roles, search.appcode)
     by_kind = {
         kind.name: sum(n for (name, phase), n in counts.items() if name == kind.name and _fits(phase, search))
-        for kind in KINDS
+        for kind in kinds
     }
     by_phase = {phase: sum(n for (_, said), n in counts.items() if said == phase) for phase in Run.Phase.values}
     return {
         "rows": _rows(found, user, roles),
-        "kinds": [(kind.title, reverse(kind.route), by_kind[kind.name]) for kind in KINDS],
+        "kinds": [(kind.title, reverse(kind.route), by_kind[kind.name]) for kind in kinds],
         "counts": list(by_phase.items()),
         "all": sum(by_kind.values()),
         "search": search,
@@ -104,7 +90,9 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         "several": SEVERAL,
         "may_create": roles is None or any(role in OPERATE.value for role in roles.values()),
         "query": request.GET.urlencode(),
-        "morning": listing.morning(user, roles, search.appcode),
+        "morning": morning,
+        # Counts of seconds ago may lack what just happened.
+        "is_quiet": fresh and not morning.lives,
     }
 
 
@@ -112,101 +100,27 @@ def _fits(phase: str, search: Search) -> bool:
     return not search.phase or phase.lower() in [each.strip().lower() for each in search.phase.split(",")]
 
 
-def _counts(user: User, roles: Mapping[int, str] | None, search: Search) -> dict[tuple[str, str], int]:
-    """`counted`, cached for COUNT_SECONDS."""
+def _counts(user: User, roles: Mapping[int, str] | None, search: Search) -> tuple[dict[tuple[str, str], int], bool]:
+    """`counted`, cached for COUNT_SECONDS, and whether it was counted now."""
     asked = repr((user.pk, replace(search, phase="", cursor="")))
     key = f"home.counts.{hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()}"
-    found: list[tuple[str, str, int]] | None = cache.get(key)
-    if found is None:
-        found = [(*place, count) for place, count in counted(roles, search).items()]
-        cache.set(key, found, COUNT_SECONDS)
-    return {(kind, phase): count for kind, phase, count in found}
+    kept: list[tuple[str, str, int]] | None = cache.get(key)
+    if kept is not None:
+        return {(kind, phase): count for kind, phase, count in kept}, False
+    found = counted(roles, search)
+    cache.set(key, [(*place, count) for place, count in found.items()], COUNT_SECONDS)
+    return found, True
 
 
 def _rows(found: Collection[Key], user: User, roles: Mapping[int, str] | None) -> list[listing.Row | Thing]:
     """The rows in this order. What was deleted meanwhile is left out."""
-    pks = {kind.name: [key.pk for key in found if key.kind == kind.name] for kind in KINDS}
-    clusters = listing.rows_with([*pks["cluster"], *pks["application"]], user, roles)
-    rows: dict[str, Mapping[int, listing.Row | Thing]] = {
-        "cluster": clusters,
-        "application": clusters,
-        "service": _services(pks["service"]),
-        "sweep": _sweeps(pks["sweep"]),
-        "pipeline": _pipelines(pks["pipeline"]),
-    }
-    return [row for key in found if (row := rows[key.kind].get(key.pk)) is not None]
-
-
-def _services(pks: Collection[int]) -> dict[int, Thing]:
-    found = services.rows_of(list(SERVICES.rows.filter(pk__in=pks))) if pks else []
-    return {
-        row.service.pk: Thing(
-            kind="service",
-            title="Service",
-            name=row.service.name,
-            appcode=row.service.appcode.code,
-            owner=_owner(row.service),
-            phase=row.service.phase,
-            work=f"{row.brief.serving} of {row.replicas} replicas",
-            note=", ".join(each.model for each in row.revisions) or row.brief.spec.model,
-            started=time(row.service.created_at),
-            gpu_hours="",
-            cost=listing.cents(row.month),
-            whose="this month",
-        )
-        for row in found
-    }
-
-
-def _sweeps(pks: Collection[int]) -> dict[int, Thing]:
-    found = sweeps.rows_of(list(SWEEPS.rows.filter(pk__in=pks))) if pks else []
-    return {
-        row.sweep.pk: Thing(
-            kind="sweep",
-            title="Sweep",
-            name=row.sweep.name,
-            appcode=row.sweep.appcode.code,
-            owner=_owner(row.sweep),
-            phase=row.sweep.phase,
-            work=f"{number(row.ended)} of {number(row.total)} trials",
-            note=f"best {row.best}" if row.best else row.sweep.message.partition("\n")[0],
-            started=time(row.sweep.created_at),
-            gpu_hours=gpu_hours(row.sums.gpu_seconds),
-            cost=listing.cents(row.sums.cost),
-            whose="all trials",
-        )
-        for row in found
-    }
-
-
-def _pipelines(pks: Collection[int]) -> dict[int, Thing]:
-    total = Func(F("current_run__spec__stages"), function="jsonb_array_length", output_field=IntegerField())
-    found = list(PIPELINES.rows.filter(pk__in=pks).annotate(total=total)) if pks else []
-    now, runs = timezone.now(), [row.current_run for row in found if row.current_run]
-    stages = stages_of(runs) if runs else {}
-    searched = [stage.sweep.pk for rows in stages.values() for stage in rows if stage.sweep]
-    sums = sums_of(searched, now) if searched else {}
-    things = {}
-    for row in found:
-        run, made = row.current_run, stages.get(row.current_run_id or 0, [])
-        ended = sum(stage.phase in ENDED for stage in {stage.stage: stage for stage in made}.values())
-        seconds, cost = used_by(made, sums, now)
-        things[row.pk] = Thing(
-            kind="pipeline",
-            title="Pipeline",
-            name=row.name,
-            appcode=row.appcode.code,
-            owner=_owner(row),
-            phase=run.phase if run else "",
-            work=f"{ended} of {row.total} stages" if run else "",
-            note=run.message.partition("\n")[0] if run else "It has never been run.",
-            started=time(run.created_at) if run else "",
-            gpu_hours=gpu_hours(seconds) if run else "",
-            cost=listing.cents(cost) if run else "",
-            whose="last run",
-        )
-    return things
-
-
-def _owner(row: Service | Sweep | Pipeline) -> str:
-    return row.created_by.username if row.created_by else ""
+    of_kind = {kind.name: kind.things for kind in kinds}
+    # Clusters and applications are read together.
+    asked: dict[Things, list[Key]] = {}
+    for key in found:
+        asked.setdefault(of_kind[key.kind], []).append(key)
+    rows: dict[Key, listing.Row | Thing] = {}
+    for things, some in asked.items():
+        read = things([key.pk for key in some], user, roles)
+        rows |= {key: read[key.pk] for key in some if key.pk in read}
+    return [rows[key] for key in found if key in rows]

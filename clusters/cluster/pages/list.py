@@ -214,7 +214,8 @@ def row_html(row: object, template: str) -> SafeString:
 
 @dataclass(frozen=True)
 class Morning:
-    """Key numbers, in total and for the user: GPUs, queued runs, cost per hour. `silent`: a sentence per unreachable cloud."""
+    """Key numbers, in total and for the user: GPUs, queued runs, cost per hour. `silent`: a sentence per unreachable cloud;
+    `lives`: whether any run is there."""
 
     gpus: int = 0
     my_gpus: int = 0
@@ -222,6 +223,7 @@ class Morning:
     my_waiting: int = 0
     per_hour: str = ""
     silent: tuple[str, ...] = ()
+    lives: bool = False
 
 
 @require_safe
@@ -509,7 +511,9 @@ def morning(user: User, roles: Mapping[int, str] | None, appcode: str) -> Mornin
     silent = silences_of(list(states), timezone.now())
     sums = {name: sum(each[name] for each in found) for name in ("gpus", "my_gpus", "waiting", "my_waiting")}
     rate = sum((each["cost_rate"] for each in found), Decimal(0))
-    return Morning(**sums, per_hour=cents(rate * 3600) if rate else "", silent=tuple(silent.values()))
+    return Morning(
+        **sums, per_hour=cents(rate * 3600) if rate else "", silent=tuple(silent.values()), lives=bool(found)
+    )
 
 
 def _selected(appcodes: QuerySet[Appcode], request: HttpRequest) -> QuerySet[Appcode]:

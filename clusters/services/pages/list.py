@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -13,13 +13,17 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_safe
 
-from clusters.services.access import services_for
+from clusters.cluster.pages.list import cents
+from clusters.cluster.pages.living import LiveKind, Thing, owner
+from clusters.services.access import SERVICES, services_for
 from clusters.services.models import Revision, Service
 from clusters.services.pages.charts import Recent, recent, this_month
 from clusters.services.summary import Brief, briefs
 from portal.access import OPERATE, may_somewhere
+from portal.models import User
 from portal.pages.appcodes import person
 from portal.pages.layout import listed, page_of, words
+from portal.templatetags.portal import time
 
 
 @dataclass(frozen=True)
@@ -80,3 +84,30 @@ def _listed(request: HttpRequest) -> dict[str, Any]:
         "query": request.GET.urlencode(),
         "may_create": may_somewhere(user, OPERATE),
     }
+
+
+def _things(pks: Collection[int], user: User, roles: Mapping[int, str] | None) -> dict[int, Thing]:
+    found = rows_of(list(SERVICES.rows.filter(pk__in=pks)))
+    return {
+        row.service.pk: Thing(
+            kind="service",
+            title="Service",
+            name=row.service.name,
+            appcode=row.service.appcode.code,
+            owner=owner(row.service),
+            phase=row.service.phase,
+            work=f"{row.brief.serving} of {row.replicas} replicas",
+            note=", ".join(each.model for each in row.revisions) or row.brief.spec.model,
+            started=time(row.service.created_at),
+            gpu_hours="",
+            cost=cents(row.month),
+            whose="this month",
+        )
+        for row in found
+    }
+
+
+LIVE = LiveKind(
+    "service", "Services", "services", SERVICES.rows, "phase", ("phase_since",), ("created_at",), _things,
+    (("Degraded", "Running"), ("Sleeping", "Running")),
+)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,19 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_safe
 
-from clusters.sweeps.access import sweeps_for
+from clusters.cluster.pages.list import cents
+from clusters.cluster.pages.living import RESTS, LiveKind, Thing, owner
+from clusters.sweeps.access import SWEEPS, sweeps_for
 from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.models import Sweep
 from clusters.sweeps.totals import Sums, sums_of
 from portal.access import OPERATE, appcodes_for
+from portal.models import User
 from portal.pages.appcodes import person
 from portal.pages.charts import number
 from portal.pages.layout import listed, page_of, words
+from portal.templatetags.portal import gpu_hours, time
+from portal.templatetags.portal import number as grouped
 
 PHASES = ("Running", "Paused", "Succeeded", "Failed", "Stopped")
 # Filters of trials by phase; "" is the phase of a live trial.
@@ -110,3 +115,29 @@ def _listed(request: HttpRequest) -> dict[str, Any]:
         "query": request.GET.urlencode(),
         "may_create": appcodes_for(user, OPERATE).exists(),
     }
+
+
+def _things(pks: Collection[int], user: User, roles: Mapping[int, str] | None) -> dict[int, Thing]:
+    found = rows_of(list(SWEEPS.rows.filter(pk__in=pks)))
+    return {
+        row.sweep.pk: Thing(
+            kind="sweep",
+            title="Sweep",
+            name=row.sweep.name,
+            appcode=row.sweep.appcode.code,
+            owner=owner(row.sweep),
+            phase=row.sweep.phase,
+            work=f"{grouped(row.ended)} of {grouped(row.total)} trials",
+            note=f"best {row.best}" if row.best else row.sweep.message.partition("\n")[0],
+            started=time(row.sweep.created_at),
+            gpu_hours=gpu_hours(row.sums.gpu_seconds),
+            cost=cents(row.sums.cost),
+            whose="all trials",
+        )
+        for row in found
+    }
+
+
+LIVE = LiveKind(
+    "sweep", "Sweeps", "sweeps", SWEEPS.rows, "phase", ("finished_at", "created_at"), ("created_at",), _things, RESTS
+)

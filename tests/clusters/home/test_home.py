@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.utils import timezone
 
 from clusters.home import pages
@@ -16,6 +17,7 @@ from clusters.pipelines.models import Pipeline, PipelineRun
 from clusters.runs.models import Cluster, Run
 from clusters.services.models import Service
 from clusters.sweeps.models import Sweep
+from portal.events import record
 from tests.access.world import SAVED, pipeline, service, sweep
 
 NAME = re.compile(r'class="lead name-cell">.*?<b>([^<]+)</b>', re.DOTALL)
@@ -101,6 +103,11 @@ def test_all_kinds_are_in_one_order_and_everybody_sees_their_own(several: Any, p
         ("cursor=True~2026-01-01~sweep~99999999999999999999999", None),
         ("cursor=a~b~c~d", None),
         ("search=l%00ab", ["lab"]),
+        ("sort=name", ["answers", "chain", "done", "lab", "nightly", "rests", "searched", "trains"]),
+        ("sort=-name&phase=running", ["trains", "rests", "chain", "answers"]),
+        ("sort=state", ["answers", "rests", "trains", "chain", "done", "searched", "nightly", "lab"]),
+        ("sort=started", ["chain", "trains", "rests", "nightly", "lab", "searched", "done", "answers"]),
+        ("sort=cost", None),
     ],
 )
 def test_search_and_filters(query: str, found: Any, several: list[str], people: Any, as_person: Any) -> None:
@@ -117,20 +124,22 @@ def test_chips_count_what_their_filter_shows(several: Any, people: Any, as_perso
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("size", "sort"), [(1, ""), (3, ""), (1, "-state"), (2, "name"), (3, "-started")])
 def test_pages_follow_each_other_without_gaps(
-    size: int, several: list[str], make: Any, people: Any, as_person: Any, monkeypatch: pytest.MonkeyPatch
+    size: int, sort: str, several: list[str], people: Any, as_person: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of one moment: the kind and the primary key decide.
     Sweep.objects.filter(name="searched").update(finished_at=Run.objects.get(cluster__name="done").finished_at)
+    client, seen, address = as_person(people.alice), [], f"/?sort={sort}"
+    whole = names(client.get(address))
     monkeypatch.setattr(pages, "ROWS", size)
-    client, seen, address = as_person(people.alice), [], "/"
     while address:
         page = client.get(address)
         seen += names(page)
         more = re.search(r'rel="next" href="([^"]+)"', page.content.decode())
         address = "/" + html.unescape(more[1]) if more else ""
-    assert seen == several
+    assert seen == whole
+    assert sorted(seen) == sorted(several)
 
 
 def test_what_rows_say(several: Any, people: Any, as_person: Any) -> None:
@@ -176,6 +185,28 @@ def test_nothing_changed_answers_304_and_a_change_does_not(several: Any, people:
     Sweep.objects.filter(name="rests").update(phase="Running")
     assert client.get("/home/rows", headers={"If-None-Match": etag}).status_code == 200
     assert as_person(people.victor).get("/home/rows", headers={"If-None-Match": etag}).status_code == 200
+
+
+def test_while_nothing_lives_a_poll_asks_only_whether_anything_happened(
+    make: Any, people: Any, as_person: Any, django_assert_num_queries: Any
+) -> None:
+    for kind in ("cluster", "sweep", "pipeline"):
+        make(kind, f"{kind}-over", "Failed")
+    client = as_person(people.alice)
+
+    def poll(**etag: str) -> Any:
+        return client.get("/home/rows", headers={"If-None-Match": etag.get("etag", "")})
+
+    known = poll()["ETag"]
+    with django_assert_num_queries(2):  # the user, and the newest event
+        assert poll(etag=known).status_code == 304
+    with transaction.atomic():
+        record("cluster.deleted", actor=people.bob, appcode="ops-demo", message="just now")
+    assert poll(etag=known).status_code == 304
+    # It is too young to tell whether an older one is still to come.
+    make("cluster", "new", "Running")
+    answer = poll(etag=known)
+    assert (answer.status_code, names(answer)[0]) == (200, "new")
 
 
 def test_the_morning_line_and_a_new_appcode(several: Any, make_cluster: Any, people: Any, as_person: Any) -> None:
