@@ -32,7 +32,7 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpu-cloud-portal
 NODE_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 busybox-static \
 	buildah debootstrap debian-archive-keyring
 
-.PHONY: help run dev quick test e2e e2e-ready images plane lint bench clean
+.PHONY: help run dev quick test e2e e2e-ready images plane lint bench pictures clean
 .DELETE_ON_ERROR:
 
 # The text after "##" is a command's entry in `make help`. `run` comes first because it is the default.
@@ -79,6 +79,10 @@ lint: $(VENV)/.installed-dev  ## style, types, layers, templates; changes nothin
 # Needs a quiet machine. PARTS=idle,launching measures only these parts; docs/measuring.md lists them.
 bench: $(VENV)/.installed-dev  ## measures what docs/measuring.md describes; on a quiet machine only
 	$(BIN)/python -m bench $(if $(PARTS),--only $(PARTS))
+
+# Each that differs is a change of a page; look at it before you commit it.
+pictures: $(VENV)/.installed-dev $(VENV)/.assets $(VENV)/.tools  ## makes the pictures of README and Help again, and times a newcomer's first hour
+	$(BIN)/python -m tests.pictures
 
 clean:  ## removes the virtual environment and caches
 	rm -rf $(VENV) $(MYPY_CACHE_DIR) .pytest_cache .ruff_cache .import_linter_cache

@@ -41,6 +41,7 @@ from clusters.sweeps.pages import verbs as sweep_verbs
 from datastores import extension_points as datastore_points
 from datastores.models import Datastore, Share
 from portal import extension_points as portal_points
+from portal.extension_points import Picture
 from portal.models import Appcode, User
 from portal.search import Found, Kind, Verb
 
@@ -84,30 +85,42 @@ LATELY = 100
 
 
 def first_hour(user: User) -> list[portal_points.Step]:
-    """Two queries."""
+    """One query."""
     own = Run.objects.filter(created_by=user).order_by("-phase_since")
-    lately = list(own.values_list("phase", KT("spec__framework"), KT("spec__code"))[:LATELY])
-    brought = Datastore.objects.filter(created_by=user).exists()
+    lately = list(own.values_list("phase", KT("spec__framework"), KT("spec__code"), KT("spec__input"))[:LATELY])
     clusters, new = reverse("clusters"), reverse("new_cluster")
     return [
         portal_points.Step(
-            "Run an example", bool(lately), new, "Choose “Hello GPU” above the form, and create it. It starts in seconds."
+            "Run an example", bool(lately), new,
+            "Press “Run” on the card “Hello GPU” above the form. It starts in seconds, and costs a cent.",
+            (Picture("example", "New cluster: cards with examples, among them Hello GPU, above the form."),),
         ),
         portal_points.Step(
-            "Look at a result", any(phase == Run.Phase.SUCCEEDED for phase, *_ in lately), clusters,
-            "The page of a run has its numbers, its curve, its files and its cost; Logs has what it printed.",
+            "Look at a result", any(run[0] == Run.Phase.SUCCEEDED for run in lately), clusters,
+            "The page of a run has its numbers, its curve, its files and its cost; Logs has what it printed. On Metrics, "
+            "point at a curve for its values and drag to zoom.",
+            (
+                Picture("result", "A run that succeeded: its loss and accuracy, a curve, its files, and what to do next."),
+                Picture("metrics", "Its metrics: two curves, and the values under the pointer."),
+            ),
         ),
         portal_points.Step(
-            "Open a notebook", any(framework == "jupyter" for _, framework, _ in lately), reverse("my_notebook"),
-            "One click starts Jupyter, the next one opens it. Stop it when you are done: an open notebook holds its GPU.",
+            "Open a notebook", any(run[1] == "jupyter" for run in lately), reverse("my_notebook"),
+            "“My notebook” on Home asks for a name and a machine the first time; later it starts and opens Jupyter in one "
+            "click. Stop it when you are done: an open notebook holds its GPU.",
+            (Picture("notebook", "JupyterLab: a cell has trained a model, and what it reads in six pictures is below."),),
         ),
         portal_points.Step(
-            "Run your own program", any(code for *_, code in lately), new,
-            "Write a file into the form, or name a Git repository, and say how it is started.",
+            "Run your own program", any(run[2] for run in lately), new,
+            "Unfold Code, write a file into the form or name a Git repository, and say how it is started. Numbers that it "
+            "prints, like “step 3: loss=0.2”, become curves.",
+            (Picture("program", "New cluster: the command python train.py, and the file train.py, written into the form."),),
         ),
         portal_points.Step(
-            "Bring your data", brought, reverse("datastores"),
-            "Make a datastore, upload files, and name it as the input. Programs read it at /elearn/input.",
+            "Bring your data", any(run[3] for run in lately), reverse("datastores"),
+            "Open a datastore, like the object storage of your appcode, and drop files. Name it as the input of a cluster: "
+            "programs read it at /elearn/input.",
+            (Picture("data", "A datastore: a place to drop files, and those that it holds."),),
         ),
     ]  # fmt: skip
 

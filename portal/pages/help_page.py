@@ -49,7 +49,11 @@ def help_page(request: HttpRequest) -> HttpResponse:
     mine = [step for found in extension_points.first_hour for step in found(person(request))]
     steps = [step for found in extension_points.steps for step in found()] if person(request).is_administrator else []
     notes = [note for found in extension_points.notes for note in found()]
-    return render(request, "portal/help.html", {"terms": TERMS, "first_hour": mine, "steps": steps, "notes": notes})
+    context = {
+        "terms": TERMS, "first_hour": mine, "next_step": next((step for step in mine if not step.done), None),
+        "steps": steps, "notes": notes,
+    }  # fmt: skip
+    return render(request, "portal/help.html", context)
 
 
 def steps() -> list[extension_points.Step]:

@@ -8,7 +8,6 @@ import pytest
 from django.test import Client
 
 from clusters.runs.models import Cluster, Run
-from datastores.models import Datastore
 
 pytestmark = pytest.mark.django_db
 
@@ -32,7 +31,7 @@ def test_steps_are_done_by_doing_them_and_for_nobody_else(client: Client, people
     ran(2, "Succeeded", framework="tensorflow", code={"files": {"train.py": "1"}})
     ran(3, "Stopped", framework="jupyter")
     assert _done(client) == ["Run an example", "Look at a result", "Open a notebook", "Run your own program"]
-    Datastore.objects.create(appcode=people.ops, name="mine", kind="s3", spec={}, created_by=people.bob)
+    ran(4, "Running", framework="tensorflow", input="mine")
     assert len(_done(client)) == 5
     client.force_login(people.alice)
     assert _done(client) == []

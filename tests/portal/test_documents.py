@@ -140,7 +140,7 @@ def test_settings_that_pages_name_are_read() -> None:
     code = "\n".join(
         (ROOT / name).read_text()
         for name in files()
-        if _top(name) in (*APPS, "docker", "bench", "examples", "tests") and not name.endswith((".md", ".png"))
+        if _top(name) in (*APPS, "docker", "bench", "examples", "tests") and not name.endswith(".md")
     )
     known = set(SETTING.findall(code))
     assert _settings_of() - known == set()
