@@ -1,7 +1,7 @@
 """Applications: the list, one application's page with its four boxes, and the four-step form.
 
 An application is a cluster underneath: the list is the cluster list with other columns (cluster/pages/list.py), and the page is
-one more tab of the cluster page (cluster.py).
+its Overview among the tabs of the cluster page (cluster.py), whose own address leads there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from clusters.catalog.models import Flavor
 from clusters.cluster.actions import deploy
 from clusters.cluster.pages import list as listing
 from clusters.cluster.pages.choices import Offer, flavor_label
-from clusters.cluster.pages.cluster import Page, page_of, reading_of
+from clusters.cluster.pages.cluster import Page, overview_of, page_of, reading_of
 from clusters.cluster.pages.new import curl, free_cluster_name, may_ask, offer_of
 from clusters.environments.actions import can_be_saved
 from clusters.environments.models import Plugin
@@ -81,7 +81,8 @@ def rows(request: HttpRequest) -> HttpResponseBase:
 def application(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     application_for(person(request), appcode, name)
     shown = page_of(request, appcode, name)
-    return render(request, "clusters/applications/application.html", {"page": shown, **_boxes(shown)})
+    context = {"page": shown, **overview_of(request, shown), **_boxes(shown)}
+    return render(request, "clusters/applications/application.html", context)
 
 
 @require_safe

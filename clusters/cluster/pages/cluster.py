@@ -117,8 +117,7 @@ class Page:
 
     @property
     def tabs(self) -> list[tuple[str, str]]:
-        own = [("Application", self.row.page)] if self.row.application else []
-        return [*own, *((label, self.url + path) for label, path in TABS)]
+        return [(label, self.url + path if path else self.row.page) for label, path in TABS]
 
     @property
     def whole(self) -> tuple[str, str] | None:
@@ -185,8 +184,12 @@ def head(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_safe
 def overview(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Applications have a page of their own."""
     shown = page_of(request, appcode, name)
-    return render(request, "clusters/cluster/overview.html", {"page": shown, **_overview(request, shown)})
+    if shown.row.application:
+        query = request.GET.urlencode()
+        return redirect(f"{shown.row.page}{query and '?'}{query}")
+    return render(request, "clusters/cluster/overview.html", {"page": shown, **overview_of(request, shown)})
 
 
 @require_safe
@@ -194,7 +197,7 @@ def overview(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 def progress(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """The live part of the overview: timeline and tasks."""
     shown = page_of(request, appcode, name)
-    return render(request, "clusters/cluster/_progress.html", {"page": shown, **_overview(request, shown)})
+    return render(request, "clusters/cluster/_progress.html", {"page": shown, **overview_of(request, shown)})
 
 
 def _place(segment: Segment) -> tuple[int, int, dt.datetime]:
@@ -278,6 +281,8 @@ def timeline(run: Run, rows: list[TaskRow]) -> list[Step]:
     scheduled = min((row.task.scheduled_at for row in rows if row.task and row.task.scheduled_at), default=None)
     ended = run.finished_at
     began = run.started_at or ended
+    if scheduled and began:
+        scheduled = min(scheduled, began)  # A task that was started again was scheduled again.
     steps = [
         Step("Queued", run.created_at, scheduled or began, "Queued"),
         Step("Starting", scheduled, began, "Starting"),
@@ -289,7 +294,8 @@ def timeline(run: Run, rows: list[TaskRow]) -> list[Step]:
     return [*reached, *(step for step in steps if step.start is None), Step("Done", None, None, "")]
 
 
-def _overview(request: HttpRequest, shown: Page) -> dict[str, Any]:
+def overview_of(request: HttpRequest, shown: Page) -> dict[str, Any]:
+    """The timeline, the tasks and the configuration of the selected run."""
     run = shown.run
     if run is None:
         return {

@@ -80,7 +80,7 @@ def test_the_list_has_applications_alone_and_tells_what_can_be_opened(
     clusters = client.get("/").content.decode()
     assert 'href="http://web-answers-ops-demo.apps.' in clusters
     assert 'href="/applications/ops-demo/answers"' in clusters
-    assert "Open ▸" in client.get("/clusters/ops-demo/answers").content.decode()
+    assert "Open ▸" in client.get("/clusters/ops-demo/answers", follow=True).content.decode()
 
 
 def test_who_may_not_open_it_sees_no_button(make: Any, people: Any, as_person: Any, stores: None) -> None:
