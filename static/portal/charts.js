@@ -325,14 +325,14 @@
   document.addEventListener("scroll", hideTip, { passive: true, capture: true });
   document.addEventListener("pointerdown", (event) => { if (!event.target.closest(".plot-live")) { hot = null; hideTip(); } });
 
-  // Columns and parallel coordinates: their <title> elements become the tooltip.
+  // Columns, parallel coordinates and ridges: their <title> elements become the tooltip.
   function columnTip(thing, x, y) {
     $$("title", thing).forEach((title) => {
       title.parentNode.dataset.tip = title.textContent;
       if (thing.tagName === "a" && !thing.hasAttribute("aria-label")) thing.setAttribute("aria-label", title.textContent);
       title.remove();
     });
-    const first = $("[data-tip]", thing);
+    const first = thing.dataset.tip ? thing : $("[data-tip]", thing);
     if (!first) return hideTip();
     const blocks = $$("[data-name]", thing).filter((block) => Number(block.getAttribute("height"))).reverse();
     tip(first.dataset.tip, blocks.map((block) => [block.getAttribute("class").replace("series-", ""), block.dataset.name, block.dataset.value]), 0, x, y);
