@@ -201,7 +201,7 @@ def briefs(services: Iterable[Service], now: dt.datetime | None = None) -> list[
     answering: dict[int, Revision] = {}
     for each in Revision.objects.filter(service__in=keys, weight__gt=0).order_by("weight", "-number"):
         answering[each.service_id] = each
-    states = _states(Replica.objects.filter(service__in=keys), "service")
+    states = states_of(Replica.objects.filter(service__in=keys), "service")
     rollouts = Rollout.objects.filter(service__in=keys, phase__in=Rollout.LIVING)
     under_way = {
         each.service_id: each for each in rollouts.select_related("from_revision", "to_revision", "created_by")
@@ -225,7 +225,7 @@ def briefs(services: Iterable[Service], now: dt.datetime | None = None) -> list[
     ]
 
 
-def _states(replicas: QuerySet[Replica], by: str) -> dict[int, list[str]]:
+def states_of(replicas: QuerySet[Replica], by: str) -> dict[int, list[str]]:
     """States of replicas that are not gone. One query."""
     found: dict[int, list[str]] = defaultdict(list)
     for key, state in replicas.exclude(state=Replica.State.GONE).order_by().values_list(by, "state"):
@@ -290,7 +290,7 @@ def replicas_of(service: Service, flying: Flying) -> list[ReplicaShown]:
 
 def revisions_of(service: Service, now: dt.datetime) -> list[RevisionShown]:
     """Newest first. Five queries."""
-    states = _states(Replica.objects.filter(service=service), "revision")
+    states = states_of(Replica.objects.filter(service=service), "revision")
     last = Q(number__gt=service.revision_count - MOST_REVISIONS)
     rows = list(service.revisions.filter(last | Q(weight__gt=0) | Q(pk__in=list(states))).select_related("created_by"))
     keys = [row.pk for row in rows]

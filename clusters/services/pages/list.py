@@ -16,9 +16,10 @@ from django.views.decorators.http import conditional_page, require_safe
 from clusters.cluster.pages.list import cents
 from clusters.cluster.pages.living import LiveKind, Thing, owner
 from clusters.services.access import SERVICES, services_for
-from clusters.services.models import Revision, Service
+from clusters.services.manifest import ServiceSpec
+from clusters.services.models import Replica, Revision, Service
 from clusters.services.pages.charts import Recent, recent, this_month
-from clusters.services.summary import Brief, briefs
+from clusters.services.summary import Brief, briefs, states_of
 from portal.access import OPERATE, may_somewhere
 from portal.models import User
 from portal.pages.appcodes import person
@@ -41,8 +42,7 @@ class Row:
 
     @property
     def replicas(self) -> int:
-        """Existing replicas, or desired ones if those are more."""
-        return max(self.brief.living, sum(each.wanted for each in self.revisions))
+        return _replicas(self.brief.living, self.revisions)
 
 
 @require_safe
@@ -60,14 +60,25 @@ def rows_of(found: Sequence[Service]) -> list[Row]:
     """List rows, in a constant number of queries."""
     pks, now = [each.pk for each in found], timezone.now()
     counted, month = recent(pks, now), this_month(pks, now)
-    revisions: dict[int, list[Revision]] = {}
-    heavy = Revision.objects.filter(service__in=pks, weight__gt=0).defer("spec")
-    for each in heavy.order_by("-weight", "-number"):
-        revisions.setdefault(each.service_id, []).append(each)
+    revisions = _weighed(pks)
     return [
         Row(brief, revisions.get(brief.row.pk, ()), counted.get(brief.row.pk), month.get(brief.row.pk, Decimal(0)))
         for brief in briefs(found, now)
     ]
+
+
+def _weighed(services: Collection[int]) -> dict[int, list[Revision]]:
+    """Revisions that get requests, by service and weight. One query."""
+    found: dict[int, list[Revision]] = {}
+    heavy = Revision.objects.filter(service__in=services, weight__gt=0).defer("spec")
+    for each in heavy.order_by("-weight", "-number"):
+        found.setdefault(each.service_id, []).append(each)
+    return found
+
+
+def _replicas(living: int, revisions: Sequence[Revision]) -> int:
+    """Existing replicas, or desired ones if those are more."""
+    return max(living, sum(each.wanted for each in revisions))
 
 
 def _listed(request: HttpRequest) -> dict[str, Any]:
@@ -87,23 +98,26 @@ def _listed(request: HttpRequest) -> dict[str, Any]:
 
 
 def _things(pks: Collection[int], user: User, roles: Mapping[int, str] | None) -> dict[int, Thing]:
-    found = rows_of(list(SERVICES.rows.filter(pk__in=pks)))
+    """Without what only the list of services shows: the first page is polled more often."""
+    revisions, month = _weighed(pks), this_month(pks, timezone.now())
+    states = states_of(Replica.objects.filter(service__in=pks), "service")
     return {
-        row.service.pk: Thing(
+        row.pk: Thing(
             kind="service",
             title="Service",
-            name=row.service.name,
-            appcode=row.service.appcode.code,
-            owner=owner(row.service),
-            phase=row.service.phase,
-            work=f"{row.brief.serving} of {row.replicas} replicas",
-            note=", ".join(each.model for each in row.revisions) or row.brief.spec.model,
-            started=time(row.service.created_at),
+            name=row.name,
+            appcode=row.appcode.code,
+            owner=owner(row),
+            phase=row.phase,
+            work=f"{states[row.pk].count(Replica.State.SERVING)} of {_replicas(len(states[row.pk]), weighed)} replicas",
+            note=", ".join(each.model for each in weighed) or ServiceSpec.stored(row.spec).model,
+            started=time(row.created_at),
             gpu_hours="",
-            cost=cents(row.month),
+            cost=cents(month.get(row.pk, Decimal(0))),
             whose="this month",
         )
-        for row in found
+        for row in SERVICES.rows.filter(pk__in=pks)
+        for weighed in [revisions.get(row.pk, [])]
     }
 
 

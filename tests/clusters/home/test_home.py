@@ -164,7 +164,7 @@ def test_a_page_takes_the_same_queries_however_many_there_are(
             make(kind, f"{kind[:3]}-{n}", "Running", n)
     client = as_person(people.alice)
     client.get("/")
-    with django_assert_max_num_queries(26):
+    with django_assert_max_num_queries(20):
         client.get("/home/rows")
 
 
