@@ -1,4 +1,4 @@
-"""Accessibility: axe-core judges every page of pages.txt in Chromium, half on a desktop in light and half on a phone in dark.
+"""Accessibility: axe-core judges the page of every template in Chromium, half on a desktop in light and half on a phone in dark.
 
 There is no web server: what Chromium asks for is answered by Django's test client, with the objects of world.py.
 """
@@ -28,16 +28,18 @@ pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("access-axe")]
 ORIGIN = "http://testserver"
 AXE = (packaged("axe_playwright_python") / "axe.min.js").read_text()
 # Of every node that breaks a rule: the rule, the node, and what would mend it. The two rules are off in axe by default.
-# The frame, which is the same everywhere, is judged once for each look.
-JUDGED = """whole => axe.run(whole ? document : {exclude: ['.top', '.side']}, {
-    resultTypes: ['violations'], rules: {'target-size': {enabled: true}, 'label-content-name-mismatch': {enabled: true}},
+# The frame, which is the same everywhere, is judged once for each look. Contrast costs more than all else and depends on few
+# colours (portal/test_theme.py), so half of the pages are enough.
+JUDGED = """([whole, contrast]) => axe.run(whole ? document : {exclude: ['.top', '.side']}, {
+    resultTypes: ['violations'], rules: {
+        'target-size': {enabled: true}, 'label-content-name-mismatch': {enabled: true}, 'color-contrast': {enabled: contrast}},
 }).then(found => found.violations.flatMap(broken => broken.nodes.map(node =>
     `${broken.id}: ${node.html.slice(0, 300)}\\n    ${node.failureSummary.replace(/\\s+/g, ' ').slice(0, 300)}`)))"""
 # What is replaced every few seconds is said anew each time if it is a live region; `data-announce` says what is new in it.
 CHATTER = """() => [...document.querySelectorAll(
     '[data-live] :is([role=status], [role=alert], [aria-live]:not([aria-live=off]))')]
     .map(node => `a live region in a polled part: ${node.outerHTML.slice(0, 300)}`)"""
-# A phone, and a desktop that enlarges twice.
+# A phone, and a desktop that enlarges twice: looked at from the desktop.
 NARROW = (390, 720)
 LOOKS = ((1440, "light"), (390, "dark"))
 TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -58,32 +60,36 @@ def static(path: str) -> tuple[bytes, str]:
 
 
 class Portal:
-    """The portal as a browser sees it, for one person."""
+    """The portal as a browser sees it, for one person. Nothing in the world changes, so each address is asked once."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         # Playwright calls `answer` in a context of its own, where Django would open a second connection, without the world.
         self.here: Context = copy_context()
-        self.page = ("", None)
+        self.answers: dict[tuple[str, bool], Any] = {}
 
-    def is_page(self, path: str) -> bool:
-        """Whether this is a whole page, not a part of one, or a file. It is kept for the browser, which asks next."""
-        answer: Any = self.client.get(path)
+    def get(self, path: str, headers: dict[str, str]) -> Any:
+        key = (path, bool(headers))
+        if key not in self.answers:
+            self.answers[key] = self.client.get(path, headers=headers)
+        return self.answers[key]
+
+    def template(self, path: str) -> str:
+        """The template of a whole page; "" for a part of one, or a file."""
+        answer = self.get(path, {})
         if not answer.get("Content-Type", "").startswith("text/html") or b"<html" not in answer.getvalue():
-            return False
-        self.page = (path, answer)
-        return True
+            return ""
+        return answer.templates[0].name or path
 
     def answer(self, route: Route) -> None:
         asked = urlsplit(route.request.url)
-        path = asked.path + (f"?{asked.query}" if asked.query else "")
-        if path.startswith("/static/"):
+        if asked.path.startswith("/static/"):
             body, kind = static(asked.path.removeprefix("/static/"))
             route.fulfill(body=body, content_type=kind)
             return
+        path = asked.path + (f"?{asked.query}" if asked.query else "")
         headers = {name: value for name, value in route.request.headers.items() if name.startswith("hx-")}
-        kept, answer = self.page
-        found: Any = answer if path == kept and not headers else self.here.run(self.client.get, path, headers=headers)
+        found = self.here.run(self.get, path, headers)
         route.fulfill(status=found.status_code, headers=dict(found.items()), body=found.getvalue())
 
 
@@ -98,11 +104,12 @@ def opened(chrome: Browser, portal: Portal, width: int, scheme: Any) -> Page:
 
 def too_wide(page: Page) -> list[str]:
     usual, found = page.viewport_size, []
-    for width in NARROW:
-        page.set_viewport_size({"width": width, "height": 900})
+    assert usual
+    for width in {usual["width"], *(NARROW if usual["width"] > max(NARROW) else ())}:
+        page.set_viewport_size({"width": width, "height": usual["height"]})
         if (over := page.evaluate("document.documentElement.scrollWidth - innerWidth")) > 0:
             found.append(f"it is wider than {width} by {over}")
-    page.set_viewport_size(usual or {"width": LOOKS[0][0], "height": 900})
+    page.set_viewport_size(usual)
     return found
 
 
@@ -111,21 +118,23 @@ def test_axe_finds_nothing(world: Any, chrome: Browser, person: str) -> None:
     portal = Portal(client_of(world, person))
     pages = [opened(chrome, portal, *look) for look in LOOKS]
     findings: dict[str, str] = {}
-    number = 0
+    seen: set[str] = set()
     for row in ROWS:
         # Home has the frame of everybody; of the rest, the administrator looks at what an owner cannot open.
-        if row.method != "GET" or row.of(person) != 200 or (person == "root" and row.of("alice") == 200 and number):
+        if row.method != "GET" or row.of(person) != 200 or (person == "root" and row.of("alice") == 200 and seen):
             continue
         path = filled(row.address, world.values) + (f"?{filled(row.sent, world.values)}" if row.sent else "")
-        if portal.is_page(path):
-            page = pages[number % len(pages)]
-            number += 1
+        template = portal.template(path)
+        if template and template not in seen:
+            page = pages[len(seen) % len(pages)]
             page.goto(path)
             page.wait_for_selector(".htmx-request", state="detached")
-            judged = page.evaluate(JUDGED, number <= len(pages))
+            whole, contrast = len(seen) < len(pages), len(seen) % 4 < len(pages)
+            judged = page.evaluate(JUDGED, [whole, contrast])
             for finding in [*judged, *page.evaluate(CHATTER), *too_wide(page)]:
                 findings.setdefault(finding, page.url)
+            seen.add(template)
     for page in pages:
         page.context.close()
-    assert number > 20, "It has judged hardly a page."
+    assert len(seen) > 20, "It has judged hardly a page."
     assert not findings, "\n".join(f"{url} {finding}" for finding, url in findings.items())
