@@ -41,6 +41,7 @@ CHATTER = """() => [...document.querySelectorAll(
     .map(node => `a live region in a polled part: ${node.outerHTML.slice(0, 300)}`)"""
 # A phone, and a desktop that enlarges twice: looked at from the desktop.
 NARROW = (390, 720)
+# Low ones, because what is painted costs and what is judged is all of a page.
 LOOKS = ((1440, "light"), (390, "dark"))
 TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -95,7 +96,7 @@ class Portal:
 
 def opened(chrome: Browser, portal: Portal, width: int, scheme: Any) -> Page:
     context = chrome.new_context(
-        base_url=ORIGIN, viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+        base_url=ORIGIN, viewport={"width": width, "height": 400}, color_scheme=scheme, reduced_motion="reduce"
     )
     context.route("**/*", portal.answer)
     context.add_init_script(AXE)
