@@ -32,12 +32,14 @@ _Plain.add_implicit_resolver(_TRUTH, re.compile("true|True|TRUE|false|False|FALS
 
 
 def read_document(text: str, *path: str) -> Any:
-    """Parses YAML or JSON. Raises Invalid at `path`."""
+    """Parses JSON or YAML. Raises Invalid at `path`."""
     try:
-        value = orjson.loads(text) if text.lstrip().startswith(("{", "[")) else _yaml(text, path)
+        value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        sentence = f"This is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
-        raise Invalid.at(*path, message=sentence) from error
+        if text.lstrip().startswith("{"):
+            sentence = f"This is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+            raise Invalid.at(*path, message=sentence) from error
+        value = _yaml(text, path)
     refuse_nul(value)
     return value
 
