@@ -185,6 +185,6 @@ def test_one_click_changes_the_form_and_the_preview_says_that_it_starts(
 
         assert api_of(people.bob).post("/appcodes/ops-demo/clusters", asking("master", "h200-8"))[0] == 201
         page.goto(f"{live_server.url}/queue")
-        page.get_by_role("button", name="What would new start with now?").click()
+        page.get_by_role("button", name="Start sooner? new").click()
         page.get_by_role("link", name="Start now as 2 × 4 GPUs").wait_for()
         assert_fits(page, "offers of the queue")
