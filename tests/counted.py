@@ -12,6 +12,12 @@ from urllib.parse import urlsplit
 from tests import ports
 
 
+class Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    # Ports of tests are used again, and connections of the test before may still wait for their end.
+    allow_reuse_address = True
+
+
 class Counted:
     """`url` leads to the server at `target`; `sent` counts the bytes of its answers. Tests may reset it to 0."""
 
@@ -43,8 +49,7 @@ class Counted:
                 with suppress(OSError):
                     self.request.shutdown(socket.SHUT_WR)
 
-        self.server = socketserver.ThreadingTCPServer((address, port or ports.free()), Handler)
-        self.server.daemon_threads = True
+        self.server = Server((address, port or ports.free()), Handler)
         self.url = f"http://{address}:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 

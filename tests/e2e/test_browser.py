@@ -233,7 +233,7 @@ def test_everything_can_be_done_by_keyboard(page: Page) -> None:
     page.keyboard.press("Enter")
     page.wait_for_url("**/clusters/ops-demo/by-keys")
     page.goto("/clusters")
-    search = page.get_by_label("Search clusters", exact=True)
+    search = page.get_by_role("searchbox", name="Search clusters")
     tab_to(search)
     page.keyboard.type("by-keys")
     page.wait_for_url("**/clusters?search=by-keys*")

@@ -204,10 +204,17 @@ class Agent:
         """The run's tasks as the current agent lists them, whatever an earlier agent reported."""
         return [item for item in self.cloud.list().items if isinstance(item, TaskSeen) and item.run_id == run.id]
 
-    def storage(self, run: RunRef, state: str, seconds: float = PATIENCE) -> StorageSeen:
+    def storage(self, run: RunRef, state: str, seconds: float = PATIENCE, *, words: str = "") -> StorageSeen:
+        """Waits for a state of the run's data whose message has these words."""
+        mine = (run.id, state)
         return self.until(
             lambda: next(
-                (s for s in self.seen if isinstance(s, StorageSeen) and (s.run_id, s.state) == (run.id, state)), None
+                (
+                    each
+                    for each in self.seen
+                    if isinstance(each, StorageSeen) and (each.run_id, each.state) == mine and words in each.message
+                ),
+                None,
             ),
             seconds,
         )
