@@ -252,8 +252,8 @@ def test_what_a_task_uses_is_what_its_kubelet_says(node: Node, cloud: Kubernetes
         later = until_found(lambda: found if (found := known())[master].at > first[master].at + 5 else None)
         busy, quiet = step(first[master], later[master]), step(first[tasks["worker"]], later[tasks["worker"]])
         named = dict(zip(QUANTITIES, busy.values, strict=True))
-        # Its flavor is half a core; others use this machine, too.
-        assert 0.1 < named["cpu"] < 0.7
+        # A loop takes a core at most, of which others on this machine take a part. The kubelet of this node enforces no limits of CPU.
+        assert 0.1 < named["cpu"] < 1.1
         assert 0 < named["memory"] < 64 << 20
         # The kubelet of this node counts no traffic of pods.
         assert math.isnan(named["received"])
