@@ -252,7 +252,7 @@ def test_what_a_task_uses_is_what_its_kubelet_says(node: Node, cloud: Kubernetes
         later = until_found(lambda: found if (found := known())[master].at > first[master].at + 5 else None)
         busy, quiet = step(first[master], later[master]), step(first[tasks["worker"]], later[tasks["worker"]])
         named = dict(zip(QUANTITIES, busy.values, strict=True))
-        # A loop takes a core at most, of which others on this machine take a part. The kubelet of this node enforces no limits of CPU.
+        # A loop takes a core at most, and others on this machine a part of it: the kubelet of this node enforces no CPU limits.
         assert 0.1 < named["cpu"] < 1.1
         assert 0 < named["memory"] < 64 << 20
         # The kubelet of this node counts no traffic of pods.
