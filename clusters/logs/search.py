@@ -20,6 +20,8 @@ _WORDS = (b"error", b"exception", b"traceback", b"fatal", b"critical", b"panic")
 _ERROR = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|Traceback \(most recent call last\)|panic:|[Ff]atal error|error:)|(?:Error|Exception)\b"
 )
+# What TensorFlow prints on every machine without a GPU.
+_HARMLESS = re.compile(rb"failed call to cuInit|Unable to register cu(?:DNN|BLAS|FFT) factory")
 
 Read = Callable[[int, str], LogChunk]
 
@@ -79,7 +81,8 @@ def _error(data: bytes, small: bytes, word: bytes) -> int:
     at = 0
     while (found := small.find(word, at)) >= 0:
         start, end = small.rfind(b"\n", 0, found) + 1, small.find(b"\n", found)
-        if _ERROR.search(data, start, end if end >= 0 else len(data)):
+        line = start, end if end >= 0 else len(data)
+        if _ERROR.search(data, *line) and not _HARMLESS.search(data, *line):
             return start
         if end < 0:
             return -1

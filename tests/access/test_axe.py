@@ -39,6 +39,10 @@ JUDGED = """([whole, contrast]) => axe.run(whole ? document : {exclude: ['.top',
 CHATTER = """() => [...document.querySelectorAll(
     '[data-live] :is([role=status], [role=alert], [aria-live]:not([aria-live=off]))')]
     .map(node => `a live region in a polled part: ${node.outerHTML.slice(0, 300)}`)"""
+# A rule for something else that has the same class may stretch a part of a chart.
+STRETCHED = """() => [...document.querySelectorAll('.plot svg rect')].filter(rect =>
+    rect.getBoundingClientRect().right > rect.ownerSVGElement.getBoundingClientRect().right + 2
+).map(rect => `it is wider than its chart: ${rect.outerHTML.slice(0, 200)}`)"""
 # A phone, and a desktop that enlarges twice: looked at from the desktop.
 NARROW = (390, 720)
 # Low ones, because what is painted costs and what is judged is all of a page.
@@ -132,7 +136,7 @@ def test_axe_finds_nothing(world: Any, chrome: Browser, person: str) -> None:
             page.wait_for_selector(".htmx-request", state="detached")
             whole, contrast = len(seen) < len(pages), len(seen) % 4 < len(pages)
             judged = page.evaluate(JUDGED, [whole, contrast])
-            for finding in [*judged, *page.evaluate(CHATTER), *too_wide(page)]:
+            for finding in [*judged, *page.evaluate(CHATTER), *page.evaluate(STRETCHED), *too_wide(page)]:
                 findings.setdefault(finding, page.url)
             seen.add(template)
     for page in pages:

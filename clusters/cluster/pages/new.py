@@ -55,21 +55,17 @@ MOST_SHOWN = 120
 def new_cluster(request: HttpRequest) -> HttpResponse:
     """Empty, or filled by `?clone=APPCODE/NAME[&run=N]`, `?trial=APPCODE/SWEEP/N`, `?start=CARD` or `?template=WHOSE/NAME`."""
     user = person(request)
+    cards = not {"clone", *(each.parameter for each in sources if each.cards is no_cards)} & request.GET.keys()
     if request.method != "POST":
         filled = _filled(request, user)
         offer = offer_of(user, filled.get("appcode", ""))
         filled |= _carded(user, request.GET, offer) or {}
-        without_cards = {"clone", *(each.parameter for each in sources if each.cards is no_cards)}
-        return form_page(
-            request,
-            ClusterForm(offer, initial=offer.defaults() | filled),
-            cards=not without_cards & request.GET.keys(),
-        )
+        return form_page(request, ClusterForm(offer, initial=offer.defaults() | filled), cards=cards)
     form = ClusterForm(offer_of(user, request.POST.get("appcode", "")), request.POST)
     cluster = form.attempt(lambda manifest: actions.create_cluster(manifest, acting_user=user))
     if cluster is None:
         judge(form, user)
-        return form_page(request, form)
+        return form_page(request, form, cards=cards)
     messages.success(request, f"{cluster.name} has been submitted.")
     return redirect("cluster", cluster.appcode.code, cluster.name)
 

@@ -255,6 +255,8 @@ def test_a_card_runs_in_an_appcode_without_any_data(page_catalogue, people, as_p
     client = as_person(people.alice)
     page = client.get("/clusters/new").content.decode()
     assert "Start from a template or an example in" in page
+    refused = client.post("/clusters/new", {"appcode": "ops-demo"}).content.decode()
+    assert "Start from a template or an example in" in refused
     for name, gpus in (("hello-gpu", 1), ("parameter-servers", 3), ("all-reduce", 2), ("hello-gpu", 1)):
         answer = client.post("/clusters/start", {"start": name, "appcode": "ops-demo"})
         assert answer.status_code == 302

@@ -296,6 +296,8 @@ class TestLogs:
         """The search covers lines that no browser has received. Hits have line numbers, and all hits are counted."""
         lines = [f"line {n} of a log" + (" has FAILED" if n % 1000 == 7 else "") for n in range(500_000)]
         lines[400_123] = "ValueError: no data"
+        # TensorFlow prints it on every machine without a GPU.
+        lines[399_000] += " E0000 cuda_platform.cc:52] failed call to cuInit: UNKNOWN ERROR (303)"
         log(None, "\n".join(lines).encode())
 
         def found(query):
