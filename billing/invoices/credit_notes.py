@@ -53,7 +53,7 @@ def issue(invoice: Invoice, amount: Decimal, reason: str, *, acting_user: User) 
         errors.append(FieldError(("reason",), "Say why, in one line of at most 300 characters."))
     if errors:
         raise Invalid(errors)
-    terms = invoice.document.terms or Terms()
+    terms = invoice.stated or Terms()
     kept = invoice.total - given
     note = Note(
         number=document.note_number(invoice.number, invoice.notes.count() + 1),

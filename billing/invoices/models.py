@@ -98,6 +98,10 @@ class Invoice(models.Model):
         return total
 
     @property
+    def stated(self) -> Terms | None:
+        return Terms.of_facts(self.terms) if self.terms else None
+
+    @property
     def document(self) -> Document:
         """The hashed document, rebuilt from the rows."""
         return Document(
@@ -112,7 +116,7 @@ class Invoice(models.Model):
             mark=self.mark,
             lines=tuple(row.line for row in self.lines.all()),
             used=tuple(row.used for row in self.credits.all()),
-            terms=Terms.of_facts(self.terms) if self.terms else None,
+            terms=self.stated,
         )
 
 

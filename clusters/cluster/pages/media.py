@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from urllib.parse import urlencode
 
@@ -139,10 +139,7 @@ def films(run: Run, lines: Sequence[Shown]) -> list[Film]:
     for (n, each), data in zip(turns, images_of(run, [each for _, each in turns], MAX_BYTES), strict=True):
         url = f"data:image/{image_type(data)};base64,{b64encode(data).decode()}" if data else ""
         made[n].frames.append(Frame(each, url))
-    return [
-        Film(each.title, each.label, each.query, each.frames, len(all_) - len(each.frames))
-        for each, all_ in zip(made, newest, strict=True)
-    ]
+    return [replace(film, more=len(all_) - len(film.frames)) for film, all_ in zip(made, newest, strict=True)]
 
 
 def labels_of(lines: Sequence[Shown]) -> list[str]:
