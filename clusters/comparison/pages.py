@@ -34,6 +34,7 @@ from portal.errors import Invalid
 from portal.models import Appcode
 from portal.pages.appcodes import person, safe_next
 from portal.pages.charts import Chart, Line, draw, number
+from portal.pages.layout import of_one_appcode
 from portal.web.limits import LOOKS
 
 # How many latest runs are offered for the comparison.
@@ -103,6 +104,7 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
     definitions = what_differs(runs, equal=True) if len(runs) > 1 else []
     same += sum(not each.differs for each in definitions)
     context = {
+        **of_one_appcode(appcode.code, "results"),
         "appcode": appcode, "columns": columns, "differences": [each for each in definitions if equal or each.differs],
         "kept": kept, "equal": equal, "same": same, "drawn": DRAWN, "switch": _query(names) + ("" if equal else "&all=1"),
         "files": list(changed_files(*files)) if len(runs) == 2 else [], "runs": ",".join(names),

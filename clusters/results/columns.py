@@ -1,22 +1,26 @@
 """Which columns the table has. Pure.
 
-Until somebody chose, it has those that tell its rows apart: facts, parameters and metrics with a value in some row, and not the
-same one in all. What somebody chose stays, whatever the rows are.
+Until somebody chose, it has those that tell its newest rows apart: facts, parameters and metrics with a value in some row, and
+not the same one in all. Filters change no columns. What somebody chose stays, whatever the rows are.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clusters.results.values import Summary, is_less_better
+from clusters.results.values import Summary, is_judged, is_less_better
 from clusters.results.view import FIELDS, Column
 from clusters.scalars.events import rank
 
 # At first at most so many metrics and parameters; of the first metrics, the best value stands beside the last one.
 FIRST_METRICS, FIRST_BEST, FIRST_PARAMETERS = 8, 2, 8
-# What people wrote stands first.
+# So many metrics are shown even if none of them tells the rows apart.
+LEAST_METRICS = 2
+# What people wrote stands before the other facts. The state stands beside the name of each run.
 FIRST_FACTS = ("tags", "note")
+BESIDE_THE_NAME = "state"
 
 
 @dataclass(frozen=True)
@@ -38,26 +42,47 @@ class Columns:
     parameters: list[str]
 
 
-def columns(rows: Sequence[Facts], chosen: Sequence[Column] | None) -> Columns:
-    metrics = sorted({name for row in rows for name in row.numbers}, key=lambda name: (rank(name), name))
-    parameters = list(dict.fromkeys(name for row in rows for name in sorted(row.parameters)))
+def columns(rows: Sequence[Facts], chosen: Sequence[Column] | None, newest: Sequence[Facts] | None = None) -> Columns:
+    """The columns of a table that shows `rows`. `newest` are the rows that it has without filters; by default the same."""
+    newest = rows if newest is None else newest
+    known = [*rows, *newest]
+    metrics = sorted({name for row in known for name in row.numbers}, key=lambda name: (rank(name), name))
+    parameters = list(dict.fromkeys(name for row in known for name in sorted(row.parameters)))
     if chosen is not None:
         metrics += [each.name for each in chosen if each.is_metric and each.name not in metrics]
         parameters += [each.name for each in chosen if each.kind == "param" and each.name not in parameters]
         return Columns(list(chosen), 0, list(dict.fromkeys(metrics)), list(dict.fromkeys(parameters)))
-    telling = [name for name in metrics if _tells([_key(row.numbers.get(name)) for row in rows])]
-    apart = [name for name in parameters if _tells([row.parameters.get(name) for row in rows], flag="true")]
+    telling = _metrics(newest)
+    first = telling[:FIRST_METRICS]
+    if not any(name in row.numbers for row in rows for name in first):
+        # Filters led to runs of another kind.
+        first += _metrics(rows)[:LEAST_METRICS]
+    apart = [name for name in parameters if _tells([row.parameters.get(name) for row in newest], flag="true")]
     # A tag or a note that one row has tells it from the others.
-    facts = [Column("field", name) for name in FIELDS if _tells(_facts(rows, name))]
-    shown = [each for each in facts if each.name in FIRST_FACTS]
-    for n, name in enumerate(telling[:FIRST_METRICS]):
+    facts = [Column("field", name) for name in FIELDS if name != BESIDE_THE_NAME and _tells(_facts(newest, name))]
+    shown = list[Column]()
+    for n, name in enumerate(first):
         shown.append(Column("last", name))
-        if n < FIRST_BEST and any(name in row.numbers and not _is_best(row.numbers[name], name) for row in rows):
+        if n < FIRST_BEST and any(name in row.numbers and not _is_best(row.numbers[name], name) for row in newest):
             shown.append(Column("best", name))
     shown += [Column("param", name) for name in apart[:FIRST_PARAMETERS]]
-    shown += [each for each in facts if each.name not in FIRST_FACTS]
+    shown += sorted(facts, key=lambda each: each.name not in FIRST_FACTS)
     hidden = max(0, len(telling) - FIRST_METRICS) + max(0, len(apart) - FIRST_PARAMETERS)
     return Columns(shown, hidden, metrics, parameters)
+
+
+def _metrics(rows: Sequence[Facts]) -> list[str]:
+    """The metrics that tell the rows apart, or if these are fewer than LEAST_METRICS, as many of those that most rows have. Those
+    that many rows have come first, and settings such as the learning rate last."""
+    counts = Counter(name for row in rows for name in row.numbers)
+    often = max(counts.values(), default=0) / 2
+
+    def order(name: str) -> tuple[bool, bool, int, int, str]:
+        return not is_judged(name), counts[name] < often, rank(name), -counts[name], name
+
+    telling = sorted((name for name in counts if _tells([_key(row.numbers.get(name)) for row in rows])), key=order)
+    others = sorted(counts.keys() - telling, key=lambda name: (not is_judged(name), -counts[name], *order(name)))
+    return telling + others[: max(0, LEAST_METRICS - len(telling))]
 
 
 def _facts(rows: Sequence[Facts], name: str) -> list[str]:

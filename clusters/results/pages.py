@@ -22,7 +22,7 @@ from portal.access import OPERATE, appcode_for, appcodes_for, may
 from portal.errors import Invalid
 from portal.models import Appcode
 from portal.pages.appcodes import person, safe_next
-from portal.pages.layout import selected_appcode
+from portal.pages.layout import of_one_appcode, selected_appcode
 from portal.web.downloads import csv_stream
 
 # Appcodes offered where somebody has several and has chosen none.
@@ -63,7 +63,11 @@ def results(request: HttpRequest, code: str) -> HttpResponse:
     own, common = views_of(user, appcode)
     if not request.GET and (own or common):
         return redirect(f"{reverse('results_of', args=[code])}?{own or common}")
-    context = {"common": common, **context_of(request, appcode, view_of(request))}
+    context = {
+        "common": common,
+        **of_one_appcode(appcode.code, "results"),
+        **context_of(request, appcode, view_of(request)),
+    }
     context["is_common"] = context["table"].view.but().query == common
     return shown(request, render(request, "clusters/results/results.html", context), context["table"].view)
 

@@ -111,6 +111,11 @@ def find(appcode: Appcode, view: View, now: dt.datetime, limit: int = ROWS) -> F
     return Found(rows, found[0][1] if found else 0, notes)
 
 
+def newest(appcode: Appcode, view: View) -> list[Row]:
+    """The rows with which the table begins: neither filtered nor sorted. Three queries."""
+    return rows_of(list(runs_in(appcode, view).order_by("-pk").values_list("pk", flat=True)[:ROWS]))
+
+
 def rows_of(run_ids: Sequence[int]) -> list[Row]:
     """The rows of these runs, in this order. Two queries."""
     sharing = Cluster.objects.filter(pk=OuterRef("cluster"), trials__index__isnull=False).values("pk")

@@ -6,7 +6,7 @@ Rendered from values, so that the page of an appcode, the runs of a cluster and 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from django.utils.html import conditional_escape, escape, strip_tags
 from django.utils.safestring import SafeString
 
 from clusters.results import query
-from clusters.results.columns import Columns, Facts, columns, value_of
+from clusters.results.columns import BESIDE_THE_NAME, Columns, Facts, columns, value_of
 from clusters.results.numbers import look_at
 from clusters.results.query import ROWS, Row
 from clusters.results.values import is_judged, is_less_better
@@ -47,10 +47,14 @@ class Heading:
     title: str
     is_number: bool
 
+    @property
+    def words(self) -> str:
+        return f"{self.label} {self.note}".strip()
+
 
 @dataclass(frozen=True)
 class Cell:
-    """`text` and, smaller, `note`; `is_best`: no other row shown has a better value."""
+    """`text` and, smaller, `note`; `is_best`: no other row shown has a better value. `label`: its heading, for phones."""
 
     kind: str
     text: SafeString | str
@@ -60,14 +64,16 @@ class Cell:
     is_number: bool = False
     is_best: bool = False
     links: tuple[tuple[str, str], ...] = ()
+    label: str = ""
 
     @property
     def html(self) -> SafeString:
         """The cell as HTML. Made here and not by a template, because a page has a thousand."""
         classes = f"{'num ' if self.is_number else ''}is-{self.kind}{' is-best' if self.is_best else ''}"
-        title = f' title="{escape(self.title)}"' if self.title else ""
+        title = f' data-label="{escape(self.label)}"' if self.label else ""
+        title += f' title="{escape(self.title)}"' if self.title else ""
         if self.kind == "state":
-            return SafeString(f'<td class="{classes}">{state(self.text, self.note)}</td>')
+            return SafeString(f'<td class="{classes}"{title}>{state(self.text, self.note)}</td>')
         inside = str(conditional_escape(self.text))
         if self.links:
             tags = (f'<a class="tag" href="?{escape(url)}">{escape(tag)}</a>' for tag, url in self.links)
@@ -150,6 +156,11 @@ class Table:
     group_choices: list[tuple[str, str]] = field(default_factory=list)
 
     @property
+    def has_states(self) -> bool:
+        """Whether the state has its own column, and so no sign beside the name."""
+        return any(column.key == BESIDE_THE_NAME for column in self.columns.shown)
+
+    @property
     def first(self) -> int:
         return (self.view.page - 1) * ROWS + 1
 
@@ -175,14 +186,26 @@ def table_of(appcode: Appcode, view: View) -> Table:
     page = min(view.page, -(-found.total // ROWS) or 1)
     view = view.but(page=page)
     look_at(appcode.pk, [row.run for row in found.rows])
-    known = columns([_facts(row, now) for row in found.rows], _chosen(view))
+    known = _columns(appcode, view, found.rows, now)
     best = {column: _best_of(column, found.rows) for column in known.shown if column.is_metric}
     numeric = {column for column in known.shown if column.kind == "param" and _is_numeric(column.name, found.rows)}
-    lines = [_line(row, view, known.shown, best, numeric, appcode, now) for row in found.rows]
+    headings = [_heading(view, column, numeric) for column in known.shown]
+
+    def cells(row: Row) -> list[Cell]:
+        made = (_cell(row, column, best.get(column), view, now, is_numeric=column in numeric) for column in known.shown)
+        return _labelled(made, headings)
+
+    lines = [_line(row, view, cells(row), appcode) for row in found.rows]
     return Table(
-        appcode, view, [_heading(view, column, numeric) for column in known.shown], lines, [], found.total, found.notes, known,
+        appcode, view, headings, lines, [], found.total, found.notes, known,
         any(not row.run.is_terminal for row in found.rows), -(-found.total // ROWS) or 1, _picks(known), _groups(known),
     )  # fmt: skip
+
+
+def _columns(appcode: Appcode, view: View, rows: Sequence[Row], now: dt.datetime) -> Columns:
+    chosen = _chosen(view)
+    newest = rows if view.is_plain or chosen is not None else query.newest(appcode, view)
+    return columns([_facts(row, now) for row in rows], chosen, [_facts(row, now) for row in newest])
 
 
 def _chosen(view: View) -> list[Column] | None:
@@ -219,18 +242,18 @@ def _is_numeric(name: str, rows: Sequence[Row]) -> bool:
     return all(_is_number(row.parameters[name]) for row in rows if name in row.parameters)
 
 
-def _line(
-    row: Row, view: View, shown: Sequence[Column], best: dict[Column, float | None], numeric: Set[Column], appcode: Appcode,
-    now: dt.datetime,
-) -> Line:  # fmt: skip
+def _line(row: Row, view: View, cells: list[Cell], appcode: Appcode) -> Line:
     run = row.run
     url = f"/clusters/{appcode.code}/{run.cluster.name}?run={run.number}"
-    cells = [_cell(row, column, best.get(column), view, now, is_numeric=column in numeric) for column in shown]
     line = Line(run, row.name, url, view.pinned(row.name).query, row.name in view.pins, cells)
     if not row.trials:
         return line
     sweep = reverse("sweep", args=[appcode.code, run.cluster.part_of.removeprefix("sweeps/")])
     return replace(line, trials_url=sweep, trials=row.trials)
+
+
+def _labelled(cells: Iterable[Cell], headings: Sequence[Heading]) -> list[Cell]:
+    return [replace(cell, label=heading.words) for cell, heading in zip(cells, headings, strict=True)]
 
 
 def _cell(row: Row, column: Column, best: float | None, view: View, now: dt.datetime, *, is_numeric: bool) -> Cell:
@@ -300,9 +323,10 @@ def _heading(view: View, column: Column, numeric: Set[Column]) -> Heading:
     word = KIND_WORDS.get(column.kind, "")
     is_fact = column.kind == "field" and column.name in ("started", *NUMBERS)
     is_number = column.is_metric or is_fact or column in numeric
+    kind = "metric" if column.is_metric else column.name if column.kind == "field" else column.kind
     return Heading(
-        label=column.name if column.kind != "field" else FIELDS[column.name], note=word,
-        kind="metric" if column.is_metric else column.kind, url=view.sorted_by(column).query if can_sort else "",
+        label=column.name if column.kind != "field" else FIELDS[column.name], note=word, kind=kind,
+        url=view.sorted_by(column).query if can_sort else "",
         mark=("↓" if falls else "↑") if is_sorted else "", aria=("descending" if falls else "ascending") if is_sorted else "",
         title=column.name if column.kind != "field" else "", is_number=is_number,
     )  # fmt: skip
@@ -326,7 +350,12 @@ def _groups(known: Columns) -> list[tuple[str, str]]:
 
 
 def _grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
-    found, total, shown, notes = query.groups(appcode, view, now)
+    chosen = view.columns
+    if chosen is None:
+        # The metrics with which the table without groups begins.
+        first = columns([_facts(row, now) for row in query.newest(appcode, view)], None).shown
+        chosen = tuple(each.key for each in first if each.kind == "last")[: query.GROUP_METRICS]
+    found, total, shown, notes = query.groups(appcode, replace(view, columns=chosen), now)
     column = Column.of(view.group)
     assert column is not None
     headings = [Heading("Runs", "", "field", "", "", "", "", True)]
@@ -347,7 +376,8 @@ def _grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
                 cells.append(Cell("metric", text, is_number=True, is_best=is_best))
         cells.append(Cell("field", gpu_hours(round(each.gpu_hours * 3600)), is_number=True))
         cells.append(Cell("field", money(each.cost), is_number=True))
-        lines.append(GroupLine(each.value or "none", _inside(view, column, each.value), cells))
+        inside = _inside(view, column, each.value)
+        lines.append(GroupLine(each.value or "none", inside, _labelled(cells, headings)))
     return Table(
         appcode,
         view,
@@ -385,11 +415,11 @@ def csv_of(appcode: Appcode, view: View) -> tuple[list[str], Iterator[list[str]]
     """The head and the lines of a CSV: the columns that the view shows, for all of its rows up to MOST_LINES, or its groups."""
     if view.group:
         table = table_of(appcode, view)
-        head = [table.group_choices[0][1], *(f"{each.label} {each.note}".strip() for each in table.headings)]
+        head = [table.group_choices[0][1], *(each.words for each in table.headings)]
         return head, ([line.label, *(strip_tags(str(cell.text)) for cell in line.cells)] for line in table.groups)
     now = timezone.now()
     first = query.find(appcode, view.but(), now)
-    shown = columns([_facts(row, now) for row in first.rows], _chosen(view)).shown
+    shown = _columns(appcode, view.but(), first.rows, now).shown
     head = ["run"]
     for column in shown:
         head += [column.key, f"{column.key} step"] if column.is_metric and column.kind != "last" else [column.key]

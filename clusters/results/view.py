@@ -173,6 +173,11 @@ class View:
         """Whether filters that somebody set may hide runs."""
         return any((self.search, self.state, self.who, self.tag, self.where))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it shows the newest runs, in their order."""
+        return not (self.is_narrowed or self.sort or self.pins or self.group) and self.page == 1
+
     def sorted_by(self, column: Column) -> View:
         """By a click on the heading: numbers that are good when large, and times, begin with the largest; then the other way
         round; then as at first."""

@@ -97,11 +97,16 @@ def gpus(request: HttpRequest) -> HttpResponse:
 @require_GET
 @never_cache
 def appcode_menu(request: HttpRequest) -> HttpResponse:
-    """The switcher's menu, fetched when it opens."""
+    """The switcher's menu, fetched when it opens. `?appcode=` is the one that a page shows which cannot show all."""
     typed = layout.words(request, "words")
     found = layout.matching(access.appcodes_for(person(request)), typed, "code", "name")
     shown = list(found[: SWITCHER_LIMIT + 1])
-    context = {"appcodes": shown[:SWITCHER_LIMIT], "more": len(shown) > SWITCHER_LIMIT, "words": typed}
+    context = {
+        "appcodes": shown[:SWITCHER_LIMIT],
+        "more": len(shown) > SWITCHER_LIMIT,
+        "words": typed,
+        "one_appcode": "appcode" in request.GET,
+    }
     return render(request, "portal/_appcode_menu.html", context | {"next": safe_next(request)})
 
 

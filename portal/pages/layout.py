@@ -168,6 +168,11 @@ def selected_appcode(request: HttpRequest) -> str:
     return str(request.session.get("appcode", "")) if request.user.is_authenticated else ""
 
 
+def of_one_appcode(code: str, route: str) -> dict[str, str]:
+    """For the context of a page of one appcode: the header names it, and the switcher leads to `route`."""
+    return {"selected_appcode": code, "one_appcode": reverse(route)}
+
+
 def words(request: HttpRequest, name: str = "search") -> str:
     """A text parameter without NUL characters, which PostgreSQL refuses, cut to MAX_WORDS characters."""
     return request.GET.get(name, "").replace("\0", "").strip()[:MAX_WORDS]

@@ -136,7 +136,7 @@ def test_results_are_sorted_filtered_noted_and_compared_in_their_table(page: Pag
     for n in (1, 2):
         submit(page, f"counts{n}", f"for i in 3 {n} 2; do echo step $((++s)): counted_loss = 0.$i; done")
         expect(page.locator("#head")).to_contain_text("Succeeded", timeout=TRAINED)
-    page.goto("/results/ops-demo?search=counts")
+    page.goto("/results/ops-demo?search=counts&c=last:counted_loss&c=best:counted_loss&c=tags")
     lines = page.locator("#rows tbody tr")
     # What is printed is read when a run is gone, and open pages show it.
     for text in ("0.1 @ 2", "0.2 @ 2"):

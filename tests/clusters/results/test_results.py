@@ -135,6 +135,37 @@ def test_the_number_of_queries_does_not_depend_on_rows_and_metrics(people: Any) 
     assert asked() == few
 
 
+def test_columns_stay_while_filters_change(three: Any, as_person: Any) -> None:
+    def columns(query: str) -> list[str]:
+        page = as_person(three.victor).get(f"/results/ops-demo/table?{query}")
+        return [column.key for column in page.context["table"].columns.shown]
+
+    whole = columns("")
+    assert whole == ["last:loss", "best:loss", "param:LR", "param:MODEL", "tags", "note", "who", "cost"]
+    assert columns("state=Failed") == columns("where=loss < 0&sort=-cost") == columns("search=d") == whole
+    assert columns("state=Failed&c=note") == ["note"]
+    text = b"".join(as_person(three.victor).get("/results/ops-demo/csv?state=Failed")).decode()
+    assert text.splitlines()[0] == "run,last:loss,best:loss,best:loss step,param:LR,param:MODEL,tags,note,who,cost"
+
+
+def test_the_state_is_said_once_a_row(three: Any, as_person: Any) -> None:
+    client = as_person(three.victor)
+    for query, words in (("", 4), ("c=state", 4)):
+        assert client.get(f"/results/ops-demo/table?{query}").content.count(b'class="state state-') == words
+
+
+def test_the_header_names_the_appcode_of_the_page(three: Any, as_person: Any) -> None:
+    client = as_person(three.victor)
+    for address in ("/results/ops-demo", "/appcodes/ops-demo/compare"):
+        page = client.get(address).content.decode()
+        assert '<span class="visually-hidden">Appcode </span>ops-demo</span>' in page
+        assert 'hx-get="/frame/appcodes?appcode=ops-demo&amp;next=/results"' in page
+    menu = client.get("/frame/appcodes?appcode=ops-demo&next=/results").content.decode()
+    assert "All appcodes" not in menu
+    assert 'value="ops-demo" aria-current="true"' in menu
+    assert "All appcodes" in client.get("/frame/appcodes?next=/clusters").content.decode()
+
+
 def test_what_is_read_later_stays_and_what_is_gone_goes(people: Any) -> None:
     run = run_of(people, "a", numbers_at=None)
     later, earlier = timezone.now(), run.created_at

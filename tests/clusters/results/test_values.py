@@ -111,12 +111,12 @@ def facts(numbers: dict[str, float], parameters: dict[str, str], who: str = "bob
 
 def test_at_first_only_columns_that_tell_the_rows_apart() -> None:
     rows = [
-        facts({"loss": 0.5, "same": 1.0, "rare": 3.0}, {"LR": "0.1", "SEED": "1"}),
-        facts({"loss": 0.4, "same": 1.0}, {"LR": "0.2", "SEED": "1"}),
+        facts({"loss": 0.5, "acc": 0.9, "same": 1.0, "rare": 3.0}, {"LR": "0.1", "SEED": "1"}),
+        facts({"loss": 0.4, "acc": 0.8, "same": 1.0}, {"LR": "0.2", "SEED": "1"}),
     ]
     found = columns(rows, None)
-    assert [each.key for each in found.shown] == ["last:loss", "best:loss", "param:LR"]
-    assert (found.metrics, found.parameters) == (["loss", "rare", "same"], ["LR", "SEED"])
+    assert [each.key for each in found.shown] == ["last:loss", "best:loss", "last:acc", "param:LR"]
+    assert (found.metrics, found.parameters) == (["loss", "acc", "rare", "same"], ["LR", "SEED"])
 
 
 def test_what_was_chosen_stays_whatever_the_rows_are() -> None:
@@ -124,3 +124,39 @@ def test_what_was_chosen_stays_whatever_the_rows_are() -> None:
     found = columns([facts({"loss": 1.0}, {"LR": "1"})], chosen)
     assert found.shown == chosen
     assert "gone" in found.metrics
+
+
+def test_at_least_two_metrics_are_shown_those_that_most_rows_have() -> None:
+    rows = [
+        facts({"reward": 1.0, "lr": 0.1}, {}),
+        facts({"steps_done": 9.0, "reward": 1.0, "lr": 0.1}, {}),
+        facts({"val_acc": 0.9, "lr": 0.1}, {}),
+    ]
+    shown = [each.name for each in columns(rows, None).shown if each.kind == "last"]
+    assert shown == ["reward", "val_acc"]
+
+
+def test_metrics_of_many_rows_come_before_those_of_few_and_settings_come_last() -> None:
+    rows = [facts({"loss_a": n, "loss_b": n, "rl_loss": n, "lr": n}, {}) for n in (1.0, 2.0)]
+    rows += [facts({"acc": n, "lr": n}, {}) for n in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    shown = [each.name for each in columns(rows, None).shown if each.kind == "last"]
+    assert shown == ["acc", "loss_a", "loss_b", "rl_loss", "lr"]
+
+
+def test_filters_change_no_columns() -> None:
+    newest = [facts({"loss": n}, {"LR": str(n)}, who) for n, who in ((0.5, "bob"), (0.4, "alice"))]
+    keys = [each.key for each in columns(newest, None).shown]
+    assert keys == ["last:loss", "best:loss", "param:LR", "who"]
+    for rows in (newest[:1], [], [facts({"loss": 0.3, "other": 1.0}, {"BATCH": "2"})]):
+        assert [each.key for each in columns(rows, None, newest).shown] == keys
+    # Unless no metric of the rows would be seen.
+    other = [facts({"reward": 1.0}, {}), facts({"reward": 1.0}, {})]
+    assert [each.key for each in columns(other, None, newest).shown] == [
+        "last:loss", "best:loss", "last:reward", "param:LR", "who",
+    ]  # fmt: skip
+
+
+def test_the_state_stands_beside_the_name_until_somebody_chooses_it() -> None:
+    rows = [Facts({"state": word}, {}, {}) for word in ("Failed", "Running")]
+    assert columns(rows, None).shown == []
+    assert columns(rows, [Column("field", "state")]).shown == [Column("field", "state")]
