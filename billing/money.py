@@ -123,6 +123,13 @@ def hours(sku: str, quantity: int) -> Decimal:
     return WIDE.divide(Decimal(quantity), Decimal(SECONDS_PER_HOUR * SIZE[family(sku)]))
 
 
+def unit_seconds(sku: str, quantity: int) -> str:
+    """A quantity of the ledger in words, exactly: "31,065,195 GPU-seconds", "0.5 core-seconds"."""
+    whole, _, decimals = f"{Decimal(quantity) / SIZE[family(sku)]:,f}".partition(".")
+    digits = decimals.rstrip("0")
+    return f"{whole}{'.' if digits else ''}{digits} {UNITS[family(sku)].removesuffix('hours')}seconds"
+
+
 def price_text(per_hour: Decimal) -> str:
     """All its digits, at least two decimals: "1.20", "0.000137"."""
     whole, _, decimals = f"{per_hour.normalize():,f}".partition(".")

@@ -220,6 +220,10 @@ class Shown:
         return budgets_steps.percent(self.figures.spent, self.budget.amount)
 
     @property
+    def level(self) -> budgets_steps.Level:
+        return budgets_steps.level(self.percent)
+
+    @property
     def left(self) -> Decimal:
         return max(Decimal(0), self.budget.amount - self.figures.spent)
 
@@ -249,30 +253,51 @@ def shown(rows: Sequence[Budget], now: dt.datetime) -> list[Shown]:
     return [Shown(row, found[row.pk], tuple(steps[row.pk]), now) for row in rows]
 
 
-def budget_of(appcode: Appcode) -> Budget | None:
+def budget_of(appcode: int) -> Budget | None:
     return Budget.objects.filter(appcode=appcode).select_related("appcode", "org_node").first()
 
 
 @dataclass(frozen=True)
-class Tightest:
-    """The appcode that has spent the largest part of its budget; `of_all` if it is the only appcode."""
+class Part:
+    """How much of its budget an appcode has spent this month. `pk` is the budget's."""
 
+    pk: int
     code: str
     amount: Decimal
     percent: int
+
+    @property
+    def level(self) -> budgets_steps.Level:
+        return budgets_steps.level(self.percent)
+
+
+@dataclass(frozen=True)
+class Tightest:
+    """The appcode that has spent the largest part of its budget; `of_all` if it is the only appcode. `over` is the number of
+    other budgets that are used up."""
+
+    part: Part
     of_all: bool
+    over: int
+
+
+def parts(appcodes: QuerySet[Appcode], used: Sequence[access.Usage]) -> dict[str, Part]:
+    """By appcode code, for those with a budget that counts; `used` is their usage of this month. One query."""
+    rows = Budget.objects.filter(appcode__in=appcodes.order_by().values("pk"), paused_at=None)
+    spent = {each.name: each.amount.cost for each in used}
+    return {
+        code: Part(pk, code, amount, budgets_steps.percent(spent.get(code, Decimal(0)), amount))
+        for pk, code, amount in rows.values_list("pk", "appcode__code", "amount")
+    }
 
 
 def tightest(appcodes: QuerySet[Appcode], used: Sequence[access.Usage]) -> Tightest | None:
     """Computed from this month's usage of each appcode. Two queries."""
-    rows = Budget.objects.filter(appcode__in=appcodes.order_by().values("pk"), paused_at=None)
-    amounts = dict(rows.values_list("appcode__code", "amount"))
-    if not amounts:
+    found = sorted(parts(appcodes, used).values(), key=lambda part: (part.percent, part.code))
+    if not found:
         return None
-    spent = {each.name: each.amount.cost for each in used}
-    code = max(amounts, key=lambda code: (spent.get(code, Decimal(0)) / amounts[code], code))
-    part = budgets_steps.percent(spent.get(code, Decimal(0)), amounts[code])
-    return Tightest(code, amounts[code], part, of_all=appcodes.count() == 1)
+    *others, most = found
+    return Tightest(most, appcodes.count() == 1, sum(part.level == "over" for part in others))
 
 
 def events_of(budget: Budget) -> QuerySet[Event]:

@@ -22,6 +22,7 @@ Mark = Literal["spent_50", "spent_80", "spent_100"]
 Measure = Literal["block", "stop_services", "stop_all"]
 Kind = Mark | Measure
 Verb = Literal["note", "tell", "announce", "act", "take_back"]
+Level = Literal["", "near", "over"]
 State = Literal[
     "on track", "tight", "used up", "blocked", "services stopped", "stopped", "lifted", "paused"
 ]  # fmt: skip
@@ -121,9 +122,18 @@ def after(steps: Iterable[Step], changes: Iterable[Change]) -> list[Step]:
     return list(known.values())
 
 
+@dataclass(frozen=True)
+class Forecast:
+    """The expected cost of a whole month. `per_day` is the daily mean that it goes on with, and None where what runs now costs
+    more than that."""
+
+    total: Decimal
+    per_day: Decimal | None
+
+
 def forecast(
     spent: Decimal, lately: Mapping[dt.date, Decimal], now: dt.datetime, *, lasting: Decimal, passing: Decimal
-) -> Decimal:
+) -> Forecast:
     """The expected cost of the whole month.
 
     It is `spent` plus the larger of two estimates for the rest of the month. The first is the mean of `lately`, the
@@ -137,8 +147,10 @@ def forecast(
     if used:
         since = dt.datetime.combine(min(used), dt.time(), dt.UTC)
         mean = sum(lately.values(), Decimal(0)) / max(Decimal(1), _days(now - since))
-    running = lasting * _days(rest) + passing * _days(min(rest, HOUR))
-    return spent + max(mean * _days(rest), running * 24)
+    running = (lasting * _days(rest) + passing * _days(min(rest, HOUR))) * 24
+    if running > mean * _days(rest):
+        return Forecast(spent + running, None)
+    return Forecast(spent + mean * _days(rest), mean)
 
 
 def first_mean_day(now: dt.datetime) -> dt.date:
@@ -167,6 +179,11 @@ def state(terms: Terms, spent: Decimal, expected: Decimal, steps: Iterable[Step]
 def percent(part: Decimal, amount: Decimal) -> int:
     """Whole per cent, rounded down, so that 100 is never shown too early."""
     return int(part * 100 / amount)
+
+
+def level(spent: int) -> Level:
+    """How loudly pages show these per cent of a budget: "near" from the mark before the last, "over" from the last."""
+    return "over" if spent >= MARKS["spent_100"] else "near" if spent >= MARKS["spent_80"] else ""
 
 
 # Sentences. `who` is an appcode or a business line.

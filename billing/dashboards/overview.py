@@ -12,6 +12,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
+from billing.budgets import access as budgets_access
 from billing.budgets import figures
 from billing.dashboards.filters import (
     GROUP_TITLES,
@@ -32,6 +33,7 @@ from billing.money import Used
 from billing.periods import Range
 from billing.sums import breakdown, over_time
 from billing.sums.over_time import Dashboard
+from portal.pages.appcodes import person
 from portal.pages.charts import Columns, draw_columns
 from portal.web.downloads import csv_file
 
@@ -80,6 +82,10 @@ def overview(request: HttpRequest) -> HttpResponse:
     }  # fmt: skip
     if set(asked.where) <= {"appcode"}:
         context["expected"] = figures.together(counted(asked), asked.now)
+    if set(asked.where) == {"appcode"}:
+        context["budget"] = (
+            budgets_access.budgets_for(person(request)).filter(appcode=int(asked.where["appcode"])).first()
+        )
     if set(asked.where) in ({"line"}, {"line", "appcode"}):
         context["makeup"] = breakdown.parts(
             asked.now, window=asked.range.window, appcodes=counted(asked), line=asked.where["line"]

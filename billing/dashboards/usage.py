@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db.models import QuerySet
@@ -18,6 +18,8 @@ from django.views.decorators.http import require_safe
 from billing import periods
 from billing.budgets import access as budgets_access
 from billing.budgets import figures
+from billing.budgets.access import Part
+from billing.dashboards.outlook import Outlook, outlook
 from billing.efficiency import measured
 from billing.metering.segments import floor
 from billing.money import ORDER, SECONDS_PER_HOUR, display
@@ -56,6 +58,10 @@ class Asked:
         return after if after.since <= self.now else None
 
     @property
+    def is_this_month(self) -> bool:
+        return self.period == periods.month(self.now)
+
+    @property
     def title(self) -> str:
         """ "November 2026" or "2026-11-05 to 2026-12-24"."""
         if self.period == periods.month(self.period.since):
@@ -72,6 +78,14 @@ def ask(request: HttpRequest) -> Asked:
         return Asked(periods.month(now), now, {error.path[0]: error.message for error in invalid.errors})
 
 
+class Row(NamedTuple):
+    """A row of a page's table. `url` is "" where nothing is below it; `budget` is its part of this month's budget, if any."""
+
+    usage: Usage
+    url: str
+    budget: Part | None = None
+
+
 @require_safe
 def billing(request: HttpRequest) -> HttpResponse:
     """Usage of the user's appcodes, one row per appcode."""
@@ -86,11 +100,15 @@ def _appcodes(request: HttpRequest, appcodes: QuerySet[Appcode], template: str, 
     lines = access.by_business_line(rows)
     if request.GET.get("by") == "line":
         return _usage_csv("business-lines", "business_line", asked, lines)
-    links = [(row, reverse("billing_appcode", args=[row.name])) for row in rows]
+    links = [Row(row, reverse("billing_appcode", args=[row.name])) for row in rows]
     if _shows_page(request):
-        context["makeup"] = breakdown.parts(
-            asked.now, window=asked.period.window, appcodes=list(appcodes.order_by().values_list("pk", flat=True))
-        )
+        found = list(appcodes.order_by().values_list("pk", flat=True))
+        context["makeup"] = breakdown.parts(asked.now, window=asked.period.window, appcodes=found)
+        if asked.is_this_month:
+            context["outlook"] = _outlook(asked, found, over_time)
+            budgets = budgets_access.parts(appcodes, rows)
+            links = [row._replace(budget=budgets.get(row.usage.name)) for row in links]
+            context["budgets"] = bool(budgets)
     return _usage_page(request, template, asked, links, over_time, what="appcode", lines=lines, **context)
 
 
@@ -102,19 +120,17 @@ def appcode(request: HttpRequest, code: str) -> HttpResponse:
         return _box(request, one)
     over_time = access.usage_over_time(Appcode.objects.filter(pk=one.pk), asked.period, asked.now, by="cluster")
     links = [
-        (row, reverse("billing_cluster", args=[code, row.name]) if row.name != access.VOLUMES else "")
+        Row(row, reverse("billing_cluster", args=[code, row.name]) if row.name != access.VOLUMES else "")
         for row in access.usage_by_cluster(one, asked.period, asked.now)
     ]
     context: dict[str, Any] = {"appcode": one}
-    if not request.GET.keys() & {"part", "format"}:
-        budget = budgets_access.budget_of(one)
-        context |= {
-            "may_manage": may(person(request), one, MANAGE),
-            "budget": budgets_access.shown([budget], asked.now)[0] if budget else None,
-            "this_month": figures.together([one.pk], asked.now),
-        }
     if _shows_page(request):
-        context["makeup"] = breakdown.parts(asked.now, window=asked.period.window, appcodes=[one.pk])
+        context |= {
+            "may_set_budget": may(person(request), one, MANAGE) and budgets_access.budget_of(one.pk) is None,
+            "makeup": breakdown.parts(asked.now, window=asked.period.window, appcodes=[one.pk]),
+        }
+        if asked.is_this_month:
+            context["outlook"] = _outlook(asked, [one.pk], over_time)
     return _usage_page(request, "billing/appcode.html", asked, links, over_time, what="cluster", **context)
 
 
@@ -125,7 +141,7 @@ def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
     if request.GET.get("part") == "box":
         return _box(request, one, name)
     links = [
-        (row, reverse("billing_run", args=[code, name, row.name]) if row.name else "")
+        Row(row, reverse("billing_run", args=[code, name, row.name]) if row.name else "")
         for row in access.usage_by_run(one, name, asked.period, asked.now)
     ]
     parts = _shows_page(request) and breakdown.parts(
@@ -134,6 +150,14 @@ def cluster(request: HttpRequest, code: str, name: str) -> HttpResponse:
     return _usage_page(
         request, "billing/cluster.html", asked, links, [], what="run", code=code, name=name, makeup=parts
     )  # fmt: skip
+
+
+def _outlook(asked: Asked, appcodes: list[int], over_time: list[tuple[dt.datetime, list[Usage]]]) -> Outlook:
+    """Of these appcodes together; a budget applies to all of it only if there is one of them."""
+    row = budgets_access.budget_of(appcodes[0]) if len(appcodes) == 1 else None
+    budget = budgets_access.shown([row], asked.now)[0] if row else None
+    days = [(since, Amount.total(each.amount for each in used).cost) for since, used in over_time]
+    return outlook(days, budget.figures if budget else figures.together(appcodes, asked.now), budget, asked.now)
 
 
 def _box(request: HttpRequest, one: Appcode, name: str | None = None) -> HttpResponse:
@@ -175,7 +199,7 @@ def _shows_page(request: HttpRequest) -> bool:
 
 
 def _usage_page(
-    request: HttpRequest, template: str, asked: Asked, links: list[tuple[Usage, str]],
+    request: HttpRequest, template: str, asked: Asked, links: list[Row],
     over_time: list[tuple[dt.datetime, list[Usage]]], *, what: str, **context: Any,
 ) -> HttpResponse:  # fmt: skip
     """The page, its self-refreshing part (`?part=usage`), or one of its tables as CSV (`?format=csv`)."""
@@ -184,12 +208,12 @@ def _usage_page(
     if request.GET.get("by") == "time":
         return _usage_csv("by-month" if asked.period.monthly else "by-day", "from", asked, times)
     if "format" in request.GET:
-        return _usage_csv(f"by-{what}", what, asked, [row for row, _ in links])
+        return _usage_csv(f"by-{what}", what, asked, [row.usage for row in links])
     columns = [(f"{since:{form}}", {each.name or "–": each.amount.cost for each in used}) for since, used in over_time]
     chart = draw_columns("Cost over time", columns, unit=settings.CURRENCY) if times else None
     context |= {
         "asked": asked, "rows": links, "what": what, "times": times, "chart": chart,
-        "total": Amount.total(row.amount for row, _ in links),
+        "total": Amount.total(row.usage.amount for row in links),
     }  # fmt: skip
     return render(request, "billing/_usage.html" if request.GET.get("part") else template, context)
 

@@ -15,7 +15,7 @@ from django.db import connection
 from psycopg2 import sql
 
 from billing.metering.segments import floor
-from billing.money import ORDER, SIZE, UNITS, family, hours, money
+from billing.money import ORDER, UNITS, family, hours, money
 from billing.prices.book import price_book
 from billing.prices.split import GPU_SKU, MODEL_KEY, OWNERS, TERMS, narrowing, terms_of
 
@@ -86,9 +86,9 @@ class Part:
         return UNITS[family(self.sku)]
 
     @property
-    def seconds(self) -> Decimal:
-        """Of GPUs, cores or GiB."""
-        return Decimal(self.quantity) / SIZE[family(self.sku)]
+    def one_unit(self) -> str:
+        """ "GPU-hour": what the price is for."""
+        return self.unit.removesuffix("s")
 
 
 def parts(

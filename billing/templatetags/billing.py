@@ -7,7 +7,7 @@ from django.conf import settings
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from billing.money import price_text, title
+from billing import money
 
 register = template.Library()
 
@@ -42,9 +42,14 @@ def plain(value: Decimal) -> str:
 
 @register.filter
 def sku(value: str) -> str:
-    return title(value)
+    return money.title(value)
+
+
+@register.filter
+def unit_seconds(quantity: int, sku: str) -> str:
+    return money.unit_seconds(sku, quantity)
 
 
 @register.simple_tag
 def price(value: Decimal) -> SafeString:
-    return format_html('<span class="money">{} <small>{}</small></span>', price_text(value), settings.CURRENCY)
+    return format_html('<span class="money">{} <small>{}</small></span>', money.price_text(value), settings.CURRENCY)

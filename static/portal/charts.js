@@ -40,7 +40,7 @@
   const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
   function number(value, digits) {
     if (value === null || value === undefined) return "–";
-    const size = Math.abs(value), rounded = Number(value.toPrecision(digits || 4));
+    const size = Math.abs(value), rounded = size >= 1000 && !digits ? Math.round(value) : Number(value.toPrecision(digits || 4));
     if (size && (size < 1e-4 || size >= 1e9)) return rounded.toExponential();
     return size >= 1000 ? grouped.format(rounded) : String(rounded);
   }
@@ -325,7 +325,8 @@
   document.addEventListener("scroll", hideTip, { passive: true, capture: true });
   document.addEventListener("pointerdown", (event) => { if (!event.target.closest(".plot-live")) { hot = null; hideTip(); } });
 
-  // Columns, parallel coordinates and ridges: their <title> elements become the tooltip.
+  // Columns, parallel coordinates and ridges: their <title> elements become the tooltip. That of a column stands above the chart, or
+  // below where the window ends, because beside the pointer it would hide the neighbouring columns.
   function columnTip(thing, x, y) {
     $$("title", thing).forEach((title) => {
       title.parentNode.dataset.tip = title.textContent;
@@ -336,6 +337,11 @@
     if (!first) return hideTip();
     const blocks = $$("[data-name]", thing).filter((block) => Number(block.getAttribute("height"))).reverse();
     tip(first.dataset.tip, blocks.map((block) => [block.getAttribute("class").replace("series-", ""), block.dataset.name, block.dataset.value]), 0, x, y);
+    const plot = thing.closest(".bars");
+    if (!plot) return;
+    const column = $(".hit", thing).getBoundingClientRect(), chart = plot.getBoundingClientRect(), fits = chart.top - box.offsetHeight > 8;
+    box.style.left = Math.max(8, Math.min(column.left + column.width / 2 - box.offsetWidth / 2, window.innerWidth - box.offsetWidth - 8)) + "px";
+    box.style.top = (fits ? chart.top - box.offsetHeight - 4 : chart.bottom + 24) + "px";
   }
   const COLUMN = ".bars svg > a, .bars svg > g, .strands svg > a, .ridges svg > g";
   document.addEventListener("pointermove", (event) => {

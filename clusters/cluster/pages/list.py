@@ -260,7 +260,7 @@ def spent(request: HttpRequest) -> HttpResponse:
     """This month's cost of the user's appcodes, and their tightest budget. Loaded separately: it sums a month of usage."""
     user = person(request)
     appcodes = _selected(appcodes_for(user), request)
-    key = f"clusters.month.{user.pk}.{hashlib.blake2b(selected_appcode(request).encode(), digest_size=8).hexdigest()}"
+    key = f"clusters.spent.{user.pk}.{hashlib.blake2b(selected_appcode(request).encode(), digest_size=8).hexdigest()}"
     known, now = cache.get(key), timezone.now()
     if known is None:
         used = usage_by_appcode(appcodes, month(now), now)

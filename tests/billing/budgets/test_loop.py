@@ -128,7 +128,7 @@ def test_several_marks_at_once_are_told_by_one_mail():
 
 def forecast(spent, lately, now, *, lasting=0, passing=0):
     money = {day: Decimal(cost) for day, cost in lately.items()}
-    return budgets_steps.forecast(Decimal(spent), money, now, lasting=Decimal(lasting), passing=Decimal(passing))
+    return budgets_steps.forecast(Decimal(spent), money, now, lasting=Decimal(lasting), passing=Decimal(passing)).total
 
 
 def test_a_mark_is_told_again_only_when_the_budget_put_it_off():

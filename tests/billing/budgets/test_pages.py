@@ -167,7 +167,19 @@ def test_members_are_told_where_they_look(client, people, three):
 
 def test_an_administrators_spent_line_names_the_tightest(client, people, three):
     client.force_login(people.root)
-    assert "90 % of the budget of ops-demo" in client.get("/clusters/spent").content.decode()
+    spent = client.get("/clusters/spent").content.decode()
+    assert "90 % of the budget of ops-demo" in spent
+    assert f'class="budget-part is-near" href="/budgets/{three[0].pk}"' in spent
+
+
+def test_an_overrun_looks_like_one_and_counts_the_others(client, people, three):
+    Budget.objects.filter(appcode__isnull=False).update(amount=Decimal(80))
+    use(people.flight, timezone.now() - dt.timedelta(hours=2), HOUR)
+    client.force_login(people.root)
+    spent = client.get("/clusters/spent").content.decode()
+    assert spent.count('class="budget-part is-over"') == 2
+    assert "112 % of the budget of ops-demo" in spent
+    assert "1 more used up" in spent
 
 
 def test_the_list_takes_as_many_queries_for_many_budgets(

@@ -14,7 +14,7 @@ from rest_framework.test import APIClient
 from billing import periods
 from billing.ledger import posting
 from billing.models import Discount, LedgerEntry, Ownership, Price, UsageSegment
-from billing.money import UNIT
+from billing.money import UNIT, unit_seconds
 from billing.prices.rates import quantities
 from billing.sums import access, breakdown, over_time
 from portal.models import Appcode
@@ -105,6 +105,17 @@ def test_parts_add_up_to_every_page_and_to_the_ledger(used, client):
     assert [(row["sku"], row["unitSeconds"]) for row in document["parts"]] == [
         (part.sku, part.quantity) for part in parts
     ]
+
+
+@pytest.mark.parametrize(
+    ("sku", "quantity", "words"),
+    [
+        ("gpu:A100", 31_065_195, "31,065,195 GPU-seconds"), ("cpu", 1_500, "1.5 core-seconds"),
+        ("memory", 10_240, "10 GiB-seconds"), ("storage", -1024, "-1 GiB-seconds"),
+    ],
+)  # fmt: skip
+def test_a_quantity_names_its_good(sku, quantity, words):
+    assert unit_seconds(sku, quantity) == words
 
 
 def test_what_runs_grows_by_the_second(used):
