@@ -16,6 +16,7 @@ from datastores import actions, extension_points, sharing
 from datastores.access import datastore_for, datastores_for
 from datastores.models import Datastore
 from datastores.pages.forms import FORMS, DatastoreForm, SharingForm
+from datastores.storage.access import buckets_of
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require_somewhere, roles_of
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, User
@@ -47,14 +48,14 @@ def datastores(request: HttpRequest) -> HttpResponse:
     found, following = layout.page_of(
         request, layout.matching(rows, layout.words(request), "name", "appcode__code"), "-id"
     )
-    uses, roles = extension_points.uses_of(found), roles_of(user)
+    uses, roles, buckets = extension_points.uses_of(found), roles_of(user), buckets_of(found)
     mine = set(appcodes_for(user, OPERATE).values_list("pk", flat=True))
     page = {
         # Readers of a shared datastore must not see who else uses it.
         "rows": [
-            (store, uses[store.pk], store.appcode_id in mine, None)
+            (store, uses[store.pk], store.appcode_id in mine, None, buckets.get(store.pk))
             if roles is None or store.appcode_id in roles
-            else (store, (), False, "shared")
+            else (store, (), False, "shared", None)
             for store in found
         ],
         "next_cursor": following,
@@ -102,12 +103,16 @@ def change_datastore(request: HttpRequest, appcode: str, name: str) -> HttpRespo
 
 @require_POST
 def test_datastore(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
+    """Tests the connection. For htmx it returns the result as the list shows it."""
     store = datastore_for(person(request), appcode, name, OPERATE)
     try:
         outcome = actions.try_datastore(store, acting_user=person(request))
     except Conflict as conflict:
         messages.error(request, str(conflict))
     else:
+        if request.htmx:  # type: ignore[attr-defined]
+            store.refresh_from_db()
+            return render(request, "datastores/_test_result.html", {"store": store, "told": outcome.message})
         (messages.success if outcome.ok else messages.error)(request, f"{store.name}: {outcome.message}")
     return redirect(safe_next(request, address(store)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from django.db.models import QuerySet
 
 from datastores.models import Datastore, Storage
@@ -16,6 +18,15 @@ def storage_of(appcode: Appcode) -> Storage | None:
 def datastore_of(row: Storage) -> Datastore | None:
     """The datastore of the whole bucket, for mounting and browsing; None if it was deleted."""
     return datastores_of(row).filter(spec__prefix="").first()
+
+
+def buckets_of(stores: Iterable[Datastore]) -> dict[int, Storage]:
+    """The storage of those datastores that are a whole bucket of the portal, by their primary key. One query."""
+    whole = [store for store in stores if store.kind == Datastore.Kind.S3 and not store.spec["prefix"]]
+    rows = Storage.objects.filter(appcode__in={store.appcode_id for store in whole}).exclude(own_key="")
+    found = {(row.appcode_id, row.own_key): row for row in rows}
+    places = {store.pk: (store.appcode_id, store.spec["access_key"]) for store in whole}
+    return {pk: found[place] for pk, place in places.items() if place in found}
 
 
 def datastores_of(row: Storage) -> QuerySet[Datastore]:

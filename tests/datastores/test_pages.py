@@ -16,6 +16,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from datastores.files import trash
+from datastores.models import Storage
 
 UPLOADS = "/uploads/ops-demo/data"
 ONE = "/datastores/ops-demo/data"
@@ -78,7 +79,7 @@ def test_a_list_costs_few_queries(
         wish = manifest(f"nfs-{n}", {"nfs": {"server": "10.0.0.7", "path": f"/{n}"}})
         create_datastore(wish, acting_user=people.alice)
     client = as_("alice")
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(9):
         client.get("/datastores")
 
 
@@ -160,6 +161,41 @@ def test_buttons_test_and_delete(as_: Any, store: Any) -> None:
     response = client.post(f"{ONE}/delete")
     assert "still at" in said(response)
     assert client.get(ONE).status_code == 404
+
+
+def test_a_row_of_the_list_is_tested_in_place(as_: Any, store: Any, s3: Any) -> None:
+    bob = as_("bob")
+    page = bob.get("/datastores").content.decode()
+    assert 'hx-post="/datastores/ops-demo/data/test"' in page
+    assert 'hx-post="/datastores/ops-demo/data/test"' not in as_("victor").get("/datastores").content.decode()
+    good = bob.post(f"{ONE}/test", headers={"HX-Request": "true"})
+    cell = good.content.decode()
+    assert "state-succeeded" in cell
+    assert "can be read" in cell
+    assert "<html" not in cell
+    assert said(good) == "", "no toast repeats it"
+    store.spec["bucket"] = "no-such-bucket"
+    store.save()
+    assert "is-failed" in bob.post(f"{ONE}/test", headers={"HX-Request": "true"}).content.decode()
+    assert "is-failed" in bob.get("/datastores").content.decode(), "the row keeps saying why"
+
+
+def test_a_size_that_is_not_known_says_why_and_a_measured_bucket_has_one(as_: Any, store: Any, people: Any) -> None:
+    def size() -> str:
+        page = as_("bob").get("/datastores").content.decode()
+        return page.split('data-label="Size">')[1].split("</td>")[0]
+
+    assert "Not counted by itself" in size()
+    assert ">–<" in size()
+    bucket = Storage.objects.create(
+        appcode=people.ops, bucket="ops", limit_gib=1, access_key="a", own_key=store.spec["access_key"]
+    )
+    assert "measured within minutes" in size()
+    Storage.objects.filter(pk=bucket.pk).update(used_bytes=3 * 1024**2)
+    assert "3.0 MiB" in size()
+    store.spec["prefix"] = "photos"
+    store.save()
+    assert "Not counted by itself" in size(), "a folder of the bucket is less than the bucket"
 
 
 # Files
