@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
@@ -18,7 +18,7 @@ from clusters.access import clusters_in
 from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, line_of
 from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, what_differs
-from clusters.comparison.values import DRAWN, MOST, Summary, changed_files, placed, summaries
+from clusters.comparison.values import DRAWN, MOST, Summary, alike, changed_files, placed, summaries
 from clusters.manifest.code import code_of
 from clusters.results import view as results_view
 from clusters.results.columns import value_of
@@ -26,7 +26,7 @@ from clusters.results.query import numbers_of as stored_numbers
 from clusters.results.values import Summary as KeptSummary
 from clusters.results.values import is_judged, is_less_better
 from clusters.runs.models import Run
-from clusters.scalars.events import Scalars, rank
+from clusters.scalars.events import Scalars, tag_order
 from datastores.drivers.patience import within
 from portal.access import appcode_for
 from portal.api.problems import Unavailable
@@ -41,6 +41,8 @@ from portal.web.limits import LOOKS
 LATEST = 50
 AXES = {"step": "Steps", "time": "Time"}
 SMOOTH = {"0": "None", "0.6": "Some", "0.9": "Much"}
+# Between the names of one metric; metrics that a person lays into one chart.
+BETWEEN, MAX_JOINED = " · ", 20
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Kept:
-    """A row of the table of metrics: for each run (value, step, whether it is the best), of its last and of its best value."""
+    """A row of the table of metrics, by all names that runs have for it: for each run (value, step, whether it is the best), of
+    its last and of its best value."""
 
-    name: str
+    names: tuple[str, ...]
     last: list[tuple[str, str, bool]]
     best: list[tuple[str, str, bool]]
+
+    @property
+    def name(self) -> str:
+        return BETWEEN.join(self.names)
 
     @property
     def pairs(self) -> list[tuple[tuple[str, str, bool], tuple[str, str, bool]]]:
@@ -100,7 +107,8 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
     offered = [name_of(run) for run in latest.only("number", "cluster__name").order_by("-id")[: LATEST + MOST]]
     files = [(run_code.files if (run_code := code_of(run.spec)) else None) or {} for run in runs]
     equal = "all" in request.GET
-    kept, same = _kept(runs, equal=equal)
+    numbers = stored_numbers([run.pk for run in runs])
+    kept, same = _kept([numbers.get(run.pk, {}) for run in runs], equal=equal, apart=_is_apart(request))
     definitions = what_differs(runs, equal=True) if len(runs) > 1 else []
     same += sum(not each.differs for each in definitions)
     context = {
@@ -110,7 +118,10 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
         "files": list(changed_files(*files)) if len(runs) == 2 else [], "runs": ",".join(names),
         "others": [name for name in offered if name not in names][:LATEST],
         "is_full": len(runs) >= MOST, "is_live": any(not run.is_terminal for run in runs), "axes": AXES, "smooth": SMOOTH,
-        "chosen": _chosen(request),
+        "chosen": _chosen(request), "joined": _joined(request), "apart": _is_apart(request),
+        "metrics": sorted({name for each in numbers.values() for name in each}, key=tag_order),
+        "alike": _query(names) + ("&all=1" if equal else "") + ("" if _is_apart(request) else "&apart=1"),
+        "has_alike": any(len(row.names) > 1 for row in kept),
     }  # fmt: skip
     return render(request, "clusters/comparison/compare.html", context)
 
@@ -132,26 +143,51 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
         context["notes"] = [str(error)]
     else:
         names = [name_of(run) for run in runs]
-        tags = list(dict.fromkeys(tag for each in found for tag in each.tags))
+        drawn = _drawn_together(found, _joined(request), apart=_is_apart(request))
         undated = [name for name, each in zip(names, found, strict=True) if each.curves and not each.began]
         if axis == "time" and undated:
             refused.append(f"What {', '.join(undated)} printed has no times, so it is not drawn here; choose Steps.")
         context |= {
-            "metrics": [_metric(tag, names, found, axis, float(weight)) for tag in tags[:MAX_CHARTS]],
-            "left_out": max(0, len(tags) - MAX_CHARTS), "notes": [*refused, *(note for each in found for note in each.notes)],
+            "metrics": [_metric(tags, names, found, axis, float(weight)) for tags in drawn[:MAX_CHARTS]],
+            "left_out": max(0, len(drawn) - MAX_CHARTS), "notes": [*refused, *(note for each in found for note in each.notes)],
         }  # fmt: skip
     return render(request, "clusters/comparison/_charts.html", context)
 
 
-def _kept(runs: Sequence[Run], *, equal: bool) -> tuple[list[Kept], int]:
-    """The metrics of the runs as they are kept, losses and accuracies first, and how many are the same in all. These are left out
-    unless `equal`. One query."""
-    found = stored_numbers([run.pk for run in runs])
+def _joined(request: HttpRequest) -> list[str]:
+    """The metrics that are laid into one chart (`?join=loss&join=reward`)."""
+    return list(dict.fromkeys(request.GET.getlist("join")))[:MAX_JOINED]
+
+
+def _is_apart(request: HttpRequest) -> bool:
+    """Whether names stay apart that seem to be those of one metric."""
+    return "apart" in request.GET
+
+
+def _grouped(runs: Sequence[Collection[str]], *, apart: bool) -> list[tuple[str, ...]]:
+    """The names of metrics that are one row or chart each: first those that several runs have, then losses and accuracies."""
+    names = dict.fromkeys(name for each in runs for name in each)
+    found = [(name,) for name in names] if apart else alike(runs)
+
+    def order(group: tuple[str, ...]) -> tuple[bool, tuple[int, str, str]]:
+        return sum(any(name in run for name in group) for run in runs) < 2, tag_order(group[0])
+
+    return sorted(found, key=order)
+
+
+def _drawn_together(found: Sequence[Scalars], joined: Sequence[str], *, apart: bool) -> list[tuple[str, ...]]:
+    """The tags of each chart: first those of the person's choice."""
+    chosen = tuple(tag for tag in joined if any(tag in each.tags for each in found))
+    rest = _grouped([[tag for tag in each.tags if tag not in chosen] for each in found], apart=apart)
+    return [chosen, *rest] if chosen else rest
+
+
+def _kept(runs: Sequence[dict[str, KeptSummary]], *, equal: bool, apart: bool) -> tuple[list[Kept], int]:
+    """The metrics of the runs as they are kept, and how many are the same in all. These are left out unless `equal`."""
     rows, same = list[Kept](), 0
-    names = {name for each in found.values() for name in each}
-    for name in sorted(names, key=lambda each: (rank(each), each)):
-        summaries_ = [found.get(run.pk, {}).get(name) for run in runs]
-        row = Kept(name, *(_marked(results_view.Column(kind, name), summaries_) for kind in ("last", "best")))
+    for group in _grouped(runs, apart=apart):
+        summaries_ = [next((each[name] for name in group if name in each), None) for each in runs]
+        row = Kept(group, *(_marked(results_view.Column(kind, group[0]), summaries_) for kind in ("last", "best")))
         is_same = len(runs) > 1 and all(len({value for value, _, _ in cells}) == 1 for cells in (row.last, row.best))
         same += is_same
         if equal or not is_same:
@@ -174,25 +210,26 @@ def _marked(column: results_view.Column, found: Sequence[KeptSummary | None]) ->
     ]
 
 
-def _metric(tag: str, names: list[str], found: list[Scalars], axis: str, weight: float) -> Metric:
+def _metric(tags: Sequence[str], names: list[str], found: list[Scalars], axis: str, weight: float) -> Metric:
     """One chart. The first line of each run has the run's colour in all charts."""
     # Each line twice: as drawn, smoothed and over the chosen axis, and as it is for the script.
     first, more, rows = list[tuple[Line, Line]](), list[tuple[Line, Line]](), []
     for name, scalars in zip(names, found, strict=True):
-        since = scalars.began
-        curves = [curve for curve in scalars.curves if curve.tag == tag and curve.points]
-        pairs = []
-        for curve, summary in zip(curves, summaries(scalars, tag), strict=True):
-            label = f"{name} {curve.folder}" if len(curves) > 1 else name
-            if axis == "step" or since:
-                drawn = Line(label, placed(curve.points, weight, since if axis == "time" else None))
-                pairs.append((drawn, line_of(label, curve.points, since)))
-            rows.append(_row(label, summary))
+        since, pairs = scalars.began, []
+        for tag in tags:
+            curves = [curve for curve in scalars.curves if curve.tag == tag and curve.points]
+            for curve, summary in zip(curves, summaries(scalars, tag), strict=True):
+                words = (name, tag if len(tags) > 1 else "", curve.folder if len(curves) > 1 else "")
+                label = " ".join(filter(None, words))
+                if axis == "step" or since:
+                    drawn = Line(label, placed(curve.points, weight, since if axis == "time" else None))
+                    pairs.append((drawn, line_of(label, curve.points, since)))
+                rows.append(_row(label, summary))
         first.append(pairs[0] if pairs else (Line(name, ()), Line(name, ())))
         more += pairs[1:]
     lines, numbers = zip(*first, *more, strict=True)
     x_label = "step" if axis == "step" else "seconds"
-    return Metric(draw(tag, lines, x_label=x_label, numbers=("step", numbers)), rows)
+    return Metric(draw(BETWEEN.join(tags), lines, x_label=x_label, numbers=("step", numbers)), rows)
 
 
 def _row(label: str, summary: Summary) -> tuple[str, str, str, str, str]:

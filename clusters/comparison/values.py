@@ -5,12 +5,25 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from clusters.scalars.events import Curve, Point, Scalars
 
+# Words in which names of one metric differ between programs: what programs call training says nothing, as it is the default.
+_WORDS = {
+    "train": "",
+    "training": "",
+    "valid": "val",
+    "validation": "val",
+    "eval": "val",
+    "evaluation": "val",
+    "acc": "accuracy",
+}
+# Words that stand before the name, or behind it: “val_loss”, “Loss/val”.
+_PARTS = ("val", "test")
 # Runs of a table, and of a chart, which has so many colours.
 MOST, DRAWN = 20, 6
 # Pairs of lines compared for one page. The worst case takes seconds, and grows with the cube.
@@ -96,6 +109,26 @@ def _changed_lines(one: list[str], other: list[str], pairs: int) -> tuple[list[t
 def _same(one: list[str], other: list[str]) -> int:
     """Number of equal lines at the beginning of both."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def folded(name: str) -> str:
+    """What names of the same metric have in common: “Loss/train”, “train_loss” and “loss”; “eval/acc” and “val_accuracy”."""
+    words = re.split(r"[\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).casefold())
+    said = [word for each in words if (word := _WORDS.get(each, each))]
+    return " ".join(sorted(said, key=lambda word: word not in _PARTS)) or name
+
+
+def alike(runs: Sequence[Collection[str]]) -> list[tuple[str, ...]]:
+    """The names of the metrics of runs, those of one metric together, in the order in which they come. Where a run has two names
+    of one metric, such as “loss” and “train_loss”, all of its names stay apart."""
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for names in runs for name in names):
+        groups.setdefault(folded(name), []).append(name)
+    found = list[tuple[str, ...]]()
+    for names in groups.values():
+        is_clear = len(names) == 1 or all(sum(name in run for name in names) < 2 for run in runs)
+        found += [tuple(names)] if is_clear else [(name,) for name in names]
+    return found
 
 
 def by_tag(scalars: Scalars) -> dict[str, list[Summary]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from clusters.results.values import Summary, is_judged, is_less_better
 from clusters.results.view import FIELDS, Column
-from clusters.scalars.events import rank
+from clusters.scalars.events import tag_order
 
 # At first at most so many metrics and parameters; of the first metrics, the best value stands beside the last one.
 FIRST_METRICS, FIRST_BEST, FIRST_PARAMETERS = 8, 2, 8
@@ -46,7 +46,7 @@ def columns(rows: Sequence[Facts], chosen: Sequence[Column] | None, newest: Sequ
     """The columns of a table that shows `rows`. `newest` are the rows that it has without filters; by default the same."""
     newest = rows if newest is None else newest
     known = [*rows, *newest]
-    metrics = sorted({name for row in known for name in row.numbers}, key=lambda name: (rank(name), name))
+    metrics = sorted({name for row in known for name in row.numbers}, key=tag_order)
     parameters = list(dict.fromkeys(name for row in known for name in sorted(row.parameters)))
     if chosen is not None:
         metrics += [each.name for each in chosen if each.is_metric and each.name not in metrics]
@@ -77,8 +77,8 @@ def _metrics(rows: Sequence[Facts]) -> list[str]:
     counts = Counter(name for row in rows for name in row.numbers)
     often = max(counts.values(), default=0) / 2
 
-    def order(name: str) -> tuple[bool, bool, int, int, str]:
-        return not is_judged(name), counts[name] < often, rank(name), -counts[name], name
+    def order(name: str) -> tuple[bool, bool, tuple[int, str, str]]:
+        return not is_judged(name), counts[name] < often, tag_order(name)
 
     telling = sorted((name for name in counts if _tells([_key(row.numbers.get(name)) for row in rows])), key=order)
     others = sorted(counts.keys() - telling, key=lambda name: (not is_judged(name), -counts[name], *order(name)))

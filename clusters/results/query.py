@@ -42,7 +42,7 @@ from clusters.results.models import Metric, RunMetric
 from clusters.results.values import Extreme, Summary, is_less_better
 from clusters.results.view import NUMBERS, Column, Condition, View, conditions
 from clusters.runs.models import Cluster, Run
-from clusters.scalars.events import rank
+from clusters.scalars.events import tag_order
 from portal.models import Appcode
 
 ROWS, MOST_GROUPS, MOST_WORDS = 50, 200, 8
@@ -354,5 +354,5 @@ def _metrics(appcode: Appcode, chosen: Sequence[str]) -> dict[str, int]:
     rows = rows.filter(name__in=chosen) if chosen else rows
     found = dict(rows.values_list("name", "pk")[:MOST_NAMES])
     names = [name for name in chosen if name in found]
-    names = names or sorted(found, key=lambda name: (rank(name), name))[:GROUP_METRICS]
+    names = names or sorted(found, key=tag_order)[:GROUP_METRICS]
     return {name: found[name] for name in names}

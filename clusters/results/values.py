@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from clusters.scalars.events import Curve, Scalars, rank
+from clusters.scalars.events import Curve, Scalars, tag_order
 
 # Metrics of a run that are kept, losses and accuracies first; characters of a name.
 MAX_METRICS, MAX_NAME = 200, 200
@@ -72,7 +72,7 @@ def summaries(scalars: Scalars) -> dict[str, Summary]:
         if curve.points:
             several[curve.tag] = several.get(curve.tag, 0) + 1
     found: dict[str, Summary] = {}
-    for curve in sorted(scalars.curves, key=lambda each: (rank(each.tag), each.tag, each.folder)):
+    for curve in sorted(scalars.curves, key=lambda each: (tag_order(each.tag), each.folder)):
         if not curve.points:
             continue
         name = f"{curve.folder}/{curve.tag}" if several[curve.tag] > 1 and curve.folder else curve.tag

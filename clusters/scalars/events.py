@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -206,7 +207,7 @@ class Scalars:
     @property
     def tags(self) -> list[str]:
         """Each tag once: losses, accuracies and speeds first, then by name."""
-        return sorted({curve.tag for curve in self.curves}, key=lambda tag: (rank(tag), tag))
+        return sorted({curve.tag for curve in self.curves}, key=tag_order)
 
     @property
     def began(self) -> float:
@@ -390,3 +391,8 @@ def rank(tag: str) -> int:
     words = tag.lower()
     marks = (("loss",), ("acc",), ("step/sec", "steps_per_sec", "step_per_sec"))
     return next((rank for rank, names in enumerate(marks) if any(name in words for name in names)), len(marks))
+
+
+def tag_order(tag: str) -> tuple[int, str, str]:
+    """Sorts tags: as `rank`, then by name, where layer 2 comes before layer 10."""
+    return rank(tag), re.sub(r"\d+", lambda digits: digits[0].zfill(9), tag), tag

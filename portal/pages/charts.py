@@ -27,6 +27,8 @@ MAX_DRAWN, MAX_SENT = 500, 1000
 MAX_PARTS = 6
 # Share of an axis's height between its foot, for things without a value, and its values.
 FOOT = 0.12
+# Instead of a number where a line has none.
+NO_VALUE = "–"
 OTHERS = "all others"
 
 
@@ -68,6 +70,11 @@ class Drawn:
     smallest: str
     largest: str
     missing: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no points: it keeps its colour for charts in which it has some."""
+        return self.latest == NO_VALUE
 
 
 @dataclass(frozen=True)
@@ -408,9 +415,9 @@ def _drawn(line: Line, place: Callable[[float, float], tuple[float, float]]) -> 
         label=line.label,
         path=" ".join(_path(piece) for piece in pieces if len(piece) > 1),
         dots=tuple((round(piece[0][0], 1), round(piece[0][1], 1)) for piece in pieces if len(piece) == 1),
-        latest=number(line.points[-1][1]) if line.points else "–",
-        smallest=number(min(values)) if values else "–",
-        largest=number(max(values)) if values else "–",
+        latest=number(line.points[-1][1]) if line.points else NO_VALUE,
+        smallest=number(min(values)) if values else NO_VALUE,
+        largest=number(max(values)) if values else NO_VALUE,
         missing=0 if line.has_gaps else len(line.points) - len(values),
     )
 

@@ -146,6 +146,8 @@
               const from = Math.floor(low / down + 1e-9) * down, to = Math.ceil(high / up - 1e-9) * up;
               return [from, to > from ? to : from * 2].map((y) => Number(y.toPrecision(12)));
             }
+            // A constant stands in the middle, where uPlot would begin at zero.
+            if (!chart.zero && high - low <= 1e-9 * Math.abs(high)) { const room = Math.abs(low) / 10 || 1; return [low - room, high + room]; }
             const [from, to] = window.uPlot.rangeNum(low, high, 0.08, true);
             return [chart.zero ? 0 : from, to > (chart.zero ? 0 : from) ? to : from + 1];
           },
@@ -422,6 +424,7 @@
     legend.replaceChildren(...chart.lines.map((line, n) => {
       const key = document.createElement(line.label ? "button" : "span"), value = document.createElement("b");
       key.className = "series series-" + (n % COLOURS + 1);
+      key.hidden = !line.x.length;
       if (line.label) {
         key.type = "button";
         key.dataset.line = n;

@@ -33,7 +33,8 @@ def store(make_cluster: Any, people: Any, s3: Any, bucket: str) -> Callable[[int
 
     def stored(steps: int) -> None:
         for folder in ("train", "validation"):
-            body = b"".join(event(step, loss=value(step, folder)) for step in range(steps))
+            constant = {"lr": 0.001} if folder == "train" else {}
+            body = b"".join(event(step, loss=value(step, folder), **constant) for step in range(steps))
             s3.client.put_object(Bucket=bucket, Key=f"demo/1/{folder}/events.out.tfevents.1", Body=body)
 
     return stored
@@ -134,6 +135,10 @@ def test_a_chart_answers_and_keeps_its_view(store: Callable[[int], None], live_s
         same.locator(".u-over").dblclick(position={"x": 100, "y": 100})
         expect(other.get_by_role("button", name="Zoom out")).to_be_hidden()
         assert "zoomy" not in view(other)
+        # A constant stands in the middle of its axis, of which this shows the middle half.
+        other.get_by_role("slider", name="lr by step").press("y")
+        low, high, _ = view(other)["zoomy"][0].split(":")
+        assert (float(low), float(high)) == pytest.approx((0.00095, 0.00105))
         assert complaints == []
 
         # Without the library there is a picture.

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.comparison.api import _metrics
-from clusters.comparison.values import changed_files, differences, smoothed
+from clusters.comparison.pages import _drawn_together, _metric
+from clusters.comparison.values import alike, changed_files, differences, folded, smoothed
 from clusters.scalars.events import Curve, Point, Scalars
 
 WORDS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "1", "2", None]))
@@ -71,3 +72,50 @@ def test_thousands_of_lines_are_gone_through_once_and_not_for_each_tag() -> None
         ("001", "0"),
     ]
     assert (len(found), curves.times <= 3) == (2000, True)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("loss", "train_loss", "train/loss", "Loss/train", "trainLoss", "Train Loss"),
+        ("val_loss", "eval_loss", "Loss/validation", "validation-loss"),
+        ("accuracy", "Accuracy", "acc", "train_acc"),
+        ("val_accuracy", "eval/acc"),
+    ],
+)
+def test_names_of_one_metric_are_one_chart(names: tuple[str, ...]) -> None:
+    assert len({folded(name) for name in names}) == 1
+    assert alike([[name] for name in names]) == [names]
+
+
+@pytest.mark.parametrize("other", ["val_loss", "test_loss", "loss_1", "entropy_loss", "损失", "los"])
+def test_other_names_are_other_metrics(other: str) -> None:
+    assert alike([["loss"], [other]]) == [("loss",), (other,)]
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["loss", "train_loss", "Loss", "acc", "accuracy", "train", "!"]), unique=True))
+)
+def test_two_names_of_one_run_are_never_one_chart(runs: list[list[str]]) -> None:
+    found = alike(runs)
+    assert sorted(name for group in found for name in group) == sorted({name for run in runs for name in run})
+    for run in runs:
+        assert all(len(set(group) & set(run)) < 2 for group in found)
+
+
+def scalars(*tags: str) -> Scalars:
+    return Scalars(tuple(Curve(tag, "", (Point(1, 0.0, 0.5), Point(2, 0.0, 0.4))) for tag in tags), 1)
+
+
+def test_charts_join_alike_names_and_what_a_person_chose_and_shared_ones_come_first() -> None:
+    found = [scalars("accuracy", "loss", "only"), scalars("Accuracy", "train_loss", "reward")]
+    alike_ = [("loss", "train_loss"), ("accuracy", "Accuracy"), ("only",), ("reward",)]
+    assert _drawn_together(found, [], apart=False) == alike_
+    assert _drawn_together(found, ["only", "loss", "gone"], apart=False) == [
+        ("only", "loss"), ("accuracy", "Accuracy"), ("train_loss",), ("reward",),
+    ]  # fmt: skip
+    assert {len(group) for group in _drawn_together(found, [], apart=True)} == {1}
+    chart = _metric(alike_[0], ["a/1", "b/1"], found, "step", 0.0).chart
+    assert (chart.title, [line.label for line in chart.lines]) == ("loss · train_loss", ["a/1 loss", "b/1 train_loss"])
+    lone = _metric(("reward",), ["a/1", "b/1"], found, "step", 0.0).chart
+    assert [(line.label, line.is_empty) for line in lone.lines] == [("a/1", True), ("b/1", False)]

@@ -262,6 +262,21 @@ def test_ticked_clusters_of_one_appcode_are_compared_and_equal_rows_are_gone(thr
     assert len(client.get(f"{ticked.url}&all=1").context["kept"]) == 1
 
 
+def test_names_of_one_metric_are_one_row_of_a_comparison(people: Any, as_person: Any) -> None:
+    run_of(people, "a", steps(0.5))
+    run_of(people, "b", steps(0.4, name="train_loss"))
+    client, address = as_person(people.victor), "/appcodes/ops-demo/compare?runs=a/1,b/1"
+    page = client.get(address)
+    assert [(row.name, [last for last, _ in row.pairs]) for row in page.context["kept"]] == [
+        ("loss · train_loss", [("0.5", "1", False), ("0.4", "1", True)])
+    ]
+    assert page.context["metrics"] == ["loss", "train_loss"]
+    assert "Keep all names apart" in page.content.decode()
+    page = client.get(f"{address}&apart=1")
+    assert [row.name for row in page.context["kept"]] == ["loss", "train_loss"]
+    assert "Draw alike names together" in page.content.decode()
+
+
 def test_a_run_that_trials_share_leads_to_them(people: Any, as_person: Any) -> None:
     from clusters.sweeps.models import Sweep, Trial
 

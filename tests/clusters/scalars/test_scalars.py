@@ -26,7 +26,7 @@ from clusters.runs.models import Run
 from clusters.scalars import events as scalars
 from clusters.scalars import media, reading
 from clusters.scalars.counted import PATIENCE, kept, note_crashes
-from clusters.scalars.events import Progress, Series, read
+from clusters.scalars.events import Progress, Series, read, tag_order
 from datastores.drivers.base import DriverError
 from datastores.models import Datastore
 from datastores.tfrecord import masked_crc32c, split_records
@@ -612,3 +612,8 @@ def test_what_wandb_writes_offline_is_read_by_its_history_to_where_it_is_damaged
     assert wandb.series_of(offline(history(1, box='{"a": {"b": 2}}')))["box.a.b"].all == [scalars.Point(1, 0.0, 2.0)]
     assert wandb.series_of(offline(history(1, huge="1" + "0" * 400))) == wandb.series_of(b"no file of theirs") == {}
     assert wandb.is_offline("wandb/offline-run-1/run-abc.wandb")
+
+
+def test_tags_are_in_the_order_in_which_people_look_for_them() -> None:
+    wanted = ["loss", "acc", "layer_2", "layer_10", "lr"]
+    assert sorted(reversed(wanted), key=tag_order) == wanted
