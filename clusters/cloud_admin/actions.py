@@ -157,10 +157,39 @@ def give_up_node(row: Cloud, node: str, *, acting_user: User) -> None:
 def place(node: OrgNode, cloud: str | None, *, acting_user: User | None) -> None:
     """Places a business line on a cloud, or the default for None. Existing runs stay where they are. Raises Invalid."""
     _require(acting_user)
+    _place(node, cloud, _to_place(node, cloud), acting_user)
+
+
+def place_all(wanted: Mapping[OrgNode, str | None], *, acting_user: User | None) -> None:
+    """Places several business lines, all or none. Raises Invalid with each error at the path of its line."""
+    _require(acting_user)
+    rows, errors = dict[OrgNode, Cloud | None](), list[FieldError]()
+    for node, cloud in wanted.items():
+        try:
+            rows[node] = _to_place(node, cloud)
+        except Invalid as invalid:
+            errors += [FieldError((node.path,), item.message) for item in invalid.errors]
+    if errors:
+        raise Invalid(errors)
+    with transaction.atomic():
+        for node, row in rows.items():
+            _place(node, wanted[node], row, acting_user)
+
+
+def _to_place(node: OrgNode, cloud: str | None) -> Cloud | None:
+    """Returns the cloud of that name, None for the default. Raises Invalid if the business line cannot run there."""
+    if cloud is None:
+        return None
     row = _to_place_on(cloud)
-    if row and node.namespace and (sentence := _why_foreign(row, [node.namespace])):
+    if not node.namespace:
+        raise Invalid.at("businessLine", message=f"{node} has no namespace of its own, so it is no business line.")
+    if DRIVERS[row.kind].is_reserved(node.namespace):
+        raise Invalid.at(
+            "businessLine", message=f"The namespace “{node.namespace}” belongs to {DRIVERS[row.kind].title} itself."
+        )
+    if sentence := _why_foreign(row, [node.namespace]):
         raise Invalid.at("cloud", message=sentence)
-    _place(node, cloud, row, acting_user)
+    return row
 
 
 def _why_foreign(row: Cloud, namespaces: Collection[str]) -> str:
@@ -175,12 +204,6 @@ def _why_foreign(row: Cloud, namespaces: Collection[str]) -> str:
 
 @transaction.atomic
 def _place(node: OrgNode, cloud: str | None, row: Cloud | None, acting_user: User | None) -> None:
-    if cloud is not None and not node.namespace:
-        raise Invalid.at("businessLine", message=f"{node} has no namespace of its own, so it is no business line.")
-    if row and node.namespace and DRIVERS[row.kind].is_reserved(node.namespace):
-        raise Invalid.at(
-            "businessLine", message=f"The namespace “{node.namespace}” belongs to {DRIVERS[row.kind].title} itself."
-        )
     before = Placement.objects.select_for_update(of=("self",)).select_related("cloud").filter(org_node=node).first()
     was = before.cloud.name if before else None
     if was == cloud:
@@ -200,10 +223,8 @@ def _place(node: OrgNode, cloud: str | None, row: Cloud | None, acting_user: Use
     )
 
 
-def _to_place_on(cloud: str | None) -> Cloud | None:
-    """Returns the cloud of that name, or None for the default. Raises Invalid."""
-    if cloud is None:
-        return None
+def _to_place_on(cloud: str) -> Cloud:
+    """Returns the cloud of that name. Raises Invalid."""
     row = registry.rows().filter(name=cloud).first()
     if row is None:
         raise Invalid.at("cloud", message=f"There is no cloud “{cloud}”.")

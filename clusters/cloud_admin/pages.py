@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from django import forms
 from django.contrib import messages
-from django.db.models import Count
+from django.db.models import Count, Sum
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -26,11 +26,13 @@ from clusters.clouds.drivers.kubernetes.settings import Settings
 from clusters.clouds.drivers.kubernetes.watch import capacity
 from clusters.clouds.health import silence
 from clusters.clouds.models import Cloud, CloudState
+from clusters.cluster.pages.machines import Machines, machines
 from clusters.runs.models import Run
+from clusters.runs.queries.queue import reported_tiles
 from datastores.models import Volume
 from portal.access import require_administrator
 from portal.errors import Conflict, Invalid
-from portal.models import OrgNode
+from portal.models import Appcode, OrgNode
 from portal.pages.appcodes import attempt, person
 from portal.pages.forms import Words, show_errors
 
@@ -50,6 +52,7 @@ class Shown:
     runs: int
     lines: list[str]
     volumes: int
+    machines: Machines
 
     @property
     def is_own(self) -> bool:
@@ -236,18 +239,36 @@ class KubernetesForm(forms.Form):
         }
 
 
+@dataclass(frozen=True)
+class Line:
+    """A row of the form of business lines. `was` is the cloud that it is placed on, "" for the default, `chosen` what the form
+    says, and `choices` are clouds that take new runs, and the present one."""
+
+    path: str
+    namespace: str
+    was: str
+    chosen: str
+    choices: list[tuple[str, str]]
+    error: str
+
+
 @require_safe
 def clouds(request: HttpRequest) -> HttpResponse:
     require_administrator(person(request))
+    return _clouds(request, {}, {})
+
+
+def _clouds(request: HttpRequest, chosen: Mapping[str, str], errors: Mapping[str, str]) -> HttpResponse:
+    """The page, with what the form of business lines said and what was wrong with it, by path."""
     rows = list(registry.rows().prefetch_related("placements__org_node"))
     # This machine first.
     rows.sort(key=lambda row: row.kind not in kinds.OWN)
     states = {state.name: state for state in CloudState.objects.all()}
     measuring = {each.cloud: each for each in Measuring.objects.all()}
-    lines = list(OrgNode.objects.filter(namespace__isnull=False).select_related("placement__cloud"))
     living = dict(Run.objects.filter(gone=False).order_by().values_list("cloud").annotate(Count("pk")))
     volumes = dict(Volume.objects.order_by().values_list("cloud").annotate(Count("pk")))
     default = next((row for row in rows if row.is_default), next((row for row in rows if row.kind in kinds.OWN), None))
+    tiles = reported_tiles(states.values())
     shown = [
         Shown(
             row,
@@ -257,16 +278,23 @@ def clouds(request: HttpRequest) -> HttpResponse:
             living.get(row.name, 0),
             sorted(each.org_node.path for each in row.placements.all()),
             volumes.get(row.name, 0),
+            machines(tiles.get(row.name, ()), {}, sees_all=True),
         )
         for row in rows
     ]
-    choices = [(row.name, row.title) for row in rows if row.enabled]
+    lines = []
+    for line in OrgNode.objects.filter(namespace__isnull=False).select_related("placement__cloud"):
+        was = _place(line)
+        choices = [(row.name, row.title) for row in rows if row.enabled or row.name == was]
+        wanted = chosen.get(line.path, was)
+        lines.append(Line(line.path, line.namespace or "", was, wanted, choices, errors.get(line.path, "")))
     context = {
         "clouds": shown,
-        "lines": [(line, _place(line)) for line in lines],
-        "choices": choices,
+        "lines": lines,
         "silent": [cloud for cloud in shown if cloud.silent],
         "default_title": default.title if default else "nowhere",
+        "pool": sum(cloud.gpus for cloud in shown),
+        "quotas": Appcode.objects.filter(state=Appcode.State.ACTIVE).aggregate(sum=Sum("gpu_quota"))["sum"] or 0,
     }
     return render(request, "clusters/cloud_admin/clouds.html", context)
 
@@ -362,15 +390,24 @@ def give_up_node(request: HttpRequest, name: str, node: str) -> HttpResponse:
 
 @require_POST
 def place(request: HttpRequest) -> HttpResponse:
+    """The form of business lines: a `line` and its `cloud` each, and what the page said that it `was`. Moves all that changed,
+    or none."""
     user = person(request)
     require_administrator(user)
-    line = OrgNode.objects.filter(path=request.POST.get("line", "")[:200], namespace__isnull=False).first()
-    if line is None:
+    paths, names, before = (request.POST.getlist(field) for field in ("line", "cloud", "was"))
+    chosen = {path: name.replace("\0", "")[:40] for path, name in zip(paths, names, strict=False)}
+    was = dict(zip(paths, before, strict=False))
+    lines = {line.path: line for line in OrgNode.objects.filter(namespace__isnull=False)}
+    if not chosen.keys() <= lines.keys():
         raise Http404("There is no such business line.")
-    wanted = request.POST.get("cloud", "")[:40] or None
-    where = "runs where the default is" if wanted is None else f"runs on {wanted}"
-    done = f"{line} {where}; what runs already stays where it is."
-    attempt(request, lambda: actions.place(line, wanted, acting_user=user), done)
+    changed = {lines[path]: name or None for path, name in chosen.items() if name != was.get(path)}
+    try:
+        actions.place_all(changed, acting_user=user)
+    except Invalid as invalid:
+        return _clouds(request, chosen, {item.path[0]: item.message for item in invalid.errors})
+    moved = ", ".join(line.path for line in changed)
+    done = f"New runs of {moved} start where you chose; what runs already stays where it is."
+    messages.success(request, done if changed else "Nothing has changed.")
     return redirect("admin_clouds")
 
 

@@ -8,7 +8,7 @@ the order in which that pass decides. The number of queries depends neither on t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -150,6 +150,17 @@ def queues(appcodes: Collection[int] | None) -> list[Queue]:
             )
         )
     return found
+
+
+def reported_tiles(states: Iterable[CloudState]) -> dict[str, list[Tile]]:
+    """Who has the GPUs of each node as these clouds report it, by cloud, for somebody who sees all runs. It decides nothing, so
+    nothing is promised or kept. Two queries."""
+    capacities = {state.name: capacity_from(state.capacity) for state in states}
+    held, closed = taken_on(Q(run__cloud__in=capacities.keys())), windows.shown(None)
+    return {
+        name: windows.on_tiles(seen_tiles(capacity, held.get(name, {}), None), closed.get(name, ()))
+        for name, capacity in capacities.items()
+    }
 
 
 def _joined(which: Q) -> QuerySet[Run]:

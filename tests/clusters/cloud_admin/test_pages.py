@@ -153,6 +153,54 @@ def test_buttons_do_what_they_say(training, people, root, make_cluster):
     assert {"kubernetes.changed", "kubernetes.removed", "org.placed"} <= verbs
 
 
+def test_business_lines_are_placed_together_or_not_at_all(training, people, root, make_appcode):
+    from clusters.clouds.models import Cloud, Placement
+    from portal.models import OrgNode
+
+    ops = OrgNode.objects.get(path="qunarcorp.ops")
+    flight = OrgNode.objects.get(path="qunarcorp.flight")
+    lines = {"line": [ops.path, flight.path], "was": ["", ""]}
+    Cloud.objects.create(
+        kind="kubernetes", name="closed", title="Closed", server="https://c.example.com", enabled=False
+    )
+    answer = root.post("/admin/clouds/place", lines | {"cloud": ["training", "closed"]})
+    page = answer.content.decode()
+    assert "Closed takes no new runs" in page.split(flight.path)[-1]
+    assert 'value="training" selected' in page, "what was chosen stays"
+    assert page.count("aria-invalid") == 1
+    assert not Placement.objects.exists()
+    root.post("/admin/clouds/place", lines | {"cloud": ["training", "training"]})
+    assert Placement.objects.filter(cloud__name="training").count() == 2
+    # What the form leaves as it was is not touched, whatever somebody else has made of it meanwhile.
+    Placement.objects.filter(org_node=ops).delete()
+    same = {"line": [ops.path, flight.path], "was": ["training", "training"], "cloud": ["training", ""]}
+    assert flight.path in root.post("/admin/clouds/place", same, follow=True).content.decode()
+    assert not Placement.objects.exists()
+
+
+def test_a_line_on_a_cloud_that_takes_no_new_runs_keeps_it(training, root):
+    from clusters.clouds.models import Cloud
+
+    root.post("/admin/clouds/place", {"line": "qunarcorp.ops", "cloud": "training"})
+    Cloud.objects.filter(name="training").update(enabled=False)
+    assert 'value="training" selected' in root.get("/admin/clouds").content.decode()
+
+
+def test_gpus_of_nodes_are_squares_and_the_pool_stands_beside_the_quotas(training, root):
+    from clusters.clouds.models import CloudState
+
+    node = {"gpu_model": "A100", "cpu_milli": 64000, "memory_mb": 64000}
+    nodes = [
+        node | {"name": "n1", "gpus": 8, "gpus_free": 5},
+        node | {"name": "n2", "gpus": 4, "gpus_free": 0, "takes_tasks": False, "note": "It takes no new tasks."},
+    ]
+    CloudState.objects.update_or_create(name="training", defaults={"capacity": {"nodes": nodes}})
+    page = root.get("/admin/clouds").content.decode()
+    assert "n1: 8 GPUs (A100), 3 held by runs, 5 free." in page
+    assert "n2: 4 GPUs (A100), all on nodes that take no tasks. It takes no new tasks." in page
+    assert "the quotas of all appcodes add up to" in page
+
+
 def test_a_setting_that_is_on_or_off_is_ticked_and_unticked(training, root):
     from clusters.clouds import registry
     from clusters.clouds.models import Cloud
