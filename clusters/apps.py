@@ -9,6 +9,7 @@ class ClustersConfig(AppConfig):
         # Imported here because models do not exist before the apps are ready.
         from billing import extension_points as billing_points
         from clusters import contributions, metrics, wakeups
+        from clusters import search as searched
         from clusters.applications import notices
         from clusters.benchmarks import loop as benchmarks
         from clusters.catalog import actions as offers
@@ -47,7 +48,7 @@ class ClustersConfig(AppConfig):
         portal_points.steps.add(contributions.steps)
         portal_points.first_hour.add(contributions.first_hour)
         portal_points.notes.add(health.notes)
-        for kind in contributions.KINDS:
+        for kind in searched.KINDS:
             portal_points.kinds.add(kind)
         portal_points.given.add(wakeups.wake_waiting)
         portal_points.news.add(notifications.news)

@@ -1,4 +1,4 @@
-"""Answers for the lower apps, which may not import this one: uses of a datastore, GPUs held, what the search finds.
+"""Answers for the lower apps, which may not import this one: uses of a datastore, GPUs held, first steps.
 
 `apps.py` registers the functions once. Each call costs one or two queries, however many rows it covers.
 """
@@ -6,44 +6,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from operator import or_
 
 from django.contrib.postgres.aggregates import ArrayAgg
-from django.db.models import Case, Q, QuerySet, Sum, Value, When
+from django.db.models import Q, QuerySet, Sum
 from django.db.models.fields.json import KT
-from django.db.models.functions import Coalesce
 from django.urls import reverse
 
-from clusters.access import applications_for, clusters_for
-from clusters.benchmarks.access import benchmarks_for
 from clusters.catalog.models import Flavor, Image
 from clusters.clouds.kinds import DRIVERS
 from clusters.clouds.models import Cloud, CloudState
 from clusters.clouds.registry import rows
-from clusters.cluster.pages import verbs as cluster_verbs
-from clusters.cluster_templates.actions import templates_for
-from clusters.cluster_templates.models import Template
-from clusters.environments.access import newest_environments_for
-from clusters.frameworks import APPLICATIONS
 from clusters.manifest.input import input_of
-from clusters.model_registry.access import models_for
-from clusters.pipelines.access import pipelines_for
 from clusters.runs.models import Cluster, Run
-from clusters.runs.status.phase import TERMINAL
 from clusters.runs.status.phase_update import consumer
-from clusters.schedules.actions import schedules_for
-from clusters.services.access import services_for
-from clusters.services.pages import verbs as service_verbs
-from clusters.sweeps.access import sweeps_for
-from clusters.sweeps.pages import verbs as sweep_verbs
 from datastores import extension_points as datastore_points
 from datastores.models import Datastore, Share
 from portal import extension_points as portal_points
 from portal.extension_points import Picture
 from portal.models import Appcode, User
-from portal.search import Found, Kind, Verb
 
 
 def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[datastore_points.Use]]:
@@ -162,86 +145,6 @@ def closed_networks() -> set[str]:
     """Networks closed to tasks by administrators, including nodes and API servers. Webhooks may not reach them either."""
     found = rows().values_list("kind", "settings")
     return {network for kind, stored in found for network in DRIVERS[kind].closed_networks(stored)}
-
-
-def _page(route: str) -> Callable[[Found], str]:
-    return lambda found: reverse(route, args=[found.under, found.name])
-
-
-def _act(room: str, verb: str) -> Callable[[Found], str]:
-    return lambda found: f"/{room}/{found.under}/{found.name}/{verb}"
-
-
-_STATE = "current_run__phase"
-_LIVES = Q(current_run__isnull=False, current_run__desired=Run.Desired.RUNNING) & ~Q(current_run__phase__in=TERMINAL)
-_RUNS = Q(current_run__phase=Run.Phase.RUNNING)
-_OF_CLUSTERS = (
-    Verb("Stop", _LIVES & _RUNS, _act("clusters", "disable"), lost=cluster_verbs.DISABLE.lost),
-    Verb("Stop", _LIVES & ~_RUNS, _act("clusters", "cancel"), lost=cluster_verbs.CANCEL.lost),
-    Verb("Re-Deploy", Q(current_run__phase__in=TERMINAL), _act("clusters", "deploy"), posts=True),
-    Verb("Logs of", Q(current_run__isnull=False), _act("clusters", "logs")),
-)
-_OF_APPLICATIONS = (
-    Verb(
-        "Stop",
-        _LIVES & _RUNS,
-        _act("clusters", "disable"),
-        lost="It can no longer be opened until it is deployed again. Files in its volume stay; what it holds in memory is lost.",
-    ),
-    *_OF_CLUSTERS[1:],
-)
-_OF_SERVICES = (
-    Verb("Stop", Q(desired=Run.Desired.RUNNING), _act("services", "disable"), lost=service_verbs.ACTS["disable"].lost),
-)
-_OF_SWEEPS = (
-    Verb("Stop", Q(finished_at=None), _act("sweeps", "cancel"), lost=sweep_verbs.ACTS["cancel"].lost),
-    Verb("Pause", Q(phase="Running"), _act("sweeps", "pause"), posts=True),
-)
-_OF_PIPELINES = (
-    Verb(
-        "Stop",
-        Q(current_run__isnull=False, current_run__finished_at=None, current_run__cancelled_at=None),
-        _act("pipelines", "cancel"),
-        lost="Every stage that runs is ended; outputs are stored first.",
-    ),
-)
-
-
-def _clusters(user: User) -> QuerySet[Cluster]:
-    return clusters_for(user).filter(part_of="").exclude(framework__in=list(APPLICATIONS))
-
-
-def _applications(user: User) -> QuerySet[Cluster]:
-    return applications_for(user).filter(part_of="")
-
-
-def _templates(user: User) -> QuerySet[Template]:
-    return templates_for(user).annotate(whose_code=Coalesce("appcode__code", Value(Template.ME)))
-
-
-# What the search finds. Parts of a whole, such as the trials of a sweep, are found by the whole.
-KINDS = (
-    Kind("Clusters", "cluster", _clusters, _page("cluster"), state=_STATE, listing="clusters", verbs=_OF_CLUSTERS),
-    Kind(
-        "Applications", "application", _applications, _page("application"), state=_STATE, listing="applications",
-        verbs=_OF_APPLICATIONS, words=("notebooks",),
-    ),
-    Kind("Services", "service", services_for, _page("service"), listing="services", verbs=_OF_SERVICES),
-    Kind("Sweeps", "sweep", sweeps_for, _page("sweep"), listing="sweeps", verbs=_OF_SWEEPS),
-    Kind(
-        "Pipelines", "pipeline", pipelines_for, _page("pipeline"), state=_STATE, listing="pipelines", verbs=_OF_PIPELINES
-    ),
-    Kind(
-        "Schedules", "pipeline", schedules_for, _page("schedule"),
-        state=Case(When(next_at=None, then=Value("Paused")), default=Value("")), listing="schedules",
-    ),
-    Kind("Benchmarks", "benchmark", benchmarks_for, _page("benchmark"), listing="benchmarks"),
-    Kind("Models", "model", models_for, _page("model"), state=Value(""), listing="models"),
-    Kind("Environments", "image", newest_environments_for, _page("environment"), state="image"),
-    Kind(
-        "Templates", "cluster", _templates, _page("template"), under="whose_code", state="description", listing="templates"
-    ),
-)  # fmt: skip
 
 
 def cluster_url(cluster: Cluster) -> str:

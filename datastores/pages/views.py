@@ -6,6 +6,7 @@ from collections.abc import Callable
 from urllib.parse import urlencode
 
 from django.contrib import messages
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -23,7 +24,7 @@ from portal.models import Appcode, User
 from portal.pages import layout
 from portal.pages.appcodes import get_or_post, person, safe_next
 from portal.pages.forms import show_errors
-from portal.search import Kind
+from portal.search import Kind, Verb
 
 KINDS = (("s3", "S3"), ("nfs", "NFS"), ("volume", "Volume"), ("local", "Folder of this machine"))
 
@@ -175,6 +176,10 @@ def share_datastore(request: HttpRequest, appcode: str, name: str) -> HttpRespon
 KIND = Kind(
     "Datastores", "datastore", datastores_for, lambda found: reverse("datastore", args=[found.under, found.name]),
     state="kind", listing="datastores",
+    verbs=(
+        Verb("Trash of", Q(), lambda found: reverse("datastore_trash", args=[found.under, found.name]), operates=True),
+        Verb("Change", Q(), lambda found: reverse("change_datastore", args=[found.under, found.name]), operates=True),
+    ),
 )  # fmt: skip
 
 

@@ -6,9 +6,12 @@ database, not ticked by a person.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.text import slugify
 from django.views.decorators.http import require_GET
 
 from portal import extension_points
@@ -16,32 +19,39 @@ from portal.models import Appcode, OrgNode, User
 from portal.pages.appcodes import person
 from portal.pages.layout import sends_mail
 
+
+@dataclass(frozen=True)
+class Term:
+    """A word of the pages, and what it means."""
+
+    name: str
+    meaning: str
+
+    @property
+    def anchor(self) -> str:
+        return slugify(self.name)
+
+
 TERMS = (
-    ("Appcode", "Who pays. Its members are owners, developers and viewers."),
-    ("Quota", "GPUs that an appcode can always have, as others give them back when it needs them; and storage."),
-    ("Borrowed", "GPUs beyond the quota, as far as the appcode may borrow and nobody else needs them."),
-    (
-        "Urgent and spare",
-        "Urgent runs come first in their appcode. Spare ones take what nobody needs, outside the quota.",
-    ),
-    (
-        "Taken back",
-        "A spare or borrowed run yields to one with more right. It waits again, and its saved output stays.",
-    ),
-    ("Weight", "An appcode's part of the GPUs that are lent, against those of others. Administrators set it."),
-    ("Maintenance window", "A time for which nodes are closed. Before it, only runs start there that end in time."),
-    ("Business line", "A part of the organisation. It has a namespace, and a cloud on which its runs are made."),
-    ("Cluster", "A definition: a program, its data, and the machines it runs on."),
-    ("Run", "One deployment of a cluster, with its own logs, metrics and cost."),
-    ("Task", "One process group of a run: a master, a parameter server, a worker, an evaluator."),
-    ("Flavor", "A size of task: GPUs, CPU cores and memory."),
-    ("Image", "The software that a task finds, TensorFlow for example."),
-    ("Application", "A program with GPUs that you open in a browser, such as a Jupyter notebook."),
-    ("Datastore", "Where data lives. Tasks read /elearn/input and write /elearn/output."),
-    ("Batch and service", "A batch run ends when its work is done; a service runs until somebody stops it."),
-    ("GPU-hour", "One GPU held for one hour, busy or not. Waiting costs nothing."),
-    ("Budget", "What may be spent in a month, and what happens when it is used up."),
-)
+    Term("Appcode", "Who pays. Its members are owners, developers and viewers."),
+    Term("Quota", "GPUs that an appcode can always have, as others give them back when it needs them; and storage."),
+    Term("Borrowed", "GPUs beyond the quota, as far as the appcode may borrow and nobody else needs them."),
+    Term("Urgent and spare", "Urgent runs come first in their appcode. Spare ones take what nobody needs, outside the quota."),
+    Term("Taken back", "A spare or borrowed run yields to one with more right. It waits again, and its saved output stays."),
+    Term("Weight", "An appcode's part of the GPUs that are lent, against those of others. Administrators set it."),
+    Term("Maintenance window", "A time for which nodes are closed. Before it, only runs start there that end in time."),
+    Term("Business line", "A part of the organisation. It has a namespace, and a cloud on which its runs are made."),
+    Term("Cluster", "A definition: a program, its data, and the machines it runs on."),
+    Term("Run", "One deployment of a cluster, with its own logs, metrics and cost."),
+    Term("Task", "One process group of a run: a master, a parameter server, a worker, an evaluator."),
+    Term("Flavor", "A size of task: GPUs, CPU cores and memory."),
+    Term("Image", "The software that a task finds, TensorFlow for example."),
+    Term("Application", "A program with GPUs that you open in a browser, such as a Jupyter notebook."),
+    Term("Datastore", "Where data lives. Tasks read /elearn/input and write /elearn/output."),
+    Term("Batch and service", "A batch run ends when its work is done; a service runs until somebody stops it."),
+    Term("GPU-hour", "One GPU held for one hour, busy or not. Waiting costs nothing."),
+    Term("Budget", "What may be spent in a month, and what happens when it is used up."),
+)  # fmt: skip
 
 
 @require_GET

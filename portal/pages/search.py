@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from django.db.models import Value
+from django.db.models import Q, Value
 from django.db.models.functions import Concat
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET
 
@@ -16,17 +17,38 @@ from portal import access, extension_points
 from portal.models import User
 from portal.pages import layout
 from portal.pages.appcodes import person
-from portal.search import Button, Group, Hit, Kind, objects
+from portal.pages.help_page import TERMS
+from portal.search import SYNONYMS, Button, Found, Group, Hit, Kind, Verb, objects, words_of
 
 # Hits of each kind, on the search page and in the palette.
 ON_PAGE, IN_PALETTE = 20, 5
 # What an empty palette offers.
 AT_FIRST = 8
 
+
+def _tab(route: str) -> Callable[[Found], str]:
+    """A tab of the page of an appcode; its own page without the app that has this tab."""
+
+    def address(found: Found) -> str:
+        try:
+            return reverse(route, args=[found.name])
+        except NoReverseMatch:
+            return reverse("appcode", args=[found.name])
+
+    return address
+
+
+_OF_APPCODES = tuple(
+    Verb(f"{label} of", Q(), _tab(route))
+    for label, route in (
+        ("Results", "results_of"), ("Object storage", "storage"), ("Environments", "environments"), ("Hooks", "hooks"),
+        ("Git tokens", "git_tokens"),
+    )
+)  # fmt: skip
 KINDS = (
     Kind(
         "Appcodes", "appcode", access.appcodes_for, lambda found: reverse("appcode", args=[found.name]),
-        name="code", under="name", state="state", also=("remark",), listing="appcodes",
+        name="code", under="name", state="state", also=("remark",), listing="appcodes", verbs=_OF_APPCODES,
     ),
     Kind(
         "People", "person", access.people_for, lambda found: reverse("admin_person", args=[found.name]),
@@ -59,23 +81,41 @@ def _found(request: HttpRequest, limit: int) -> dict[str, Any]:
     offered = [*pages(user), *settings()]
     if typed:
         # Pages come first: their names are few and known.
-        wanted = [hit for title, hit in offered if all(word in title for word in typed.lower().split())]
         groups = objects(list(extension_points.kinds), user, typed, limit)
-        if wanted:
+        if wanted := _matching(offered, typed):
             groups.insert(0, Group("Go to", tuple(wanted[:limit])))
+        if explained := _matching(terms(), typed):
+            groups.append(Group("Help", tuple(explained[:limit])))
     else:
         groups = [Group("Actions", tuple(hit for _, hit in offered[:AT_FIRST]))]
     return {"words": typed, "groups": groups, "count": sum(len(group.hits) for group in groups)}
+
+
+def _matching(offered: list[tuple[str, Hit]], typed: str) -> list[Hit]:
+    """Those in whose text every typed word begins one."""
+    words = words_of(typed)
+    return [hit for text, hit in offered if all(any(each.startswith(w) for each in text.split()) for w in words)]
 
 
 def pages(user: User) -> list[tuple[str, Hit]]:
     """Actions and pages of the navigation, each with the text that is searched."""
     entries = [*layout.ACTIONS, *layout.entries(user.is_administrator)]
     return [
-        (f"{entry.label} {entry.words}".lower(), Hit(entry.label, "", url, entry.icon))
+        (_searched(entry), Hit(entry.label, "", url, entry.icon))
         for entry in entries
         if (url := layout.address_of(entry.route))
     ]
+
+
+def _searched(entry: layout.Entry) -> str:
+    first = entry.label.partition(" ")[0].lower()
+    return " ".join((entry.label, entry.words, *SYNONYMS.get(first, ()))).lower()
+
+
+def terms() -> list[tuple[str, Hit]]:
+    """The words that help explains, each with the text that is searched."""
+    at = reverse("help")
+    return [(term.name.lower(), Hit(term.name, term.meaning, f"{at}#{term.anchor}", "help")) for term in TERMS]
 
 
 def settings() -> list[tuple[str, Hit]]:

@@ -1,0 +1,126 @@
+"""The search: objects with what can be done with them and their tabs, in whatever words and order people type."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from clusters.results.models import Metric
+from clusters.runs.models import Cluster, Run
+
+PAGE, DEPLOY = "/clusters/ops-demo/show1", "/clusters/ops-demo/show1/deploy"
+
+
+@pytest.fixture
+def found(client: Any, people: Any) -> Any:
+    """found("stop show1") → {group: [(title, address), …]}, as alice or another user sees it."""
+
+    def find(typed: str, user: Any = None) -> dict[str, list[tuple[str, str]]]:
+        client.force_login(user or people.alice)
+        groups = client.get("/search", {"q": typed}).context["groups"]
+        return {group.title: [(hit.title, hit.url) for hit in group.hits] for group in groups}
+
+    return find
+
+
+@pytest.fixture
+def show1(make_cluster: Any) -> Any:
+    return make_cluster("show1", phase="Succeeded")
+
+
+def test_what_cannot_be_stopped_says_so_and_what_can_be_done(found: Any, show1: Any, people: Any) -> None:
+    actions = found("stop show1")
+    assert actions["Actions"] == [("show1 has ended; nothing to stop", PAGE), ("Re-Deploy show1", DEPLOY)]
+    assert actions["Clusters"] == [("show1", PAGE)]
+    assert found("stop show1", people.victor) == {
+        "Actions": [("show1 has ended; nothing to stop", PAGE)],
+        "Clusters": [("show1", PAGE)],
+    }
+    assert not found("stop show1", people.mallory)
+    assert "Actions" not in found("stop"), "without a name nobody asks for what has ended"
+
+
+def test_what_runs_is_stopped_before_it_is_deployed_again(found: Any, make_cluster: Any) -> None:
+    make_cluster("show1", phase="Running")
+    assert found("redeploy show1")["Actions"] == [
+        ("show1 has not ended yet; stop it first", PAGE),
+        ("Stop show1", f"{PAGE}/disable"),
+    ]
+
+
+def test_an_ended_one_of_a_similar_name_does_not_hide_what_can_be_stopped(found: Any, make_cluster: Any) -> None:
+    make_cluster("show2", phase="Succeeded")
+    make_cluster("show3", phase="Running")
+    assert [title for title, _ in found("stop sho")["Actions"]] == ["Stop show3"]
+    assert found("stop show2")["Actions"][0][0] == "show2 has ended; nothing to stop"
+
+
+@pytest.mark.parametrize(
+    "typed", ["redeploy show1", "re-deploy show1", "deploy show1", "show1 rerun", "start the show1"]
+)
+def test_a_verb_has_several_words_in_any_order(found: Any, show1: Any, typed: str) -> None:
+    assert ("Re-Deploy show1", DEPLOY) in found(typed)["Actions"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "tab"),
+    [
+        ("show1 logs", "logs"),
+        ("logs of show1", "logs"),
+        ("show1 metrics", "metrics"),
+        ("show1 loss", "metrics"),
+        ("cost show1", "usage"),
+    ],
+)
+def test_an_object_and_the_name_of_a_tab_lead_there(found: Any, show1: Any, typed: str, tab: str) -> None:
+    assert found(typed)["Actions"][0][1] == f"{PAGE}/{tab}"
+
+
+def test_a_metric_leads_to_the_results_with_the_best_first(found: Any, show1: Any, people: Any, client: Any) -> None:
+    Metric.objects.create(appcode=people.ops, name="val_loss")
+    [(name, url)] = found("val_loss")["Metrics"]
+    assert (name, url) == ("val_loss", "/results/ops-demo?sort=best:val_loss")
+    assert client.get(url).status_code == 200
+    assert "Metrics" not in found("val_loss", people.mallory)
+
+
+def test_an_object_that_is_called_like_a_verb_is_found_first(found: Any, make_cluster: Any) -> None:
+    make_cluster("runner", phase="Succeeded")
+    for n in range(6):
+        make_cluster(f"other{n}", phase="Succeeded")
+    assert next(iter(found("runner").values()))[0][0] == "runner"
+    assert found("ops-demo run")["Clusters"][0][0] == "runner"
+
+
+def test_help_explains_words_and_pages_are_found_by_what_is_done_there(found: Any) -> None:
+    assert ("GPU-hour", "/help#gpu-hour") in found("gpu-hour")["Help"]
+    assert ("New cluster", "/clusters/new") in found("create a cluster")["Go to"]
+
+
+@pytest.mark.parametrize("typed", ["show", "run show1", "demo results start", "stop show7"])
+def test_thousands_of_objects_cost_no_more_queries(found: Any, make_cluster: Any, client: Any, typed: str) -> None:
+    one = make_cluster("show0", phase="Succeeded")
+    found(typed)
+    with CaptureQueriesContext(connection) as before:
+        found(typed)
+    clusters = Cluster.objects.bulk_create(
+        Cluster(appcode=one.appcode, name=f"show{n}", spec=one.spec, created_by=one.created_by) for n in range(1, 2000)
+    )
+    run = one.current_run
+    runs = Run.objects.bulk_create(
+        Run(cluster=each, number=1, spec=run.spec, resources={}, gpus=0, phase=run.phase, gone=True)
+        for each in clusters
+    )
+    for each, its in zip(clusters, runs, strict=True):
+        each.current_run = its
+    Cluster.objects.bulk_update(clusters, ["current_run"])
+    with CaptureQueriesContext(connection) as after:
+        began = time.process_time()
+        found(typed)
+        took = time.process_time() - began
+    assert len(after) == len(before)
+    assert took < 0.5, "it takes 50 ms on a machine that does nothing else"
