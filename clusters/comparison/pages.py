@@ -40,6 +40,8 @@ from portal.web.limits import LOOKS
 # How many latest runs are offered for the comparison.
 LATEST = 50
 AXES = {"step": "Steps", "time": "Time"}
+# Charts above the table of results: one row of them on a wide window.
+BRIEF = 3
 SMOOTH = {"0": "None", "0.6": "Some", "0.9": "Much"}
 # Between the names of one metric; metrics that a person lays into one chart.
 BETWEEN, MAX_JOINED = " · ", 20
@@ -129,10 +131,11 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
 @require_safe
 @conditional_page
 def charts(request: HttpRequest, code: str) -> HttpResponse:
-    """The metric charts, loaded separately because reading them may take seconds."""
+    """The metric charts, loaded separately because reading them may take seconds. With `brief`, as they stand above the
+    table of results: few, without tables, of the metrics that it shows (`metric`, several times) if it shows any."""
     appcode = appcode_for(person(request), code)
     axis, weight = _chosen(request)
-    context: dict[str, object] = {"metrics": []}
+    context: dict[str, object] = {"metrics": [], "appcode": appcode}
     try:
         runs = runs_to_compare(_named(request), appcode)[:DRAWN]
         with LOOKS.enter(person(request).pk), within(READ_SECONDS):
@@ -144,12 +147,23 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
     else:
         names = [name_of(run) for run in runs]
         drawn = _drawn_together(found, _joined(request), apart=_is_apart(request))
+        wanted, is_brief = request.GET.getlist("metric"), "brief" in request.GET
+        if wanted:
+            # A tag of several folders has a name for each: FOLDER/TAG.
+            drawn = [
+                tags
+                for tags in drawn
+                if any(name == tag or name.endswith(f"/{tag}") for name in wanted for tag in tags)
+            ]
+        if is_brief:
+            drawn = drawn[:BRIEF]
         undated = [name for name, each in zip(names, found, strict=True) if each.curves and not each.began]
         if axis == "time" and undated:
             refused.append(f"What {', '.join(undated)} printed has no times, so it is not drawn here; choose Steps.")
         context |= {
             "metrics": [_metric(tags, names, found, axis, float(weight)) for tags in drawn[:MAX_CHARTS]],
-            "left_out": max(0, len(drawn) - MAX_CHARTS), "notes": [*refused, *(note for each in found for note in each.notes)],
+            "left_out": max(0, len(drawn) - MAX_CHARTS), "is_brief": is_brief, "runs": ",".join(names),
+            "notes": [*refused, *(note for each in found for note in each.notes)],
         }  # fmt: skip
     return render(request, "clusters/comparison/_charts.html", context)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusters.scalars.events import Curve, Point, Scalars
+from portal.pages.charts import COLOURS
 
 # Words in which names of one metric differ between programs: what programs call training says nothing, as it is the default.
 _WORDS = {
@@ -24,8 +25,8 @@ _WORDS = {
 }
 # Words that stand before the name, or behind it: “val_loss”, “Loss/val”.
 _PARTS = ("val", "test")
-# Runs of a table, and of a chart, which has so many colours.
-MOST, DRAWN = 20, 6
+# Runs of a table, and of a chart.
+MOST, DRAWN = 20, COLOURS
 # Pairs of lines compared for one page. The worst case takes seconds, and grows with the cube.
 MAX_PAIRS = 2_000_000
 

@@ -47,13 +47,14 @@ def write_notes(run: Run, tags: Sequence[str], note: str, *, acting_user: User) 
 
 
 def keep_own(appcode: Appcode, view: View, *, user: User) -> None:
-    """Remembers what a person chose to see in a table: columns, order and pinned runs, without filters, which belong to a
-    question. A view without a choice of columns forgets it. The caller has checked that the person may see the appcode."""
+    """Remembers what a person chose to see in a table: columns, order, pinned runs and whether there are charts, without
+    filters, which belong to a question. A view without a choice of columns and with charts forgets it. The caller has
+    checked that the person may see the appcode."""
     mine: dict[str, Any] = {"appcode": appcode, "person": user, "scope": view.scope}
-    if view.columns is None:
+    if view.columns is None and view.charts:
         ResultsView.objects.filter(**mine).delete()
         return
-    query = View(columns=view.columns, sort=view.sort, pins=view.pins, cluster=view.cluster, whole=view.whole).query
+    query = view.but(search="", state="", who="", tag="", where="", group="").query
     ResultsView.objects.update_or_create(**mine, defaults={"query": query})
 
 

@@ -93,6 +93,7 @@ def context_of(request: HttpRequest, appcode: Appcode, view: View) -> dict[str, 
         "states": phases,
         "without": {name: view.but(**{name: ""}).query or "view=plain" for name in ("who", "tag", "group")},
         "group_links": [(view.but(group=key).query, label) for key, label in found.group_choices],
+        "charts_turned": view.but(charts=not view.charts, page=view.page).query or "view=plain",
         "by_name": view.sorted_by(RUN).query or "view=plain",
     }
 
@@ -115,10 +116,15 @@ def csv(request: HttpRequest, code: str) -> HttpResponseBase:
 
 @require_POST
 def choose_columns(request: HttpRequest, code: str) -> HttpResponse:
-    """Shows the ticked columns (`c`), and remembers them for the person; `reset` goes back to those that tell rows apart."""
+    """Shows the ticked columns (`c`), and remembers them for the person; `reset` goes back to those that tell rows apart.
+    `turned` is the query of a view with charts that had none, or the other way round."""
     user = person(request)
     appcode = appcode_for(user, code)
     view, back = _posted(request), safe_next(request, reverse("results_of", args=[code]))
+    if turned := request.POST.get("turned", "")[:MAX_QUERY]:
+        view = View.of_query(turned)
+        keep_own(appcode, view, user=user)
+        return redirect(f"{back.partition('?')[0]}?{view.query or 'view=plain'}")
     chosen = None if "reset" in request.POST else View.read({"c": ["", *request.POST.getlist("c")]}).columns
     view = view.but(columns=chosen)
     keep_own(appcode, view, user=user)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
+from urllib.parse import urlencode
 
 from django.urls import reverse
 from django.utils import timezone
@@ -23,7 +25,7 @@ from clusters.results.values import is_judged, is_less_better
 from clusters.results.view import FIELDS, NUMBERS, Column, View
 from clusters.runs.models import Run
 from portal.models import Appcode
-from portal.pages.charts import number
+from portal.pages.charts import COLOURS, number
 from portal.templatetags.portal import elapsed, gpu_hours, money, state, time
 
 KIND_WORDS = {"best": "best", "min": "smallest", "max": "largest", "last": ""}
@@ -103,6 +105,8 @@ class Line:
     # Where its trials are, if it is more than one, and how many.
     trials_url: str = ""
     trials: int = 0
+    # Its colour in the charts above the table; 0: it is not in them.
+    colour: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,20 @@ class Table:
         return any(column.key == BESIDE_THE_NAME for column in self.columns.shown)
 
     @property
+    def drawn(self) -> list[Line]:
+        """The runs of the charts above the rows."""
+        return [line for line in self.lines if line.colour]
+
+    @property
+    def charts(self) -> tuple[str, str]:
+        """Key and query of the charts: of the metrics that the table shows. The key changes with whatever they are of."""
+        metrics = dict.fromkeys(column.name for column in self.columns.shown if column.is_metric)
+        runs = ",".join(line.name for line in self.drawn)
+        query = urlencode([("runs", runs), *(("metric", name) for name in metrics), ("brief", "1")])
+        is_over = all(line.run.is_terminal for line in self.drawn)
+        return sha256(f"{query}{is_over}".encode()).hexdigest()[:16], query
+
+    @property
     def first(self) -> int:
         return (self.view.page - 1) * ROWS + 1
 
@@ -195,7 +213,10 @@ def table_of(appcode: Appcode, view: View) -> Table:
         made = (_cell(row, column, best.get(column), view, now, is_numeric=column in numeric) for column in known.shown)
         return _labelled(made, headings)
 
-    lines = [_line(row, view, cells(row), appcode) for row in found.rows]
+    # Those without numbers would waste a colour; living ones may have some in a moment.
+    drawn = [row.name for row in found.rows if row.numbers or not row.run.is_terminal][:COLOURS] if view.charts else []
+    colours = {name: colour for colour, name in enumerate(drawn, 1)}
+    lines = [replace(_line(row, view, cells(row), appcode), colour=colours.get(row.name, 0)) for row in found.rows]
     return Table(
         appcode, view, headings, lines, [], found.total, found.notes, known,
         any(not row.run.is_terminal for row in found.rows), -(-found.total // ROWS) or 1, _picks(known), _groups(known),

@@ -95,7 +95,8 @@ def conditions(text: str) -> tuple[list[Condition], list[str]]:
 @dataclass(frozen=True)
 class View:
     """What is shown. `cluster` and `whole` (a `Cluster.part_of`) narrow the table to their runs. `columns` is None until somebody
-    chose some. `pins` are runs (`train/3`) that stay at the top whatever the filters say."""
+    chose some. With `charts`, the curves of the first runs stand above the rows. `pins` are runs (`train/3`) that stay at the top
+    whatever the filters say."""
 
     search: str = ""
     state: str = ""
@@ -107,6 +108,7 @@ class View:
     cluster: str = ""
     whole: str = ""
     page: int = 1
+    charts: bool = True
     columns: tuple[str, ...] | None = None
     pins: tuple[str, ...] = field(default=())
 
@@ -129,6 +131,7 @@ class View:
             sort=one("sort") if _sorting(one("sort")) else "", group=group.key if group and _groups(group) else "",
             cluster=one("cluster"), whole=one("of"),
             page=min(int(page), MAX_PAGE) if page.isascii() and page.isdecimal() and len(page) < 9 and int(page) else 1,
+            charts=one("charts") != "0",
             columns=tuple(dict.fromkeys(columns))[:MAX_COLUMNS] if "c" in said else None,
             pins=tuple(dict.fromkeys(pins))[:MAX_PINS],
         )  # fmt: skip
@@ -145,6 +148,7 @@ class View:
             ("search", self.search), ("state", self.state), ("who", self.who), ("tag", self.tag), ("where", self.where),
             ("group", self.group), ("cluster", self.cluster), ("of", self.whole), ("sort", self.sort),
             ("page", str(self.page) if self.page > 1 else ""), ("pin", ",".join(self.pins)),
+            ("charts", "" if self.charts else "0"),
         )  # fmt: skip
         # An empty choice is one, too.
         columns = self.columns if self.columns != () else ("",)

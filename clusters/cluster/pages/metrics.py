@@ -20,15 +20,15 @@ from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
 from portal.pages.appcodes import person
-from portal.pages.charts import Chart, Line, draw, number
+from portal.pages.charts import COLOURS, Chart, Line, draw, number
 from portal.web.limits import LOOKS
 
 # Seconds that one page may wait for the datastore. What was read is cached, and the next page continues there.
 READ_SECONDS = 20
 MAX_CHARTS = 40
 TABLE_ROWS = 100
-# Earlier runs that the page offers, and how many of them it draws over the selected one: there are six colours.
-OFFERED, MOST_OTHERS = 20, 5
+# Earlier runs that the page offers, and how many of them it draws over the selected one.
+OFFERED, MOST_OTHERS = 20, COLOURS - 1
 
 
 @dataclass(frozen=True)

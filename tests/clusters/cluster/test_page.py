@@ -554,7 +554,11 @@ class TestMetrics:
         assert "those of flight-demo are left out" in page
         assert "<code>env.LR</code>" in page
         charts = client.get("/appcodes/ops-demo/compare/charts?runs=demo/1,other/1&x=time&smooth=0.9").content.decode()
-        assert charts.count("<svg viewBox") == 2
+        assert charts.count("<svg viewBox") == charts.count("<table") == 2
+        brief = client.get(
+            "/appcodes/ops-demo/compare/charts?runs=demo/1&metric=eval/loss&metric=none&brief=1"
+        ).content.decode()
+        assert (brief.count("<svg viewBox"), "<table" in brief) == (1, False), "loss alone, without its table"
         assert "The numbers of other/1 cannot be read now: The datastore “gone” does not exist any more." in charts
         status, said = api_of(people.victor).get("/appcodes/ops-demo/compare?runs=demo/1,other/1")
         assert (status, len(said["notes"])) == (200, 1)

@@ -33,7 +33,8 @@ def run_of(people: Any, name: str, log: str = "", number: int = 1, **facts: Any)
         name=name,
         defaults={"spec": {"framework": "tensorflow", "mode": "batch", "roles": {}, "output": None}},
     )
-    now = timezone.now()
+    # One start for all, or a column tells them apart.
+    now = timezone.now().replace(minute=0, second=0, microsecond=0)
     said = {
         "spec": cluster.spec, "resources": {}, "gpus": 1, "phase": "Succeeded", "gone": True, "created_by": people.bob,
         "started_at": now, "finished_at": now, "parameters": {},
@@ -288,3 +289,28 @@ def test_a_run_that_trials_share_leads_to_them(people: Any, as_person: Any) -> N
     Trial.objects.create(sweep=sweep, number=4, parameters={}, cluster=alone.cluster)
     page = as_person(people.victor).get("/results/ops-demo?of=sweeps/lr").content.decode()
     assert re.findall(r'<a class="tag" href="([^"]+)"[^>]*>([^<]+)</a>', page) == [("/sweeps/ops-demo/lr", "3 trials")]
+
+
+def test_charts_stand_above_the_rows_they_are_of(three: Any, as_person: Any) -> None:
+    client = as_person(three.victor)
+    page = client.get("/results/ops-demo?c=last:loss&c=best:loss&sort=last:loss")
+    table = page.context["table"]
+    # Those with numbers, in the order of the rows; d has none.
+    assert [(line.name, line.colour) for line in table.lines] == [("b/1", 1), ("a/1", 2), ("d/1", 0), ("c/1", 3)]
+    assert table.charts[1] == "runs=b%2F1%2Ca%2F1%2Cc%2F1&metric=loss&brief=1"
+    assert f'id="charts-{table.charts[0]}"' in page.content.decode()
+    # Filters and pins choose what is drawn. The key tells the page whether it has those charts already.
+    other = client.get("/results/ops-demo?c=last:loss&c=best:loss&where=LR+%3D+0.1&pin=b/1").context["table"]
+    assert [line.name for line in other.drawn] == ["b/1", "c/1", "a/1"]
+    assert other.charts[0] != table.charts[0]
+
+
+def test_who_turns_charts_off_keeps_them_off(three: Any, as_person: Any) -> None:
+    client = as_person(three.victor)
+    page = client.get("/results/ops-demo?search=a")
+    turned = client.post("/results/ops-demo/columns?next=/results/ops-demo", {"turned": page.context["charts_turned"]})
+    assert turned["Location"] == "/results/ops-demo?search=a&charts=0"
+    assert client.get(turned["Location"]).context["table"].drawn == []
+    assert client.get("/results/ops-demo")["Location"] == "/results/ops-demo?charts=0", "without the question of then"
+    client.post("/results/ops-demo/columns", {"turned": "view=plain"})
+    assert client.get("/results/ops-demo").context["table"].drawn

@@ -616,4 +616,4 @@ def test_what_wandb_writes_offline_is_read_by_its_history_to_where_it_is_damaged
 
 def test_tags_are_in_the_order_in_which_people_look_for_them() -> None:
     wanted = ["loss", "acc", "layer_2", "layer_10", "lr"]
-    assert sorted(reversed(wanted), key=tag_order) == wanted
+    assert sorted(["lr", "layer_10", "layer_2", "acc", "loss"], key=tag_order) == wanted
