@@ -89,7 +89,7 @@ def first_hour(user: User) -> list[portal_points.Step]:
         ),
         portal_points.Step(
             "Open a notebook", any(run[1] == "jupyter" for run in lately), reverse("my_notebook"),
-            "“My notebook” on Home asks for a name and a machine the first time; later it starts and opens Jupyter in one "
+            "“My notebook” on Home shows what it would make the first time; later it starts and opens Jupyter in one "
             "click. Stop it when you are done: an open notebook holds its GPU.",
             (Picture("notebook", "JupyterLab: a cell has trained a model, and what it reads in six pictures is below."),),
         ),

@@ -142,10 +142,6 @@ def first_hour(context: BrowserContext, portal: Portal) -> Walk:
     with walk.step("open a notebook"):
         walk.press(walk.link("GPU cloud"))
         walk.press(walk.button("My notebook"))
-        walk.press(walk.button("Next"))
-        walk.type("Name", "lab")
-        walk.press(walk.button("Next"))
-        walk.press(walk.button("Next"))
         walk.press(walk.button("Deploy"))
         with walk.waiting():
             expect(head).to_contain_text("Running", timeout=LONG)

@@ -204,9 +204,12 @@ def tab(context: dict[str, Any], label: str, url: str, count: int | None = None)
 
 @register.simple_tag(takes_context=True)
 def chip(context: dict[str, Any], name: str, value: str, label: str, count: int | None = None) -> SafeString:
-    """A filter: a link that sets `?name=value`, or removes it if set, and returns to the first page."""
+    """A filter: a link that sets `?name=value`, or removes it if set, and returns to the first page. One that would find nothing
+    is left out unless it is set."""
     query = context["request"].GET.copy()
     active = query.get(name, "") == str(value)
+    if count == 0 and not active:
+        return SafeString("")
     query.pop("cursor", None)
     query.pop(name, None)
     if not active and value:

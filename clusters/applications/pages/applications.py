@@ -10,6 +10,7 @@ import datetime as dt
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
@@ -31,7 +32,10 @@ from clusters.access import application_for, applications_in, clusters_in
 from clusters.applications import actions
 from clusters.applications.actions import create_application, preview_application
 from clusters.applications.manifest import ApplicationManifest, application_spec
+from clusters.applications.notebooks import last_notebook
 from clusters.applications.pages.form import NEW, REVIEW, STEPS, STORE, ApplicationForm, document_of, fields_of
+from clusters.applications.tensorboard import lives
+from clusters.catalog.actions import flavor_titles
 from clusters.catalog.models import Flavor
 from clusters.cluster.actions import deploy
 from clusters.cluster.pages import list as listing
@@ -63,12 +67,30 @@ SAVED_IN, SAVED_SECONDS = dt.timedelta(days=30), 60
 MASK = "•" * 24
 
 
+@dataclass(frozen=True)
+class Mine:
+    """The notebook that *My notebook* opens or starts, and on which machine."""
+
+    cluster: Cluster
+    machine: str
+    lives: bool
+
+
 @require_safe
 def applications(request: HttpRequest) -> HttpResponse:
     clusters = applications_in(clusters_in(roles_of(person(request))))
-    return render(
-        request, "clusters/applications/applications.html", {**_found(request), "saved": _saved(request, clusters)}
-    )
+    context = _found(request)
+    if context["may_create"]:
+        context["mine"] = _mine(person(request))
+    return render(request, "clusters/applications/applications.html", {**context, "saved": _saved(request, clusters)})
+
+
+def _mine(user: User) -> Mine | None:
+    notebook = last_notebook(user)
+    if notebook is None:
+        return None
+    (role,) = notebook.spec["roles"].values()
+    return Mine(notebook, flavor_titles().get(role["flavor"], role["flavor"]), lives(notebook))
 
 
 @require_safe

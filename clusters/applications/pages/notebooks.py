@@ -13,9 +13,11 @@ from django.views.decorators.http import require_http_methods
 
 from clusters.access import cluster_for
 from clusters.applications.notebooks import address_in, choices, last_notebook, open_in_notebook
+from clusters.applications.pages.form import REVIEW
 from clusters.applications.tensorboard import lives
 from clusters.cluster.actions import deploy
 from clusters.cluster.pages.cluster import page_of
+from clusters.cluster.pages.new import free_cluster_name
 from clusters.frameworks.jupyter import Jupyter
 from clusters.gateway import origins
 from clusters.runs.models import Cluster
@@ -56,11 +58,13 @@ def open_run(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def my_notebook(request: HttpRequest) -> HttpResponse:
-    """Opens the user's notebook; POST starts it first if it does not run. Without any, the user makes one."""
+    """Opens the user's notebook; POST starts it first if it does not run. Without any, the form shows what would be made, with
+    the usual choices."""
     user = person(request)
     notebook = last_notebook(user)
     if notebook is None:
-        return redirect(f"{reverse('new_application')}?type={Jupyter.name}")
+        usual = {"type": Jupyter.name, "name": free_cluster_name(user, "notebook"), "step": REVIEW}
+        return redirect(f"{reverse('new_application')}?{urlencode(usual)}")
     code, name = notebook.appcode.code, notebook.name
     if request.method == "POST":
         if not lives(notebook):

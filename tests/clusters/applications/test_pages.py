@@ -283,9 +283,11 @@ def test_from_the_list_to_open_in_a_browser(live_server: Any, people: Any, page_
         page.fill("#id_password", "bob-password")
         page.click("#login-form button")
         expect(page.get_by_role("heading", name="No applications yet")).to_be_visible()
-        page.get_by_role("link", name="New notebook").click()
+        assert_fits(page, "applications-none")
+        page.get_by_role("button", name="New notebook").click()
         expect(page.get_by_role("heading", name="New application")).to_be_visible()
-        page.get_by_role("button", name="Next").click()
+        expect(page.get_by_role("button", name="Deploy")).to_be_visible()
+        page.get_by_role("button", name="Application").click()
         page.fill("#id_name", "lab")
         assert_fits(page, "application-2")
         page.get_by_role("button", name="Next").click()
@@ -343,9 +345,10 @@ def test_my_notebook_is_one_click_after_the_first(make: Any, people: Any, as_per
     # The first time, bob chooses; what alice has is not his.
     make("hers", type="jupyter")
     first = bob.post(mine)["Location"]
-    assert first == f"{NEW}?type=jupyter"
-    body = sent(bob.get(f"{first}&appcode=ops-demo&step=3").content.decode(), "application-form")
-    assert body["flavor"] == "middle-1-gpu"
+    assert first == f"{NEW}?type=jupyter&name=notebook&step=4"
+    page = bob.get(f"{first}&appcode=ops-demo").content.decode()
+    assert 'value="deploy"' in page, "one more click makes it as it stands there"
+    assert sent(page, "application-form")["flavor"] == "middle-1-gpu"
     make("older", type="jupyter", by=people.bob, phase="Stopped")
     notes = make("notes", type="jupyter", by=people.bob, phase="Running", answers=True)
     assert bob.post(mine)["Location"] == mine
@@ -358,6 +361,37 @@ def test_my_notebook_is_one_click_after_the_first(make: Any, people: Any, as_per
     assert notes.current_run.number == 2
     assert "It opens here as soon as it answers." in bob.get(mine).content.decode()
     assert Cluster.objects.get(name="older").run_count == 1
+
+
+def test_the_page_leads_with_the_notebook(
+    make: Any, people: Any, as_person: Any, django_assert_max_num_queries: Any
+) -> None:
+    from clusters.runs.models import Run
+
+    assert "My notebook</h2>" not in as_person(people.victor).get("/applications").content.decode()
+    bob = as_person(people.bob)
+    assert "New notebook" in bob.get("/applications").content.decode()
+    make("notes", type="jupyter", by=people.bob, phase="Running", answers=True)
+    page = bob.get("/applications").content.decode()
+    door = page.split("My notebook</h2>")[1].split("</section>")[0]
+    for words in ("/applications/ops-demo/notes", "Middle + 1 GPU", ">Open</button>", "Another notebook"):
+        assert words in door
+    Run.objects.update(phase="Stopped", endpoints={})
+    assert ">Start and open</button>" in bob.get("/applications").content.decode()
+    with django_assert_max_num_queries(5):
+        bob.get("/applications")
+
+
+def test_filters_that_find_nothing_are_left_out_unless_they_are_set(make: Any, people: Any, as_person: Any) -> None:
+    bob = as_person(people.bob)
+    assert ">Mine<" not in bob.get("/applications").content.decode(), "there is nothing to filter"
+    make("notes", phase="Running", answers=True)
+    cache.clear()
+    page = bob.get("/applications").content.decode()
+    assert "phase=Running" in page
+    assert "phase=Failed" not in page
+    assert ">Mine<" in page
+    assert "Failed <span" in bob.get("/applications?phase=Failed").content.decode()
 
 
 def test_an_image_that_does_not_run_here_is_shown_and_not_chosen(
