@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import LogChunk
+from clusters.logs import levels
 from clusters.logs.lines import Line
 
 # Bytes read at once, and maximum seconds of a search.
@@ -17,11 +18,7 @@ PIECE, SECONDS = 4 * 1024 * 1024, 20.0
 SHOWN = 300
 # A line is an error if it contains one of these words in lower case and matches _ERROR.
 _WORDS = (b"error", b"exception", b"traceback", b"fatal", b"critical", b"panic")
-_ERROR = re.compile(
-    rb"\b(?:ERROR|FATAL|CRITICAL|Traceback \(most recent call last\)|panic:|[Ff]atal error|error:)|(?:Error|Exception)\b"
-)
-# What TensorFlow prints on every machine without a GPU.
-_HARMLESS = re.compile(rb"failed call to cuInit|Unable to register cu(?:DNN|BLAS|FFT) factory")
+_ERROR, _HARMLESS = re.compile(levels.ERROR.encode()), re.compile(levels.HARMLESS.encode())
 
 Read = Callable[[int, str], LogChunk]
 

@@ -29,6 +29,7 @@
     if (log.dataset.attempt) { const only = tasks.get(names[0]); only.attempt = Number(log.dataset.attempt); only.position = { attempt: only.attempt, offset: 0, cursor: "", placed: true }; }
     let words = "", lines = 0, pause = FAST, timer = null, waiting = null, asked = 0, keepsColours = false, sequence = 0;
     let hits = [], total = 0, hit = -1, isWhole = true;
+    const [isError, isForm, isWarning, isQuiet] = ["error", "forms", "warning", "quiet"].map((name) => new RegExp(log.dataset[name]));
 
     // -- a line ---------------------------------------------------------------------------------------------------------
 
@@ -61,6 +62,11 @@
       }
       return found;
     }
+    // What clusters/logs/levels.py says of a line. What a framework says on every start may look like an error.
+    function levelOf(text) {
+      if (isQuiet.test(text)) return "quiet";
+      return isError.test(text) || isForm.test(text) ? "error" : isWarning.test(text) ? "warning" : "";
+    }
     function fill(div, raw) {
       div.raw = raw;
       const text = visible(raw, true), cut = text.length > MAX_SHOWN, shown = cut ? text.slice(0, MAX_SHOWN) : text;
@@ -76,6 +82,8 @@
       div.replaceChildren(...parts);
       div.isHit = at >= 0;
       div.classList.toggle("hit", div.isHit);
+      const level = levelOf(shown);
+      if (level) div.dataset.level = level; else delete div.dataset.level;
     }
     // Renders only those of many lines that change.
     function mark() { for (const div of log.children) if (div.raw !== undefined && div.no !== null && (div.isHit || (words && visible(div.raw, true).toLowerCase().includes(words)))) fill(div, div.raw); }
@@ -262,7 +270,11 @@
     function state(text) { if ($("log-state").textContent !== text) $("log-state").textContent = text; }
     function say(error) {
       const all = [...tasks.values()], left = all.filter((task) => !task.ended), waits = left.map((task) => task.waits).find(Boolean);
-      const shown = count(lines) + (lines === 1 ? " line" : " lines") + (all.some((task) => task.runs.some((each) => each.gap)) ? " shown" : "");
+      const many = (n, word) => count(n) + " " + word + (n === 1 ? "" : "s"), level = (name) => log.querySelectorAll("[data-level=" + name + "]").length;
+      const errors = level("error"), warnings = level("warning");
+      const shown = many(lines, "line") + (all.some((task) => task.runs.some((each) => each.gap)) ? " shown" : "")
+        + (errors ? " · " + many(errors, "line") + " with errors" : "") + (warnings ? " · " + many(warnings, "line") + " with warnings" : "");
+      $("log-follow").parentElement.hidden = !left.length;
       if (error) state(error);
       else if (waits) state(waits);
       else if (left.length) state(lines ? shown + " · live" : "Nothing has been written yet.");
@@ -377,7 +389,11 @@
     kept("log-wrap", (is) => log.classList.toggle("is-wrapped", is));
     kept("log-times", (is) => log.classList.toggle("has-times", is));
     kept("log-colours", (is) => { keepsColours = is; [...log.children].forEach((div) => { if (div.raw !== undefined) fill(div, div.raw); }); });
-    $("log-only").addEventListener("change", (event) => log.classList.toggle("only-hits", event.target.checked));
+    kept("log-levels", (is) => log.classList.toggle("has-levels", is));
+    $("log-lines").addEventListener("change", (event) => {
+      log.classList.remove(...[...event.target.options].map((option) => option.value).filter(Boolean));
+      if (event.target.value) log.classList.add(event.target.value);
+    });
     $("log-follow").addEventListener("change", (event) => { if (event.target.checked) log.scrollTop = log.scrollHeight; });
     // Scrolling up stops following; scrolling to the end resumes it.
     log.addEventListener("scroll", () => { $("log-follow").checked = log.scrollTop + log.clientHeight >= log.scrollHeight - 24; });

@@ -23,8 +23,8 @@ from clusters.clouds.drivers import marks
 from clusters.clouds.drivers.base import CloudError, LogChunk
 from clusters.cluster.pages.cluster import Page, page_of
 from clusters.cluster.pages.tasks import TaskRow, failed_first, options, task_rows
+from clusters.logs import levels, together
 from clusters.logs import search as searching
-from clusters.logs import together
 from clusters.logs.lines import Style
 from clusters.logs.read import CHUNK, LogSource, RunLogs, without_start
 from clusters.runs.models import Run, Task
@@ -40,6 +40,8 @@ TAIL_BYTES = 256 * 1024
 MAX_TASKS = 200
 # Logs that one request reads in parallel.
 AT_ONCE = 8
+# What lines are coloured by, as the browser reads it.
+LEVELS = {"error": levels.ERROR, "forms": levels.ERROR_FORMS, "warning": levels.WARNING, "quiet": levels.QUIET}
 # Maximum length of a search text, and maximum number of matching lines returned.
 MAX_WORDS, MAX_HITS = 200, 2000
 
@@ -89,6 +91,7 @@ def logs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "left_out": max(0, len(chosen) - MAX_TASKS),
         # A single task's log shows these lines anyway.
         "failed": failed if len(chosen) > 1 else [],
+        "levels": LEVELS,
         "plain": _plain(shown, chosen) if "plain" in request.GET else None,
     }
     return render(request, "clusters/cluster/logs.html", context)
