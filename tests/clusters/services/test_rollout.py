@@ -321,9 +321,9 @@ def test_a_canary_has_its_part_of_the_replicas(wanted: int, weight: int, count: 
 
 def test_too_little_is_no_reason_to_go_back() -> None:
     assert not why_worse(Pair(Sums(1000, 0, 10.0), Sums(4, 4, 10.0)))
-    assert not why_worse(Pair(Sums(1000, 0, 10.0), Sums(49, 0, 900.0)))
-    assert not why_worse(Pair(Sums(1000, 0, 10.0), Sums(50, 0, 25.0)))
-    assert "took up to 26 ms" in why_worse(Pair(Sums(1000, 0, 10.0), Sums(50, 0, 25.5)))
+    assert not why_worse(Pair(Sums(1000, 0, 10.0), Sums(299, 0, 900.0)))
+    assert not why_worse(Pair(Sums(1000, 0, 10.0), Sums(300, 0, 25.0)))
+    assert "took up to 26 ms" in why_worse(Pair(Sums(1000, 0, 10.0), Sums(300, 0, 25.5)))
     assert not why_worse(Pair(Sums(1000, 100, 10.0), Sums(100, 10, 10.0)))
 
 
