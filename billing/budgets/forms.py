@@ -27,13 +27,13 @@ class BudgetForm(forms.Form):
     amount = forms.DecimalField(
         label="Amount a month",
         max_digits=30,
-        help_text="Months are UTC's, and each begins with nothing spent.",
+        help_text="Months are in UTC, and each starts at zero.",
         widget=forms.NumberInput(attrs={"class": "num", "step": "0.01", "min": "0.01"}),
     )
     policy = forms.ChoiceField(
         label="When it is used up",
         choices=Budget.Policy.choices,
-        help_text="At 50, 80 and 100 % it tells by mail in any case. Runs that are stopped have their output stored.",
+        help_text="It always sends a mail at 50, 80 and 100 %. The output of runs is stored before they are stopped.",
     )
     countdown = forms.IntegerField(
         label="Countdown",

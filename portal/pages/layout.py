@@ -76,7 +76,16 @@ NAVIGATION = (
         ),
     ),
     Section(
-        "Data", (Entry("Datastores", "datastores", "datastore", words="data files storage volumes buckets datasets"),)
+        "Data",
+        (
+            Entry(
+                "Datastores",
+                "datastores",
+                "datastore",
+                pages=("storage", "storage_keys"),
+                words="data files storage volumes buckets datasets",
+            ),
+        ),
     ),
     Section(
         "Serve",

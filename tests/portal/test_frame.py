@@ -145,6 +145,7 @@ def test_navigation_shows_only_pages_that_exist_and_are_for_me(client: Client, p
     assert "Admin" not in dict(page.context["navigation"])
     assert lit(page) == ["Appcodes"]
     assert lit(client.get("/appcodes/ops-demo/compare")) == ["Results"]
+    assert lit(client.get("/storage/ops-demo")) == ["Datastores"]
     client.force_login(people.root)
     page = client.get("/admin/people/alice")
     assert lit(page) == ["People"]
@@ -157,7 +158,9 @@ def test_navigation_shows_only_pages_that_exist_and_are_for_me(client: Client, p
 def test_the_gpu_counter_counts_what_the_switcher_shows(client: Client, people: Any, gpu_counter: list[Any]) -> None:
     client.force_login(people.root)
     text = " ".join(client.get("/frame/gpus").content.decode().split())
-    assert 'used · pool</span><span class="gpus-short"> /</span> 12' in text, "who sees all appcodes is told of the machines"
+    assert 'used · pool</span><span class="gpus-short"> /</span> 12' in text, (
+        "who sees all appcodes is told of the machines"
+    )
     assert "sim<" in text
     client.get("/frame/gpus")
     assert len(gpu_counter) == 1, "answered from the cache"
