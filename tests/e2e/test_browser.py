@@ -71,7 +71,7 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
     page.get_by_role("link", name="Clusters").first.click()
     mine = row(page, "by-hand")
     expect(mine).to_contain_text("Running", timeout=TRAINED)
-    for role in ("Master 1of1", "Parameter server 1of1", "Worker 2of2"):
+    for role in ("Master 1 of 1", "Parameter server 1 of 1", "Worker 2 of 2"):
         expect(mine.locator("td[data-label=Work]")).to_contain_text(role)
     expect(mine).to_contain_text("demo-output")
 

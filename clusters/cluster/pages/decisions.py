@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 
 from clusters.runs.models import Run
@@ -10,6 +11,8 @@ from clusters.runs.status.history import Line
 
 # More are behind a link.
 SHOWN = 12
+# A shorter wait, in seconds, needs no explanation once it is over.
+SHORT = 30
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,15 @@ class Waited:
 
 
 def waited(run: Run, *, everything: bool) -> Waited | None:
-    """None if nothing was decided about the run."""
+    """None if nothing was decided about the run, or soon and nothing later."""
     current = history.current(run)
     if current is None or not run.noted:
         return None
     rows = list(run.decisions.order_by("-number")[: history.MOST if everything else SHOWN])
     lines = [history.line(row) for row in reversed(rows)]
+    waits = not run.is_terminal and current.code.fits != "now"
+    if not waits and max(lines[-1].at, run.started_at or run.created_at) - run.created_at < dt.timedelta(seconds=SHORT):
+        return None
     is_news = lines[-1].sentence != current.sentence
     hidden = min(lines[0].number - 1, history.MOST - len(lines))
-    return Waited(lines, hidden, current if is_news else None, not run.is_terminal and current.code.fits != "now")
+    return Waited(lines, hidden, current if is_news else None, waits)

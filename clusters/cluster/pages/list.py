@@ -55,8 +55,9 @@ from portal.pages.layout import selected_appcode, sorted_page_of, words
 from portal.templatetags.portal import gpu_hours, minute, time
 
 ROWS = 50
-# `?sort=`: annotations of `_sortable` and a unique column. Default: live clusters, then the most recently ended.
-SORTS: dict[str, tuple[str, ...]] = {"": ("-sort_living", "-sort_active", "-id")}
+# `?sort=`: annotations of `_sortable` and a unique column. Default: live clusters, then those with the newest runs, as in the
+# results.
+SORTS: dict[str, tuple[str, ...]] = {"": ("-sort_living", "-sort_newest", "-id")}
 for _word in ("name", "started", "hours", "cost"):
     SORTS |= {_word: (f"sort_{_word}", "id"), f"-{_word}": (f"-sort_{_word}", "-id")}
 COUNT_SECONDS = 5
@@ -349,11 +350,10 @@ def _sortable(clusters: QuerySet[Cluster], sort: str, now: dt.datetime) -> Query
         parts = [Cast(f"current_run__{name}", FloatField()) for name in (base, rate)]
         return Coalesce(parts[0] + parts[1] * Coalesce(since, 0.0, output_field=FloatField()), 0.0)
 
-    run = Coalesce("current_run__finished_at", "current_run__created_at", "created_at")
     living = When(current_run__phase__in=[phase for phase in Run.Phase.values if phase not in TERMINAL], then=True)
     annotations = {
         "sort_living": Case(living, default=False, output_field=BooleanField()),
-        "sort_active": run,
+        "sort_newest": Coalesce("current_run__created_at", "created_at"),
         "sort_name": F("name"),
         "sort_started": Coalesce("current_run__started_at", "current_run__created_at", "created_at"),
         "sort_hours": grown("gpu_seconds", "gpu_rate"),

@@ -43,10 +43,10 @@ def test_everybody_sees_their_own(some, people, as_person):
 def test_a_row_tells_flavors_readiness_data_and_why_it_waits(some, people, as_person):
     page = as_person(people.alice).get("/clusters").content.decode()
     for text in (
-        "100of100",
-        "1of1",
-        "2of2",
-        "0of2",
+        "100 of 100",
+        "1 of 1",
+        "2 of 2",
+        "0 of 2",
         "Middle + 1 GPU",
         "It waits for quota: it needs 3 GPUs.",
         "failed with exit code 3",

@@ -506,7 +506,8 @@ class TestMetrics:
         shown = "/datastores/ops-demo/out/preview?path=demo/1/plots+%26+more.png"
         assert f'<a class="picture" href="{shown}"><img src="data:image/png;base64,' in page
         assert 'folder=demo/1/summaries">summaries/</a>' in page
-        assert re.findall(r'<(?:a|button) class="btn"[^>]*>([^<]+)<', page) == [
+        [following] = re.findall(r'<ul class="next-steps">.*?</ul>', page, re.DOTALL)
+        assert re.findall(r"<li><(?:a|button) [^>]*>([^<]+)<", following) == [
             "Register as a model…", "Again with changes…", "Sweep over it…", "Notebook on it…", "TensorBoard",
         ]  # fmt: skip
         # Who may only look has nothing to do next; numbers without files, and files without numbers, are shown.

@@ -128,6 +128,9 @@ def test_every_step_of_a_run_is_a_line_and_what_changes_nothing_is_none(
     assert whole.values == {"seconds": 2}
     get_nodes(run)
     page = as_person(people.bob).get("/clusters/ops-demo/gang").content.decode()
+    assert 'id="waited"' not in page, "a wait of a moment needs no explanation once it is over"
+    Run.objects.filter(pk=run.pk).update(created_at=now() - dt.timedelta(minutes=1))
+    page = as_person(people.bob).get("/clusters/ops-demo/gang").content.decode()
     assert 'id="waited">' in page, "it is folded once the run runs"
     # Its places go with their nodes, and it gets others.
     gone = set(placed.values["names"].split(", "))
@@ -330,6 +333,7 @@ def test_in_a_browser_lines_have_the_readers_time_and_can_be_linked(cloud: Told,
     reconcile.reconcile(theirs.pk)
     places.place("training")
     run = submit(people, "gang", 8)
+    Run.objects.filter(pk=run.pk).update(created_at=now() - MINUTE)
     places.place("training")
     Decision.objects.filter(run=run, number=1).update(at=dt.datetime(2026, 1, 31, 18, 0, tzinfo=dt.UTC))
     with chromium() as browser:
