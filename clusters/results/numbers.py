@@ -20,7 +20,7 @@ from clusters import wakeups
 from clusters.clouds.drivers.base import CloudError
 from clusters.frameworks import COMPUTING
 from clusters.results.models import Metric, RunMetric
-from clusters.results.values import Extreme, Summary, parameters, summaries
+from clusters.results.values import Extreme, Summary, headline, parameters, summaries
 from clusters.runs.models import Run
 from clusters.runs.status.phase import TERMINAL
 from clusters.scalars.events import Scalars
@@ -49,7 +49,7 @@ def keep(run: Run, scalars: Scalars, at: dt.datetime, *, is_last: bool = False) 
     gone, and nothing will be added."""
     found = summaries(scalars)
     ids = metric_ids(run.cluster.appcode_id, found)
-    fields: dict[str, object] = {"numbers_at": at, "numbers_due": not is_last}
+    fields: dict[str, object] = {"numbers_at": at, "numbers_due": not is_last, "headline": headline(found)}
     if (recorded := {**scalars.parameters, **parameters_of(run)}) or run.parameters is None:
         fields["parameters"] = parameters(run.spec, recorded)
     earlier = Q(numbers_at=None) | Q(numbers_at__lte=at)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from clusters.scalars.events import Curve, Scalars, tag_order
+from clusters.scalars.events import Curve, Scalars, rank, tag_order
 
 # Metrics of a run that are kept, losses and accuracies first; characters of a name.
 MAX_METRICS, MAX_NAME = 200, 200
@@ -81,6 +81,16 @@ def summaries(scalars: Scalars) -> dict[str, Summary]:
         if name and len(name) <= MAX_NAME and name not in found and len(found) < MAX_METRICS:
             found[name] = _summary(curve)
     return found
+
+
+def headline(found: Mapping[str, Summary]) -> list[tuple[str, float]]:
+    """The last values of the two metrics that stand for a run in a list: the first loss and the first accuracy; where one is
+    missing, whatever comes next."""
+    names = [name for name, each in found.items() if is_judged(name) and math.isfinite(each.last)]
+    names.sort(key=tag_order)
+    of_each_kind = {rank(name): name for name in reversed(names)}
+    chosen = list(dict.fromkeys([*(of_each_kind[kind] for kind in sorted(of_each_kind)), *names]))[:2]
+    return [(name, found[name].last) for name in chosen]
 
 
 def _summary(curve: Curve) -> Summary:

@@ -249,6 +249,11 @@ class Run(models.Model):
         null=True, help_text="Its variables and options by name (results/values.py); NULL in runs of earlier releases."
     )
     numbers_at = models.DateTimeField(null=True, help_text="As of when its metrics are kept (results/models.py).")
+    headline = models.JSONField(
+        default=list,
+        db_default=[],
+        help_text='Its two metrics for lists, when they were last read: [["loss", 0.31], …]',
+    )
     numbers_due = models.BooleanField(
         default=True, db_default=True, help_text="Once it is gone, its metrics are to be read for the last time."
     )

@@ -51,6 +51,7 @@ from clusters.runs.status.phase import TERMINAL
 from portal.access import OPERATE, appcodes_for, roles_of
 from portal.models import Appcode, User
 from portal.pages.appcodes import person
+from portal.pages.charts import number
 from portal.pages.layout import selected_appcode, sorted_page_of, words
 from portal.templatetags.portal import gpu_hours, minute, time
 
@@ -66,7 +67,7 @@ RUN_FIELDS = (
     "phase", "reason", "message", "roles", "desired", "verdict", "cloud", "namespace", "started_at", "usage_as_of", "gpus",
     "gpu_seconds", "gpu_rate", "cost", "cost_rate", "endpoints", "activity", "activity_since", "kept_at", "idle_announced_at",
     "idle_stops_at", "end_announced_at", "deadline", "needed_asked_at", "created_at", "placed_at", "whole_at", "given_back_at",
-    "gone", "priority_class", "resources",
+    "gone", "priority_class", "resources", "headline",
 )  # fmt: skip
 SHOWN, ACCESS = "shown_spec", "shown_access"
 # Cached rendered rows, about 2 KB each. They cover most rows of most answers.
@@ -117,6 +118,8 @@ class Row:
     openings: tuple[Opening, ...] = ()
     per_hour: str = ""
     stops: str = ""
+    # Two metrics of a run that has ended, by name.
+    headline: tuple[tuple[str, str], ...] = ()
     # Why its GPUs may be taken back, and from when on; "" if they may not.
     lent: SafeString | str = ""
     can_keep: bool = False
@@ -437,6 +440,7 @@ def row_of(
         per_hour=cents(run.cost_rate * 3600) if is_live and run and run.cost_rate else "",
         openings=tuple(openings(cluster, run)) if opens else (),
         stops=stops_in(quiet, now),
+        headline=tuple((name, number(value)) for name, value in run.headline) if run and run.is_terminal else (),
         lent="" if is_ending else lent(right, now),
         home=bool(spec.get("home")),
         can_keep=(quiet.announced and not quiet.is_last) or is_asked(run),

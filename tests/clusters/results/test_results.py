@@ -314,3 +314,16 @@ def test_who_turns_charts_off_keeps_them_off(three: Any, as_person: Any) -> None
     assert client.get("/results/ops-demo")["Location"] == "/results/ops-demo?charts=0", "without the question of then"
     client.post("/results/ops-demo/columns", {"turned": "view=plain"})
     assert client.get("/results/ops-demo").context["table"].drawn
+
+
+def test_lists_say_what_ended_runs_came_to(three: Any, as_person: Any) -> None:
+    for cluster in Cluster.objects.all():
+        Cluster.objects.filter(pk=cluster.pk).update(current_run=cluster.runs.get())
+    Run.objects.filter(cluster__name="b").update(phase="Running", finished_at=None, gone=False)
+    for url in ("/", "/clusters"):
+        page = as_person(three.victor).get(url)
+        said = {row.name: row.headline for row in page.context["rows"]}
+        assert said == {"a": (("loss", "0.5"),), "b": (), "c": (), "d": ()}, (
+            "b lives: its value may be old; c ended with NaN"
+        )
+        assert page.content.decode().count('<span class="headline"') == 1

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.results.columns import Facts, columns
-from clusters.results.values import Extreme, Summary, is_less_better, options, parameters, summaries
+from clusters.results.values import Extreme, Summary, headline, is_less_better, options, parameters, summaries
 from clusters.results.view import FIELDS, Column, View, conditions
 from clusters.scalars.events import MAX_POINTS, Point, Scalars, Series
 from clusters.scalars.printed import scalars_of_log
@@ -160,3 +160,17 @@ def test_the_state_stands_beside_the_name_until_somebody_chooses_it() -> None:
     rows = [Facts({"state": word}, {}, {}) for word in ("Failed", "Running")]
     assert columns(rows, None).shown == []
     assert columns(rows, [Column("field", "state")]).shown == [Column("field", "state")]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "wanted"),
+    [
+        ({"accuracy": 0.9, "loss": 0.1, "val_loss": 0.2, "speed": 3.0}, ["loss", "accuracy"]),
+        ({"val_loss": 0.2, "loss": 0.1}, ["loss", "val_loss"]),
+        ({"reward": 5.0, "lr": 0.1, "loss": math.nan}, ["reward"]),
+        ({}, []),
+    ],
+)
+def test_two_metrics_stand_for_a_run(numbers: dict[str, float], wanted: list[str]) -> None:
+    found = {name: Summary(value, 1, None, None) for name, value in numbers.items()}
+    assert headline(found) == [(name, numbers[name]) for name in wanted]
