@@ -51,5 +51,5 @@ def outlook(
         reached = next((day for day, cost in (*so_far, *expected) if cost >= amount), None)
         if reached is not None:
             used_up = month.since.date() + (math.ceil(reached) - 1) * periods.DAY
-    chart = draw(f"Cost of {now:%B}", lines, x_label=f"days of {now:%B}", across=(0.0, float(length)), from_zero=True)
+    chart = draw(f"Cost of {now:%B}", lines, x_label="day", across=(0.0, float(length)), from_zero=True)
     return Outlook(figures, budget, chart, used_up)
