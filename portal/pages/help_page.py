@@ -17,7 +17,7 @@ from django.views.decorators.http import require_GET
 from portal import extension_points
 from portal.models import Appcode, OrgNode, User
 from portal.pages.appcodes import person
-from portal.pages.layout import sends_mail
+from portal.pages.layout import sends_mail, words
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,36 @@ TERMS = (
 )  # fmt: skip
 
 
+# What the keyboard does: the keys, and what they do.
+KEYS = (
+    (("Ctrl K", "/"), "Find anything, go to any page, do something: “show1 logs”, “stop show1”, “new cluster”, “dark”"),
+    (("↑", "↓"), "Move in menus and results"),
+    (("Esc",), "Close"),
+)
+
+
 @require_GET
 def help_page(request: HttpRequest) -> HttpResponse:
-    mine = [step for found in extension_points.first_hour for step in found(person(request))]
-    steps = [step for found in extension_points.steps for step in found()] if person(request).is_administrator else []
+    """With `?search=`, what has all of these words."""
+    typed, user = words(request), person(request)
     notes = [note for found in extension_points.notes for note in found()]
+    mine = [step for found in extension_points.first_hour for step in found(user)]
+    setup = [step for found in extension_points.steps for step in found()] if user.is_administrator else []
+
+    def has(*texts: str) -> bool:
+        return all(word in " ".join(texts).lower() for word in typed.lower().split())
+
+    first_hour = [step for step in mine if has(step.title, step.how)]
     context = {
-        "terms": TERMS, "first_hour": mine, "next_step": next((step for step in mine if not step.done), None),
-        "steps": steps, "notes": notes,
-    }  # fmt: skip
+        "words": typed,
+        "terms": [term for term in TERMS if has(term.name, term.meaning)],
+        "first_hour": first_hour,
+        "next_step": next((step for step in first_hour if typed or not step.done), None),
+        "steps": [step for step in setup if has(step.title)],
+        "notes": [note for note in notes if has(note)],
+        "keys": [(keys, what) for keys, what in KEYS if has("keys keyboard", what)],
+        "rest": has("rest api tokens programs"),
+    }
     return render(request, "portal/help.html", context)
 
 

@@ -265,6 +265,22 @@ def test_the_palette_knows_every_page_and_help_says_what_is_to_be_set_up(client:
 
 
 @pytest.mark.django_db
+def test_help_is_searched_and_leads_on_to_the_search_of_everything(client: Client, people: Any) -> None:
+    client.force_login(people.alice)
+
+    def found(words: str) -> tuple[list[str], str]:
+        page = client.get("/help", {"search": words})
+        return [term.name for term in page.context["terms"]], page.content.decode()
+
+    terms, page = found("busy hour")
+    assert terms == ["GPU-hour"]
+    assert 'href="/search?q=busy%20hour"' in page
+    assert "Create a token" in found("api")[1]
+    assert "Help does not say" in found("qwertz")[1]
+    assert "Help does not say" not in found("")[1]
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize("theme", ["light", "dark", "auto", "pink"])
 def test_the_theme_is_kept_without_javascript(client: Client, people: Any, theme: str) -> None:
     assert client.post("/frame/theme?next=/profile", {"theme": theme})["Location"] == "/profile"
