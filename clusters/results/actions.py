@@ -50,12 +50,17 @@ def keep_own(appcode: Appcode, view: View, *, user: User) -> None:
     """Remembers what a person chose to see in a table: columns, order, pinned runs and whether there are charts, without
     filters, which belong to a question. A view without a choice of columns and with charts forgets it. The caller has
     checked that the person may see the appcode."""
-    mine: dict[str, Any] = {"appcode": appcode, "person": user, "scope": view.scope}
-    if view.columns is None and view.charts:
-        ResultsView.objects.filter(**mine).delete()
-        return
     query = view.but(search="", state="", who="", tag="", where="", group="").query
-    ResultsView.objects.update_or_create(**mine, defaults={"query": query})
+    keep_query(appcode, view.scope, "" if view.columns is None and view.charts else query, user=user)
+
+
+def keep_query(appcode: Appcode, scope: str, query: str, *, user: User) -> None:
+    """Remembers the query of a person's own view, or forgets it if it is empty."""
+    mine: dict[str, Any] = {"appcode": appcode, "person": user, "scope": scope}
+    if query:
+        ResultsView.objects.update_or_create(**mine, defaults={"query": query})
+    else:
+        ResultsView.objects.filter(**mine).delete()
 
 
 @transaction.atomic

@@ -56,7 +56,8 @@ class RunMetric(models.Model):
 
 class ResultsView(models.Model):
     """A view of results, as the query of their address: what a person chose for a table, or the view of the appcode (`person` is
-    NULL), with which others begin. `scope` is the table: "" that of the appcode, "clusters/train" or "sweeps/lr" of a part."""
+    NULL), with which others begin. `scope` is the table: "" that of the appcode, "clusters/train" or "sweeps/lr" of a part. With
+    "metrics" the query is how the person likes the charts of Metrics (clusters/cluster/pages/panels.py)."""
 
     # The constraints have its index.
     appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, related_name="+", db_index=False)

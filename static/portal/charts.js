@@ -6,7 +6,7 @@
   "use strict";
   const $ = (selector, root) => (root || document).querySelector(selector);
   const $$ = (selector, root) => [...(root || document).querySelectorAll(selector)];
-  const COLOURS = 6, HEIGHT = 240, MARK = "#view?", MOST_ROWS = 12;
+  const COLOURS = 6, MARK = "#view?", MOST_ROWS = 12;
 
   // --- The view ----------------------------------------------------------------------------------------------------------
   const view = { axis: "x", smooth: 0, log: new Set(), zoom: new Map(), tall: new Map(), hidden: new Set() };
@@ -131,7 +131,7 @@
     $(".plot", box).hidden = true;
     chart.mount.hidden = false;
     chart.u = new window.uPlot({
-      width: width || Math.max(chart.mount.clientWidth, 120), height: HEIGHT, padding: [10, 24, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
+      width: width || Math.max(chart.mount.clientWidth, 120), height: heightOf(chart), padding: [10, 24, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
       series, bands: chart.band ? [{ series: chart.band.map((n) => (n + 1) * each), fill: () => colourOf(0) + "1c" }] : [],
       scales: {
         x: { time: chart.axis === "time", range: () => within(zoom(), data[0]) },
@@ -198,6 +198,12 @@
     $("[data-plot-log]", box).setAttribute("aria-pressed", String(log));
     $("[data-plot-whole]", box).hidden = !zoom() && !tall;
     if (hot === chart.key && pointer) chart.u.setCursor(pointer); else told(chart);
+  }
+  // Wide charts are higher. They get their height before they are drawn, so nothing moves.
+  function heightOf(chart) {
+    const height = chart.mount.clientWidth > 720 ? 360 : 240;
+    chart.mount.style.height = height + "px";
+    return height;
   }
   // Labels of a log axis between any two values; those of uPlot have to begin at one digit of a power of ten.
   function marks(low, high) {
@@ -452,7 +458,7 @@
   }), { rootMargin: "400px" });
   const widths = new ResizeObserver((found) => found.forEach(({ target }) => {
     const chart = charts.get(target.parentNode);
-    if (chart && chart.u && target.clientWidth && target.clientWidth !== chart.u.width) { hideTip(); chart.u.setSize({ width: target.clientWidth, height: HEIGHT }); draw(chart); }
+    if (chart && chart.u && target.clientWidth && target.clientWidth !== chart.u.width) { hideTip(); chart.u.setSize({ width: target.clientWidth, height: heightOf(chart) }); draw(chart); }
   }));
   const inView = (plot) => { const at = plot.getBoundingClientRect(); return at.bottom > 0 && at.top < window.innerHeight; };
   // Charts out of sight wait until they come near, so a page with forty of them follows the smoothing slider.
@@ -479,6 +485,21 @@
     $$(".plot-box[data-plot]").forEach((plot) => { if (!charts.has(plot)) upgrade(plot); });
     tools();
   }
+  // Shows the charts whose names have all typed words, at once; the server answers with those that were not drawn.
+  function sift() {
+    const field = $("[data-find-charts] [name=find]"), words = field ? field.value.toLowerCase().split(/\s+/).filter(Boolean) : [];
+    if (field) $$("#charts .chart").forEach((chart) => { const title = $("h2", chart).textContent.toLowerCase(); chart.hidden = !words.every((word) => title.includes(word)); });
+  }
+  document.addEventListener("input", (event) => {
+    if (!event.target.matches("[data-find-charts] [name=find]")) return;
+    sift();
+    const said = new URLSearchParams(location.search);
+    if (event.target.value.trim()) said.set("find", event.target.value.trim()); else said.delete("find");
+    history.replaceState(history.state, "", location.pathname + (said.size ? "?" + said : "") + location.hash);
+    writeView();
+  });
+  document.addEventListener("submit", (event) => { if (event.target.matches("[data-find-charts]")) event.preventDefault(); });
+  document.addEventListener("htmx:afterSwap", sift, true);
 
   document.addEventListener("click", (event) => {
     const plot = event.target.closest(".plot-box"), chart = plot && charts.get(plot), button = chart && event.target.closest("button");

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from urllib.parse import urlencode
 
@@ -13,6 +13,7 @@ from django.views.decorators.http import conditional_page, require_safe
 
 from clusters.clouds.drivers.base import CloudError
 from clusters.cluster.pages.cluster import Page, page_of
+from clusters.cluster.pages.panels import COLUMNS, panels_of
 from clusters.runs.models import Run
 from clusters.scalars.events import Point, Scalars
 from clusters.scalars.reading import scalars_of
@@ -21,11 +22,13 @@ from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
 from portal.pages.appcodes import person
 from portal.pages.charts import COLOURS, Chart, Line, draw, number
+from portal.pages.layout import words
 from portal.web.limits import LOOKS
 
 # Seconds that one page may wait for the datastore. What was read is cached, and the next page continues there.
 READ_SECONDS = 20
-MAX_CHARTS = 40
+# Charts at first, and if somebody asks for all.
+MAX_CHARTS, ALL_CHARTS = 40, 400
 TABLE_ROWS = 100
 # Earlier runs that the page offers, and how many of them it draws over the selected one.
 OFFERED, MOST_OTHERS = 20, COLOURS - 1
@@ -39,24 +42,32 @@ class Metric:
     columns: list[str]
     rows: list[tuple[str, list[str]]]
     thinned: bool
+    is_pinned: bool = False
 
 
 @require_safe
 def metrics(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """The page. Its charts load afterwards, because reading a datastore may take seconds. `?with=2,1` lays other runs of the
-    cluster over the selected one."""
+    cluster over the selected one, and `?find=val loss` shows the charts that have these words in their names."""
+    return render(request, "clusters/cluster/metrics.html", context_of(request, appcode, name))
+
+
+def context_of(request: HttpRequest, appcode: str, name: str) -> dict[str, object]:
     shown = page_of(request, appcode, name)
     others = others_of(request, shown)
     said = {"run": request.GET.get("run", ""), "with": ",".join(str(each.number) for each in others)}
-    context = {
+    said["all"] = request.GET.get("all", "")
+    return {
         "page": shown,
         "others": others,
         "offered": _offered(shown),
         "query": urlencode({key: value for key, value in said.items() if value}, safe=","),
+        "with": said["with"],
+        "find": words(request, "find"),
+        "plain_query": _kept(request, "run", "with", "find", "all", "show", "image"),
         "machine_query": _kept(request, "run", "show", "with"),
         "media_query": _kept(request, "run", "image", "all"),
     }
-    return render(request, "clusters/cluster/metrics.html", context)
 
 
 def _kept(request: HttpRequest, *keys: str) -> str:
@@ -81,11 +92,24 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         except (DriverError, CloudError, Unavailable) as error:
             context["error"] = str(error)
         else:
+            panels = panels_of(person(request), shown.cluster.appcode)
             tags = list(dict.fromkeys([*found.tags, *(tag for _, each in told for tag in each.tags)]))
-            drawn = [_metric(found, tag, shown.run, told) for tag in tags[:MAX_CHARTS]]
-            context |= {"metrics": drawn, "found": found, "notes": [*found.notes, *notes]}
-            context["left_out"] = max(0, len(tags) - MAX_CHARTS)
+            wanted = panels.ordered(tag for tag in tags if has_words(tag, words(request, "find")))
+            most = ALL_CHARTS if "all" in request.GET else MAX_CHARTS
+            drawn = [
+                replace(_metric(found, tag, shown.run, told), is_pinned=tag in panels.pins) for tag in wanted[:most]
+            ]
+            context |= {
+                "metrics": drawn, "found": found, "notes": [*found.notes, *notes], "panels": panels, "columns": COLUMNS,
+                "total": len(tags), "matching": len(wanted), "left_out": max(0, len(wanted) - most),
+                "all_query": _kept(request, "run", "with", "find"),
+            }  # fmt: skip
     return render(request, "clusters/cluster/_charts.html", context)
+
+
+def has_words(name: str, typed: str) -> bool:
+    """Whether all typed words occur in a name, in any case."""
+    return all(word in name.casefold() for word in typed.casefold().split())
 
 
 def _offered(shown: Page) -> list[Run]:
@@ -96,8 +120,8 @@ def _offered(shown: Page) -> list[Run]:
 
 def others_of(request: HttpRequest, shown: Page) -> list[Run]:
     """The runs of `?with=`, newest first; names of none are ignored."""
-    words = [word for text in request.GET.getlist("with") for word in text[:200].split(",")]
-    numbers = {int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 10}
+    said = [word for text in request.GET.getlist("with") for word in text[:200].split(",")]
+    numbers = {int(word) for word in said if word.isascii() and word.isdecimal() and len(word) < 10}
     if not numbers or shown.run is None:
         return []
     found = list(shown.cluster.runs.filter(number__in=numbers - {shown.run.number}).order_by("-number")[:MOST_OTHERS])

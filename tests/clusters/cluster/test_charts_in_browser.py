@@ -147,3 +147,50 @@ def test_a_chart_answers_and_keeps_its_view(store: Callable[[int], None], live_s
         page.goto(METRICS)
         expect(page.get_by_role("img", name="loss by step").locator("svg")).to_be_visible()
         expect(page.get_by_role("button", name="Log axis of loss")).to_be_hidden()
+
+
+def test_charts_are_found_pinned_and_sized(
+    store: Callable[[int], None], live_server: Any, s3: Any, bucket: str
+) -> None:
+    store(3)
+    body = b"".join(event(step, **{f"layer_{n}/norm": float(n) for n in range(60)}) for step in range(3))
+    s3.client.put_object(Bucket=bucket, Key="demo/1/events.out.tfevents.2", Body=body)
+    with chromium() as browser:
+        context = browser.new_context(base_url=live_server.url, viewport={"width": 1280, "height": 900})
+        give_session(context, live_server.url, "victor")
+        page = context.new_page()
+        page.goto(METRICS)
+        titles = page.locator("#charts .chart:visible h2")
+        expect(page.locator("#charts")).to_contain_text("62 metrics; the first 40 are drawn.")
+        # One that is drawn is found at once, another by the server, and the link has the words.
+        page.get_by_label("Find a metric").fill("NORM layer_5")
+        expect(titles).to_have_text([f"layer_5{n}/norm" for n in ("", *range(10))])
+        assert parse_qs(page.url.partition("?")[2]) == {"find": ["NORM layer_5"]}
+        page.get_by_role("button", name="Pin layer_59/norm").click()
+        expect(titles.first).to_have_text("layer_59/norm")
+        page.reload()
+        expect(page.get_by_label("Find a metric")).to_have_value("NORM layer_5")
+        expect(titles.first).to_have_text("layer_59/norm")
+        page.get_by_label("Find a metric").fill("")
+        expect(titles.nth(1)).to_have_text("loss")
+        assert "?" not in page.url
+        page.get_by_role("button", name="1 column").click()
+        expect(page.get_by_role("button", name="1 column")).to_have_attribute("aria-pressed", "true")
+        page.wait_for_function("document.querySelector('#charts .chart').clientWidth > 900")
+        assert_fits(page, "charts, one column")
+        page.get_by_role("button", name="Pin layer_59/norm").click()
+        expect(titles.first).to_have_text("loss")
+
+        # The same without JavaScript, in a page of its own.
+        plain = browser.new_context(base_url=live_server.url, java_script_enabled=False)
+        give_session(plain, live_server.url, "victor")
+        page = plain.new_page()
+        page.goto(METRICS)
+        page.get_by_role("link", name="Show the values now").click()
+        page.get_by_label("Find a metric").fill("layer_58")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("img", name="layer_58/norm by step").locator("svg")).to_be_visible()
+        page.get_by_role("button", name="Pin layer_58/norm").click()
+        page.get_by_label("Find a metric").fill("")
+        page.keyboard.press("Enter")
+        expect(page.locator(".chart h2").first).to_have_text("layer_58/norm")
