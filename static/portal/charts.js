@@ -485,6 +485,30 @@
     $$(".plot-box[data-plot]").forEach((plot) => { if (!charts.has(plot)) upgrade(plot); });
     tools();
   }
+  // A strip of images becomes one image with a slider over its steps, the newest at the right. A step that somebody chose stays when
+  // newer images arrive.
+  const steps = new Map();
+  function project(film) {
+    const label = film.previousElementSibling, slider = $("input", label), frames = $$("li", film).reverse(), last = frames.length - 1;
+    if (last < 1 || film.classList.contains("is-one")) return;
+    const captions = frames.map((frame) => ($("figcaption", frame) || frame).textContent.trim()), kept = captions.indexOf(steps.get(slider.ariaLabel));
+    function show() {
+      frames.forEach((frame, n) => { frame.hidden = n !== Number(slider.value); });
+      $("output", label).textContent = captions[slider.value];
+      slider.setAttribute("aria-valuetext", captions[slider.value]);
+      if (Number(slider.value) === last) steps.delete(slider.ariaLabel); else steps.set(slider.ariaLabel, captions[slider.value]);
+    }
+    slider.max = last;
+    slider.value = kept < 0 ? last : kept;
+    slider.addEventListener("input", show);
+    film.classList.add("is-one");
+    film.removeAttribute("tabindex");
+    label.hidden = false;
+    show();
+  }
+  const projects = () => $$("[data-film]").forEach(project);
+  document.addEventListener("htmx:afterSwap", projects, true);
+  document.addEventListener("DOMContentLoaded", projects);
   // Shows the charts whose names have all typed words, at once; the server answers with those that were not drawn.
   function sift() {
     const field = $("[data-find-charts] [name=find]"), words = field ? field.value.toLowerCase().split(/\s+/).filter(Boolean) : [];

@@ -12,6 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from portal.assets import has_uplot
 from tests.browser import assert_fits, chromium, give_session
+from tests.clusters.scalars.test_media import PNG, image, of
 from tests.clusters.scalars.test_scalars import event
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -194,3 +195,43 @@ def test_charts_are_found_pinned_and_sized(
         page.get_by_label("Find a metric").fill("")
         page.keyboard.press("Enter")
         expect(page.locator(".chart h2").first).to_have_text("layer_58/norm")
+
+
+def test_images_have_a_slider_over_their_steps(
+    store: Callable[[int], None], live_server: Any, s3: Any, bucket: str
+) -> None:
+    store(2)
+    key = "demo/1/events.out.tfevents.2"
+
+    def painted(*steps: int) -> None:
+        body = b"".join(of(image(PNG, width=9, height=4), step=step) for step in steps)
+        s3.client.put_object(Bucket=bucket, Key=key, Body=body)
+
+    painted(1, 2, 30)
+    with chromium() as browser:
+        context = browser.new_context(base_url=live_server.url)
+        give_session(context, live_server.url, "victor")
+        page = context.new_page()
+        page.goto(METRICS)
+        slider, images = page.get_by_role("slider", name="Step of picture"), page.locator(".film img:visible")
+        expect(slider).to_have_attribute("aria-valuetext", "step 30")
+        expect(images).to_have_count(1)
+        slider.press("ArrowLeft")
+        expect(images).to_have_attribute("alt", "picture at step 2")
+        expect(page.locator(".film-steps output")).to_have_text("step 2")
+        slider.press("Home")
+        expect(images).to_have_attribute("alt", "picture at step 1")
+        slider.press("ArrowRight")
+        slider.blur()
+        # Newer images arrive, and the chosen step stays.
+        painted(1, 2, 30, 40)
+        page.evaluate("htmx.ajax('GET', document.querySelector('#media').getAttribute('hx-get'), '#media')")
+        expect(slider).to_have_attribute("max", "3")
+        expect(images).to_have_attribute("alt", "picture at step 2")
+
+        plain = browser.new_context(base_url=live_server.url, java_script_enabled=False)
+        give_session(plain, live_server.url, "victor")
+        page = plain.new_page()
+        page.goto(f"{METRICS}/plain")
+        expect(page.locator(".film img:visible")).to_have_count(4)
+        expect(page.get_by_role("slider")).to_have_count(0)
