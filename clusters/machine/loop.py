@@ -48,7 +48,7 @@ def _thin(step: int, coarser: int, until: dt.datetime) -> int:
     found: dict[tuple[int, int], list[series.Rows]] = {}
     for block in locked:
         is_wide = step != series.STEP or not block.series.role
-        rows = series.rows_of(block.begin.timestamp(), bytes(block.data), is_wide=is_wide)
+        rows = series.rows_of([(block.begin.timestamp(), bytes(block.data))], is_wide=is_wide)
         found.setdefault((block.series_id, int(block.begin.timestamp() // span) * span), []).append(rows)
     made = []
     for (series_id, begin), parts in found.items():

@@ -183,7 +183,7 @@ def curves(
 ) -> tuple[int, list[Curve]]:
     """What these tasks did in that time, "" for the whole run, in the order of `names`; and the seconds of a point. One query."""
     ids = use.ids(names)
-    blocks: defaultdict[str, list[series.Rows]] = defaultdict(list)
+    blocks: defaultdict[tuple[str, bool], list[tuple[float, bytes]]] = defaultdict(list)
     coarsest = series.STEP
     if ids:
         with connection.cursor() as cursor:
@@ -191,32 +191,25 @@ def curves(
             for pk, step, begin, data in cursor.fetchall():
                 is_wide = step != series.STEP or not ids[pk]
                 coarsest = max(coarsest, step)
-                blocks[ids[pk]].append(series.rows_of(begin, bytes(data), is_wide=is_wide))
+                blocks[ids[pk], is_wide].append((begin, bytes(data)))
     first, last = since.timestamp(), until.timestamp()
     width = series.width_for(first, last, points, coarsest)
     found = []
     for name in dict.fromkeys(names):
-        rows = series.joined(blocks[name])
+        parts = ((is_wide, blocks[name, is_wide]) for is_wide in (False, True))
+        rows = series.joined(series.rows_of(some, is_wide=is_wide) for is_wide, some in parts if some)
         rows = series.bucketed(rows[(rows["at"] > first) & (rows["at"] <= last)], width)
         found.append(_curve(name, rows, width))
     return width, [each for each in found if each.times]
 
 
 def _curve(name: str, rows: series.Rows, width: int) -> Curve:
-    """With a point that knows nothing in each gap, where a line breaks."""
-    times, parts = (
-        list[float](),
-        {part: {name: list[float | None]() for name in QUANTITIES} for part in ("mean", "low", "high")},
+    rows = series.broken(rows, width, GAP)
+    mean, low, high = (
+        {
+            quantity: [None if math.isnan(value) else value for value in values]
+            for quantity, values in zip(QUANTITIES, rows[part].T.tolist(), strict=True)
+        }
+        for part in ("mean", "low", "high")
     )
-    read = {part: rows[part].tolist() for part in parts}
-    for n, at in enumerate(rows["at"].tolist()):
-        if times and at - times[-1] > width + GAP:
-            times.append(times[-1] + width)
-            for lines in parts.values():
-                for line in lines.values():
-                    line.append(None)
-        times.append(at)
-        for part, lines in parts.items():
-            for quantity, value in zip(QUANTITIES, read[part][n], strict=True):
-                lines[quantity].append(None if math.isnan(value) else value)
-    return Curve(name, times, parts["mean"], parts["low"], parts["high"])
+    return Curve(name, rows["at"].tolist(), mean, low, high)

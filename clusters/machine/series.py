@@ -51,14 +51,18 @@ def whole(offset: float, steps: Sequence[Step]) -> bytes:
     return _WIDE.pack(int(offset), *seconds, *means, *lows, *highs)
 
 
-def rows_of(begin: float, data: bytes, *, is_wide: bool) -> Rows:
-    """Returns the records of a block that begins at `begin` (seconds since 1970), with absolute times."""
+def rows_of(blocks: Sequence[tuple[float, bytes]], *, is_wide: bool) -> Rows:
+    """Returns the records of blocks with absolute times. A block is when it begins (seconds since 1970), and its data. All
+    together, because a day of a task has 144 blocks."""
     # 30 MB of modules that only a process needs in which somebody looks at charts.
     import numpy as np
 
-    read = np.frombuffer(data, dtype=np.dtype(_WIDE_TYPE if is_wide else _FINE_TYPE))
+    dtype = np.dtype(_WIDE_TYPE if is_wide else _FINE_TYPE)
+    blocks = sorted(blocks, key=lambda block: block[0])
+    read = np.frombuffer(b"".join(data for _, data in blocks), dtype=dtype)
     rows = np.zeros(len(read), dtype=np.dtype(_ROW_TYPE))
-    rows["at"] = read["at"] + begin
+    sizes = [len(data) // dtype.itemsize for _, data in blocks]
+    rows["at"] = read["at"] + np.repeat([begin for begin, _ in blocks], sizes)
     rows["mean"] = read["mean"]
     if is_wide:
         for name in ("seconds", "low", "high"):
@@ -69,12 +73,13 @@ def rows_of(begin: float, data: bytes, *, is_wide: bool) -> Rows:
     return rows
 
 
-def joined(blocks: Iterable[Rows]) -> Rows:
-    """Returns the records of several blocks in the order of time."""
+def joined(parts: Iterable[Rows]) -> Rows:
+    """Returns the records of several parts in the order of time."""
     import numpy as np
 
-    rows = np.concatenate([np.zeros(0, dtype=np.dtype(_ROW_TYPE)), *blocks])
-    return rows[np.argsort(rows["at"], kind="stable")]
+    rows = np.concatenate([np.zeros(0, dtype=np.dtype(_ROW_TYPE)), *parts])
+    # Mostly they are in order, and moving them takes longer than all the rest.
+    return rows if (np.diff(rows["at"]) >= 0).all() else rows[np.argsort(rows["at"], kind="stable")]
 
 
 def bucketed(rows: Rows, width: int) -> Rows:
@@ -94,6 +99,17 @@ def bucketed(rows: Rows, width: int) -> Rows:
     found["low"] = np.fmin.reduceat(rows["low"], first)
     found["high"] = np.fmax.reduceat(rows["high"], first)
     return found
+
+
+def broken(rows: Rows, width: int, gap: float) -> Rows:
+    """Returns records of `width` seconds with one that knows nothing in each gap, where a line breaks; `rows` are in the order of
+    time."""
+    import numpy as np
+
+    before = np.flatnonzero(np.diff(rows["at"]) > width + gap)
+    nothing = np.full(len(before), math.nan, dtype=rows.dtype)
+    nothing["at"] = rows["at"][before] + width
+    return np.insert(rows, before + 1, nothing)
 
 
 def packed(rows: Rows, begin: float) -> bytes:

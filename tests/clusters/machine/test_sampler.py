@@ -10,6 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from bench.portal.sampling import fill
 from clusters.clouds.registry import cloud
 from clusters.cluster import actions
 from clusters.machine import loop as upkeep
@@ -115,3 +116,20 @@ def test_samples_are_thinned_with_age_and_then_forgotten(people, manifest, catal
     assert upkeep.forget(now) == 1
     assert upkeep.forget(now + dt.timedelta(days=31)) == 5
     assert not MachineSeries.objects.exists()
+
+
+def test_a_day_of_ten_tasks_is_read_in_one_query_and_one_piece_a_task(people, manifest, catalogue, monkeypatch):
+    run = Run.objects.get(cluster=actions.create_cluster(manifest(workers=12), acting_user=people.bob))
+    fill(run, 12)
+    use, read, pieces = use_of(run, timezone.now()), series.rows_of, list[int]()
+
+    def counted(blocks, *, is_wide):
+        pieces.append(len(blocks))
+        return read(blocks, is_wide=is_wide)
+
+    monkeypatch.setattr(series, "rows_of", counted)
+    with CaptureQueriesContext(connection) as queries:
+        width, found = curves(use, [each.name for each in use.busiest], use.since, use.until, 200)
+    assert (len(queries), pieces, len(found)) == (1, [144] * 10, 10)
+    assert all(len(each.times) == 144 for each in found)
+    assert width == 600

@@ -19,7 +19,7 @@ STEPS = st.builds(Step, st.floats(1, 60, width=16), st.tuples(*[VALUE] * len(QUA
 
 
 def rows(found: list[tuple[int, Step]]) -> series.Rows:
-    blocks = [series.rows_of(BEGIN, series.fine(at, each), is_wide=False) for at, each in found]
+    blocks = [series.rows_of([(BEGIN, series.fine(at, each))], is_wide=False) for at, each in found]
     return series.joined(blocks)
 
 
@@ -30,8 +30,8 @@ def sums(some: series.Rows) -> np.ndarray:
 @given(st.lists(st.tuples(st.integers(1, 863_000), STEPS), min_size=1, max_size=60))
 def test_thinning_twice_keeps_sums_extremes_and_gaps(found: list[tuple[int, Step]]):
     all_rows = rows(found)
-    minutes = series.rows_of(BEGIN, series.packed(series.bucketed(all_rows, 60), BEGIN), is_wide=True)
-    tens = series.rows_of(BEGIN, series.packed(series.bucketed(minutes, 600), BEGIN), is_wide=True)
+    minutes = series.rows_of([(BEGIN, series.packed(series.bucketed(all_rows, 60), BEGIN))], is_wide=True)
+    tens = series.rows_of([(BEGIN, series.packed(series.bucketed(minutes, 600), BEGIN))], is_wide=True)
     for thinned, width in ((minutes, 60), (tens, 600)):
         assert np.allclose(thinned["seconds"].sum(axis=0), all_rows["seconds"].sum(axis=0), rtol=1e-5)
         assert np.allclose(sums(thinned), sums(all_rows), rtol=1e-5)
@@ -48,10 +48,21 @@ def test_thinning_twice_keeps_sums_extremes_and_gaps(found: list[tuple[int, Step
         assert (thinned["mean"][known] <= thinned["high"][known] * slack).all()
 
 
+@given(st.lists(st.lists(STEPS, min_size=1, max_size=5), min_size=1, max_size=6), st.booleans())
+def test_blocks_read_together_are_the_same_as_one_by_one(several: list[list[Step]], is_wide: bool):
+    blocks = [
+        (BEGIN + 600.0 * n, b"".join(series.whole(at, [each]) if is_wide else series.fine(at, each) for at, each in enumerate(some, 1)))
+        for n, some in enumerate(several)
+    ]  # fmt: skip
+    together = series.rows_of(blocks, is_wide=is_wide)
+    apart = series.joined(series.rows_of([block], is_wide=is_wide) for block in blocks)
+    assert together.tobytes() == apart.tobytes()
+
+
 def test_a_run_is_the_mean_and_the_extremes_of_its_tasks():
     nothing = (math.nan,) * 5
     data = series.whole(10, [Step(10, (0.0, 1.0, 2.0, *nothing)), Step(20, (90.0, math.nan, 4.0, *nothing))])
-    (row,) = series.rows_of(BEGIN, data, is_wide=True)
+    (row,) = series.rows_of([(BEGIN, data)], is_wide=True)
     assert (row["mean"][:3].tolist(), row["low"][:3].tolist(), row["high"][:3].tolist()) == (
         [45.0, 1.0, 3.0], [0.0, 1.0, 2.0], [90.0, 1.0, 4.0],
     )  # fmt: skip
@@ -93,3 +104,11 @@ def test_a_gpu_is_idle_since_its_first_idle_sample_until_it_works_or_says_nothin
 )
 def test_points_are_as_far_apart_as_a_round_number_says(seconds: int, width: int):
     assert series.width_for(0, seconds, 300) == width
+
+
+def test_a_line_breaks_where_nothing_was_measured():
+    found = rows([(at, Step(10, (1.0,) * len(QUANTITIES))) for at in (10, 20, 120, 130, 500)])
+    whole = series.broken(found, 10, GAP)
+    assert (whole["at"] - BEGIN).tolist() == [10, 20, 120, 130, 140, 500]
+    assert np.isnan(whole["mean"][:, 0]).tolist() == [False, False, False, False, True, False]
+    assert series.broken(found[:0], 10, GAP).tolist() == []
