@@ -50,10 +50,11 @@ def test_thinning_twice_keeps_sums_extremes_and_gaps(found: list[tuple[int, Step
 
 @given(st.lists(st.lists(STEPS, min_size=1, max_size=5), min_size=1, max_size=6), st.booleans())
 def test_blocks_read_together_are_the_same_as_one_by_one(several: list[list[Step]], is_wide: bool):
-    blocks = [
-        (BEGIN + 600.0 * n, b"".join(series.whole(at, [each]) if is_wide else series.fine(at, each) for at, each in enumerate(some, 1)))
-        for n, some in enumerate(several)
-    ]  # fmt: skip
+    def data(some: list[Step]) -> bytes:
+        records = (series.whole(at, [each]) if is_wide else series.fine(at, each) for at, each in enumerate(some, 1))
+        return b"".join(records)
+
+    blocks = [(BEGIN + 600.0 * n, data(some)) for n, some in enumerate(several)]
     together = series.rows_of(blocks, is_wide=is_wide)
     apart = series.joined(series.rows_of([block], is_wide=is_wide) for block in blocks)
     assert together.tobytes() == apart.tobytes()
