@@ -12,11 +12,12 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.safestring import SafeString
 from django.views.decorators.http import conditional_page, require_http_methods, require_POST, require_safe
 
 from clusters.access import clusters_in
 from clusters.catalog.folders import output_folder
-from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, line_of
+from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, has_words, line_of
 from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, what_differs
 from clusters.comparison.values import DRAWN, MOST, Summary, alike, changed_files, placed, summaries
 from clusters.manifest.code import code_of
@@ -34,7 +35,7 @@ from portal.errors import Invalid
 from portal.models import Appcode
 from portal.pages.appcodes import person, safe_next
 from portal.pages.charts import Chart, Line, draw, number
-from portal.pages.layout import of_one_appcode
+from portal.pages.layout import of_one_appcode, words
 from portal.web.limits import LOOKS
 
 # How many latest runs are offered for the comparison.
@@ -123,6 +124,8 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
         "chosen": _chosen(request), "joined": _joined(request), "apart": _is_apart(request),
         "metrics": sorted({name for each in numbers.values() for name in each}, key=tag_order),
         "alike": _query(names) + ("&all=1" if equal else "") + ("" if _is_apart(request) else "&apart=1"),
+        "find": words(request, "find"), "plain": _plain(request),
+        "part": SafeString(charts(request, code).content.decode()) if "plain" in request.GET else "",
         "has_alike": any(len(row.names) > 1 for row in kept),
     }  # fmt: skip
     return render(request, "clusters/comparison/compare.html", context)
@@ -155,6 +158,7 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
                 for tags in drawn
                 if any(name == tag or name.endswith(f"/{tag}") for name in wanted for tag in tags)
             ]
+        drawn = [tags for tags in drawn if has_words(BETWEEN.join(tags), words(request, "find"))]
         if is_brief:
             drawn = drawn[:BRIEF]
         undated = [name for name, each in zip(names, found, strict=True) if each.curves and not each.began]
@@ -171,6 +175,13 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
 def _joined(request: HttpRequest) -> list[str]:
     """The metrics that are laid into one chart (`?join=loss&join=reward`)."""
     return list(dict.fromkeys(request.GET.getlist("join")))[:MAX_JOINED]
+
+
+def _plain(request: HttpRequest) -> str:
+    """The query of the same page with its charts in it, for browsers without JavaScript."""
+    said = request.GET.copy()
+    said["plain"] = "1"
+    return said.urlencode()
 
 
 def _is_apart(request: HttpRequest) -> bool:

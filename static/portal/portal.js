@@ -333,7 +333,7 @@
 
   // --- Live parts: [data-live] with hx-get and hx-trigger="every Ns" ---------------------------------------------------
   // Not polled in hidden tabs. An unchanged part answers 304. A new version waits while the user works in the old one.
-  const etags = new WeakMap();
+  const etags = new WeakMap(), asked = (config) => config.path + " " + new URLSearchParams([...config.formData]);
   const isLive = (element) => element && element.matches && element.matches("[data-live]");
   function inUse(part) {
     const active = document.activeElement, selection = document.getSelection();
@@ -361,7 +361,7 @@
   });
   document.addEventListener("htmx:configRequest", (event) => {
     const etag = isLive(event.detail.elt) && etags.get(event.detail.elt);
-    if (etag && etag.path === event.detail.path) event.detail.headers["If-None-Match"] = etag.value;
+    if (etag && etag.asked === asked(event.detail)) event.detail.headers["If-None-Match"] = etag.value;
   });
   document.addEventListener("htmx:beforeSwap", (event) => {
     const part = event.detail.target, live = isLive(event.detail.requestConfig.elt);
@@ -369,7 +369,7 @@
     if (!live || !event.detail.shouldSwap) return;
     if (inUse(part)) { event.detail.shouldSwap = false; return; }
     const value = event.detail.xhr.getResponseHeader("ETag");
-    if (value) etags.set(event.detail.requestConfig.elt, { path: event.detail.pathInfo.finalRequestPath, value });
+    if (value) etags.set(event.detail.requestConfig.elt, { asked: asked(event.detail.requestConfig), value });
     kept = {
       part,
       focus: part.contains(document.activeElement) ? keyOf(document.activeElement) : null,

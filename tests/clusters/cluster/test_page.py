@@ -556,6 +556,8 @@ class TestMetrics:
         assert "<code>env.LR</code>" in page
         charts = client.get("/appcodes/ops-demo/compare/charts?runs=demo/1,other/1&x=time&smooth=0.9").content.decode()
         assert charts.count("<svg viewBox") == charts.count("<table") == 2
+        plain = client.get(f"{chosen['Location']}&find=LOSS&plain=1").content.decode()
+        assert re.findall(r"<h2>(.+)</h2>\s+<div class=\"plot-box\"", plain) == ["loss"]
         brief = client.get(
             "/appcodes/ops-demo/compare/charts?runs=demo/1&metric=eval/loss&metric=none&brief=1"
         ).content.decode()
