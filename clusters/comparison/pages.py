@@ -25,7 +25,7 @@ from clusters.results import view as results_view
 from clusters.results.columns import value_of
 from clusters.results.query import numbers_of as stored_numbers
 from clusters.results.values import Summary as KeptSummary
-from clusters.results.values import is_judged, is_less_better
+from clusters.results.values import colours, is_judged, is_less_better
 from clusters.runs.models import Run
 from clusters.scalars.events import Scalars, tag_order
 from datastores.drivers.patience import within
@@ -54,6 +54,8 @@ class Column:
 
     run: Run
     name: str
+    # Of its curves; 0 if it has none here.
+    colour: int
     cost: object
     gpu_seconds: float
     output: str
@@ -99,12 +101,13 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
         runs = []
         messages.error(request, invalid.errors[0].message)
     now = timezone.now()
-    names = [name_of(run) for run in runs]
+    names, shown = [name_of(run) for run in runs], colours([run.pk for run in runs[:DRAWN]])
     columns = [
         Column(
-            run, name, run.cost_at(now), run.gpu_seconds_at(now), _output(run), _query([each for each in names if each != name])
+            run, name, colour, run.cost_at(now), run.gpu_seconds_at(now), _output(run),
+            _query([each for each in names if each != name]),
         )
-        for run, name in zip(runs, names, strict=True)
+        for run, name, colour in zip(runs, names, [*shown, *[0] * (len(runs) - len(shown))], strict=True)
     ]  # fmt: skip
     latest = Run.objects.filter(cluster__appcode=appcode, cluster__deleted_at=None).select_related("cluster")
     offered = [name_of(run) for run in latest.only("number", "cluster__name").order_by("-id")[: LATEST + MOST]]
@@ -148,7 +151,7 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
     except Unavailable as error:
         context["notes"] = [str(error)]
     else:
-        names = [name_of(run) for run in runs]
+        names, found = _by_colour(runs, found)
         drawn = _drawn_together(found, _joined(request), apart=_is_apart(request))
         wanted, is_brief = request.GET.getlist("metric"), "brief" in request.GET
         if wanted:
@@ -166,10 +169,17 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
             refused.append(f"What {', '.join(undated)} printed has no times, so it is not drawn here; choose Steps.")
         context |= {
             "metrics": [_metric(tags, names, found, axis, float(weight)) for tags in drawn[:MAX_CHARTS]],
-            "left_out": max(0, len(drawn) - MAX_CHARTS), "is_brief": is_brief, "runs": ",".join(names),
+            "left_out": max(0, len(drawn) - MAX_CHARTS), "is_brief": is_brief, "runs": ",".join(map(name_of, runs)),
             "notes": [*refused, *(note for each in found for note in each.notes)],
         }  # fmt: skip
     return render(request, "clusters/comparison/_charts.html", context)
+
+
+def _by_colour(runs: Sequence[Run], found: Sequence[Scalars]) -> tuple[list[str], list[Scalars]]:
+    """Names and numbers in the order of the runs' colours. A colour that none has is a run without a name and numbers."""
+    taken = dict(zip(colours([run.pk for run in runs]), zip(map(name_of, runs), found, strict=True), strict=True))
+    slots = [taken.get(colour, ("", Scalars((), 0))) for colour in range(1, max(taken, default=0) + 1)]
+    return [name for name, _ in slots], [each for _, each in slots]
 
 
 def _joined(request: HttpRequest) -> list[str]:

@@ -50,7 +50,7 @@ def keep_own(appcode: Appcode, view: View, *, user: User) -> None:
     """Remembers what a person chose to see in a table: columns, order, pinned runs and whether there are charts, without
     filters, which belong to a question. A view without a choice of columns and with charts forgets it. The caller has
     checked that the person may see the appcode."""
-    query = view.but(search="", state="", who="", tag="", where="", group="").query
+    query = view.but(search="", state="", who="", tag="", where="", group="", drawn=None).query
     keep_query(appcode, view.scope, "" if view.columns is None and view.charts else query, user=user)
 
 

@@ -108,7 +108,21 @@ def find(appcode: Appcode, view: View, now: dt.datetime, limit: int = ROWS) -> F
         last = -(-runs.count() // limit) or 1
         return find(appcode, view.but(page=min(last, view.page - 1)), now, limit)
     rows = rows_of([pk for pk, _ in found])
+    if not rows:
+        notes += _unknown(appcode, view)
     return Found(rows, found[0][1] if found else 0, notes)
+
+
+def _unknown(appcode: Appcode, view: View) -> list[str]:
+    """Which names of the conditions no run has. A query or two for each, so only where nothing was found."""
+    names = dict.fromkeys(each.name for each in conditions(view.where)[0] if each.kind or each.name not in NUMBERS)
+    known = set(Metric.objects.filter(appcode=appcode, name__in=names).values_list("name", flat=True))
+    runs = runs_in(appcode, view)
+    return [
+        f"No run has a metric or parameter “{name}”."
+        for name in names
+        if name not in known and not runs.filter(parameters__has_key=name).exists()
+    ]
 
 
 def newest(appcode: Appcode, view: View) -> list[Row]:

@@ -21,7 +21,7 @@ from clusters.results import query
 from clusters.results.columns import BESIDE_THE_NAME, Columns, Facts, columns, value_of
 from clusters.results.numbers import look_at
 from clusters.results.query import ROWS, Row
-from clusters.results.values import is_judged, is_less_better
+from clusters.results.values import colours, is_judged, is_less_better
 from clusters.results.view import FIELDS, NUMBERS, Column, View
 from clusters.runs.models import Run
 from portal.models import Appcode
@@ -107,6 +107,8 @@ class Line:
     trials: int = 0
     # Its colour in the charts above the table; 0: it is not in them.
     colour: int = 0
+    # The query with it in the charts, or without; "" if it has no numbers.
+    turned: str = ""
 
 
 @dataclass(frozen=True)
@@ -213,14 +215,30 @@ def table_of(appcode: Appcode, view: View) -> Table:
         made = (_cell(row, column, best.get(column), view, now, is_numeric=column in numeric) for column in known.shown)
         return _labelled(made, headings)
 
-    # Those without numbers would waste a colour; living ones may have some in a moment.
-    drawn = [row.name for row in found.rows if row.numbers or not row.run.is_terminal][:COLOURS] if view.charts else []
-    colours = {name: colour for colour, name in enumerate(drawn, 1)}
-    lines = [replace(_line(row, view, cells(row), appcode), colour=colours.get(row.name, 0)) for row in found.rows]
+    lines = _drawn([(row, _line(row, view, cells(row), appcode)) for row in found.rows], view)
     return Table(
         appcode, view, headings, lines, [], found.total, found.notes, known,
         any(not row.run.is_terminal for row in found.rows), -(-found.total // ROWS) or 1, _picks(known), _groups(known),
     )  # fmt: skip
+
+
+def _drawn(lines: Sequence[tuple[Row, Line]], view: View) -> list[Line]:
+    """The lines, with the colours of those in the charts."""
+    if not view.charts:
+        return [line for _, line in lines]
+    # Those without numbers would waste a colour; living ones may have some in a moment.
+    able = {line.name: row.run.pk for row, line in lines if row.numbers or not row.run.is_terminal}
+    names = [name for name in able if view.drawn is None or name in view.drawn][:COLOURS]
+    by_name = dict(zip(names, colours([able[name] for name in names]), strict=True))
+
+    def turned(name: str) -> str:
+        if name not in able:
+            return ""
+        rest = tuple(each for each in names if each != name)
+        drawn = rest if name in by_name else (*rest[: COLOURS - 1], name)
+        return view.but(drawn=drawn, page=view.page).query
+
+    return [replace(line, colour=by_name.get(line.name, 0), turned=turned(line.name)) for _, line in lines]
 
 
 def _columns(appcode: Appcode, view: View, rows: Sequence[Row], now: dt.datetime) -> Columns:

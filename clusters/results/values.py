@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clusters.scalars.events import Curve, Scalars, rank, tag_order
+from portal.pages.charts import COLOURS
 
 # Metrics of a run that are kept, losses and accuracies first; characters of a name.
 MAX_METRICS, MAX_NAME = 200, 200
@@ -81,6 +82,17 @@ def summaries(scalars: Scalars) -> dict[str, Summary]:
         if name and len(name) <= MAX_NAME and name not in found and len(found) < MAX_METRICS:
             found[name] = _summary(curve)
     return found
+
+
+def colours(numbers: Sequence[int]) -> list[int]:
+    """A colour for each run, from 1, by its primary key: a run keeps it whatever the order of the rows is. Of two that would have
+    the same, the newer one takes the next that is free. At most COLOURS runs."""
+    taken: dict[int, int] = {}
+    for number in sorted(numbers):
+        free = (colour % COLOURS for colour in range(number, number + COLOURS))
+        taken[next(colour for colour in free if colour not in taken)] = number
+    by_number = {number: colour + 1 for colour, number in taken.items()}
+    return [by_number[number] for number in numbers]
 
 
 def headline(found: Mapping[str, Summary]) -> list[tuple[str, float]]:

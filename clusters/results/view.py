@@ -17,6 +17,8 @@ from clusters.results.values import is_less_better
 
 MAX_TEXT, MAX_WHERE, MAX_CONDITIONS, MAX_COLUMNS, MAX_PINS, MAX_PAGE = 200, 1000, 8, 40, 20, 10_000
 Operator = Literal["<", "<=", ">", ">=", "=", "!=", "~"]
+# No run is drawn.
+NONE = "none"
 # What a column shows: a fact of the run, a parameter, or of a metric the last, the best, the smallest or the largest value.
 KINDS = ("last", "best", "min", "max", "param")
 FIELDS = {
@@ -95,7 +97,8 @@ def conditions(text: str) -> tuple[list[Condition], list[str]]:
 @dataclass(frozen=True)
 class View:
     """What is shown. `cluster` and `whole` (a `Cluster.part_of`) narrow the table to their runs. `columns` is None until somebody
-    chose some. With `charts`, the curves of the first runs stand above the rows. `pins` are runs (`train/3`) that stay at the top
+    chose some. With `charts`, the curves of runs stand above the rows: of those in `drawn`, or until somebody chose some of
+    the first. `pins` are runs (`train/3`) that stay at the top
     whatever the filters say."""
 
     search: str = ""
@@ -109,6 +112,7 @@ class View:
     whole: str = ""
     page: int = 1
     charts: bool = True
+    drawn: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
     pins: tuple[str, ...] = field(default=())
 
@@ -122,7 +126,6 @@ class View:
 
         group = Column.of(one("group"))
         page = one("page")
-        pins = (name for text in said.get("pin", []) for name in text[:2000].split(",") if _RUN.fullmatch(name))
         columns = [
             each.key for text in said.get("c", [])[: 2 * MAX_COLUMNS] if (each := Column.of(text.replace("\0", "")))
         ]
@@ -131,9 +134,9 @@ class View:
             sort=one("sort") if _sorting(one("sort")) else "", group=group.key if group and _groups(group) else "",
             cluster=one("cluster"), whole=one("of"),
             page=min(int(page), MAX_PAGE) if page.isascii() and page.isdecimal() and len(page) < 9 and int(page) else 1,
-            charts=one("charts") != "0",
+            charts=one("charts") != "0", drawn=_runs(said["draw"]) if "draw" in said else None,
             columns=tuple(dict.fromkeys(columns))[:MAX_COLUMNS] if "c" in said else None,
-            pins=tuple(dict.fromkeys(pins))[:MAX_PINS],
+            pins=_runs(said.get("pin", [])),
         )  # fmt: skip
 
     @classmethod
@@ -149,6 +152,7 @@ class View:
             ("group", self.group), ("cluster", self.cluster), ("of", self.whole), ("sort", self.sort),
             ("page", str(self.page) if self.page > 1 else ""), ("pin", ",".join(self.pins)),
             ("charts", "" if self.charts else "0"),
+            ("draw", "" if self.drawn is None else ",".join(self.drawn) or NONE),
         )  # fmt: skip
         # An empty choice is one, too.
         columns = self.columns if self.columns != () else ("",)
@@ -192,6 +196,11 @@ class View:
         """With this run at the top, or without, if it is there."""
         rest = tuple(each for each in self.pins if each != run)
         return replace(self, pins=rest if len(rest) < len(self.pins) else (*self.pins, run)[-MAX_PINS:])
+
+
+def _runs(said: Sequence[str]) -> tuple[str, ...]:
+    names = (name for text in said for name in text[:2000].split(",") if _RUN.fullmatch(name))
+    return tuple(dict.fromkeys(names))[:MAX_PINS]
 
 
 _RUN = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}")

@@ -44,9 +44,11 @@ def media_of(run: Run) -> Media:
 def images_of(run: Run, wanted: Iterable[Placed], most: int) -> list[bytes]:
     """The bytes of images, none of those that are not there and those that would make it more than `most` in all. Raises
     DriverError."""
+    if not (chosen := list(wanted)):
+        return []
     store, folder = output_of(run)
     driver, found = open_store(store), list[bytes]()
-    for each in wanted:
+    for each in chosen:
         image, data = each.image, b""
         if _is_its(each.path, folder) and image.size - HEAD - TAIL <= min(MAX_RECORD, most):
             # A file may have been removed since.

@@ -254,7 +254,7 @@ def live(request: HttpRequest, context: dict[str, Any], template: str) -> HttpRe
     response = get_conditional_response(request, etag=etag)
     if response is None:
         response = render(request, template, {**context, "live": True})
-        response["ETag"] = etag
+    response["ETag"] = etag
     return response
 
 

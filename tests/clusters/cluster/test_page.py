@@ -412,12 +412,17 @@ class TestMetrics:
         trained("summaries/events.out.tfevents.1", 4)
         assert "0.25" in client.get(address, headers={"If-None-Match": first["ETag"]}).content.decode()
 
-    def test_images_and_histograms_are_shown_and_given_by_rest(self, trained, people, as_person, s3, bucket):
+    def test_images_and_histograms_are_shown_and_given_by_rest(
+        self, trained, make_cluster, people, as_person, s3, bucket
+    ):
         from tests.api.client import api_of
         from tests.clusters.scalars.test_media import PNG, histo, image, of
 
         client, address = as_person(people.victor), "/clusters/ops-demo/demo/metrics/media"
         assert "<section" not in client.get(address).content.decode()
+        make_cluster("keeps-nothing", phase="Running")
+        nothing = client.get(address.replace("demo/metrics", "keeps-nothing/metrics")).content.decode()
+        assert "cannot be read" not in nothing
         steps = [
             of(
                 image(PNG, width=9, height=4),

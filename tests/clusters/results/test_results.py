@@ -101,6 +101,13 @@ def test_conditions_that_mean_nothing_are_named_and_hide_nothing(three: Any) -> 
     assert (found.total, len(found.notes)) == (4, 2)
 
 
+def test_names_that_no_run_has_are_named_where_nothing_is_found(three: Any) -> None:
+    now = timezone.now()
+    notes = find(three.ops, View(where="lossy < 0.5, LR = 7, loss > 0, cost > 99, best:f1 > 0"), now).notes
+    assert notes == [f"No run has a metric or parameter “{name}”." for name in ("lossy", "f1")]
+    assert find(three.ops, View(where="loss > 5"), now).notes == []
+
+
 def test_groups(three: Any) -> None:
     found, total, shown, _ = groups(three.ops, View(group="param:LR"), timezone.now())
     assert [(each.value, each.runs, each.cost, each.numbers) for each in found] == [
@@ -296,14 +303,25 @@ def test_charts_stand_above_the_rows_they_are_of(three: Any, as_person: Any) -> 
     client = as_person(three.victor)
     page = client.get("/results/ops-demo?c=last:loss&c=best:loss&sort=last:loss")
     table = page.context["table"]
-    # Those with numbers, in the order of the rows; d has none.
-    assert [(line.name, line.colour) for line in table.lines] == [("b/1", 1), ("a/1", 2), ("d/1", 0), ("c/1", 3)]
+    # Those with numbers; d has none. A run keeps its colour whatever the order is.
+    by_name = {line.name: line.colour for line in table.lines}
+    assert by_name["d/1"] == 0
+    assert len({*by_name.values()}) == 4
+    again = client.get("/results/ops-demo?c=last:loss&c=best:loss&sort=-last:loss").context["table"]
+    assert {line.name: line.colour for line in again.lines} == by_name
     assert table.charts[1] == "runs=b%2F1%2Ca%2F1%2Cc%2F1&metric=loss&brief=1"
     assert f'id="charts-{table.charts[0]}"' in page.content.decode()
     # Filters and pins choose what is drawn. The key tells the page whether it has those charts already.
     other = client.get("/results/ops-demo?c=last:loss&c=best:loss&where=LR+%3D+0.1&pin=b/1").context["table"]
     assert [line.name for line in other.drawn] == ["b/1", "c/1", "a/1"]
     assert other.charts[0] != table.charts[0]
+    # A dot takes its run out of the charts, and puts it back.
+    turned = {line.name: line.turned for line in table.lines}
+    assert turned["d/1"] == "", "it has nothing to draw"
+    without = client.get(f"/results/ops-demo?{turned['a/1']}").context["table"]
+    assert {line.name: line.colour for line in without.lines} == {**by_name, "a/1": 0}
+    back = client.get(f"/results/ops-demo?{without.lines[1].turned}").context["table"]
+    assert (without.lines[1].name, {line.name for line in back.drawn}) == ("a/1", {"a/1", "b/1", "c/1"})
 
 
 def test_who_turns_charts_off_keeps_them_off(three: Any, as_person: Any) -> None:

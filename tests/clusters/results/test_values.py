@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.results.columns import Facts, columns
-from clusters.results.values import Extreme, Summary, headline, is_less_better, options, parameters, summaries
+from clusters.results.values import Extreme, Summary, colours, headline, is_less_better, options, parameters, summaries
 from clusters.results.view import FIELDS, Column, View, conditions
 from clusters.scalars.events import MAX_POINTS, Point, Scalars, Series
 from clusters.scalars.printed import scalars_of_log
@@ -92,12 +93,25 @@ KEYS = st.sampled_from([*FIELDS]) | st.builds(
 )
 
 
+@given(st.sets(st.integers(1, 10**9), max_size=6), st.randoms())
+def test_each_run_has_a_colour_of_its_own_in_any_order(numbers: set[int], random: Random) -> None:
+    in_order = sorted(numbers)
+    found = dict(zip(in_order, colours(in_order), strict=True))
+    assert len(set(found.values())) == len(numbers)
+    assert all(1 <= colour <= 6 for colour in found.values())
+    random.shuffle(in_order)
+    assert dict(zip(in_order, colours(in_order), strict=True)) == found
+
+
+RUNS = st.lists(st.from_regex(r"[a-z]{1,5}/[1-9]", fullmatch=True), max_size=3, unique=True).map(tuple)
+
+
 @given(
     st.builds(
         View, search=TEXTS, state=TEXTS, who=TEXTS, tag=TEXTS, where=TEXTS, cluster=TEXTS, whole=TEXTS,
         sort=st.sampled_from(["", "-cost", "param:a b", "-best:x/y:z&="]), group=st.sampled_from(["", "who", "param:LR"]),
         page=st.integers(1, 99), columns=st.none() | st.lists(KEYS, max_size=4, unique=True).map(tuple),
-        pins=st.lists(st.from_regex(r"[a-z]{1,5}/[1-9]", fullmatch=True), max_size=3, unique=True).map(tuple),
+        charts=st.booleans(), drawn=st.none() | RUNS, pins=RUNS,
     )
 )  # fmt: skip
 def test_an_address_says_the_whole_view(view: View) -> None:
