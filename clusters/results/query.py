@@ -1,7 +1,8 @@
 """From a view to its rows: which runs, in which order, with all their numbers. Three queries however many rows and metrics.
 
 The first finds the page: it sorts and filters all runs of the appcode by little columns and the covering index of their metrics,
-and says how many there are. The other two read what that page shows.
+and says how many there are. The other two read what that page shows. Until somebody chose columns, a filtered view reads the
+newest runs as well, by which columns are chosen: three more.
 """
 
 from __future__ import annotations
