@@ -21,6 +21,7 @@ class ClustersConfig(AppConfig):
         from clusters.model_registry import access as model_registry
         from clusters.pipelines import loop as pipelines
         from clusters.pipelines.pages import live as live_pipelines
+        from clusters.recipes import RECIPES
         from clusters.runs import folders, idle
         from clusters.runs.status import notifications
         from clusters.services.pages import list as service_list
@@ -47,6 +48,8 @@ class ClustersConfig(AppConfig):
         portal_points.gpu_pool.add(contributions.gpu_pool)
         portal_points.steps.add(contributions.steps)
         portal_points.first_hour.add(contributions.first_hour)
+        for recipe in RECIPES:
+            portal_points.recipes.add(recipe)
         portal_points.notes.add(health.notes)
         for kind in searched.KINDS:
             portal_points.kinds.add(kind)

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from django.db import transaction
 from django.db.models import QuerySet
 from django.templatetags.static import static
+from django.utils.text import slugify
 from prometheus_client.core import Metric
 
 from portal.models import Appcode, User
@@ -109,10 +110,25 @@ class Step:
     pictures: tuple[Picture, ...] = ()
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How a program does something: what it is called, a sentence or two, and lines to copy."""
+
+    title: str
+    text: str
+    code: str
+
+    @property
+    def anchor(self) -> str:
+        return slugify(self.title)
+
+
 # The set-up steps, in order.
 steps: ExtensionPoint[Callable[[], Iterable[Step]]] = ExtensionPoint()
 # What a new person tries first, in order.
 first_hour: ExtensionPoint[Callable[[User], Iterable[Step]]] = ExtensionPoint()
+# What programs of users can do, in order.
+recipes: ExtensionPoint[Recipe] = ExtensionPoint()
 # Sentences about the machines that every user should know.
 notes: ExtensionPoint[Callable[[], Iterable[str]]] = ExtensionPoint()
 # The kinds of objects that the search finds, in the order of equally good hits.

@@ -1,6 +1,7 @@
-"""Help: what to try first, what the words mean, where REST is described, and for administrators what is left to set up.
+"""Help: what to try first, what programs can do, what the words mean, where REST is described, and for administrators what is
+left to set up.
 
-Apps register the set-up steps (`extension_points.steps`). Whether a step is done is read from the
+Apps register the set-up steps (`extension_points.steps`) and the recipes. Whether a step is done is read from the
 database, not ticked by a person.
 """
 
@@ -79,6 +80,7 @@ def help_page(request: HttpRequest) -> HttpResponse:
         "terms": [term for term in TERMS if has(term.name, term.meaning)],
         "first_hour": first_hour,
         "next_step": next((step for step in first_hour if typed or not step.done), None),
+        "recipes": [each for each in extension_points.recipes if has(each.title, each.text, each.code)],
         "steps": [step for step in setup if has(step.title)],
         "notes": [note for note in notes if has(note)],
         "keys": [(keys, what) for keys, what in KEYS if has("keys keyboard", what)],

@@ -113,9 +113,13 @@ def _searched(entry: layout.Entry) -> str:
 
 
 def terms() -> list[tuple[str, Hit]]:
-    """The words that help explains, each with the text that is searched."""
+    """The words and the recipes of help, each with the text that is searched."""
     at = reverse("help")
-    return [(term.name.lower(), Hit(term.name, term.meaning, f"{at}#{term.anchor}", "help")) for term in TERMS]
+    words = [(term.name.lower(), Hit(term.name, term.meaning, f"{at}#{term.anchor}", "help")) for term in TERMS]
+    return words + [
+        (each.title.lower(), Hit(each.title, "From your program", f"{at}#{each.anchor}", "help"))
+        for each in extension_points.recipes
+    ]
 
 
 def settings() -> list[tuple[str, Hit]]:

@@ -98,6 +98,7 @@ def test_an_object_that_is_called_like_a_verb_is_found_first(found: Any, make_cl
 
 def test_help_explains_words_and_pages_are_found_by_what_is_done_there(found: Any) -> None:
     assert ("GPU-hour", "/help#gpu-hour") in found("gpu-hour")["Help"]
+    assert ("MLflow", "/help#mlflow") in found("mlflow")["Help"]
     assert ("New cluster", "/clusters/new") in found("create a cluster")["Go to"]
 
 

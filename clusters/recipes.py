@@ -1,0 +1,123 @@
+"""The recipes that *Help* shows under “From your program”: how a program reports numbers, saves models and goes on after a retry.
+Pure. A test reads the lines of these recipes as the portal does, so that none of them promises what it cannot read.
+"""
+
+from __future__ import annotations
+
+from portal.extension_points import Recipe
+
+PRINTED = Recipe(
+    "Print numbers",
+    "Metrics draws a curve for each named number in a line with a step or an epoch. It needs no library and no output. Printed "
+    "lines count as long as the run has no numbers from the files or from MLflow below. These forms are read:",
+    """\
+step 75: loss = 0.41, accuracy = 0.92
+{"step": 75, "loss": 0.41, "accuracy": 0.92}
+Epoch [3/5], loss: 0.2, lr: 1e-3
+iter 10 | train loss 3.2 | val loss 3.4
+[7]\ttrain-rmse:0.38
+Epoch 3/5
+225/225 - 1s - 5ms/step - accuracy: 0.91 - loss: 0.31""",
+)
+
+OPTIONS = Recipe(
+    "Parameters in Results",
+    "Variables of the cluster (ENV) and options of its command are columns of Results, to sort, filter and group by. So are "
+    "parameters that the program records by MLflow, and the configuration of W&B.",
+    "python train.py --learning-rate 0.01 --batch-size=64 --augment",
+)
+
+RECIPES = (
+    PRINTED,
+    Recipe(
+        "TensorBoard summaries from TensorFlow and Keras",
+        "Give the cluster an output in object storage, and write below /elearn/output. Metrics draws scalars, histograms and "
+        "images while the run goes on; TensorBoard itself is one click away there.",
+        """\
+writer = tf.summary.create_file_writer("/elearn/output/summaries")
+with writer.as_default(step=step):
+    tf.summary.scalar("loss", loss)
+    tf.summary.histogram("weights", weights)
+    tf.summary.image("digits", images)  # [count, height, width, channels]
+writer.flush()
+
+# or, with Keras
+model.fit(data, callbacks=[keras.callbacks.TensorBoard("/elearn/output/summaries", histogram_freq=1)])""",
+    ),
+    Recipe(
+        "TensorBoard summaries from PyTorch",
+        "The same files from PyTorch. If the image lacks both packages, name tensorboardX under Requirements of the form.",
+        """\
+from torch.utils.tensorboard import SummaryWriter  # or: from tensorboardX import SummaryWriter
+
+writer = SummaryWriter("/elearn/output/summaries")
+writer.add_scalar("loss", loss, step)
+writer.add_histogram("weights", weights, step)
+writer.add_image("digit", image, step)  # [channels, height, width]
+writer.close()""",
+    ),
+    Recipe(
+        "MLflow",
+        "Programs that use MLflow work unchanged: the address and the token of the portal's tracking server are in "
+        "MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN. Name mlflow-skinny under Requirements of the form. Artifacts need an "
+        "output. On Kubernetes an administrator names the server's address first.",
+        """\
+import mlflow
+
+mlflow.log_param("lr", 0.1)
+mlflow.log_metric("loss", 0.4, step=1)
+mlflow.log_artifact("confusion.png")""",
+    ),
+    Recipe(
+        "W&B (Weights & Biases)",
+        "W&B works offline, without an account: its files in the output are read. They become curves on Metrics; the "
+        "configuration and the summary become columns of Results.",
+        """\
+import wandb
+
+run = wandb.init(mode="offline", dir="/elearn/output", config={"lr": 0.1})
+run.log({"loss": 0.4})
+run.finish()""",
+    ),
+    Recipe(
+        "CSV from Lightning and Keras",
+        "Tables in the output are read if they have a column step or epoch, and a name that loggers use: metrics.csv, "
+        "results.csv, progress.csv, history.csv, log.csv or training.log.",
+        """\
+trainer = Trainer(logger=CSVLogger("/elearn/output", name="csv"))  # from lightning.pytorch.loggers
+
+# or, with Keras
+model.fit(data, callbacks=[keras.callbacks.CSVLogger("/elearn/output/history.csv")])""",
+    ),
+    Recipe(
+        "Save a model that can be registered",
+        "Write it into a folder of its own in the output, apart from checkpoints. After the run, Register as a model on its page "
+        "makes a version of it; the hook “Save a model version” does so after every success.",
+        """\
+tf.saved_model.save(model, "/elearn/output/model")
+
+# or one file in that folder
+model.save("/elearn/output/model/digits.keras")
+torch.onnx.export(model, (example,), "/elearn/output/model/digits.onnx")
+skops.io.dump(model, "/elearn/output/model/digits.skops")""",
+    ),
+    Recipe(
+        "Checkpoints: go on after a retry",
+        "A task that is started again, or whose GPUs were taken back, finds the files that it had stored in /elearn/output. Save "
+        "checkpoints there, and begin with the newest.",
+        """\
+checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+manager = tf.train.CheckpointManager(checkpoint, "/elearn/output/checkpoints", max_to_keep=3)
+checkpoint.restore(manager.latest_checkpoint)  # None at first: then it changes nothing
+manager.save()  # every few minutes
+
+# or, with Keras
+model.fit(data, callbacks=[keras.callbacks.BackupAndRestore("/elearn/output/backup")])
+
+# or, with PyTorch
+if os.path.exists("/elearn/output/last.pt"):
+    model.load_state_dict(torch.load("/elearn/output/last.pt"))
+torch.save(model.state_dict(), "/elearn/output/last.pt")  # every few minutes""",
+    ),
+    OPTIONS,
+)
