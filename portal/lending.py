@@ -41,7 +41,7 @@ def promised(quotas: int, pool: int | None) -> str:
         return f"The quotas of all appcodes together are {_gpus(quotas)}."
     said = f"The quotas of all appcodes together are {quotas:,} of {_gpus(pool)}"
     if quotas > pool:
-        return f"{said}: oversold, nothing is promised."
+        return f"{said}: oversold. If all ask, each gets a part of its quota."
     free = pool - quotas
     if not free:
         return f"{said}: each is promised, and only what others leave is lent."

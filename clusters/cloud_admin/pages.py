@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from django import forms
@@ -28,10 +28,12 @@ from clusters.clouds.health import silence
 from clusters.clouds.models import Cloud, CloudState
 from clusters.cluster.pages.machines import Machines, machines
 from clusters.runs.models import Run
+from clusters.runs.placing.tiles import Tile
 from clusters.runs.queries.queue import reported_tiles
 from datastores.models import Volume
 from portal.access import require_administrator
 from portal.errors import Conflict, Invalid
+from portal.lending import promised
 from portal.models import Appcode, OrgNode
 from portal.pages.appcodes import attempt, person
 from portal.pages.forms import Words, show_errors
@@ -258,6 +260,12 @@ def clouds(request: HttpRequest) -> HttpResponse:
     return _clouds(request, {}, {})
 
 
+def _without_notes(tiles: Iterable[Tile], state: CloudState | None) -> list[Tile]:
+    """The tiles without what the page says of the whole cloud, which has no room in the box of a node."""
+    notes = state.notes if state else []
+    return [replace(tile, note="") if tile.note in notes else tile for tile in tiles]
+
+
 def _clouds(request: HttpRequest, chosen: Mapping[str, str], errors: Mapping[str, str]) -> HttpResponse:
     """The page, with what the form of business lines said and what was wrong with it, by path."""
     rows = list(registry.rows().prefetch_related("placements__org_node"))
@@ -278,7 +286,7 @@ def _clouds(request: HttpRequest, chosen: Mapping[str, str], errors: Mapping[str
             living.get(row.name, 0),
             sorted(each.org_node.path for each in row.placements.all()),
             volumes.get(row.name, 0),
-            machines(tiles.get(row.name, ()), {}, sees_all=True),
+            machines(_without_notes(tiles.get(row.name, ()), states.get(row.name)), {}, sees_all=True),
         )
         for row in rows
     ]
@@ -288,13 +296,14 @@ def _clouds(request: HttpRequest, chosen: Mapping[str, str], errors: Mapping[str
         choices = [(row.name, row.title) for row in rows if row.enabled or row.name == was]
         wanted = chosen.get(line.path, was)
         lines.append(Line(line.path, line.namespace or "", was, wanted, choices, errors.get(line.path, "")))
+    pool = sum(cloud.gpus for cloud in shown)
+    quotas = Appcode.objects.filter(state=Appcode.State.ACTIVE).aggregate(sum=Sum("gpu_quota"))["sum"] or 0
     context = {
         "clouds": shown,
         "lines": lines,
         "silent": [cloud for cloud in shown if cloud.silent],
         "default_title": default.title if default else "nowhere",
-        "pool": sum(cloud.gpus for cloud in shown),
-        "quotas": Appcode.objects.filter(state=Appcode.State.ACTIVE).aggregate(sum=Sum("gpu_quota"))["sum"] or 0,
+        "promised": pool and promised(quotas, pool),
     }
     return render(request, "clusters/cloud_admin/clouds.html", context)
 

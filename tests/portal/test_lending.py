@@ -33,7 +33,7 @@ SAID = "The quotas of all appcodes together are"
 @pytest.mark.parametrize(
     ("quotas", "pool", "expected"),
     [
-        (120, 104, "120 of 104 GPUs: oversold, nothing is promised."),
+        (120, 104, "120 of 104 GPUs: oversold. If all ask, each gets a part of its quota."),
         (104, 104, "104 of 104 GPUs: each is promised, and only what others leave is lent."),
         (96, 104, "96 of 104 GPUs: each is promised, and 8 belong to nobody and can always be lent."),
         (96, 0, "96 GPUs."),
@@ -47,7 +47,7 @@ def test_what_quotas_are_worth(quotas: int, pool: int | None, expected: str) -> 
 def test_before_saving_it_is_said_who_gains_and_who_loses() -> None:
     said = effect("ops", Stand(8, 0, 1), Stand(24, 16, 3), OTHERS, 104)
     assert said == (
-        "The quotas of all appcodes together are 120 of 104 GPUs: oversold, nothing is promised.",
+        "The quotas of all appcodes together are 120 of 104 GPUs: oversold. If all ask, each gets a part of its quota.",
         "ops gains 16 GPUs of its own: whoever borrows them gives them back when it asks.",
         "It may hold 40 GPUs while nobody else needs them.",
         (

@@ -191,14 +191,17 @@ def test_gpus_of_nodes_are_squares_and_the_pool_stands_beside_the_quotas(trainin
 
     node = {"gpu_model": "A100", "cpu_milli": 64000, "memory_mb": 64000}
     nodes = [
-        node | {"name": "n1", "gpus": 8, "gpus_free": 5},
+        node | {"name": "n1", "gpus": 8, "gpus_free": 5, "note": "It has no internet."},
         node | {"name": "n2", "gpus": 4, "gpus_free": 0, "takes_tasks": False, "note": "It takes no new tasks."},
     ]
     CloudState.objects.update_or_create(name="training", defaults={"capacity": {"nodes": nodes}})
+    CloudState.objects.filter(name="training").update(notes=["It has no internet."])
     page = root.get("/admin/clouds").content.decode()
     assert "n1: 8 GPUs (A100), 3 held by runs, 5 free." in page
     assert "n2: 4 GPUs (A100), all on nodes that take no tasks. It takes no new tasks." in page
-    assert "the quotas of all appcodes add up to" in page
+    assert page.count("It has no internet.") == 1, "what holds for the whole cloud is not repeated at its nodes"
+    assert "The quotas of all appcodes together are" in page
+    assert 'href="/queue/shares"' in page
 
 
 def test_a_setting_that_is_on_or_off_is_ticked_and_unticked(training, root):

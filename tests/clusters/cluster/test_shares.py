@@ -117,7 +117,7 @@ def test_oversold_quotas_are_said(shared: Any) -> None:
     assert "96 of 104 GPUs: each is promised" in seen_by(shared.bob)[0]
     Appcode.objects.filter(code="flight-demo").update(gpu_quota=56)
     assert (
-        "The quotas of all appcodes together are 120 of 104 GPUs: oversold, nothing is promised."
+        "The quotas of all appcodes together are 120 of 104 GPUs: oversold. If all ask, each gets a part of its quota."
         in seen_by(shared.bob)[0]
     )
 
