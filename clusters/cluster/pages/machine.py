@@ -25,6 +25,8 @@ TOGETHER = 2000
 EACH_TASK = 10
 # GPUs that the notice names.
 NAMED = 5
+# Less than that of any unit is nothing that anybody looks for.
+LEAST = 0.0005
 GIB, MB = float(1 << 30), 1e6
 RANGE = ("mean", "lowest", "highest")
 MODES = (("together", "Mean and range"), ("busiest", "The ten busiest"))
@@ -47,6 +49,8 @@ class Kind:
         if value is None:
             return "–"
         shown = value / self.scale
+        if shown < LEAST:
+            return "0"
         return number(round(shown)) if self.quantity == "gpu" or shown >= 100 else number(float(f"{shown:.2g}"))
 
 

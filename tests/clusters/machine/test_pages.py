@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 
 from clusters.clouds.drivers.base import GpuNow, Sample, Samples, SamplesTasks
 from clusters.clouds.models import CloudState
+from clusters.cluster.pages.machine import KINDS
 from clusters.machine.sampler import Sampler
 from clusters.runs.models import Cluster, Run, Task
 
@@ -153,3 +154,8 @@ def test_many_tasks_are_a_mean_and_extremes_or_the_ten_busiest_in_as_many_querie
     )
     sampled(second, [("worker", 0)], 2, lambda n, seconds: Sample("", 0, cpu_seconds=seconds, memory_bytes=1 << 20))
     assert lines("?with=2") == [["run 1", "run 2"]] * 2
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "–"), (51.0, "0"), (1_234_567.0, "1.2"), (2.5e8, "250")])
+def test_traffic_is_said_in_numbers_that_people_read(value: float | None, text: str) -> None:
+    assert {kind.quantity: kind for kind in KINDS}["read"].text(value) == text
