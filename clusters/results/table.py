@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.utils.html import conditional_escape, escape, strip_tags
 from django.utils.safestring import SafeString
 
+from clusters.results import coordinates as parallel
 from clusters.results import query
 from clusters.results.columns import BESIDE_THE_NAME, Columns, Facts, columns, value_of
 from clusters.results.numbers import look_at
@@ -160,6 +161,7 @@ class Table:
     pages: int
     picks: list[Pick] = field(default_factory=list)
     group_choices: list[tuple[str, str]] = field(default_factory=list)
+    coordinates: parallel.Drawn | None = None
 
     @property
     def has_states(self) -> bool:
@@ -219,6 +221,7 @@ def table_of(appcode: Appcode, view: View) -> Table:
     return Table(
         appcode, view, headings, lines, [], found.total, found.notes, known,
         any(not row.run.is_terminal for row in found.rows), -(-found.total // ROWS) or 1, _picks(known), _groups(known),
+        _coordinates(zip(found.rows, lines, strict=True), known, view) if view.charts else None,
     )  # fmt: skip
 
 
@@ -239,6 +242,18 @@ def _drawn(lines: Sequence[tuple[Row, Line]], view: View) -> list[Line]:
         return view.but(drawn=drawn, page=view.page).query
 
     return [replace(line, colour=by_name.get(line.name, 0), turned=turned(line.name)) for _, line in lines]
+
+
+def _coordinates(lines: Iterable[tuple[Row, Line]], known: Columns, view: View) -> parallel.Drawn | None:
+    if (metric := parallel.metric_of(known.shown, view)) is None:
+        return None
+    runs = []
+    for row, line in lines:
+        value = value_of(metric, row.numbers[metric.name])[0] if metric.name in row.numbers else None
+        if value is not None:
+            runs.append(parallel.Point(line.name, line.url, row.parameters, value))
+    names = [column.name for column in known.shown if column.kind == "param"]
+    return parallel.drawn(runs, names, metric)
 
 
 def _columns(appcode: Appcode, view: View, rows: Sequence[Row], now: dt.datetime) -> Columns:

@@ -309,6 +309,11 @@ def test_charts_stand_above_the_rows_they_are_of(three: Any, as_person: Any) -> 
     assert len({*by_name.values()}) == 4
     again = client.get("/results/ops-demo?c=last:loss&c=best:loss&sort=-last:loss").context["table"]
     assert {line.name: line.colour for line in again.lines} == by_name
+    assert "Parameters and loss" not in page.content.decode(), "two runs with a value say nothing"
+    run_of(three, "e", steps(0.2), number=5, parameters={"LR": "3"})
+    of_three = client.get("/results/ops-demo?c=last:loss&c=best:loss&c=param:LR&sort=last:loss")
+    assert "Parameters and loss" in of_three.content.decode()
+    Run.objects.filter(cluster__name="e").delete()
     assert table.charts[1] == "runs=b%2F1%2Ca%2F1%2Cc%2F1&metric=loss&brief=1"
     assert f'id="charts-{table.charts[0]}"' in page.content.decode()
     # Filters and pins choose what is drawn. The key tells the page whether it has those charts already.

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters.results.columns import Facts, columns
+from clusters.results.coordinates import Point, drawn, metric_of
 from clusters.results.values import Extreme, Summary, colours, headline, is_less_better, options, parameters, summaries
 from clusters.results.view import FIELDS, Column, View, conditions
-from clusters.scalars.events import MAX_POINTS, Point, Scalars, Series
+from clusters.scalars.events import MAX_POINTS, Scalars, Series
+from clusters.scalars.events import Point as ScalarPoint
 from clusters.scalars.printed import scalars_of_log
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
@@ -25,7 +27,7 @@ def test_extremes_survive_thinning_and_the_cache(values: list[float], around: in
     several = [0.0] * (MAX_POINTS * around) + values + [0.0] * (2 * MAX_POINTS)
     series = Series()
     for step, value in enumerate(several):
-        series.add(Point(step, float(step), value))
+        series.add(ScalarPoint(step, float(step), value))
     kept = Series.from_json(series.to_json())
     finite = [value for value in several if math.isfinite(value)]
     for each in (series, kept):
@@ -188,3 +190,35 @@ def test_the_state_stands_beside_the_name_until_somebody_chooses_it() -> None:
 def test_two_metrics_stand_for_a_run(numbers: dict[str, float], wanted: list[str]) -> None:
     found = {name: Summary(value, 1, None, None) for name, value in numbers.items()}
     assert headline(found) == [(name, numbers[name]) for name in wanted]
+
+
+def point(name: str, value: float, **parameters: str) -> Point:
+    return Point(name, f"/{name}", parameters, value)
+
+
+def test_parameters_that_differ_are_axes_and_the_best_run_is_drawn_last() -> None:
+    runs = [
+        point("a/1", 0.5, LR="0.1", MODEL="small", SEED="1"),
+        point("b/1", 0.1, LR="0.001", MODEL="large", SEED="1"),
+        point("c/1", math.nan, LR="9", MODEL="tiny", SEED="1"),
+        point("d/1", 0.3, LR="0.01", SEED="1"),
+    ]
+    found = drawn(runs, ["SEED", "LR", "MODEL"], Column("last", "loss"))
+    assert found is not None
+    assert [axis.label for axis in found.strands.axes] == ["LR", "MODEL", "loss"]
+    assert [strand.text.partition(":")[0] for strand in found.strands.strands] == ["a/1", "d/1", "b/1"]
+    assert found.strands.strands[-1].text == "b/1: loss = 0.1; SEED = 1, LR = 0.001, MODEL = large"
+
+
+@pytest.mark.parametrize(
+    "runs", [[], [point("a/1", 1, LR="1"), point("b/1", 2, LR="2")], [point(f"{n}/1", n) for n in range(9)]]
+)
+def test_too_little_to_see_is_not_drawn(runs: list[Point]) -> None:
+    assert drawn(runs, ["LR"], Column("last", "loss")) is None
+
+
+def test_the_metric_of_the_order_is_the_last_axis() -> None:
+    shown = [Column("last", "lr"), Column("last", "loss")]
+    assert metric_of(shown, View()) == Column("last", "loss"), "no value of a learning rate is better"
+    assert metric_of(shown, View(sort="-best:accuracy")) == Column("best", "accuracy")
+    assert metric_of([], View()) is None
