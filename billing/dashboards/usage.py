@@ -79,11 +79,13 @@ def ask(request: HttpRequest) -> Asked:
 
 
 class Row(NamedTuple):
-    """A row of a page's table. `url` is "" where nothing is below it; `budget` is its part of this month's budget, if any."""
+    """A row of a page's table. `url` is "" where nothing is below it; `budget` is its part of this month's budget, if any;
+    else `may_set_budget` says whether to offer one."""
 
     usage: Usage
     url: str
     budget: Part | None = None
+    may_set_budget: bool = False
 
 
 @require_safe
@@ -107,8 +109,13 @@ def _appcodes(request: HttpRequest, appcodes: QuerySet[Appcode], template: str, 
         if asked.is_this_month:
             context["outlook"] = _outlook(asked, found, over_time)
             budgets = budgets_access.parts(appcodes, rows)
-            links = [row._replace(budget=budgets.get(row.usage.name)) for row in links]
-            context["budgets"] = bool(budgets)
+            without = appcodes_for(person(request), MANAGE).filter(pk__in=found, budget=None)
+            may_set = set(without.values_list("code", flat=True))
+            links = [
+                row._replace(budget=budgets.get(row.usage.name), may_set_budget=row.usage.name in may_set)
+                for row in links
+            ]
+            context["budgets"] = bool(budgets or may_set)
     return _usage_page(request, template, asked, links, over_time, what="appcode", lines=lines, **context)
 
 

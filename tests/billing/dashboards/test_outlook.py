@@ -57,6 +57,18 @@ def test_the_last_second_of_a_month_has_no_rest():
     assert drawn["Forecast"][-1] == (30, 30)
 
 
+def test_what_has_no_price_shows_no_cost_and_leads_administrators_to_the_prices(client, people, monkeypatch):
+    use(people.ops, stop_the_clock(monkeypatch) - dt.timedelta(hours=2), HOUR)
+    client.force_login(people.root)
+    page = client.get("/billing").content.decode()
+    assert '<a href="/admin/prices">no price yet</a>' in page
+    assert '<span title="It costs nothing until it has a price.">–</span>' in page
+    client.force_login(people.alice)
+    page = client.get("/billing").content.decode()
+    assert "no price yet" in page
+    assert "/admin/prices" not in page
+
+
 def test_the_page_of_an_appcode_shows_its_budget_and_that_of_several_says_how_far_each_is(
     client, people, monkeypatch
 ):  # fmt: skip
@@ -73,6 +85,16 @@ def test_the_page_of_an_appcode_shows_its_budget_and_that_of_several_says_how_fa
     whole = client.get("/billing").content.decode()
     assert "&quot;Budget&quot;" not in whole, "it is the budget of one of the two"
     assert f'class="budget-part is-over" href="/budgets/{mine.pk}"' in whole
+    assert f'href="/budgets/new?appcode={people.flight.code}"' in whole
+    assert 'href="/budgets/new?appcode=ops-demo"' not in whole, "it has one"
     assert "&quot;Budget&quot;" in client.get("/billing?appcode=ops-demo").content.decode()
+    Budget.objects.all().delete()
+    client.force_login(people.alice)
+    assert 'href="/budgets/new?appcode=ops-demo"' in client.get("/billing").content.decode()
+    client.force_login(people.bob)
+    shown = client.get("/billing").content.decode()
+    assert "ops-demo" in shown
+    assert "/budgets/new" not in shown
+    assert "/admin/prices" not in shown
     past = client.get("/billing?from=2026-01-01&to=2026-01-31").content.decode()
     assert "Forecast" not in past
