@@ -218,6 +218,17 @@ def test_a_file_goes_in_is_seen_and_comes_out(as_: Any, store: Any, s3: Any, buc
     assert Event.objects.get(verb="datastore.file-stored").message == "Stored runs/1/model.bin."
 
 
+def test_what_a_listing_does_not_know_is_said(as_: Any, store: Any, s3: Any, bucket: str) -> None:
+    s3.client.put_object(Bucket=bucket, Key="runs/1/model.bin", Body=b"1")
+    client = as_("bob")
+    page = client.get(ONE).content.decode()
+    assert page.count('class="muted" title="A listing has no') == 2, "a folder has neither size nor date"
+    only = "Storage finds names only by their beginning."
+    assert only not in page
+    assert only in client.get(f"{ONE}?search=ru").content.decode()
+    assert only not in client.get(f"{ONE}?search=model&below=1").content.decode()
+
+
 def test_files_are_never_shown_in_the_portal(as_: Any, store: Any, s3: Any, bucket: str) -> None:
     name = 'evil"<script>.html'
     s3.client.put_object(Bucket=bucket, Key=name, Body=b"<script>alert(1)</script>", ContentType="text/html")
