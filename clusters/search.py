@@ -5,7 +5,8 @@ Parts of a whole, such as the trials of a sweep, are found by the whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 from django.db.models import Case, Q, QuerySet, Value, When
 from django.db.models.functions import Coalesce
@@ -31,7 +32,7 @@ from clusters.sweeps.access import sweeps_for
 from clusters.sweeps.pages import verbs as sweep_verbs
 from portal.access import appcodes_for
 from portal.models import User
-from portal.search import Found, Kind, Verb
+from portal.search import SHORTEST, Found, Hit, Kind, Verb
 
 
 def _page(route: str) -> Callable[[Found], str]:
@@ -163,5 +164,48 @@ KINDS = (
     Kind(
         "Templates", "cluster", _templates, _page("template"), under="whose_code", state="description", listing="templates"
     ),
-    Kind("Metrics", "results", _metrics, _results, state=Value("results, the best first")),
+    Kind(
+        "Metrics", "results", _metrics, _results, state=Value("results, the best first"),
+        words=("sorted", "best", "highest", "lowest"),
+    ),
 )  # fmt: skip
+# What people type with a state, and what else they call it.
+_OF_ALL = frozenset(("all", "cluster", "clusters", "job", "jobs", "results", "run", "runs"))
+_STATES = {phase.lower(): phase for phase in Run.Phase.values} | {
+    "finished": "Succeeded", "pending": "Queued", "waiting": "Queued", "errors": "Failed", "crashed": "Failed",
+}  # fmt: skip
+
+
+def comparison(user: User, words: Sequence[str]) -> list[Hit]:
+    """ "compare a b": the newest runs of the clusters with these names, side by side, for each appcode with two of them."""
+    names = [word for word in words if word != "compare"]
+    if len(names) == len(words) or len(names) < 2:
+        return []
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    named = clusters_for(user).filter(name__in=names, current_run__isnull=False)
+    for code, name, run in named.order_by("appcode__code").values_list("appcode__code", "name", "current_run__number"):
+        found[code][name] = run
+    return [
+        Hit(
+            f"Compare {' and '.join(runs)}", f"{code} · the newest runs",
+            f"{reverse('compare', args=[code])}?runs={','.join(f'{name}/{run}' for name, run in runs.items())}", "results",
+        )
+        for code, numbers in found.items()
+        if len(runs := {name: numbers[name] for name in names if name in numbers}) > 1
+    ]  # fmt: skip
+
+
+def states(user: User, words: Sequence[str]) -> list[Hit]:
+    """ "failed", "running jobs": Home and Results with only these."""
+    said = [word for word in words if word not in _OF_ALL]
+    if len(said) != 1 or len(said[0]) < SHORTEST:
+        return []
+    phases = dict.fromkeys(phase for word, phase in _STATES.items() if word.startswith(said[0]))
+    return [
+        hit
+        for phase in phases
+        for hit in (
+            Hit(phase, "Home", f"{reverse('home')}?phase={phase}", "home"),
+            Hit(f"{phase} runs", "Results", f"{reverse('results')}?state={phase}", "results"),
+        )
+    ]

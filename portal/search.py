@@ -28,7 +28,7 @@ NOT_NAMED = 3
 # What a row of the UNION says, with the prefix found_.
 FACTS = ("kind", "rank", "acts", "at", "verbs", "name", "under", "state", "key")
 # Words of a sentence that name nothing ("logs of show1", "go to show1").
-SMALL_WORDS = frozenset(("a", "for", "go", "in", "my", "of", "on", "open", "the", "to"))
+SMALL_WORDS = frozenset(("a", "and", "by", "for", "go", "in", "my", "of", "on", "open", "the", "to", "vs", "with"))
 # What people type for the words of a label (without hyphens).
 SYNONYMS = {
     "new": ("add", "create", "launch", "make", "start"),
@@ -49,6 +49,8 @@ SYNONYMS = {
     "tokens": ("keys",),
     "try": ("ask", "predict", "test"),
     "trash": ("deleted", "removed", "undo"),
+    "quota": ("gpu", "gpus", "limit", "quotas"),
+    "budget": ("money", "spending"),
 }
 
 

@@ -41,8 +41,13 @@ def view_of(request: HttpRequest) -> View:
 def home(request: HttpRequest) -> HttpResponse:
     """Leads to the results of the selected appcode, else to those of the appcode in which the person ran something last."""
     user = person(request)
+    view = view_of(request).query
+
+    def those(code: str) -> HttpResponse:
+        return redirect(reverse("results_of", args=[code]) + (f"?{view}" if view else ""))
+
     if code := selected_appcode(request):
-        return redirect("results_of", appcode_for(user, code).code)
+        return those(appcode_for(user, code).code)
     mine = appcodes_for(user)
     last = Run.objects.filter(
         created_by=user, cluster__appcode__in=mine.order_by().values("pk"), cluster__deleted_at=None
@@ -51,8 +56,8 @@ def home(request: HttpRequest) -> HttpResponse:
     code = last.values_list("cluster__appcode__code", flat=True).first() or ""
     offered = list(mine.select_related(None).order_by("code").only("code", "name")[: OFFERED + 1])
     if code or len(offered) == 1:
-        return redirect("results_of", code or offered[0].code)
-    return render(request, "clusters/results/choose.html", {"appcodes": offered[:OFFERED]})
+        return those(code or offered[0].code)
+    return render(request, "clusters/results/choose.html", {"appcodes": offered[:OFFERED], "view": view})
 
 
 @require_safe

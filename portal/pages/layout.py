@@ -100,7 +100,7 @@ NAVIGATION = (
             Entry(
                 "Costs", "billing", "billing", tabs=("dashboard", "invoices", "budgets"), words="billing money usage"
             ),
-            Entry("Appcodes", "appcodes", "appcode", words="teams quota members"),
+            Entry("Appcodes", "appcodes", "appcode", words="teams gpu quotas members limits"),
         ),
     ),
     Section("", (Entry("Help", "help", "help", words="documentation first steps"),)),

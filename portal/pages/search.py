@@ -38,12 +38,21 @@ def _tab(route: str) -> Callable[[Found], str]:
     return address
 
 
-_OF_APPCODES = tuple(
-    Verb(f"{label} of", Q(), _tab(route))
-    for label, route in (
-        ("Results", "results_of"), ("Object storage", "storage"), ("Environments", "environments"), ("Hooks", "hooks"),
-        ("Git tokens", "git_tokens"),
-    )
+def _budget(found: Found) -> str:
+    """The budgets of an appcode; its own page without the app that has them."""
+    there = layout.address_of("budgets")
+    return f"{there}?appcode={found.name}" if there else reverse("appcode", args=[found.name])
+
+
+_OF_APPCODES = (
+    *(
+        Verb(f"{label} of", Q(), _tab(route))
+        for label, route in (
+            ("Results", "results_of"), ("Quota", "appcode"), ("Object storage", "storage"), ("Environments", "environments"),
+            ("Hooks", "hooks"), ("Git tokens", "git_tokens"),
+        )
+    ),
+    Verb("Budget of", Q(), _budget),
 )  # fmt: skip
 KINDS = (
     Kind(
@@ -82,7 +91,8 @@ def _found(request: HttpRequest, limit: int) -> dict[str, Any]:
     if typed:
         # Pages come first: their names are few and known.
         groups = objects(list(extension_points.kinds), user, typed, limit)
-        if wanted := _matching(offered, typed):
+        meant = [hit for sentence in extension_points.sentences for hit in sentence(user, words_of(typed))]
+        if wanted := meant + _matching(offered, typed):
             groups.insert(0, Group("Go to", tuple(wanted[:limit])))
         if explained := _matching(terms(), typed):
             groups.append(Group("Help", tuple(explained[:limit])))

@@ -102,7 +102,45 @@ def test_help_explains_words_and_pages_are_found_by_what_is_done_there(found: An
     assert ("New cluster", "/clusters/new") in found("create a cluster")["Go to"]
 
 
-@pytest.mark.parametrize("typed", ["show", "run show1", "demo results start", "stop show7"])
+def test_runs_of_two_clusters_are_compared(found: Any, make_cluster: Any, people: Any, client: Any) -> None:
+    for name in ("mnist-1", "mnist-2"):
+        make_cluster(name, phase="Succeeded")
+    for typed in ("compare mnist-1 mnist-2", "Compare mnist-1 with mnist-2", "compare mnist-1 vs mnist-2 gone"):
+        [(title, url)] = found(typed)["Go to"]
+        assert (title, url) == (
+            "Compare mnist-1 and mnist-2",
+            "/appcodes/ops-demo/compare?runs=mnist-1/1,mnist-2/1",
+        )
+    assert client.get(url).status_code == 200
+    assert not found("compare mnist-1 mnist-2", people.mallory)
+    assert "Go to" not in found("compare mnist-1 gone")
+
+
+@pytest.mark.parametrize(
+    ("typed", "phase"), [("failed", "Failed"), ("running jobs", "Running"), ("queued", "Queued"), ("crashed", "Failed")]
+)
+def test_a_state_leads_to_what_is_in_it(found: Any, show1: Any, client: Any, typed: str, phase: str) -> None:
+    to = found(typed)["Go to"]
+    assert (phase, f"/?phase={phase}") in to
+    assert (f"{phase} runs", f"/results?state={phase}") in to
+    assert client.get(f"/results?state={phase}").url == f"/results/ops-demo?state={phase}"
+
+
+def test_quota_and_budget_lead_there(found: Any, show1: Any) -> None:
+    assert ("Appcodes", "/appcodes") in found("gpu quota")["Go to"]
+    assert ("Quota of ops-demo", "/appcodes/ops-demo") in found("gpu quota ops-demo")["Actions"]
+    assert ("Budget of ops-demo", "/budgets?appcode=ops-demo") in found("budget ops-demo")["Actions"]
+
+
+def test_results_are_sorted_by_a_metric(found: Any, people: Any) -> None:
+    Metric.objects.create(appcode=people.ops, name="accuracy")
+    for typed in ("sort by accuracy", "best accuracy"):
+        assert found(typed)["Metrics"] == [("accuracy", "/results/ops-demo?sort=-best:accuracy")]
+
+
+@pytest.mark.parametrize(
+    "typed", ["show", "run show1", "demo results start", "stop show7", "compare show1 show2 show3", "failed"]
+)
 def test_thousands_of_objects_cost_no_more_queries(found: Any, make_cluster: Any, client: Any, typed: str) -> None:
     one = make_cluster("show0", phase="Succeeded")
     found(typed)
