@@ -86,9 +86,9 @@ def summaries(scalars: Scalars) -> dict[str, Summary]:
 
 def colours(numbers: Sequence[int]) -> list[int]:
     """A colour for each run, from 1, by its primary key: a run keeps it whatever the order of the rows is. Of two that would have
-    the same, the newer one takes the next that is free. At most COLOURS runs."""
+    the same, the older one takes the next that is free. At most COLOURS runs."""
     taken: dict[int, int] = {}
-    for number in sorted(numbers):
+    for number in sorted(numbers, reverse=True):
         free = (colour % COLOURS for colour in range(number, number + COLOURS))
         taken[next(colour for colour in free if colour not in taken)] = number
     by_number = {number: colour + 1 for colour, number in taken.items()}
