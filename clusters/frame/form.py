@@ -150,14 +150,20 @@ class ManifestForm(forms.Form, Generic[M]):
         return None
 
     def complaints(self) -> dict[str, list[Any]]:
-        """The wrong fields, for a preview: `missing`, the labels of empty ones, and `wrong`, (label, error) of others."""
+        """The wrong fields, for a preview: `missing`, the labels of empty ones, and `wrong`, (label, error, id of
+        the control) of others."""
         found = [
-            (self.fields[name].widget.attrs.get("aria-label", self[name].label), self[name].value(), errors[0])
+            (
+                self.fields[name].widget.attrs.get("aria-label", self[name].label),
+                self[name].value(),
+                errors[0],
+                self[name].id_for_label,
+            )
             for name, errors in ((name, self.errors[name]) for name in self.fields if name in self.errors)
         ]
         return {
-            "missing": [label for label, value, _ in found if not value],
-            "wrong": [(label, sentence) for label, value, sentence in found if value],
+            "missing": [label for label, value, *_ in found if not value],
+            "wrong": [(label, sentence, at) for label, value, sentence, at in found if value],
         }
 
     def choose(self, name: str, choices: Choices) -> None:

@@ -199,6 +199,13 @@
     if (event.detail.target.id === "preview") open = [...event.detail.target.querySelectorAll("details[open]")].map((d) => d.id);
   });
   document.addEventListener("htmx:afterSwap", (event) => {
-    if (event.detail.target.id === "preview") open.forEach((id) => { const d = document.getElementById(id); if (d) d.open = true; });
+    if (event.detail.target.id !== "preview") return;
+    open.forEach((id) => { const d = document.getElementById(id); if (d) d.open = true; });
+    // What already stands beside a field is not said twice: the summary leads there.
+    document.querySelectorAll("#preview .wrong a").forEach((link) => {
+      const control = document.getElementById(link.hash.slice(1)), said = link.closest("li").querySelector("span");
+      const beside = control && control.closest(".field") && control.closest(".field").querySelector(".errorlist");
+      said.hidden = Boolean(beside) && said.textContent.includes(beside.textContent.trim());
+    });
   });
 })();

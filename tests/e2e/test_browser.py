@@ -213,6 +213,11 @@ def test_errors_stand_beside_their_fields_and_the_first_has_the_focus(page: Page
     expect(name).to_have_value("Not A Name")
     expect(page.locator(".field-wrong", has=name)).to_contain_text("lower-case letters")
     expect(page.locator(".field-wrong").nth(1)).to_contain_text("has no '='")
+    summary = page.locator("#preview .wrong")
+    expect(summary).to_contain_text("Name")
+    expect(summary).not_to_have_text(re.compile("lower-case letters"), use_inner_text=True)
+    summary.get_by_role("link", name="Environment variables").click()
+    expect(page).to_have_url(re.compile("#id_env$"))
     expect(page.get_by_label("Command", exact=True)).to_have_value("echo kept")
 
 

@@ -328,11 +328,6 @@ class ClusterForm(ManifestForm[ClusterManifest]):
         return [name for name, driver in COMPUTING.items() if driver.has_keras]
 
     @property
-    def leads(self) -> Sequence[str]:
-        """The frameworks whose first role always has one task."""
-        return frameworks_with(next(name for name, role in COMPUTING_ROLES.items() if role.is_fixed))
-
-    @property
     def has_environments(self) -> bool:
         return bool(self.offer.environments) or bool(self["environment"].value())
 

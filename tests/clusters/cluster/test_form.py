@@ -384,7 +384,9 @@ def test_the_preview_judges_what_is_typed_and_nothing_else(make_cluster, people,
     client = as_person(people.alice)
     body = sent(client.get("/clusters/new").content.decode()) | {"name": "free", "command": "true"}
     page = client.post("/clusters/preview", body | {"name": "taken"}).content.decode()
-    assert "<b>Name:</b> ops-demo already has a cluster “taken”; choose another name." in page
+    assert (
+        '<b><a href="#id_name">Name</a></b><span>: ops-demo already has a cluster “taken”; choose another name.' in page
+    )
     # What the run costs and needs does not hang on these: the numbers are there, and no promise.
     for wrong in ({"name": "taken"}, {"retries": "x"}, {"env": "1A=1"}):
         page = client.post("/clusters/preview", body | wrong).content.decode()
@@ -501,7 +503,7 @@ def test_a_framework_that_the_image_lacks_is_refused_before_it_runs(page_catalog
         asked = body | {"image": image, "framework": framework}
         sentence = "“Torch” has no TensorFlow (it has: PyTorch, JAX); choose another image or framework."
         page = client.post("/clusters/preview", asked).content.decode()
-        assert (f"<b>Framework:</b> {sentence}" in page) == refused
+        assert (f'<b><a href="#id_framework">Framework</a></b><span>: {sentence}' in page) == refused
     page = client.post("/clusters/new", body | {"image": "torch"}).content.decode()
     assert list(wrong_fields(page)) == ["framework"]
     assert not why_not_in(Image.objects.get(name="torch"), "web"), "what a web program needs people bring"
