@@ -92,9 +92,11 @@ def strip(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     if shown.run:
         use = use_of(shown.run, shown.now)
         idle = [IdleGpu(gpu, task) for task in use.tasks for gpu in task.idle_gpus(shown.now)]
+        figures = _figures(shown.run, use)
         context |= {
             "use": use,
-            "figures": _figures(shown.run, use),
+            "figures": figures,
+            "has_lines": any(each.path for each in figures),
             "idle": idle[:NAMED],
             "idle_more": max(0, len(idle) - NAMED),
             "idle_all": len(idle),
@@ -214,12 +216,8 @@ def _figures(run: Run, use: MachineUse) -> list[Figure]:
 def _note(kind: Kind, use: MachineUse, *, over_run: bool) -> str:
     """Which tasks are furthest from the mean, or the largest value of the only task."""
     if use.whole is None:
-        peak = use.tasks[0].peak[kind.quantity]
-        return (
-            f"at most {kind.text(peak)}"
-            if peak is not None and kind.quantity in ("gpu_memory", "memory", "cpu")
-            else ""
-        )
+        peak = kind.text(use.tasks[0].peak[kind.quantity])
+        return f"at most {peak}" if kind.quantity in ("gpu_memory", "memory", "cpu") and peak not in ("–", "0") else ""
     part: Callable[[Usage], float | None] = lambda each: (each.mean if over_run else each.now)[kind.quantity]  # noqa: E731
     known = [value for value in map(part, use.tasks) if value is not None]
     return f"{kind.text(min(known))} to {kind.text(max(known))} in {len(known)} tasks" if len(known) > 1 else ""

@@ -125,6 +125,15 @@ def test_a_hundred_workers_have_a_strip_of_cells(make_cluster, people, as_person
     assert page.count('class="cell cell-pending" href=') == 101
 
 
+def test_the_first_gpu_of_a_machine_does_not_read_as_none(make_cluster, people, as_person):
+    from clusters.runs.models import Task
+
+    run = make_cluster("demo", phase="Running").current_run
+    Task.objects.create(run=run, role="master", index=0, uid="a", phase="Running", gpus=["0"], gpu_model="simulated")
+    page = as_person(people.alice).get("/clusters/ops-demo/demo").content.decode()
+    assert "<span>number 0 <small>simulated</small></span>" in page
+
+
 def test_a_thousand_workers_do_not_fill_the_page(make_cluster, people, as_person, django_assert_max_num_queries):
     from clusters.runs.models import Task
 

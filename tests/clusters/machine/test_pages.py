@@ -85,7 +85,7 @@ def test_gpus_that_do_nothing_are_named_with_what_to_do(make_cluster: Any, peopl
     assert "GPU 63 %" in text
     assert "40 to 85 in 2 tasks" in text
     assert "GPU memory 4 GiB" in text
-    assert "CPU 1.5 cores" in text
+    assert "CPU 1.5 of " in text
     assert "Written to disk 2 MB/s" in text
     # What never was, or is not measured, is no figure; why it is not stands below.
     assert "Read from disk" not in text
@@ -112,6 +112,20 @@ def test_gpus_that_do_nothing_are_named_with_what_to_do(make_cluster: Any, peopl
     ended = words(as_person(people.alice).get("/clusters/ops-demo/demo/machine").content)
     assert "What the machine did" in ended
     assert "On average over the run." in ended
+
+
+@pytest.mark.parametrize(("minutes", "has_lines"), [(1, False), (13, True)])
+def test_a_run_that_does_nothing_says_zero_once_and_names_only_lines_that_are_there(
+    make_cluster: Any, people: Any, as_person: Any, minutes: int, has_lines: bool
+) -> None:
+    run = Run.objects.get(cluster=make_cluster(phase="Running", workers=0))
+    sampled(run, [("master", 0)], minutes, lambda n, seconds: Sample("", 0, cpu_seconds=0.0, memory_bytes=1 << 30))
+    page = as_person(people.alice).get("/clusters/ops-demo/demo/machine").content
+    text = words(page)
+    assert re.search(r"CPU 0 of [\d.]+ cores", text)
+    assert "at most 0" not in text
+    assert "at most 1" in text, "of memory"
+    assert ("<path" in page.decode(), "the lines show the whole run" in text) == (has_lines, has_lines)
 
 
 def test_many_tasks_are_a_mean_and_extremes_or_the_ten_busiest_in_as_many_queries_as_one(
