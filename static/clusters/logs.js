@@ -275,6 +275,7 @@
       const shown = many(lines, "line") + (all.some((task) => task.runs.some((each) => each.gap)) ? " shown" : "")
         + (errors ? " · " + many(errors, "line") + " with errors" : "") + (warnings ? " · " + many(warnings, "line") + " with warnings" : "");
       $("log-follow").parentElement.hidden = !left.length;
+      if (errors) $("log-error-none").textContent = "";
       if (error) state(error);
       else if (waits) state(waits);
       else if (left.length) state(lines ? shown + " · live" : "Nothing has been written yet.");
@@ -409,7 +410,8 @@
       try {
         const answer = await seek({ errors: "1" });
         if (!answer) return;
-        if (answer.found.length) await reach(answer.found[0].task, answer.found[0].no, true); else state("No line looks like an error.");
+        if (answer.found.length) await reach(answer.found[0].task, answer.found[0].no, true);
+        $("log-error-none").textContent = answer.found.length ? "" : "There is none.";
       } catch (trouble) { say(trouble.message); }
     });
     log.addEventListener("mouseover", (event) => {

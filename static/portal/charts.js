@@ -148,6 +148,8 @@
             }
             // A constant stands in the middle, where uPlot would begin at zero.
             if (!chart.zero && high - low <= 1e-9 * Math.abs(high)) { const room = Math.abs(low) / 10 || 1; return [low - room, high + room]; }
+            // Without any of what is counted, uPlot's axis would go to 100.
+            if (chart.zero && high <= 0) return [0, 1];
             const [from, to] = window.uPlot.rangeNum(low, high, 0.08, true);
             return [chart.zero ? 0 : from, to > (chart.zero ? 0 : from) ? to : from + 1];
           },
