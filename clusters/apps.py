@@ -14,8 +14,8 @@ class ClustersConfig(AppConfig):
         from clusters.benchmarks import loop as benchmarks
         from clusters.catalog import actions as offers
         from clusters.clouds import health, registry
+        from clusters.cluster.form.sources import sources
         from clusters.cluster.pages import living
-        from clusters.cluster.pages.sources import sources
         from clusters.cluster_templates import source as templates
         from clusters.gateway import middleware
         from clusters.model_registry import access as model_registry

@@ -11,6 +11,7 @@ from clusters.cluster.api import queue as queue_api
 from clusters.cluster.api import shares as shares_api
 from clusters.cluster.api import terminal as terminal_api
 from clusters.cluster.api.verbs import VERBS as REST_VERBS
+from clusters.cluster.form import new, offers
 from clusters.cluster.pages import (
     cluster,
     last_lines,
@@ -18,8 +19,6 @@ from clusters.cluster.pages import (
     machine,
     media,
     metrics,
-    new,
-    offers,
     outcome,
     panels,
     plain,

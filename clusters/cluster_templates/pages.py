@@ -14,8 +14,8 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from clusters.access import cluster_for, run_for
-from clusters.cluster.pages.form_data import short_document
-from clusters.cluster.pages.new import form_page, run_number, sent_form
+from clusters.cluster.form.data import short_document
+from clusters.cluster.form.new import form_page, run_number, sent_form
 from clusters.cluster_templates.actions import (
     MAX_DESCRIPTION,
     TemplateManifest,

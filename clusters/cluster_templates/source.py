@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from django.db.models import Q
 
-from clusters.cluster.pages.choices import Offer
-from clusters.cluster.pages.form_data import fields_of
-from clusters.cluster.pages.new import free_cluster_name
-from clusters.cluster.pages.sources import Source
-from clusters.cluster.pages.starters import Card
+from clusters.cluster.form.choices import Offer
+from clusters.cluster.form.data import fields_of
+from clusters.cluster.form.new import free_cluster_name
+from clusters.cluster.form.sources import Source
+from clusters.cluster.form.starters import Card
 from clusters.cluster_templates.actions import cluster_of, in_short, in_words, template_for, templates_for
 from clusters.cluster_templates.models import Template
 from portal.models import User

@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
 from clusters.catalog.models import Flavor, Image
-from clusters.cluster.pages.choices import WHEN
+from clusters.cluster.form.choices import WHEN
 from clusters.frame.env_text import read_env, write_env
 from clusters.frame.form import ManifestForm, area, choice, line, number
 from clusters.frame.raw_text import Words

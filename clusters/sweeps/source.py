@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from clusters.cluster.pages.choices import Offer
-from clusters.cluster.pages.form_data import fields_of
-from clusters.cluster.pages.new import free_cluster_name, run_number
-from clusters.cluster.pages.sources import Source
+from clusters.cluster.form.choices import Offer
+from clusters.cluster.form.data import fields_of
+from clusters.cluster.form.new import free_cluster_name, run_number
+from clusters.cluster.form.sources import Source
 from clusters.sweeps.access import sweep_for, trial_for
 from clusters.sweeps.actions import cluster_of
 from clusters.sweeps.manifest import name_again

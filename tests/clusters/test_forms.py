@@ -140,9 +140,9 @@ def _forms(people: Any) -> dict[str, tuple[type[BaseModel], Callable[[Any], Any]
     from clusters.applications.pages import form as applications
     from clusters.benchmarks.manifest import BenchmarkManifest
     from clusters.benchmarks.pages import new as benchmarks
-    from clusters.cluster.pages import form_data
-    from clusters.cluster.pages.choices import Offer
-    from clusters.cluster.pages.form import ClusterForm
+    from clusters.cluster.form import data
+    from clusters.cluster.form.choices import Offer
+    from clusters.cluster.form.fields import ClusterForm
     from clusters.hooks import pages as hooks
     from clusters.hooks.actions import HookManifest
     from clusters.manifest.cluster import ClusterManifest
@@ -157,7 +157,7 @@ def _forms(people: Any) -> dict[str, tuple[type[BaseModel], Callable[[Any], Any]
         return Offer([people.ops], "ops-demo", [], [], [])
 
     def cluster(of: Any) -> Any:
-        return ClusterForm(offer(), initial=form_data.fields_of(of))
+        return ClusterForm(offer(), initial=data.fields_of(of))
 
     def sweep(of: Any) -> Any:
         said = sweeps.fields_of(of.metadata.name, of.metadata.appcode, of.spec)

@@ -38,10 +38,10 @@ from clusters.applications.tensorboard import lives
 from clusters.catalog.actions import flavor_titles
 from clusters.catalog.models import Flavor
 from clusters.cluster.actions import deploy
+from clusters.cluster.form.choices import Offer, flavor_label
+from clusters.cluster.form.new import curl, free_cluster_name, may_ask, offer_of
 from clusters.cluster.pages import list as listing
-from clusters.cluster.pages.choices import Offer, flavor_label
 from clusters.cluster.pages.cluster import Page, overview_of, page_of, reading_of
-from clusters.cluster.pages.new import curl, free_cluster_name, may_ask, offer_of
 from clusters.environments.actions import can_be_saved
 from clusters.environments.models import Plugin
 from clusters.frameworks import APPLICATIONS

@@ -13,8 +13,8 @@ from typing import Any
 from django import forms
 
 from clusters.applications.manifest import USUAL_SIZE, ApplicationManifest, cluster_manifest
-from clusters.cluster.pages.choices import Offer, flavor_label
-from clusters.cluster.pages.form_data import CLASS_CHOICES, UNIT_CHOICES, duration, seconds
+from clusters.cluster.form.choices import Offer, flavor_label
+from clusters.cluster.form.data import CLASS_CHOICES, UNIT_CHOICES, duration, seconds
 from clusters.environments.models import Plugin
 from clusters.frame.env_text import read_env, write_env
 from clusters.frame.form import ManifestForm, area, aria, choice, line, number

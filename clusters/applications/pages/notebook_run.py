@@ -17,8 +17,8 @@ from clusters.access import application_for
 from clusters.applications.manifest import role_of
 from clusters.applications.notebook_runs import NotebookRunManifest, may_share, notebooks_in, run_notebook
 from clusters.clouds.drivers.base import CloudError
-from clusters.cluster.pages.choices import Offer, flavor_label
-from clusters.cluster.pages.new import free_cluster_name, offer_of
+from clusters.cluster.form.choices import Offer, flavor_label
+from clusters.cluster.form.new import free_cluster_name, offer_of
 from clusters.frame.form import area, choice, line
 from clusters.manifest.cluster import MAX_NAME
 from clusters.manifest.input import input_of, read_where, write_text

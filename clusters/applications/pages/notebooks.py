@@ -16,8 +16,8 @@ from clusters.applications.notebooks import address_in, choices, last_notebook, 
 from clusters.applications.pages.form import REVIEW
 from clusters.applications.tensorboard import lives
 from clusters.cluster.actions import deploy
+from clusters.cluster.form.new import free_cluster_name
 from clusters.cluster.pages.cluster import page_of
-from clusters.cluster.pages.new import free_cluster_name
 from clusters.frameworks.jupyter import Jupyter
 from clusters.gateway import origins
 from clusters.runs.models import Cluster

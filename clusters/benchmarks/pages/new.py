@@ -16,7 +16,7 @@ from clusters.benchmarks import actions
 from clusters.benchmarks.access import benchmark_for
 from clusters.benchmarks.manifest import MAX_NAME, BenchmarkManifest, BenchmarkSpec
 from clusters.benchmarks.models import Benchmark
-from clusters.cluster.pages.choices import Offer
+from clusters.cluster.form.choices import Offer
 from clusters.frame.form import ManifestForm, choice, number
 from clusters.frame.raw_text import Ticks, Words
 from datastores.models import Datastore

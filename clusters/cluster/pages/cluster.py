@@ -31,10 +31,10 @@ from clusters.clouds.health import silence_of
 from clusters.clouds.registry import driver
 from clusters.cluster.actions import gives_way
 from clusters.cluster.api.documents import to_manifest
+from clusters.cluster.form.new import curl
 from clusters.cluster.pages import tasks
 from clusters.cluster.pages.decisions import waited
 from clusters.cluster.pages.list import Row, first_sentence, row_of, where
-from clusters.cluster.pages.new import curl
 from clusters.cluster.pages.tasks import TaskRow, failed_first, says_its_own, task_rows
 from clusters.frame.env_text import write_env
 from clusters.frameworks import FRAMEWORKS, ROLES

@@ -16,8 +16,8 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
 from clusters.access import cluster_for, clusters_for
-from clusters.cluster.pages.choices import Offer
-from clusters.cluster.pages.new import offer_of
+from clusters.cluster.form.choices import Offer
+from clusters.cluster.form.new import offer_of
 from clusters.cluster_templates.actions import cluster_of, in_short, template_for, templates_for
 from clusters.cluster_templates.models import Template
 from clusters.frame.form import area, choice, line

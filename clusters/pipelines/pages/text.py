@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from clusters.cluster.pages.form_data import short_document
+from clusters.cluster.form.data import short_document
 from clusters.frame.written import read_document
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.pipelines.manifest import PipelineSpec

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from clusters.catalog.models import ServingRuntime
-from clusters.cluster.pages.choices import Offer
+from clusters.cluster.form.choices import Offer
 from clusters.frame.env_text import read_env, write_env
 from clusters.frame.form import Choices, ManifestForm, area, choice, line, number
 from clusters.model_registry.models import ModelAlias, ModelVersion

@@ -13,7 +13,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
 from clusters.catalog.lookup import usable_appcode
-from clusters.cluster.pages.new import curl, offer_of
+from clusters.cluster.form.new import curl, offer_of
 from clusters.frame.names import free_name
 from clusters.services import actions, checks
 from clusters.services.access import service_for, services_for

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import conditional_page, require_safe
 
-from clusters.cluster.pages.new import curl
+from clusters.cluster.form.new import curl
 from clusters.model_registry.drift import LARGE, MIN_ROWS, Column, again, word
 from clusters.services.access import service_for
 from clusters.services.actions import can_roll_back

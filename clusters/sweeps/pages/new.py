@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from pydantic import ValidationError
 
 from clusters.access import cluster_for, clusters_for, run_for
-from clusters.cluster.pages.new import curl, form_page, run_number, sent_form
+from clusters.cluster.form.new import curl, form_page, run_number, sent_form
 from clusters.frame.names import free_name
 from clusters.frameworks import COMPUTING
 from clusters.manifest.cluster import ClusterSpec

@@ -9,7 +9,7 @@ from django.shortcuts import redirect
 from django.views.decorators.http import require_POST
 
 from clusters.cluster import actions as clusters
-from clusters.cluster.pages.new import free_cluster_name
+from clusters.cluster.form.new import free_cluster_name
 from clusters.frame.acts import Act, act_view
 from clusters.sweeps import actions
 from clusters.sweeps.access import SWEEPS, sweep_for, trial_for

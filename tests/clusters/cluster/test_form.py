@@ -123,9 +123,9 @@ def manifests(draw):
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(document=manifests())
 def test_every_manifest_survives_the_form(document):
-    from clusters.cluster.pages.choices import Offer
-    from clusters.cluster.pages.form import ClusterForm
-    from clusters.cluster.pages.form_data import fields_of
+    from clusters.cluster.form.choices import Offer
+    from clusters.cluster.form.data import fields_of
+    from clusters.cluster.form.fields import ClusterForm
     from clusters.manifest.cluster import ClusterManifest
 
     manifest = ClusterManifest.model_validate(document)
@@ -629,7 +629,7 @@ def test_import_says_what_is_wrong(text, page_catalogue, people, as_person):
     ],
 )
 def test_a_schedule_is_typed_in_ones_own_zone(zone, utc):
-    from clusters.cluster.pages.form_data import manifest_of
+    from clusters.cluster.form.data import manifest_of
 
     typed = {"schedule_after": "2999-01-01T08:00", "schedule_zone": zone}
     assert manifest_of(typed)[0]["spec"]["scheduleAfter"] == utc

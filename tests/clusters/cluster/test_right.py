@@ -15,7 +15,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
-from clusters.cluster.pages.form_data import fields_of
+from clusters.cluster.form.data import fields_of
 from clusters.manifest.cluster import ClusterManifest
 from clusters.runs.models import Cluster, Run, Task
 from clusters.runs.placing import places

@@ -19,15 +19,15 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from billing.metering.segments import gpu_class
 from clusters.access import cluster_for, clusters_for, run_for
 from clusters.cluster import actions
-from clusters.cluster.pages import starters
-from clusters.cluster.pages.choices import Offer
-from clusters.cluster.pages.form import ClusterForm
-from clusters.cluster.pages.form_data import fields_of, manifest_of, short_document
-from clusters.cluster.pages.import_manifests import ImportForm, read_manifests
-from clusters.cluster.pages.offers import fields_changed
-from clusters.cluster.pages.offers import filled as filled_by_link
-from clusters.cluster.pages.sources import no_cards, sources
-from clusters.cluster.pages.starters import STARTERS
+from clusters.cluster.form import starters
+from clusters.cluster.form.choices import Offer
+from clusters.cluster.form.data import fields_of, manifest_of, short_document
+from clusters.cluster.form.fields import ClusterForm
+from clusters.cluster.form.imports import ImportForm, read_manifests
+from clusters.cluster.form.offers import fields_changed
+from clusters.cluster.form.offers import filled as filled_by_link
+from clusters.cluster.form.sources import no_cards, sources
+from clusters.cluster.form.starters import STARTERS
 from clusters.frame.names import free_name
 from clusters.manifest.cluster import MAX_NAME, ClusterManifest
 from clusters.runs import input_listing

@@ -11,8 +11,8 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from clusters.access import cluster_for
+from clusters.cluster.form.data import fields_of
 from clusters.cluster.offers import offers_of
-from clusters.cluster.pages.form_data import fields_of
 from clusters.frameworks import COMPUTING_ROLES
 from clusters.manifest.cluster import ClusterManifest
 from clusters.runs.queries.offers import Offered, merged

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clusters.cluster.pages.choices import Offer
+from clusters.cluster.form.choices import Offer
 from clusters.frameworks import COMPUTING
 from clusters.frameworks.parallel import Parallel
 from clusters.frameworks.tensorflow import TensorFlow

@@ -13,8 +13,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from clusters.admission.taking import GRACE_SECONDS, MAX_GRACE_SECONDS
-from clusters.cluster.pages.choices import Offer
-from clusters.cluster.pages.form_data import (
+from clusters.cluster.form.choices import Offer
+from clusters.cluster.form.data import (
     ANSWER_OF,
     CLASS_CHOICES,
     FIELD_OF_PATH,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from clusters.cluster.pages.choices import Offer
-from clusters.cluster.pages.starters import Card
+from clusters.cluster.form.choices import Offer
+from clusters.cluster.form.starters import Card
 from portal.extension_points import ExtensionPoint
 from portal.models import User
 
