@@ -26,14 +26,15 @@ class Waited:
 
 
 def waited(run: Run, *, everything: bool) -> Waited | None:
-    """None if nothing was decided about the run, or soon and nothing later."""
+    """None if nothing was decided about the run, or it never waited for long and nothing was taken back from it."""
     current = history.current(run)
     if current is None or not run.noted:
         return None
     rows = list(run.decisions.order_by("-number")[: history.MOST if everything else SHOWN])
     lines = [history.line(row) for row in reversed(rows)]
     waits = not run.is_terminal and current.code.fits != "now"
-    if not waits and max(lines[-1].at, run.started_at or run.created_at) - run.created_at < dt.timedelta(seconds=SHORT):
+    since = max(lines[-1].at, run.started_at or run.created_at) - run.created_at
+    if not waits and not run.times_given_back and since < dt.timedelta(seconds=SHORT):
         return None
     is_news = lines[-1].sentence != current.sentence
     hidden = min(lines[0].number - 1, history.MOST - len(lines))
