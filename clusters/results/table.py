@@ -229,8 +229,8 @@ def _drawn(lines: Sequence[tuple[Row, Line]], view: View) -> list[Line]:
     """The lines, with the colours of those in the charts."""
     if not view.charts:
         return [line for _, line in lines]
-    # Those without numbers would waste a colour; living ones may have some in a moment.
-    able = {line.name: row.run.pk for row, line in lines if row.numbers or not row.run.is_terminal}
+    # Those without numbers would waste a colour; a living one is drawn when it has some.
+    able = {line.name: row.run.pk for row, line in lines if row.numbers}
     names = [name for name in able if view.drawn is None or name in view.drawn][:COLOURS]
     by_name = dict(zip(names, colours([able[name] for name in names]), strict=True))
 
