@@ -8,8 +8,9 @@ from portal.extension_points import Recipe
 
 PRINTED = Recipe(
     "Print numbers",
-    "Metrics draws a curve for each named number in a line with a step or an epoch. It needs no library and no output. Printed "
-    "lines count as long as the run has no numbers from the files or from MLflow below. These forms are read:",
+    "To log a metric, print it. Metrics draws a curve for each named number in a line with a step or an epoch. It needs no "
+    "library and no output. Printed lines count as long as the run has no numbers from the files or from MLflow below. These "
+    "forms are read:",
     """\
 step 75: loss = 0.41, accuracy = 0.92
 {"step": 75, "loss": 0.41, "accuracy": 0.92}

@@ -78,7 +78,11 @@ def _of_clusters(room: str, stop: str) -> tuple[Verb, ...]:
     )
 
 
-_OF_CLUSTERS = _of_clusters("clusters", cluster_verbs.DISABLE.lost)
+_OF_CLUSTERS = (
+    *_of_clusters("clusters", cluster_verbs.DISABLE.lost),
+    Verb("Clone", _ALL, lambda found: f"/clusters/new?clone={found.under}/{found.name}", operates=True),
+    Verb("Sweep over", _ALL, lambda found: f"/sweeps/new?from={found.under}/{found.name}", operates=True),
+)
 _OF_APPLICATIONS = _of_clusters(
     "applications",
     "It can no longer be opened until it is deployed again. Files in its volume stay; what it holds in memory is lost.",

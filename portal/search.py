@@ -27,8 +27,10 @@ NOTHING = Value("", output_field=TextField())
 NOT_NAMED = 3
 # What a row of the UNION says, with the prefix found_.
 FACTS = ("kind", "rank", "acts", "at", "verbs", "name", "under", "state", "key")
-# Words of a sentence that name nothing ("logs of show1", "go to show1").
-SMALL_WORDS = frozenset(("a", "and", "by", "for", "go", "in", "my", "of", "on", "open", "the", "to", "vs", "with"))
+# Words of a sentence that name nothing ("logs of show1", "how do I log a metric").
+SMALL_WORDS = frozenset(
+    ("a", "and", "by", "can", "do", "for", "go", "how", "i", "in", "my", "of", "on", "open", "the", "to", "vs", "with")
+)
 # What people type for the words of a label (without hyphens).
 SYNONYMS = {
     "new": ("add", "create", "launch", "make", "start"),

@@ -127,7 +127,7 @@ def terms() -> list[tuple[str, Hit]]:
     at = reverse("help")
     words = [(term.name.lower(), Hit(term.name, term.meaning, f"{at}#{term.anchor}", "help")) for term in TERMS]
     return words + [
-        (each.title.lower(), Hit(each.title, "From your program", f"{at}#{each.anchor}", "help"))
+        (f"{each.title} {each.text}".lower(), Hit(each.title, "From your program", f"{at}#{each.anchor}", "help"))
         for each in extension_points.recipes
     ]
 

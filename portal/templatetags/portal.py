@@ -185,7 +185,9 @@ def copy(text: str, label: str = "Copy") -> SafeString:
 @register.simple_block_tag
 def menu(content: str, label: str = "Actions", icon_name: str = "more") -> SafeString:
     """`{% menu "Actions for show1" %}<a …>…</a><button …>…</button>{% endmenu %}`: an action menu that works without
-    JavaScript."""
+    JavaScript. Without an entry there is no menu."""
+    if not content.strip():
+        return SafeString("")
     # `content` is template output, so its variables are escaped already.
     return format_html(
         '<details class="menu"><summary class="btn btn-quiet btn-icon" aria-label="{}" title="{}">{}</summary>'

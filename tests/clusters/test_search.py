@@ -80,6 +80,17 @@ def test_an_object_and_the_name_of_a_tab_lead_there(found: Any, show1: Any, type
     assert found(typed)["Actions"][0][1] == f"{PAGE}/{tab}"
 
 
+def test_a_cluster_is_cloned_and_swept_over(found: Any, show1: Any, people: Any) -> None:
+    assert ("Sweep over show1", "/sweeps/new?from=ops-demo/show1") in found("sweep show1")["Actions"]
+    assert ("Clone show1", "/clusters/new?clone=ops-demo/show1") in found("clone show1")["Actions"]
+    assert "Actions" not in found("sweep show1", people.victor)
+
+
+@pytest.mark.parametrize("typed", ["log metric", "how do I log a metric"])
+def test_questions_lead_to_help(found: Any, typed: str) -> None:
+    assert ("Print numbers", "/help#print-numbers") in found(typed)["Help"]
+
+
 def test_a_metric_leads_to_the_results_with_the_best_first(found: Any, show1: Any, people: Any, client: Any) -> None:
     Metric.objects.create(appcode=people.ops, name="val_loss")
     [(name, url)] = found("val_loss")["Metrics"]

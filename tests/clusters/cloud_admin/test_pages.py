@@ -62,6 +62,10 @@ def test_what_is_to_know_of_machines_stands_beside_their_cloud(page_catalogue, r
     assert "Memory limits are not enforced here." in root.get("/admin/clouds").content.decode()
 
 
+def test_where_nothing_can_be_done_there_is_no_menu(page_catalogue, root):
+    assert "Actions for" not in root.get("/admin/clouds").content.decode()
+
+
 def test_a_cluster_is_registered_and_its_secret_never_shown_again(page_catalogue, root):
     from clusters.clouds.models import Cloud
 
