@@ -18,7 +18,8 @@ from django.views.decorators.http import conditional_page, require_http_methods,
 from clusters.access import clusters_in
 from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, has_words, line_of
-from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, what_differs
+from clusters.comparison.media import media
+from clusters.comparison.runs import name_of, named_in, numbers_of, runs_to_compare, what_differs
 from clusters.comparison.values import DRAWN, MOST, Summary, alike, changed_files, placed, summaries
 from clusters.manifest.code import code_of
 from clusters.results import view as results_view
@@ -96,7 +97,7 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
     if request.method == "POST":
         return redirect(f"{reverse('compare', args=[code])}?{_query(_ticked(request, appcode))}")
     try:
-        runs = runs_to_compare(_named(request), appcode)
+        runs = runs_to_compare(named_in(request), appcode)
     except Invalid as invalid:
         runs = []
         messages.error(request, invalid.errors[0].message)
@@ -128,7 +129,7 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
         "metrics": sorted({name for each in numbers.values() for name in each}, key=tag_order),
         "alike": _query(names) + ("&all=1" if equal else "") + ("" if _is_apart(request) else "&apart=1"),
         "find": words(request, "find"), "plain": _plain(request),
-        "part": SafeString(charts(request, code).content.decode()) if "plain" in request.GET else "",
+        **_plain_parts(request, code),
         "has_alike": any(len(row.names) > 1 for row in kept),
     }  # fmt: skip
     return render(request, "clusters/comparison/compare.html", context)
@@ -143,7 +144,7 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
     axis, weight = _chosen(request)
     context: dict[str, object] = {"metrics": [], "appcode": appcode}
     try:
-        runs = runs_to_compare(_named(request), appcode)[:DRAWN]
+        runs = runs_to_compare(named_in(request), appcode)[:DRAWN]
         with LOOKS.enter(person(request).pk), within(READ_SECONDS):
             found, refused = numbers_of(runs)
     except Invalid as invalid:
@@ -185,6 +186,15 @@ def _by_colour(runs: Sequence[Run], found: Sequence[Scalars]) -> tuple[list[str]
 def _joined(request: HttpRequest) -> list[str]:
     """The metrics that are laid into one chart (`?join=loss&join=reward`)."""
     return list(dict.fromkeys(request.GET.getlist("join")))[:MAX_JOINED]
+
+
+def _plain_parts(request: HttpRequest, code: str) -> dict[str, SafeString]:
+    """What a script would load later, for browsers without one. Our own pages: what others wrote is escaped in them."""
+    if "plain" not in request.GET:
+        return {}
+    return {
+        name: SafeString(part(request, code).content.decode()) for name, part in (("part", charts), ("images", media))
+    }
 
 
 def _plain(request: HttpRequest) -> str:
@@ -270,11 +280,6 @@ def _metric(tags: Sequence[str], names: list[str], found: list[Scalars], axis: s
 def _row(label: str, summary: Summary) -> tuple[str, str, str, str, str]:
     low, high = ("" if value is None else number(value) for value in (summary.smallest, summary.largest))
     return label, f"{summary.step:,}", number(summary.last), low, high
-
-
-def _named(request: HttpRequest) -> list[str]:
-    """The names in all `runs` parameters, separated by commas."""
-    return [name for text in request.GET.getlist("runs") for name in text[:2000].split(",") if name]
 
 
 @require_POST

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from django.http import HttpRequest
+
 from clusters.catalog.data import runs_named
 from clusters.clouds.drivers.base import CloudError
 from clusters.comparison.values import MOST, Difference, differences
@@ -64,3 +66,8 @@ def _program(run: Run) -> dict[str, Any]:
     """Its code in short: digests instead of files."""
     said = run.spec.get("code") or {}
     return {**{key: value for key, value in said.items() if key != "files"}, **run.code}
+
+
+def named_in(request: HttpRequest) -> list[str]:
+    """The names in all `runs` parameters, separated by commas."""
+    return [name for text in request.GET.getlist("runs") for name in text[:2000].split(",") if name]

@@ -137,9 +137,13 @@ def films(run: Run, lines: Sequence[Shown]) -> list[Film]:
         for line, label in zip(lines, labels_of(lines), strict=True)
     ]
     for (n, each), data in zip(turns, images_of(run, [each for _, each in turns], MAX_BYTES), strict=True):
-        url = f"data:image/{image_type(data)};base64,{b64encode(data).decode()}" if data else ""
-        made[n].frames.append(Frame(each, url))
+        made[n].frames.append(Frame(each, data_url(data)))
     return [replace(film, more=len(all_) - len(film.frames)) for film, all_ in zip(made, newest, strict=True)]
+
+
+def data_url(data: bytes) -> str:
+    """An image as a part of the page; "" for none."""
+    return f"data:image/{image_type(data)};base64,{b64encode(data).decode()}" if data else ""
 
 
 def labels_of(lines: Sequence[Shown]) -> list[str]:

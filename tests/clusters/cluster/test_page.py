@@ -455,6 +455,14 @@ class TestMetrics:
         assert "<h2" not in client.get("/clusters/ops-demo/demo/metrics/charts").content.decode(), (
             "no word of no summaries"
         )
+        # Beside those of other runs, at a step of one's choice.
+        beside = "/appcodes/ops-demo/compare/media?runs=demo/1,keeps-nothing/1"
+        for at, wanted in (("", "30"), ("&at=29", "2"), ("&at=x", "30")):
+            part = client.get(beside + at).content.decode()
+            assert re.findall(r'alt="([^"]+)"', part) == [f"picture of demo/1 at step {wanted}"]
+        assert client.get(f"{beside}&at=0").content.decode().count("None so early") == 2
+        plain = client.get("/appcodes/ops-demo/compare?runs=demo/1&at=2&plain=1").content.decode()
+        assert "picture of demo/1 at step 2" in plain, "without a script, too"
         # One name alone, without histograms.
         alone = client.get(f"{address}?image=picture").content.decode()
         assert ("All images and histograms" in alone, "<title>step" in alone) == (True, False)

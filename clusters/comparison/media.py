@@ -1,0 +1,114 @@
+"""Images of the compared runs side by side: a row for each name, with the newest image of each run up to a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import conditional_page, require_safe
+
+from clusters.cluster.pages.media import MAX_BYTES, Frame, data_url, labels_of
+from clusters.cluster.pages.metrics import READ_SECONDS
+from clusters.comparison.runs import name_of, named_in, runs_to_compare
+from clusters.comparison.values import DRAWN
+from clusters.results.values import colours
+from clusters.runs.models import Run
+from clusters.scalars.events import Shown
+from clusters.scalars.media import Placed
+from clusters.scalars.shown import images_of, media_of
+from datastores.drivers.base import DriverError
+from datastores.drivers.patience import within
+from portal.access import appcode_for
+from portal.api.problems import Unavailable
+from portal.errors import Invalid
+from portal.pages.appcodes import person
+from portal.web.limits import LOOKS
+
+# Names shown, and steps offered: the last ones.
+MOST_NAMES, MOST_STEPS = 10, 50
+# What an image is of: tag, folder, and which of several.
+Key = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The image of a run, None if it has none so early or of this name; and the colour of its curves."""
+
+    run: str
+    colour: int
+    frame: Frame | None
+
+
+@dataclass(frozen=True)
+class Row:
+    title: str
+    label: str
+    cells: list[Cell]
+
+
+def by_key(images: Sequence[Shown]) -> dict[Key, Shown]:
+    return {(each.tag, each.folder, each.which): each for each in images}
+
+
+def steps_of(lines: Sequence[Shown]) -> list[int]:
+    """The steps at which any has an image, newest first."""
+    return sorted({point.step for line in lines for point in line.points}, reverse=True)[:MOST_STEPS]
+
+
+def chosen(line: Shown | None, at: int | None) -> Placed | None:
+    """The newest image, of those up to step `at` if that is given."""
+    points = line.points if line else ()
+    return next((point for point in reversed(points) if at is None or point.step <= at), None)
+
+
+@require_safe
+@conditional_page
+def media(request: HttpRequest, code: str) -> HttpResponse:
+    """`?runs=train/3,train/4&at=200`. Loaded after the page, because reading files may take seconds."""
+    appcode = appcode_for(person(request), code)
+    context: dict[str, object] = {"appcode": appcode, "runs": ",".join(named_in(request))}
+    try:
+        runs = runs_to_compare(named_in(request), appcode)[:DRAWN]
+        with LOOKS.enter(person(request).pk), within(READ_SECONDS):
+            context |= _context(runs, _step(request))
+    except Invalid as invalid:
+        context["notes"] = [invalid.errors[0].message]
+    except Unavailable as error:
+        context["notes"] = [str(error)]
+    return render(request, "clusters/comparison/_media.html", context)
+
+
+def _step(request: HttpRequest) -> int | None:
+    text = request.GET.get("at", "")
+    return int(text) if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20 else None
+
+
+def _context(runs: Sequence[Run], at: int | None) -> dict[str, object]:
+    found, notes = list[Mapping[Key, Shown]](), list[str]()
+    for run in runs:
+        try:
+            found.append(by_key(media_of(run).images))
+        except DriverError as error:
+            found.append({})
+            notes.append(f"The images of {name_of(run)} cannot be read now: {error}")
+    keys = list(dict.fromkeys(key for images in found for key in images))
+    shown = keys[:MOST_NAMES]
+    lines = [next(images[key] for images in found if key in images) for key in shown]
+    columns = []
+    for run, images in zip(runs, found, strict=True):
+        placed = [chosen(images.get(key), at) for key in shown]
+        try:
+            read = iter(images_of(run, [each for each in placed if each], MAX_BYTES // len(runs)))
+        except DriverError as error:
+            read, placed = iter(()), [None] * len(shown)
+            notes.append(f"The images of {name_of(run)} cannot be read now: {error}")
+        columns.append([Frame(each, data_url(next(read))) if each else None for each in placed])
+    names = [(name_of(run), colour) for run, colour in zip(runs, colours([run.pk for run in runs]), strict=True)]
+    rows = [
+        Row(line.tag, label, [Cell(*name, frame) for name, frame in zip(names, frames, strict=True)])
+        for line, label, frames in zip(lines, labels_of(lines), zip(*columns, strict=True), strict=True)
+    ]
+    steps = steps_of([line for images in found for key, line in images.items() if key in shown])
+    return {"rows": rows, "steps": steps, "at": at, "notes": notes, "left_out": len(keys) - len(shown)}
