@@ -37,7 +37,7 @@ def house(folder: Path) -> Iterator[dict[str, str]]:
     with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             url = f"http://127.0.0.1:{listens['s3']}"
-            assert eventually(services.http_ready(listens["s3"]), 60)
+            assert eventually(services.http_ready(listens["s3"]))
             yield {"url": url, "inner_url": url, **keys}
         finally:
             server.kill()
