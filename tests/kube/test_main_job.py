@@ -148,7 +148,7 @@ def place_on_kubernetes(page: Page) -> None:
     """Places the business line as an administrator, and adds a flavor of which four fit on the test machine."""
     page.goto("/admin/clouds")
     page.get_by_label("Where example.ops runs").select_option("training")
-    page.locator("tr", has_text="example.ops").get_by_role("button", name="Save").click()
+    page.locator("form.placements").get_by_role("button", name="Save").click()
     expect(page.locator("article.cloud", has_text="Training")).to_contain_text("example.ops")
     page.goto("/admin/flavors/new")
     size = {"title": "Tiny + 1 GPU", "name": "tiny-1-gpu", "cores": "0.3", "memory_gib": "1.25", "gpus": "1"}
