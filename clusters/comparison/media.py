@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import conditional_page, require_safe
 
+from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.media import MAX_BYTES, Frame, data_url, labels_of
 from clusters.cluster.pages.metrics import READ_SECONDS
 from clusters.comparison.runs import name_of, named_in, runs_to_compare
@@ -48,8 +49,10 @@ class Row:
     cells: list[Cell]
 
 
-def by_key(images: Sequence[Shown]) -> dict[Key, Shown]:
-    return {(each.tag, each.folder, each.which): each for each in images}
+def by_key(images: Sequence[Shown], output: str) -> dict[Key, Shown]:
+    """By what they are of in any run: with folders below the run's own one, `output`."""
+    own = [replace(each, folder=f"{each.folder}/".removeprefix(f"{output}/").strip("/")) for each in images]
+    return {(each.tag, each.folder, each.which): each for each in own}
 
 
 def steps_of(lines: Sequence[Shown]) -> list[int]:
@@ -89,7 +92,8 @@ def _context(runs: Sequence[Run], at: int | None) -> dict[str, object]:
     found, notes = list[Mapping[Key, Shown]](), list[str]()
     for run in runs:
         try:
-            found.append(by_key(media_of(run).images))
+            output = output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
+            found.append(by_key(media_of(run).images, output))
         except DriverError as error:
             found.append({})
             notes.append(f"The images of {name_of(run)} cannot be read now: {error}")

@@ -455,7 +455,13 @@ class TestMetrics:
         assert "<h2" not in client.get("/clusters/ops-demo/demo/metrics/charts").content.decode(), (
             "no word of no summaries"
         )
-        # Beside those of other runs, at a step of one's choice.
+        # Beside those of other runs, at a step of one's choice. One name of two runs is one row.
+        make_cluster("other", phase="Succeeded", output="out")
+        s3.client.put_object(Bucket=bucket, Key=key.replace("demo/1", "other/1"), Body=b"".join(steps))
+        both = client.get("/appcodes/ops-demo/compare/media?runs=demo/1,other/1").content.decode()
+        assert re.findall(r'alt="([^"]+)"|<(h3)>', both) == [
+            ("", "h3"), ("picture of demo/1 at step 30", ""), ("picture of other/1 at step 30", ""),
+        ]  # fmt: skip
         beside = "/appcodes/ops-demo/compare/media?runs=demo/1,keeps-nothing/1"
         for at, wanted in (("", "30"), ("&at=29", "2"), ("&at=x", "30")):
             part = client.get(beside + at).content.decode()
