@@ -173,6 +173,8 @@ KINDS = (
         words=("sorted", "best", "highest", "lowest"),
     ),
 )  # fmt: skip
+# Clusters of all appcodes that a comparison looks at: an administrator sees those of everybody.
+MOST_NAMED = 60
 # What people type with a state, and what else they call it.
 _OF_ALL = frozenset(("all", "cluster", "clusters", "job", "jobs", "results", "run", "runs"))
 _STATES = {phase.lower(): phase for phase in Run.Phase.values} | {
@@ -187,7 +189,8 @@ def comparison(user: User, words: Sequence[str]) -> list[Hit]:
         return []
     found: defaultdict[str, dict[str, int]] = defaultdict(dict)
     named = clusters_for(user).filter(name__in=names, current_run__isnull=False)
-    for code, name, run in named.order_by("appcode__code").values_list("appcode__code", "name", "current_run__number"):
+    facts = named.order_by("appcode__code").values_list("appcode__code", "name", "current_run__number")
+    for code, name, run in facts[:MOST_NAMED]:
         found[code][name] = run
     return [
         Hit(

@@ -89,11 +89,13 @@ def _step(request: HttpRequest) -> int | None:
 
 
 def _context(runs: Sequence[Run], at: int | None) -> dict[str, object]:
-    found, notes = list[Mapping[Key, Shown]](), list[str]()
+    found, notes, again = list[Mapping[Key, Shown]](), list[str](), False
     for run in runs:
         try:
+            its = media_of(run)
             output = output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
-            found.append(by_key(media_of(run).images, output))
+            found.append(by_key(its.images, output))
+            again = again or not its.is_complete
         except DriverError as error:
             found.append({})
             notes.append(f"The images of {name_of(run)} cannot be read now: {error}")
@@ -115,4 +117,4 @@ def _context(runs: Sequence[Run], at: int | None) -> dict[str, object]:
         for line, label, frames in zip(lines, labels_of(lines), zip(*columns, strict=True), strict=True)
     ]
     steps = steps_of([line for images in found for key, line in images.items() if key in shown])
-    return {"rows": rows, "steps": steps, "at": at, "notes": notes, "left_out": len(keys) - len(shown)}
+    return {"rows": rows, "steps": steps, "at": at, "notes": notes, "left_out": len(keys) - len(shown), "again": again}

@@ -422,8 +422,9 @@ class TestMetrics:
         assert "0.25" in client.get(address, headers={"If-None-Match": first["ETag"]}).content.decode()
 
     def test_images_and_histograms_are_shown_and_given_by_rest(
-        self, trained, make_cluster, people, as_person, s3, bucket
+        self, trained, make_cluster, people, as_person, s3, bucket, monkeypatch
     ):
+        from clusters.comparison import media as comparison_media
         from tests.api.client import api_of
         from tests.clusters.scalars.test_media import PNG, histo, image, of
 
@@ -467,6 +468,11 @@ class TestMetrics:
             part = client.get(beside + at).content.decode()
             assert re.findall(r'alt="([^"]+)"', part) == [f"picture of demo/1 at step {wanted}"]
         assert client.get(f"{beside}&at=0").content.decode().count("None so early") == 2
+        assert "More is being read" not in client.get(beside).content.decode()
+        whole = comparison_media.media_of
+        with monkeypatch.context() as patch:
+            patch.setattr(comparison_media, "media_of", lambda run: whole(run)._replace(is_complete=False))
+            assert "More is being read" in client.get(beside).content.decode()
         plain = client.get("/appcodes/ops-demo/compare?runs=demo/1&at=2&plain=1").content.decode()
         assert "picture of demo/1 at step 2" in plain, "without a script, too"
         # One name alone, without histograms.
