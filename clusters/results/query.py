@@ -1,8 +1,8 @@
 """From a view to its rows: which runs, in which order, with all their numbers. Three queries however many rows and metrics.
 
 The first finds the page: it sorts and filters all runs of the appcode by little columns and the covering index of their metrics,
-and says how many there are. The other two read what that page shows. Until somebody chose columns, a filtered view reads the
-newest runs as well, by which columns are chosen: three more.
+and says how many there are. The other two read what that page shows. Until somebody chose columns, a view with a filter or an
+order reads the newest runs as well, by which columns are chosen; a fourth query finds those.
 """
 
 from __future__ import annotations
@@ -81,11 +81,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Found:
-    """A page of rows, how many runs there are in all, and sentences about what the filters could not mean."""
+    """A page of rows, how many runs there are in all, and sentences about what the filters could not mean. `newest` are the rows
+    with which the table begins, if they were asked for."""
 
     rows: list[Row]
     total: int
     notes: list[str] = field(default_factory=list)
+    newest: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -100,18 +102,21 @@ class Group:
     numbers: dict[str, tuple[float | None, float | None]]
 
 
-def find(appcode: Appcode, view: View, now: dt.datetime, limit: int = ROWS) -> Found:
+def find(appcode: Appcode, view: View, now: dt.datetime, limit: int = ROWS, *, with_newest: bool = False) -> Found:
     """One page of the view. A page after the last one is the last one."""
     runs, notes = matching(appcode, view, now)
     ordered = _ordered(runs, appcode, view, now).annotate(total=Window(Count("pk")))
     found = list(ordered.values_list("pk", "total")[(view.page - 1) * limit : view.page * limit])
     if not found and view.page > 1:
         last = -(-runs.count() // limit) or 1
-        return find(appcode, view.but(page=min(last, view.page - 1)), now, limit)
-    rows = rows_of([pk for pk, _ in found])
-    if not rows:
+        return find(appcode, view.but(page=min(last, view.page - 1)), now, limit, with_newest=with_newest)
+    shown = [pk for pk, _ in found]
+    first = _newest(appcode, view) if with_newest else []
+    rows = {row.run.pk: row for row in rows_of(list(dict.fromkeys(shown + first)))}
+    if not found:
         notes += _unknown(appcode, view)
-    return Found(rows, found[0][1] if found else 0, notes)
+    picked = [[rows[pk] for pk in pks if pk in rows] for pks in (shown, first)]
+    return Found(picked[0], found[0][1] if found else 0, notes, picked[1])
 
 
 def _unknown(appcode: Appcode, view: View) -> list[str]:
@@ -128,7 +133,11 @@ def _unknown(appcode: Appcode, view: View) -> list[str]:
 
 def newest(appcode: Appcode, view: View) -> list[Row]:
     """The rows with which the table begins: neither filtered nor sorted. Three queries."""
-    return rows_of(list(runs_in(appcode, view).order_by("-pk").values_list("pk", flat=True)[:ROWS]))
+    return rows_of(_newest(appcode, view))
+
+
+def _newest(appcode: Appcode, view: View) -> list[int]:
+    return list(runs_in(appcode, view).order_by("-pk").values_list("pk", flat=True)[:ROWS])
 
 
 def rows_of(run_ids: Sequence[int]) -> list[Row]:

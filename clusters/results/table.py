@@ -204,11 +204,11 @@ def table_of(appcode: Appcode, view: View) -> Table:
     now = timezone.now()
     if view.group:
         return _grouped(appcode, view, now)
-    found = query.find(appcode, view, now)
+    found = query.find(appcode, view, now, with_newest=_needs_newest(view))
     page = min(view.page, -(-found.total // ROWS) or 1)
     view = view.but(page=page)
     look_at(appcode.pk, [row.run for row in found.rows])
-    known = _columns(appcode, view, found.rows, now)
+    known = _columns(view, found, now)
     best = {column: _best_of(column, found.rows) for column in known.shown if column.is_metric}
     numeric = {column for column in known.shown if column.kind == "param" and _is_numeric(column.name, found.rows)}
     headings = [_heading(view, column, numeric) for column in known.shown]
@@ -256,10 +256,14 @@ def _coordinates(lines: Iterable[tuple[Row, Line]], known: Columns, view: View) 
     return parallel.drawn(runs, names, metric)
 
 
-def _columns(appcode: Appcode, view: View, rows: Sequence[Row], now: dt.datetime) -> Columns:
-    chosen = _chosen(view)
-    newest = rows if view.is_plain or chosen is not None else query.newest(appcode, view)
-    return columns([_facts(row, now) for row in rows], chosen, [_facts(row, now) for row in newest])
+def _needs_newest(view: View) -> bool:
+    return view.columns is None and not view.is_plain
+
+
+def _columns(view: View, found: query.Found, now: dt.datetime) -> Columns:
+    """Those that were chosen, or else those that tell the newest runs apart, so that a filter changes none."""
+    newest = found.newest if _needs_newest(view) else found.rows
+    return columns([_facts(row, now) for row in found.rows], _chosen(view), [_facts(row, now) for row in newest])
 
 
 def _chosen(view: View) -> list[Column] | None:
@@ -472,8 +476,8 @@ def csv_of(appcode: Appcode, view: View) -> tuple[list[str], Iterator[list[str]]
         head = [table.group_choices[0][1], *(each.words for each in table.headings)]
         return head, ([line.label, *(strip_tags(str(cell.text)) for cell in line.cells)] for line in table.groups)
     now = timezone.now()
-    first = query.find(appcode, view.but(), now)
-    shown = _columns(appcode, view.but(), first.rows, now).shown
+    first = query.find(appcode, view.but(), now, with_newest=_needs_newest(view))
+    shown = _columns(view, first, now).shown
     head = ["run"]
     for column in shown:
         head += [column.key, f"{column.key} step"] if column.is_metric and column.kind != "last" else [column.key]

@@ -19,6 +19,7 @@ from clusters.results import numbers
 from clusters.results.actions import keep_view, write_notes
 from clusters.results.models import Metric, RunMetric
 from clusters.results.query import find, groups
+from clusters.results.table import table_of
 from clusters.results.view import View
 from clusters.runs.models import Cluster, Run
 from clusters.scalars.printed import scalars_of_log
@@ -141,6 +142,17 @@ def test_the_number_of_queries_does_not_depend_on_rows_and_metrics(people: Any) 
     for n in range(12):
         run_of(people, f"more{n}", "".join(steps(1, name=f"m{m}") for m in range(9)), parameters={"LR": str(n)})
     assert asked() == few
+
+
+@pytest.mark.parametrize(
+    ("asked", "most"), [("", 3), ("sort=-last:m0", 4), ("where=m0 < 2&c=last:m0", 3), ("where=m0 > 9", 6)]
+)
+def test_a_table_takes_few_queries(people: Any, asked: str, most: int) -> None:
+    for n in range(3):
+        run_of(people, f"r{n}", steps(1, name="m0"))
+    with CaptureQueriesContext(connection) as queries:
+        table_of(people.ops, View.of_query(asked))
+    assert len(queries) <= most, [each["sql"] for each in queries]
 
 
 def test_columns_stay_while_filters_change(three: Any, as_person: Any) -> None:
