@@ -15,7 +15,8 @@ from clusters.access import run_for
 from clusters.frameworks import COMPUTING
 from clusters.results.access import views_of
 from clusters.results.actions import keep_own, keep_view, tags_in, write_notes
-from clusters.results.table import csv_of, table_of
+from clusters.results.export import csv_of
+from clusters.results.table import table_of
 from clusters.results.view import Column, View
 from clusters.runs.models import Run
 from portal.access import OPERATE, appcode_for, appcodes_for, may

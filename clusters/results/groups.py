@@ -1,0 +1,79 @@
+"""The table of a grouped view: a line for each value of a parameter, a person or a state, with means and best values."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import replace
+
+from clusters.results import query
+from clusters.results.cells import facts_of, labelled
+from clusters.results.columns import Columns, columns
+from clusters.results.markup import Cell, GroupLine, Heading, Table
+from clusters.results.values import is_less_better
+from clusters.results.view import FIELDS, Column, View
+from portal.models import Appcode
+from portal.pages.charts import number
+from portal.templatetags.portal import gpu_hours, money
+
+
+def grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
+    chosen = view.columns
+    if chosen is None:
+        # The metrics with which the table without groups begins.
+        first = columns([facts_of(row, now) for row in query.newest(appcode, view)], None).shown
+        chosen = tuple(each.key for each in first if each.kind == "last")[: query.GROUP_METRICS]
+    found, total, shown, notes = query.groups(appcode, replace(view, columns=chosen), now)
+    column = Column.of(view.group)
+    assert column is not None
+    headings = [Heading("Runs", "", "field", "", "", "", "", True)]
+    best: dict[str, list[float | None]] = {}
+    for name in shown:
+        headings += [
+            Heading(name, "mean", "metric", "", "", "", name, True), Heading(name, "best", "metric", "", "", "", name, True),
+        ]  # fmt: skip
+        pairs = [each.numbers.get(name, (None, None)) for each in found]
+        best[name] = [_least([pair[n] for pair in pairs], is_low=is_less_better(name)) for n in (0, 1)]
+    headings += [Heading(FIELDS[name], "", "field", "", "", "", "", True) for name in ("hours", "cost")]
+    lines = []
+    for each in found:
+        cells = [Cell("field", f"{each.runs:,}", is_number=True)]
+        for name in shown:
+            for n, value in enumerate(each.numbers.get(name, (None, None))):
+                text, is_best = ("", False) if value is None else (number(value), value == best[name][n])
+                cells.append(Cell("metric", text, is_number=True, is_best=is_best))
+        cells.append(Cell("field", gpu_hours(round(each.gpu_hours * 3600)), is_number=True))
+        cells.append(Cell("field", money(each.cost), is_number=True))
+        inside = _inside(view, column, each.value)
+        lines.append(GroupLine(each.value or "none", inside, labelled(cells, headings)))
+    return Table(
+        appcode,
+        view,
+        headings,
+        [],
+        lines,
+        total,
+        notes,
+        Columns([], 0, shown, []),
+        False,
+        1,
+        [],
+        [(view.group, column.name)],
+    )
+
+
+def _least(values: Sequence[float | None], *, is_low: bool) -> float | None:
+    found = [value for value in values if value is not None]
+    if len(found) < 2 or len(set(found)) == 1:
+        return None
+    return min(found) if is_low else max(found)
+
+
+def _inside(view: View, column: Column, value: str | None) -> str:
+    """The address of the runs of a group; "" for those without a value, which no condition names."""
+    if value is None:
+        return ""
+    if column.kind == "param":
+        condition = f"param:{column.name} = {value}"
+        return view.but(group="", where=f"{view.where}, {condition}" if view.where else condition).query
+    return view.but(group="", **{"who" if column.name == "who" else "state": value}).query
