@@ -38,11 +38,11 @@
 
   // --- Words ---------------------------------------------------------------------------------------------------------------
   const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
-  function number(value, digits) {
+  function number(value) {
     if (value === null || value === undefined) return "–";
-    const size = Math.abs(value), rounded = size >= 1000 && !digits ? Math.round(value) : Number(value.toPrecision(digits || 4));
+    const size = Math.abs(value), rounded = Number(value.toPrecision(4));
     if (size && (size < 1e-4 || size >= 1e9)) return rounded.toExponential();
-    return size >= 1000 ? grouped.format(rounded) : String(rounded);
+    return size >= 1000 ? grouped.format(Math.round(value)) : String(rounded);
   }
   function duration(seconds) {
     const parts = [[86400, "d"], [3600, "h"], [60, "min"]], found = [];
@@ -243,17 +243,17 @@
   function told(chart) {
     if (!chart.u) return;
     const { idx, left, top } = chart.u.cursor, off = idx === null || idx === undefined || left < 0, values = valuesAt(chart);
-    values.forEach(({ line, n, value }) => { chart.values[n].textContent = off ? number(line.y[line.y.length - 1]) : number(value, 6); });
+    values.forEach(({ line, n, value }) => { chart.values[n].textContent = number(off ? line.y[line.y.length - 1] : value); });
     if (hot !== chart.key) return;
     pointer = off ? null : { left, top };
     if (off) return hideTip();
     const rows = values.filter((row) => row.shown && row.value !== undefined && row.value !== null).sort((a, b) => (b.smooth ?? b.value) - (a.smooth ?? a.value));
     const x = chart.u.data[0][idx], head = place(chart, x);
-    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth }) => [n % COLOURS + 1, line.label || chart.title, number(value, 6), smooth === undefined ? "" : "≈ " + number(smooth, 6)]);
+    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth }) => [n % COLOURS + 1, line.label || chart.title, ...(chart.both ? [number(smooth)] : []), number(value)]);
     const frame = chart.u.over.getBoundingClientRect();
-    tip(head, lines, Math.max(0, rows.length - MOST_ROWS), frame.left + left, frame.top + Math.max(0, Math.min(top, frame.height)), frame.top);
+    tip(head, lines, Math.max(0, rows.length - MOST_ROWS), frame.left + left, frame.top + Math.max(0, Math.min(top, frame.height)), frame.top, chart.both ? ["Smoothed", "Value"] : []);
     chart.mount.setAttribute("aria-valuenow", idx);
-    chart.mount.setAttribute("aria-valuetext", head + ": " + rows.map(({ line, value }) => (line.label ? line.label + " " : "") + number(value, 6)).join(", "));
+    chart.mount.setAttribute("aria-valuetext", head + ": " + rows.map(({ line, value, smooth }) => (line.label ? line.label + " " : "") + number(value) + (chart.both ? " (smoothed " + number(smooth) + ")" : "")).join(", "));
   }
 
   // --- Keys and fingers ------------------------------------------------------------------------------------------------------
@@ -313,11 +313,12 @@
 
   // --- The tooltip ------------------------------------------------------------------------------------------------------------
   let box = null;
-  // Beside the pointer; on a phone above `roof`, where neither it nor the finger covers the curve.
-  function tip(head, rows, more, x, y, roof) {
+  // Beside the pointer; on a phone above `roof`, where neither it nor the finger covers the curve. `heads` are those of the last columns.
+  function tip(head, rows, more, x, y, roof, heads = []) {
     if (!box) { box = document.createElement("div"); box.className = "plot-tip"; box.setAttribute("aria-hidden", "true"); document.body.append(box); }
     const title = document.createElement("b"), table = document.createElement("table");
     title.textContent = head;
+    if (heads.length) { const row = table.insertRow(); ["", "", ...heads].forEach((text) => { row.insertCell().textContent = text; }); row.className = "muted"; }
     rows.forEach(([series, ...cells]) => {
       const row = table.insertRow(), key = row.insertCell();
       key.append(document.createElement("i"));

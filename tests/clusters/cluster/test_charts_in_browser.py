@@ -10,7 +10,9 @@ from urllib.parse import parse_qs
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from clusters.comparison.values import smoothed
 from portal.assets import has_uplot
+from portal.pages.charts import number
 from tests.browser import assert_fits, chromium, give_session
 from tests.clusters.scalars.test_media import PNG, image, of
 from tests.clusters.scalars.test_scalars import event
@@ -42,9 +44,10 @@ def store(make_cluster: Any, people: Any, s3: Any, bucket: str) -> Callable[[int
 
 
 def said(chart: Locator) -> tuple[int, dict[str, float]]:
-    """The step under the crosshair and its values, as a screen reader says them: "step 3: train 0.5, validation 0.75"."""
+    """The step under the crosshair and its values, as a screen reader says them: "step 3: train 0.5, validation 0.75", and of
+    a smoothed chart "train 0.5 (smoothed 0.61)"."""
     step, _, values = (chart.get_attribute("aria-valuetext") or "").removeprefix("step ").partition(": ")
-    return int(step), {label: float(number) for label, number in (each.split() for each in values.split(", "))}
+    return int(step), {each.split()[0]: float(each.split()[1]) for each in values.split(", ")}
 
 
 def test_a_chart_answers_and_keeps_its_view(store: Callable[[int], None], live_server: Any) -> None:
@@ -68,8 +71,10 @@ def test_a_chart_answers_and_keeps_its_view(store: Callable[[int], None], live_s
         step, values = said(chart)
         assert 0 < step < 99
         for folder in ("train", "validation"):
-            assert values[folder] == pytest.approx(value(step, folder), rel=1e-5)
-        expect(page.locator(".plot-tip")).to_contain_text(f"step {step}")
+            assert number(values[folder]) == number(value(step, folder))
+        tip = page.locator(".plot-tip")
+        expect(tip).to_contain_text(f"step {step}")
+        expect(tip.locator("tr").first.locator("td")).to_have_text(["", "validation", number(value(step, "validation"))])
 
         with page.expect_download() as download:
             page.get_by_role("button", name="CSV of loss").click()
@@ -90,6 +95,12 @@ def test_a_chart_answers_and_keeps_its_view(store: Callable[[int], None], live_s
         page.get_by_role("button", name=re.compile("^validation")).click()
         page.get_by_label("Smoothing").fill("0.6")
         page.get_by_label("Smoothing").blur()
+        # The smoothed value and the value, with the digits of the tables.
+        area.hover(position={"x": 150, "y": 90})
+        step, _ = said(chart)
+        values = [value(each, "train") for each in range(step + 1)]
+        smooth = number([*smoothed(values, 0.6)][-1])
+        expect(tip.locator("td")).to_have_text(["", "", "Smoothed", "Value", "", "train", smooth, number(values[-1])])
         train = page.get_by_role("button", name=re.compile("^train"))
         page.mouse.move(0, 0)
         expect(train).to_contain_text("0.02")
