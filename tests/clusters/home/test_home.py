@@ -157,6 +157,18 @@ def test_what_rows_say(several: Any, people: Any, as_person: Any) -> None:
     assert all('data-label="Data" class="flow"></td>' in rows[name] for name in ("searched", "answers", "nightly"))
 
 
+def test_cost_leads_to_clusters_sorted_by_it_with_the_same_filters(
+    several: Any, people: Any, as_person: Any
+) -> None:
+    client = as_person(people.alice)
+    page = client.get("/?phase=Running&owner=alice").content.decode()
+    for column in ("hours", "cost"):
+        link = re.search(rf'href="(/clusters\?sort=-{column}[^"]*)"', page)
+        assert link
+        assert names(client.get(html.unescape(link[1]))) == ["trains"]
+        assert f'href="/clusters?sort=-{column}"' in client.get("/").content.decode()
+
+
 def test_a_page_takes_the_same_queries_however_many_there_are(
     several: Any, make: Any, people: Any, as_person: Any, django_assert_max_num_queries: Any
 ) -> None:
