@@ -43,14 +43,17 @@ def clusters_using(stores: Sequence[Datastore]) -> Mapping[int, list[datastore_p
         specs = [cluster.spec] if cluster.deleted_at is None else []
         if cluster.current_run and not cluster.current_run.gone:
             specs.append(cluster.current_run.spec)
-        named = {spec.get(key) for spec in specs for key in ("output", "home")}
+        written = {spec.get(key) for spec in specs for key in ("output", "home")}
+        named = set(written)
         named |= {said.datastore for spec in specs if (said := input_of(spec))}
         if cluster.current_run and not cluster.current_run.gone and cluster.current_run.source:
             named.add(cluster.current_run.source.spec["output"])
         whole = {name if "/" in name else f"{cluster.appcode.code}/{name}" for name in named if name}
         for name in sorted(whole & keys.keys()):
             is_own = name.startswith(f"{cluster.appcode.code}/")
-            use = datastore_points.Use(cluster.name if is_own else str(cluster), cluster_url(cluster))
+            # Only datastores of its own appcode can be written.
+            writes = is_own and bool(written & {name, name.partition("/")[2]})
+            use = datastore_points.Use(cluster.name if is_own else str(cluster), cluster_url(cluster), writes)
             found[keys[name]].append(use)
     return found
 

@@ -9,6 +9,7 @@ files in place, except for a volume: that was made for the datastore and is dele
 from __future__ import annotations
 
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
+from itertools import islice
 from math import ceil
 from typing import cast
 from urllib.parse import urlsplit
@@ -28,10 +31,11 @@ from django.utils import timezone
 from datastores import exports
 from datastores.access import allowed_folder
 from datastores.drivers import driver_for, nfs
-from datastores.drivers.base import Driver, DriverError, NotThere
+from datastores.drivers.base import Driver, DriverError, NotPossible, NotThere
 from datastores.drivers.patience import within
 from datastores.extension_points import uses_of, wrongs
-from datastores.models import Datastore, Removal, Volume
+from datastores.listing import TRASH
+from datastores.models import FOUND_MOST, Datastore, Removal, Volume
 from datastores.specs import DatastoreManifest, Kind, S3Spec, size_bytes
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require
 from portal.errors import Conflict, Invalid
@@ -39,6 +43,7 @@ from portal.events import record
 from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, User
 from portal.network import outgoing
+from portal.templatetags.portal import bytes_
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +56,14 @@ _testers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="datastore-test"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a test: a sentence, and after a failure the path of the invalid manifest field."""
+    """The result of a test: what it says, after a failure the path of the invalid manifest field, and the number and bytes of
+    the first FOUND_MOST files, None if they cannot be counted."""
 
     ok: bool
     message: str
     path: tuple[str, ...] = ()
+    files: int | None = None
+    size: int | None = None
 
 
 @transaction.atomic
@@ -108,6 +116,7 @@ def change_datastore(store: Datastore, manifest: DatastoreManifest, *, acting_us
         for name, value in fields.items():
             setattr(store, name, value)
         store.tested_at, store.test_ok, store.test_message = None, None, ""
+        store.found_files, store.found_bytes = None, None
         store.save()
         if (before.kind, before.where) != (store.kind, store.where):
             if store.versions.exists():
@@ -195,15 +204,17 @@ def _forget_parts(store: Datastore, unfinished: Sequence[tuple[str, str]]) -> No
 
 
 def try_datastore(store: Datastore, *, acting_user: User) -> Outcome:
-    """Tests the connection and stores the result, within TEST_SECONDS. Raises Conflict if this kind cannot be tested."""
+    """Tests reading, and writing if something stores files there. Stores the result, within TEST_SECONDS. Raises Conflict if
+    this kind cannot be tested."""
     require(acting_user, store.appcode, OPERATE)
     if store.kind == Datastore.Kind.VOLUME:
         raise Conflict("There is nothing to try from here: Kubernetes makes the volume when a run first mounts it.")
-    outcome = _try(store)
+    outcome = _try(store, writes=_is_written(store))
     # Only if it has not changed since.
     Datastore.objects.filter(pk=store.pk, changed_at=store.changed_at).update(
-        tested_at=timezone.now(), test_ok=outcome.ok, test_message=outcome.message
-    )
+        tested_at=timezone.now(), test_ok=outcome.ok, test_message=outcome.message, found_files=outcome.files,
+        found_bytes=outcome.size,
+    )  # fmt: skip
     return outcome
 
 
@@ -213,7 +224,11 @@ def try_manifest(manifest: DatastoreManifest, *, acting_user: User, store: Datas
     secret = manifest.spec.secret or (_kept_secret(store, manifest, acting_user) if store else "")
     _check(manifest, appcode, secret, store)
     tried = Datastore(appcode=appcode, kind=manifest.spec.kind, spec=manifest.spec.public, secret=secret)
-    return _try(tried)
+    return _try(tried, writes=store is not None and _is_written(store))
+
+
+def _is_written(store: Datastore) -> bool:
+    return any(use.writes for use in uses_of([store])[store.pk])
 
 
 def open_store(store: Datastore) -> Driver:
@@ -228,19 +243,50 @@ def open_store(store: Datastore) -> Driver:
     )
 
 
-def _try(store: Datastore) -> Outcome:
+def _try(store: Datastore, *, writes: bool) -> Outcome:
     try:
-        message = _testers.submit(_tested, open_store(store)).result(TEST_SECONDS)
+        return _testers.submit(_tested, open_store(store), writes).result(TEST_SECONDS)
     except DriverError as error:
         return Outcome(False, str(error), ("spec", store.kind, error.field) if error.field else ())
     except TooSlow:
         return Outcome(False, f"Unreachable: no answer within {TEST_SECONDS} seconds.", ("spec", store.kind, "server"))
-    return Outcome(True, message)
 
 
-def _tested(driver: Driver) -> str:
+def _tested(driver: Driver, writes: bool) -> Outcome:
     with within(TEST_SECONDS):
-        return driver.test()
+        said = [driver.test()]
+        if writes:
+            with suppress(NotPossible):
+                said.append(_write(driver))
+        files = size = None
+        # Last, and no failure: a slow server may need the rest of the time for it.
+        with suppress(DriverError):
+            sizes = [entry.size for entry in islice(driver.walk(""), FOUND_MOST)]
+            files, size = len(sizes), sum(sizes)
+            said.append(_found(files, size))
+        return Outcome(True, " ".join(said), files=files, size=size)
+
+
+def _write(driver: Driver) -> str:
+    """Stores and removes a small file, in the folder that no listing, run or version contains. Raises DriverError."""
+    path, text = f"{TRASH}/write-test-{secrets.token_hex(4)}", b"Written and removed by a test of this datastore.\n"
+    try:
+        driver.upload(path, BytesIO(text), len(text))
+    except NotPossible:
+        raise
+    except DriverError as error:
+        raise DriverError(f"It can be read, but not written: {error}", error.field) from error
+    try:
+        driver.delete(path)
+    except DriverError as error:
+        return f"A test file was written, but {path} could not be removed: {error}"
+    return "A test file was written and removed."
+
+
+def _found(files: int, size: int) -> str:
+    if files == FOUND_MOST:
+        return f"The first {files:,} files have {bytes_(size)}."
+    return f"It has {files:,} file{'' if files == 1 else 's'}, {bytes_(size)}." if files else "It is empty."
 
 
 def _kept_secret(store: Datastore, manifest: DatastoreManifest, user: User) -> str:

@@ -9,6 +9,7 @@ from rest_framework.views import APIView
 
 from datastores import actions, sharing
 from datastores.access import datastore_for, datastores_for
+from datastores.models import FOUND_MOST
 from datastores.serializers import (
     DatastoreDocument,
     DatastorePage,
@@ -102,7 +103,8 @@ class TestDatastore(APIView):
     @operation(
         "datastores_test",
         TestAnswer,
-        description="Not for volumes, which a run makes when it first mounts them. "
+        description="Reads, and writes and removes a small file where a cluster has it as output or home; counts the first "
+        f"{FOUND_MOST:,} files. Not for volumes, which a run makes when it first mounts them. "
         f"Answers within {actions.TEST_SECONDS} seconds what is wrong, and at which field of the manifest.",
     )
     def post(self, request: Request, code: str, name: str) -> Document:

@@ -17,10 +17,11 @@ from portal.models import Appcode
 
 @dataclass(frozen=True)
 class Use:
-    """One user of a datastore: its display name ("show1") and its page."""
+    """One user of a datastore: its display name ("show1"), its page, and whether it stores files there."""
 
     name: str
     url: str
+    writes: bool = False
 
 
 @dataclass(frozen=True)

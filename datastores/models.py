@@ -17,6 +17,8 @@ from portal.models import Appcode, OrgNode, User
 
 # How long removed files can be restored.
 TRASH_KEPT = dt.timedelta(days=7)
+# Files that a test counts: one response of S3.
+FOUND_MOST = 1000
 
 
 class AllowedFolder(models.Model):
@@ -63,6 +65,9 @@ class Datastore(models.Model):
     tested_at = models.DateTimeField(null=True)
     test_ok = models.BooleanField(null=True)
     test_message = models.TextField(blank=True)
+    # What the last test found, up to FOUND_MOST files.
+    found_files = models.PositiveIntegerField(null=True)
+    found_bytes = models.BigIntegerField(null=True)
 
     class Meta:
         ordering: ClassVar = ["name"]
@@ -92,6 +97,11 @@ class Datastore(models.Model):
     def size(self) -> str:
         """The size of a volume, e.g. "20Gi"; "" for other kinds."""
         return str(self.spec.get("size", ""))
+
+    @property
+    def found_all(self) -> bool:
+        """Whether the last test found all of its files."""
+        return self.found_files is not None and self.found_files < FOUND_MOST
 
     @property
     def made(self) -> Volume | None:

@@ -175,7 +175,7 @@ class Unseen:
 
 class Driver(Protocol):
     def test(self) -> str:
-        """Returns a sentence about what was reached. Raises DriverError naming the invalid field. Changes nothing."""
+        """Reads, and returns a sentence about what was reached. Raises DriverError naming the invalid field. Changes nothing."""
 
     def list(self, folder: str, *, search: str = "", cursor: str = "", limit: int = 200) -> Listing:
         """One level of `folder`, only names that start with `search`. A cursor of another listing raises DriverError."""

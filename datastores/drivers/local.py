@@ -53,7 +53,7 @@ class Local:
             os.listdir(folder)
             if not self.read_only and not os.access(".", os.W_OK, dir_fd=folder):
                 raise DriverError("The portal may read this folder and not write to it.", "path")
-        return "The folder can be read." if self.read_only else "The folder can be read and written."
+        return "The folder can be read."
 
     def list(self, folder: str, *, search: str = "", cursor: str = "", limit: int = 200) -> Listing:
         try:

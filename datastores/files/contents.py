@@ -37,6 +37,8 @@ MOST_AT_ONCE = 10_000
 REMOVE_SECONDS = 60
 # Files that one search or sum reads: one S3 request per thousand.
 MOST_LOOKED_AT = 50_000
+# Names that a search in one folder reads, and names per request.
+MOST_NAMES, NAMES_AT_ONCE = 10_000, 1_000
 # Small files stored in parallel.
 TOGETHER = 8
 # Seconds for which making a version waits for running uploads.
@@ -54,10 +56,16 @@ class Amount:
 
 @dataclass(frozen=True)
 class Matches:
-    """Files found, ordered by path. `complete`: there are no others."""
+    """What a search found. `looked`: how many names it read. `stopped`: it read no further. `more`: there are more matches."""
 
     entries: tuple[Entry, ...]
-    complete: bool
+    looked: int
+    stopped: bool
+    more: bool
+
+    @property
+    def complete(self) -> bool:
+        return not (self.stopped or self.more)
 
 
 @dataclass(frozen=True)
@@ -188,18 +196,37 @@ def amount(store: Datastore, folder: str) -> Amount:
 
 
 def find(store: Datastore, folder: str, words: str, limit: int) -> Matches:
-    """Files in `folder` and below whose relative path contains every word, ignoring case. Stops after `limit` matches
-    or MOST_LOOKED_AT files. Raises DriverError."""
-    wanted, start = words.casefold().split(), len(folder) + 1 if folder else 0
+    """Files in `folder` and below whose relative path contains every word, ignoring case, ordered by path. Stops after `limit`
+    matches or MOST_LOOKED_AT files. Raises DriverError."""
+    start = len(folder) + 1 if folder else 0
     matching, looked = [], 0
     for looked, entry in enumerate(open_store(store).walk(folder), 1):
-        path = entry.path[start:].casefold()
-        if all(word in path for word in wanted):
+        if _has(entry.path[start:], words):
             matching.append(entry)
         if len(matching) > limit or looked == MOST_LOOKED_AT:
             break
-    complete = len(matching) <= limit and looked < MOST_LOOKED_AT
-    return Matches(tuple(sorted(matching[:limit], key=lambda entry: entry.path)), complete)
+    entries = tuple(sorted(matching[:limit], key=lambda entry: entry.path))
+    return Matches(entries, looked, looked == MOST_LOOKED_AT, len(matching) > limit)
+
+
+def find_here(store: Datastore, folder: str, words: str, limit: int) -> Matches:
+    """Files and folders directly in `folder` whose name contains every word, ignoring case: at most `limit`, among the first
+    MOST_NAMES names. Names that start with `words` are found wherever they stand. Raises DriverError."""
+    driver = open_store(store)
+    first = driver.list(folder, search=words, limit=limit + 1)
+    matching, looked, cursor = {entry.path: entry for entry in first.entries}, 0, ""
+    while True:
+        listing = driver.list(folder, cursor=cursor, limit=NAMES_AT_ONCE)
+        looked, cursor = looked + len(listing.entries), listing.cursor
+        matching |= {entry.path: entry for entry in listing.entries if _has(entry.name, words)}
+        if not cursor or looked >= MOST_NAMES or len(matching) > limit:
+            break
+    entries = sorted(matching.values(), key=lambda entry: (not entry.is_folder, entry.name))
+    return Matches(tuple(entries[:limit]), looked, bool(cursor), len(matching) > limit)
+
+
+def _has(text: str, words: str) -> bool:
+    return all(word in text.casefold() for word in words.casefold().split())
 
 
 def sizes(store: Datastore, folder: str) -> Sizes:

@@ -78,15 +78,12 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
     cursor, words = request.GET.get("cursor", "")[:MAX_CURSOR].replace("\0", ""), layout.words(request)
     try:
         with LOOKS.enter(user.pk), within(LOOK_SECONDS):
-            if words and page["below"]:
-                matches = contents.find(store, folder, words, ROWS)
-                page |= {
-                    "listing": Listing(matches.entries),
-                    "partial": not matches.complete,
-                    "most": contents.MOST_LOOKED_AT,
-                }
+            if words:
+                search = contents.find if page["below"] else contents.find_here
+                page["matches"] = matches = search(store, folder, words, ROWS)
+                page["listing"] = Listing(matches.entries)
             else:
-                page["listing"] = open_store(store).list(folder, search=words, cursor=cursor, limit=ROWS)
+                page["listing"] = open_store(store).list(folder, cursor=cursor, limit=ROWS)
         page["next_cursor"] = page["listing"].cursor
     except NotPossible as error:
         page["impossible"] = str(error)

@@ -113,7 +113,8 @@ def test_datastore(request: HttpRequest, appcode: str, name: str) -> HttpRespons
     else:
         if request.htmx:  # type: ignore[attr-defined]
             store.refresh_from_db()
-            return render(request, "datastores/_test_result.html", {"store": store, "told": outcome.message})
+            page = {"store": store, "told": outcome.message, "bucket": buckets_of([store]).get(store.pk), "new": True}
+            return render(request, "datastores/_test_result.html", page)
         (messages.success if outcome.ok else messages.error)(request, f"{store.name}: {outcome.message}")
     return redirect(safe_next(request, address(store)))
 

@@ -21,6 +21,8 @@ from datastores.actions import (
     try_datastore,
     try_manifest,
 )
+from datastores.drivers.base import DriverError
+from datastores.drivers.s3 import S3
 from datastores.models import AllowedFolder, Datastore
 from datastores.sources import SourceError, source_for
 from portal.errors import Conflict, Invalid
@@ -42,6 +44,60 @@ def test_a_developer_creates_a_datastore_and_it_works(people: Any, s3_spec: Any,
     store.refresh_from_db()
     assert (store.test_ok, store.test_message) == (True, outcome.message)
     assert store.tested_at is not None
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something stores files in every datastore."""
+    use = extension_points.Use("show1", "/x", writes=True)
+    monkeypatch.setattr(extension_points, "finders", ExtensionPoint(lambda stores: {each.pk: [use] for each in stores}))
+
+
+def test_writing_is_tried_only_where_something_writes(
+    people: Any, store: Datastore, s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, request: Any
+) -> None:
+    stored: list[str] = []
+    upload = S3.upload
+    monkeypatch.setattr(S3, "upload", lambda self, path, *rest: (stored.append(path), upload(self, path, *rest)))
+    assert "written" not in try_datastore(store, acting_user=people.bob).message
+    assert stored == []
+    request.getfixturevalue("written")
+    message = try_datastore(store, acting_user=people.bob).message
+    assert "can be read. A test file was written and removed. It is empty." in message
+    assert [path.startswith(".portal-trash/write-test-") for path in stored] == [True]
+    assert "Contents" not in s3.client.list_objects_v2(Bucket=bucket)
+
+
+def test_a_datastore_that_is_written_fails_if_it_cannot_be(
+    written: None, people: Any, store: Datastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise DriverError("The bucket is full.")
+
+    monkeypatch.setattr(S3, "delete", refuse)
+    kept = try_datastore(store, acting_user=people.bob)
+    assert kept.ok
+    assert "A test file was written, but .portal-trash/write-test-" in kept.message
+    monkeypatch.setattr(S3, "upload", refuse)
+    full = try_datastore(store, acting_user=people.bob)
+    assert (full.ok, full.message) == (False, "It can be read, but not written: The bucket is full.")
+
+
+def test_a_slow_listing_does_not_fail_a_test(people: Any, store: Datastore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*args: Any) -> Any:
+        raise DriverError("Unreachable: it does not answer in time.", "server")
+
+    monkeypatch.setattr(S3, "walk", slow)
+    outcome = try_datastore(store, acting_user=people.bob)
+    assert (outcome.ok, outcome.files, outcome.size) == (True, None, None)
+
+
+def test_a_folder_for_reading_only_is_not_written(written: None, people: Any, folder: Any, manifest: Any) -> None:
+    store = create_datastore(manifest("data", {"local": {"path": str(folder)}}), acting_user=people.bob)
+    assert "written and removed" in try_datastore(store, acting_user=people.bob).message
+    AllowedFolder.objects.update(read_only=True)
+    message = try_datastore(store, acting_user=people.bob).message
+    assert message == "The folder can be read. It is empty."
 
 
 def test_the_secret_is_encrypted_at_rest_and_in_no_event(people: Any, s3: Any, store: Datastore) -> None:

@@ -15,7 +15,7 @@ from django.contrib.messages import get_messages
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from datastores.files import trash
+from datastores.files import contents, pages, trash
 from datastores.models import Storage
 
 UPLOADS = "/uploads/ops-demo/data"
@@ -185,7 +185,7 @@ def test_a_size_that_is_not_known_says_why_and_a_measured_bucket_has_one(as_: An
         page = as_("bob").get("/datastores").content.decode()
         return page.split('data-label="Size">')[1].split("</td>")[0]
 
-    assert "Not counted by itself" in size()
+    assert "Test it, or open it" in size()
     assert ">–<" in size()
     bucket = Storage.objects.create(
         appcode=people.ops, bucket="ops", limit_gib=1, access_key="a", own_key=store.spec["access_key"]
@@ -195,7 +195,33 @@ def test_a_size_that_is_not_known_says_why_and_a_measured_bucket_has_one(as_: An
     assert "3.0 MiB" in size()
     store.spec["prefix"] = "photos"
     store.save()
-    assert "Not counted by itself" in size(), "a folder of the bucket is less than the bucket"
+    assert "Test it, or open it" in size(), "a folder of the bucket is less than the bucket"
+
+
+def test_a_test_counts_what_is_in_a_bucket_of_somebody_else(
+    as_: Any, store: Any, s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        s3.client.put_object(Bucket=bucket, Key=f"runs/{n}", Body=b"x" * 1024)
+    cell = as_("bob").post(f"{ONE}/test", headers={"HX-Request": "true"}).content.decode()
+    assert "It has 3 files, 3.0 KiB." in cell
+    assert f'id="size-{store.pk}" hx-swap-oob="true">3.0 KiB' in cell
+
+    def size() -> str:
+        page = as_("victor").get("/datastores").content.decode()
+        return page.split('data-label="Size">')[1].split("</td>")[0]
+
+    assert "3.0 KiB<small>" in size()
+    assert "3 files" in size()
+    monkeypatch.setattr("datastores.actions.FOUND_MOST", 2)
+    monkeypatch.setattr("datastores.models.FOUND_MOST", 2)
+    assert "The first 2 files have 2.0 KiB." in said(as_("bob").post(f"{ONE}/test"))
+    assert "first 2 files" in size()
+    store.refresh_from_db()
+    store.spec["bucket"] = "no-such-bucket"
+    store.save()
+    as_("bob").post(f"{ONE}/test")
+    assert ">–<" in size(), "what was counted is not there any more"
 
 
 # Files
@@ -223,10 +249,34 @@ def test_what_a_listing_does_not_know_is_said(as_: Any, store: Any, s3: Any, buc
     client = as_("bob")
     page = client.get(ONE).content.decode()
     assert page.count('class="muted" title="A listing has no') == 2, "a folder has neither size nor date"
-    only = "Storage finds names only by their beginning."
-    assert only not in page
-    assert only in client.get(f"{ONE}?search=ru").content.decode()
-    assert only not in client.get(f"{ONE}?search=model&below=1").content.decode()
+
+
+def test_names_are_found_by_any_part_and_the_page_says_how_many_it_looked_at(
+    as_: Any, store: Any, s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("best-Model.keras", "other", "runs/model/1", "the-models/1", "zebra"):
+        s3.client.put_object(Bucket=bucket, Key=name, Body=b"1")
+
+    def found(query: str) -> tuple[list[str], str]:
+        page = as_("victor").get(f"{ONE}?{query}").content.decode()
+        return re.findall(r'aria-label="Choose ([^"]+)"', page)[1:], page
+
+    names, page = found("search=model")
+    assert names == ["the-models", "best-Model.keras"]
+    assert "Searched the whole folder: 5 names." in page
+    names, page = found("search=model&below=1")
+    assert names == ["best-Model.keras", "runs/model/1", "the-models/1"]
+    assert "Searched everything here and below: 5 files." in page
+    monkeypatch.setattr(contents, "MOST_NAMES", 1)
+    monkeypatch.setattr(contents, "NAMES_AT_ONCE", 1)
+    names, page = found("search=zeb")
+    assert names == ["zebra"], "a beginning is found beyond what was looked at"
+    assert "Searched the first 1 names in this folder." in page
+    assert found("search=bra")[0] == []
+    monkeypatch.setattr(pages, "ROWS", 1)
+    names, page = found("search=o")
+    assert len(names) == 1
+    assert "The first 1 that fit are shown" in page
 
 
 def test_files_are_never_shown_in_the_portal(as_: Any, store: Any, s3: Any, bucket: str) -> None:

@@ -157,9 +157,7 @@ def test_what_rows_say(several: Any, people: Any, as_person: Any) -> None:
     assert all('data-label="Data" class="flow"></td>' in rows[name] for name in ("searched", "answers", "nightly"))
 
 
-def test_cost_leads_to_clusters_sorted_by_it_with_the_same_filters(
-    several: Any, people: Any, as_person: Any
-) -> None:
+def test_cost_leads_to_clusters_sorted_by_it_with_the_same_filters(several: Any, people: Any, as_person: Any) -> None:
     client = as_person(people.alice)
     page = client.get("/?phase=Running&owner=alice").content.decode()
     for column in ("hours", "cost"):
