@@ -179,6 +179,21 @@ def test_a_run_that_never_ran_ends_when_its_image_could_not_be_pulled_for_too_lo
     assert message in found.message
 
 
+@pytest.mark.parametrize(("phase", "retries"), [("Pending", None), ("Failed", None), ("Failed", 0)])
+def test_a_run_whose_packages_cannot_be_installed_ends_with_the_sentence_about_them(phase, retries):
+    said = (
+        "Package absent>=2 was not found: the package index has none for Python 3.12.\nERROR: No matching distribution"
+    )
+    tasks = [
+        task("master"),
+        task("ps"),
+        task("worker", 0),
+        task("worker", 1, phase, reason="EnvironmentNotMade", message=said),
+    ]
+    found = next_phase(run(phase="Starting", retries=retries), tasks)
+    assert (found.verdict, found.verdict_reason, found.verdict_message) == ("Failed", "EnvironmentNotMade", said)
+
+
 def test_a_run_of_which_some_tasks_have_a_node_says_all_that_it_lacks():
     """Where a cloud places tasks one by one, each pending task reports only its own need."""
     message = "Waits for 1 GPU. Of 15 nodes: 15 without enough free GPUs."

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusters.clouds.drivers.base import Environment, ImageRef, RolePlan, RunRef
+from clusters.clouds.drivers.base import NOT_MADE, Environment, ImageRef, RolePlan, RunRef
 from clusters.clouds.drivers.kubernetes.cloud import KubernetesCloud
 from clusters.frameworks.programs import text
 from tests.index import PASSWORD, Index
@@ -124,9 +124,9 @@ def test_one_that_cannot_be_made_starts_nothing_and_names_the_package(
 
         def why() -> str:
             found = [each for each in following.tasks.values() if each.run_id == run.id]
-            return next((each.message for each in found if "cannot be made" in each.message), "")
+            return next((each.message for each in found if each.reason == NOT_MADE), "")
 
         following.until(lambda: bool(why()), 120)
         assert "absent" in why()
-        assert "into the package index" in why()
+        assert "Save the environment anew" in why()
         assert not cloud.log(run, "master", 0, attempt=0).data

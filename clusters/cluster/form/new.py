@@ -319,6 +319,7 @@ def _preview(request: HttpRequest, form: ClusterForm, user: User, cluster: Clust
         "appcode": appcode,
         "may_ask": may_ask(user, appcode, found),
         "preview": found,
+        "installs": len(manifest.spec.required) if manifest else 0,
         "offers": [(each, json.dumps(fields)) for each, fields in fields_changed(manifest, found.offers)]
         if manifest and found
         else (),

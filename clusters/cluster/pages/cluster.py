@@ -26,7 +26,7 @@ from clusters.access import cluster_for, events_of
 from clusters.admission.foretold import Foretold
 from clusters.catalog.actions import flavor_titles
 from clusters.catalog.folders import output_folder
-from clusters.clouds.drivers.base import NO_COMMANDS, CloudError, RunsCommands
+from clusters.clouds.drivers.base import NO_COMMANDS, NOT_MADE, CloudError, RunsCommands
 from clusters.clouds.health import silence_of
 from clusters.clouds.registry import driver
 from clusters.cluster.actions import gives_way
@@ -131,6 +131,11 @@ class Page:
     def sentence(self) -> str:
         """Why the run is in its phase."""
         return (first_sentence(self.run) or self.run.phase) if self.run else ""
+
+    @property
+    def installer_words(self) -> str:
+        """What pip or uv wrote of packages that cannot be installed; "" if that is not why the run failed."""
+        return self.run.message.partition("\n")[2] if self.run and self.run.reason == NOT_MADE else ""
 
     @property
     def cost(self) -> Decimal:
@@ -278,7 +283,10 @@ def export(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 def timeline(run: Run, rows: list[TaskRow]) -> list[Step]:
     """Queued → Starting → Running → the end, with start and end times."""
-    scheduled = min((row.task.scheduled_at for row in rows if row.task and row.task.scheduled_at), default=None)
+    times = [row.task.scheduled_at for row in rows if row.task and row.task.scheduled_at]
+    if run.whole_at and run.phase != Run.Phase.QUEUED:
+        times.append(run.whole_at)  # On this machine packages are installed before its tasks get their GPUs.
+    scheduled = min(times, default=None)
     ended = run.finished_at
     began = run.started_at or ended
     if scheduled and began:

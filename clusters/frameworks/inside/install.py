@@ -9,7 +9,11 @@ Packages of the image stay if they satisfy the requirements, even those that no 
 consider.
 
 With a SCRIPT argument, even an empty one, several tasks may try to make the same environment: the first makes it and runs the
-script, the others reuse it. A marker is written last, so an incomplete environment is deleted and made again.
+script, the others reuse it. A marker is written last, so an incomplete environment is deleted and made again. An index that
+cannot be reached is tried again for a while.
+
+After a failure the installer's own text is on stderr, and the last line is a sentence for people: which package, and why. The
+exit code is SILENT if the index could not be reached, so that another try may succeed.
 """
 
 import bz2
@@ -21,15 +25,38 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
 
 from clusters.frameworks.inside.layer import make_layer, packages_of
 
 # Time limits for installing packages and for the script.
 SECONDS, SCRIPT_SECONDS = 1200, 300
+# Exit code if the index cannot be reached; seconds for which `once` tries such an index, and between two tries.
+SILENT, PATIENCE, PAUSE = 75, 600, 20
+UNREACHED = "Packages cannot be installed: the package index cannot be reached."
+# Seconds for one question to the index.
+ASKING = 15
 PLUGINS = "# plugins\n"
 REQUIREMENTS = "# requirements\n"
 # pip prints a file's address three times, and parameters added by an index exceed what people are shown.
 ADDRESS = re.compile(r"https?://(?:[^\s/]*/)*([^\s/#)]+)/?(?:#\S*)?")
+# What pip and uv say of a package that is not there. pip says the same if the index did not answer.
+ABSENT = re.compile(
+    r"No matching distribution found for (\S+)|(?:Because )?(\S+) was not found in the package registry"
+    r"|there (?:is|are) no versions? of (\S+)"
+)
+VERSIONS = re.compile(r"\(from versions: (?:.*, )?([^\s,()]+)\)")
+REFUSED = re.compile(r"HTTP error (4\d\d) while getting (\S+)(?s:.*?Client Error: (.+?) for url)?")
+NETWORK = re.compile(
+    r"HTTP error 5\d\d|(?:status|error) \(?5\d\d|[Ee]rror sending request|Connection(?:Error|ResetError)|NewConnectionError"
+    r"|Connection (?:refused|aborted|broken|reset)|[Tt]imed out|Temporary failure in name resolution|IncompleteRead"
+)
+TOGETHER = re.compile(r"Cannot install (.+?) because these package versions have conflicting dependencies")
+HASHES = re.compile(r"DO NOT MATCH THE HASHES|[Hh]ash mismatch")
+UNBUILT = re.compile(r"╰─> (?!\[)(?!See )([A-Za-z0-9][\w.-]*)\s*$|Failed building wheel for (\S+)", re.MULTILINE)
 
 
 def install(path: str, lock: str, cache: str, link: str) -> int:
@@ -48,18 +75,95 @@ def layer(path: str, requirements: str, cache: str, link: str) -> int:
         file.write(requirements)
         file.flush()
         if requirements.startswith(REQUIREMENTS):
-            argv = [python, "-m", "pip", "install", "--quiet", "--no-input", "--no-cache-dir", "--progress-bar", "off"]
+            argv = [
+                python,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-input",
+                "--no-cache-dir",
+                "--progress-bar",
+                "off",
+                "--retries",
+                "2",
+            ]
             argv += ["--disable-pip-version-check", "--no-warn-script-location", "-r", file.name]
         else:
             argv = [_uv(), "pip", "sync", "--require-hashes", "--only-binary", ":all:", "--link-mode", link]
             argv += ["--allow-empty-requirements", "--no-config", "--no-progress", "--cache-dir", cache]
             argv += ["--python", python, file.name]
-        code = limited(argv, "Installing packages", SECONDS, brief=True)
+        code = installed(argv, is_lock=not requirements.startswith(REQUIREMENTS))
     if code == 0:
         # Compiled by the image's own Python, because the layer's Python runs the code in a package's .pth. Ignores files that
         # fail.
         compileall.compile_dir(packages_of(path), quiet=2, workers=2)
     return code
+
+
+def installed(argv: "list[str]", *, is_lock: bool) -> int:
+    """Runs an installer and says why it failed. Its text has addresses cut to their last component."""
+    try:
+        done = subprocess.run(argv, timeout=SECONDS, stderr=subprocess.PIPE, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"Installing packages took longer than {SECONDS} s.", file=sys.stderr)
+        return 124
+    said = ADDRESS.sub(r"\1", done.stderr.decode(errors="replace"))
+    sys.stderr.write(said)
+    if done.returncode == 0:
+        return 0
+    code, why = reason(said, reached)
+    if code != SILENT:
+        why += " Save the environment anew." if is_lock else " Correct the requirements, then deploy again."
+    print(f"\n{why}", file=sys.stderr)
+    return code
+
+
+def reason(said: str, is_reached: "Callable[[str], bool]") -> "tuple[int, str]":
+    """Returns the exit code and a sentence for what pip or uv said. `is_reached`: whether the index answers for a package."""
+    # uv wraps its lines.
+    said = " ".join(said.split()) if "╰─▶" in said else said
+    if found := ABSENT.search(said):
+        package = next(filter(None, found.groups())).rstrip(".,")
+        if versions := VERSIONS.search(said):
+            if versions[1] != "none":
+                return 1, f"Package {package} was not found: the newest version in the package index is {versions[1]}."
+            if not is_reached(re.split(r"[^\w.-]", package)[0]):
+                return SILENT, UNREACHED
+        python = ".".join(map(str, sys.version_info[:2]))
+        return 1, f"Package {package} was not found: the package index has none for Python {python}."
+    if found := REFUSED.search(said):
+        return 1, f"{found[2]} cannot be fetched: {found[3] or f'the package index refuses it ({found[1]})'}."
+    if found := TOGETHER.search(said):
+        return 1, f"{found[1]} cannot be installed together: each needs other versions."
+    if HASHES.search(said):
+        return 1, "A package cannot be installed: its file in the package index is not the one of the recorded hash."
+    if "No space left on device" in said:
+        return 1, "The packages cannot be installed: the disk is full."
+    if found := UNBUILT.search(said):
+        return (
+            1,
+            f"Package {found[1] or found[2]} cannot be installed: the package index has no wheel of it for this image.",
+        )
+    if NETWORK.search(said):
+        return SILENT, UNREACHED
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = next(
+        (line for line in reversed(lines) if line.lower().startswith("error")), (lines or ["it said nothing"])[-1]
+    )
+    return 1, f"Packages cannot be installed: {re.sub('(?i)^error: *', '', last)[:300].rstrip('.')}."
+
+
+def reached(name: str) -> bool:
+    """Whether the index answers for the package, be it that it has none."""
+    index = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple/").rstrip("/")
+    try:
+        urllib.request.urlopen(f"{index}/{name}/", timeout=ASKING).close()  # noqa: S310  pip's own setting
+    except urllib.error.HTTPError as error:
+        return error.code < 500
+    except OSError:
+        return False
+    return True
 
 
 def _uv() -> str:
@@ -81,31 +185,33 @@ def once(path: str, packed: str, cache: str, link: str, script: str) -> int:
         lock = os.path.join(folder, "lock.txt")
         with bz2.open(packed) as text, open(lock, "wb") as file:
             shutil.copyfileobj(text, file)
-        code = install(path, lock, cache, link)
+        until = time.monotonic() + PATIENCE
+        while (code := install(path, lock, cache, link)) == SILENT and time.monotonic() < until:
+            time.sleep(PAUSE)
+        if code == SILENT:
+            print(f"{UNREACHED} It was tried for {PATIENCE // 60} minutes; deploy again later.", file=sys.stderr)
         # The cache is no longer needed. Without it the files have one link each, so the script cannot write into shared ones.
         shutil.rmtree(cache, ignore_errors=True)
         if code == 0 and script:
-            code = limited(["bash", "-euo", "pipefail", "-c", script], "The script", SCRIPT_SECONDS, path)
+            code = run_script(script, path)
         if code == 0:
             open(whole, "w").close()
         return code
 
 
-def limited(argv: "list[str]", what: str, seconds: float, path: str = "", *, brief: bool = False) -> int:
-    """Runs a program with a time limit and returns its exit code. The reason for a failure comes last on stderr. `brief`: stderr
-    is printed at the end, with addresses cut to their last component."""
+def run_script(script: str, path: str) -> int:
+    """Runs the appcode's script in the environment. Returns its exit code."""
     programs = os.path.join(path, "bin")
-    own = {"PATH": f"{programs}:{os.environ['PATH']}", "VIRTUAL_ENV": path, "PORTAL_ENVIRONMENT": path} if path else {}
+    own = {"PATH": f"{programs}:{os.environ['PATH']}", "VIRTUAL_ENV": path, "PORTAL_ENVIRONMENT": path}
+    argv = ["bash", "-euo", "pipefail", "-c", script]
     try:
-        said = subprocess.PIPE if brief else None
-        done = subprocess.run(argv, env={**os.environ, **own}, timeout=seconds, stderr=said, check=False)
+        done = subprocess.run(argv, env={**os.environ, **own}, timeout=SCRIPT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        print(f"{what} took longer than {seconds} s.", file=sys.stderr)
+        print(f"The script took longer than {SCRIPT_SECONDS} s.", file=sys.stderr)
         return 124
-    if done.stderr:
-        sys.stderr.write(ADDRESS.sub(r"\1", done.stderr.decode(errors="replace")))
-    if done.returncode and path:
-        print(f"{what} ended with exit code {done.returncode}.", file=sys.stderr)
+    if done.returncode:
+        mend = "Mend it, save the environment anew, and deploy."
+        print(f"\nThe script ended with exit code {done.returncode}. {mend}", file=sys.stderr)
     return done.returncode
 
 

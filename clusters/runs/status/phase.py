@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from clusters.clouds.drivers.base import restart_policy
+from clusters.clouds.drivers.base import MAKING, NOT_MADE, restart_policy
 from clusters.logs import failure
 from portal.text.words import often
 
@@ -26,6 +26,8 @@ NODE_LOST = "NodeLost"
 TROUBLES = ("BackOff", NODE_LOST)
 # Reason of a task whose image could not be pulled within the administrators' limit.
 NOT_PULLED = "ImageNotPulled"
+# Reasons of a task that can never start, and what the run says if the task says nothing.
+NEVER = {NOT_PULLED: "The image of {} was not pulled.", NOT_MADE: "The packages of {} cannot be installed."}
 
 
 # The task's reason when the cloud has no room for it → the run's reason.
@@ -191,18 +193,18 @@ def _verdict(
         failed = _first(lost)
         # Both may be reported: workers that still talk to a master that has left fail. The earlier one counts.
         if failed and not (complete and _later(failed, done)):
-            reason = failed.reason if failed.reason == "OOMKilled" else "TaskFailed"
+            reason = failed.reason if failed.reason in ("OOMKilled", *NEVER) else "TaskFailed"
             return "Failed", reason, _so_many(run, lost) + _failure(failed, tasks)
         if complete:
             who = f"The {run.awaited} has" if len(finished) == 1 else f"All {len(finished)} {run.awaited}s have"
             return "Succeeded", "Completed", f"{who} finished."
     if run.refusal:
         return "Failed", "Refused", run.refusal
-    # Only before the run has started: a registry outage while a pod moves must not end a running run.
-    unpulled = [task for task in newest.values() if task.phase == "Pending" and task.reason == NOT_PULLED]
-    if unpulled and run.phase != "Running" and run.desired != "ended":
-        first = min(unpulled, key=lambda t: (t.role, t.index))
-        return "Failed", NOT_PULLED, first.message or f"The image of {first.role}-{first.index} was not pulled."
+    # Only before the run has started: an outage of a registry or an index while a pod moves must not end a running run.
+    never = [task for task in newest.values() if task.phase in ("Pending", "Failed") and task.reason in NEVER]
+    if never and run.phase != "Running" and run.desired != "ended":
+        first = min(never, key=lambda t: (t.role, t.index))
+        return "Failed", first.reason, first.message or NEVER[first.reason].format(first.name)
     if run.desired == "ended":
         return "Stopped", run.stop_reason, run.stop_message
     if run.gone:
@@ -260,6 +262,8 @@ def _later(failed: TaskState, done: list[TaskState]) -> bool:
 
 def _failure(task: TaskState, tasks: Iterable[TaskState] = ()) -> str:
     """Why it failed, in the program's own words if possible, then its last log lines. `tasks` includes its earlier attempts."""
+    if task.reason in NEVER and task.message:
+        return task.message
     lines = last_lines(task.log_tail)
     error = failure.error_line(task.log_tail)
     code = f"exit code {task.exit_code}" if task.exit_code is not None else task.reason or "no exit code"
@@ -454,7 +458,7 @@ def _progress(
         ("PullingImage", "The image is being fetched."),
         ("MountingVolume", "Its volumes are being mounted."),
         ("FetchingCode", "Its code is being fetched."),
-        ("MakingEnvironment", "Its environment is being made."),
+        (MAKING, "Installs packages."),
         ("FetchingInput", run.storage_message or "The input data is being fetched."),
     ):
         waiting = [task for task in pending if task.reason == reason]

@@ -407,6 +407,9 @@ def test_the_preview_judges_what_is_typed_and_nothing_else(make_cluster, people,
     assert "The time to start at is past (2020-01-01 10:00 UTC)" in page
     page = client.post("/clusters/preview", body | {"master_flavor": "small"}).content.decode()
     assert "It asks for no GPU." in page
+    assert "It installs" not in page
+    page = client.post("/clusters/preview", body | {"requirements": "six\nleaf>=1"}).content.decode()
+    assert "✓ Starts now</b> It installs 2 packages first." in page
     assert '<div id="estimate">' in page
 
 

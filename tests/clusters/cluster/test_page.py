@@ -101,6 +101,35 @@ def tasks_of():
     return make
 
 
+def test_packages_that_cannot_be_installed_are_a_sentence_and_the_installers_words_are_folded(
+    make_cluster, people, as_person, tasks_of
+):
+    said = "Package absent>=2 was not found. Correct the requirements.\nERROR: No matching <distribution>"
+    cluster = make_cluster("demo", phase="Failed", run={"reason": "EnvironmentNotMade", "message": said})
+    cluster.current_run.spec["requirements"] = ["absent>=2"]
+    cluster.current_run.save()
+    tasks_of(cluster, ("master", 0, 0, "Failed", {"reason": "EnvironmentNotMade", "message": said}))
+    page = as_person(people.bob).get("/clusters/ops-demo/demo").content.decode()
+    assert "Package absent&gt;=2 was not found. Correct the requirements.</p>" in page
+    folded = page.split('id="installer-words"')[1].split("</details>")[0]
+    assert "ERROR: No matching &lt;distribution&gt;" in folded
+    assert "/clusters/ops-demo/demo/change#id_requirements" in page
+    assert "It wrote nothing" not in page
+
+
+def test_while_packages_are_installed_the_run_no_longer_counts_as_queued(make_cluster, people, as_person, tasks_of):
+    """On this machine that happens before its tasks get their GPUs."""
+    now = timezone.now()
+    cluster = make_cluster("demo", phase="Starting")
+    run = cluster.current_run
+    run.whole_at, run.started_at = now, None
+    run.save()
+    tasks_of(cluster, ("master", 0, 0, "Pending", {"reason": "MakingEnvironment", "node": "here"}))
+    page = as_person(people.bob).get("/clusters/ops-demo/demo").content.decode()
+    (step,) = re.findall(r'<li class="is-now">.*?</li>', page, re.DOTALL)
+    assert "Starting" in step
+
+
 def test_the_overview_shows_every_task_with_its_newest_attempt(make_cluster, people, as_person, tasks_of):
     cluster = make_cluster("demo", phase="Failed", workers=2, run={"message": "worker-1 failed with exit code 3."})
     tasks_of(

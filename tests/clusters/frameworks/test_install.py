@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from clusters.clouds.drivers.base import INDEX_UNREACHED
 from clusters.frameworks.inside import install
 from clusters.frameworks.programs import text
 from portal.up.services import free_port
@@ -102,5 +103,54 @@ def test_a_package_that_is_not_there_is_named(making: Making) -> None:
 def test_of_an_address_people_read_the_name_of_the_file(capfd: pytest.CaptureFixture[str]) -> None:
     said = "403: it is closed for url http://index:1/files/aHR0cHM6/cowsay-6.1.whl#sha256=ab (from http://index/simple/cowsay/)"
     argv = [sys.executable, "-c", f"raise SystemExit({said!r})"]
-    assert install.limited(argv, "Installing packages", 60, brief=True) == 1
-    assert capfd.readouterr().err == "403: it is closed for url cowsay-6.1.whl (from cowsay)\n"
+    assert install.installed(argv, is_lock=False) == 1
+    assert capfd.readouterr().err.startswith("403: it is closed for url cowsay-6.1.whl (from cowsay)\n")
+
+
+NONE = "ERROR: No matching distribution found for "
+CLOSED = "ERROR: HTTP error 403 while getting cow-6.1.whl (from cow)\nERROR: Could not install requirement cow "
+RETRIES = (
+    "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('refused')': /simple/absent/\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_reached", "sentence"),
+    [
+        (f"ERROR: Could not find a version that … absent>=2 (from versions: none)\n{NONE}absent>=2",
+         True, "Package absent>=2 was not found: the package index has none for Python 3."),
+        (f"{RETRIES}ERROR: Could not find a version that … absent>=2 (from versions: none)\n{NONE}absent>=2", False, ""),
+        (f"ERROR: Could not find a version that … cow>=99 (from versions: 5.0, 6.0, 6.1)\n{NONE}cow>=99",
+         True, "Package cow>=99 was not found: the newest version in the package index is 6.1."),
+        ("ERROR: HTTP error 502 while getting cow-6.1-py3-none-any.whl (from cow)", True, ""),
+        (f"{CLOSED}because of HTTP error 403 Client Error: A file lies on a server that is closed for url: cow-6.1.whl",
+         True, "cow-6.1.whl cannot be fetched: A file lies on a server that is closed."),
+        ("ERROR: Cannot install cow==6.0 and cow>6.0 because these package versions have conflicting dependencies.\nERROR: Res",
+         True, "cow==6.0 and cow>6.0 cannot be installed together: each needs other versions."),
+        ("  error: subprocess-exited-with-error\n  ╰─> [6 lines of output]\n╰─> mysqlclient\nnote: This is an issue with",
+         True, "Package mysqlclient cannot be installed: the package index has no wheel of it for this image."),
+        ("OSError: [Errno 28] No space left on device", True, "The packages cannot be installed: the disk is full."),
+        ("error: Failed to fetch: `absent`\n  Caused by: Request failed\n  Caused by: error sending request", True, ""),
+        ("  × No solution found:\n  ╰─▶ Because absent was not found in the package\n      registry and you require",
+         True, "Package absent was not found: the package index has none for Python 3."),
+        ("warning: old\nERROR: something else\n\n", True, "Packages cannot be installed: something else."),
+    ],
+)  # fmt: skip
+def test_one_sentence_says_which_package_and_why(said: str, is_reached: bool, sentence: str) -> None:
+    """An index that cannot be reached looks to pip like one that has nothing; it alone deserves another try."""
+    code, why = install.reason(said, lambda _: is_reached)
+    assert code == (1 if sentence else install.SILENT)
+    assert why.startswith(sentence or install.UNREACHED)
+
+
+def test_a_silent_index_is_tried_again_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lock").write_bytes(bz2.compress(b"# requirements\nabsent>=2\n"))
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{free_port()}/simple/")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setattr(install, "PAUSE", 0)
+    monkeypatch.setattr(install, "PATIENCE", 1)
+    made = [str(tmp_path / name) for name in ("made", "lock", "cache")]
+    assert install.once(*made, "copy", "") == install.SILENT == INDEX_UNREACHED
+    assert capfd.readouterr().err.splitlines()[-1].startswith(f"{install.UNREACHED} It was tried for ")

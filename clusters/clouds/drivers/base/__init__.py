@@ -26,6 +26,8 @@ from clusters.clouds.drivers.base.cloud import (
 )
 from clusters.clouds.drivers.base.errors import CloudError, CloudRefused, NotOurs, Unanswered, WatchExpired
 from clusters.clouds.drivers.base.observations import (
+    MAKING,
+    NOT_MADE,
     ActivitySeen,
     ActivityState,
     Batch,
@@ -56,6 +58,7 @@ from clusters.clouds.drivers.base.observations import (
 )
 from clusters.clouds.drivers.base.plan import (
     CODE,
+    INDEX_UNREACHED,
     Access,
     AccessMode,
     CodeCommit,
@@ -81,6 +84,9 @@ from clusters.clouds.drivers.base.variables import expand, literal
 
 __all__ = [
     "CODE",
+    "INDEX_UNREACHED",
+    "MAKING",
+    "NOT_MADE",
     "NO_COMMANDS",
     "SHELL",
     "Access",

@@ -14,6 +14,8 @@ from clusters.clouds.drivers.base.plan import RunRef
 TaskPhase = Literal["Pending", "Running", "Succeeded", "Failed"]
 ActivityState = Literal["busy", "idle", "unknown"]
 StorageState = Literal["none", "fetching", "ready", "storing", "stored", "failed", "refused"]
+# The reason of a task whose environment is being made, and of one whose environment cannot be made.
+MAKING, NOT_MADE = "MakingEnvironment", "EnvironmentNotMade"
 # Why tasks of one run may report different inputs.
 READ_OTHERS = "The input was changed while its tasks started: some of them have read other files than others."
 
@@ -24,10 +26,10 @@ class TaskSeen:
 
     `uid` is new for every attempt; `attempt` counts from 0 for each (role, index). `reason` is a CamelCase word. Pending:
     NodeLost (its machine does not answer), Unschedulable (waits for GPUs), WaitingForResources (for CPU, memory or disk),
-    PullingImage, ImageNotPulled (for too long), MountingVolume, MakingEnvironment, FetchingCode, FetchingInput, BackOff,
-    Starting, Stopping. Running: BackOff (its program ended and is restarted in the same pod), NodeLost, Disrupted, Stopping,
-    Storing. Failed: Error, OOMKilled, Evicted, Disrupted, Lost, Stopped. `message` is a sentence for people, "" if the cloud
-    knows no more than the exit code.
+    PullingImage, ImageNotPulled (for too long), MountingVolume, MakingEnvironment, EnvironmentNotMade (for good), FetchingCode,
+    FetchingInput, BackOff, Starting, Stopping. Running: BackOff (its program ended and is restarted in the same pod), NodeLost,
+    Disrupted, Stopping, Storing. Failed: Error, EnvironmentNotMade, OOMKilled, Evicted, Disrupted, Lost, Stopped. `message` is a
+    sentence for people, "" if the cloud knows no more than the exit code; lines after it are a program's own words.
 
     `scheduled_at`: when GPUs were assigned. `began_at`: start of billing, never before its data are fetched. `started_at`: the
     last start of its program in this pod. `finished_at`: when the last process had ended and the GPUs were free. `disrupted`: it

@@ -205,6 +205,10 @@ class ImageRef:
     program: str
 
 
+# The exit code of `Environment.install` if the package index cannot be reached (frameworks/inside/install.py).
+INDEX_UNREACHED = 75
+
+
 @dataclass(frozen=True)
 class Environment:
     """Packages over the image: those an appcode saved and the plugins it chose (`name` for people, `digest` unique for ever), or
@@ -215,7 +219,8 @@ class Environment:
     once by a shell afterwards ("" for none), with the environment in place and writable. `install` is a program for the image's
     own Python: with the arguments PATH LOCK CACHE LINK it makes the environment at PATH from the file LOCK, by uv with its cache
     in CACHE and --link-mode LINK. With a further argument SCRIPT several processes may make the same one: LOCK is compressed by
-    bz2, the script is run, too, a complete environment is kept, and another process's work is waited for.
+    bz2, the script is run, too, a complete environment is kept, and another process's work is waited for. Where it fails, its
+    last line is a sentence for people, and the exit code INDEX_UNREACHED tells that another try may succeed.
 
     A cloud makes it once per digest and image, before any task that uses it starts, and mounts it read-only in all of them.
     Incomplete ones are never visible.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.error import HTTPError
@@ -21,11 +22,12 @@ from urllib.request import urlopen
 import pytest
 import urllib3
 
-from clusters.clouds.drivers.base import Environment, Plan, RolePlan, RunRef, TaskSeen
+from clusters.clouds.drivers.base import NOT_MADE, Environment, Plan, RolePlan, RunRef, TaskSeen
 from clusters.clouds.drivers.local.network import outward, packages
 from clusters.clouds.drivers.local.task.processes import is_locked
+from clusters.frameworks.inside import install
 from clusters.frameworks.programs import text
-from portal.up.services import dies_with_parent
+from portal.up.services import dies_with_parent, free_port
 from tests.clusters.clouds.local.agents import PATIENCE, Agent, Agents, Home, role
 from tests.index import PASSWORD, Index
 
@@ -42,11 +44,17 @@ def index() -> Iterator[Index]:
 @pytest.fixture
 def door(index: Index, home: Home) -> Iterator[Path]:
     """Socket of the process that gives tasks access to the index."""
+    with door_to(index.url) as socket:
+        yield socket
+
+
+@contextmanager
+def door_to(url: str) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="elearn-index-"))
     folder.chmod(0o711)
     socket = folder / "sock"
     argv = [sys.executable, "-m", "clusters.clouds.drivers.local.network.packages", str(socket)]
-    process = subprocess.Popen(dies_with_parent(argv, "TERM"), env={**os.environ, "PORTAL_PACKAGE_INDEX": index.url})
+    process = subprocess.Popen(dies_with_parent(argv, "TERM"), env={**os.environ, "PORTAL_PACKAGE_INDEX": url})
     deadline = time.monotonic() + PATIENCE
     while not socket.exists():
         assert process.poll() is None
@@ -146,28 +154,54 @@ def test_a_script_runs_once_in_it_and_touches_nothing_else(agent: Agent, index: 
 
 
 @pytest.mark.parametrize("wrong", ["another hash", "no such package", "no such requirement", "a script that fails"])
-def test_one_that_cannot_be_made_starts_nothing_and_says_why(agent: Agent, index: Index, wrong: str) -> None:
+def test_one_that_cannot_be_made_starts_nothing_and_says_why_in_a_sentence(
+    agent: Agent, index: Index, wrong: str
+) -> None:
     line = index.add("greeting", "1.0", greeting="TEXT = 'hello'")
     asked, word = {
         "another hash": (saved(line[:-8] + "00000000"), "ash"),
         "no such package": (saved(line, line.replace("greeting==", "absent==")), "absent"),
-        "no such requirement": (saved("# requirements", "absent>=2"), "absent>=2"),
-        "a script that fails": (saved(line, script="echo no luck; exit 7"), "no luck (exit code 7)"),
+        "no such requirement": (saved("# requirements", "absent>=2"), "Package absent>=2 was not found"),
+        "a script that fails": (saved(line, script="echo no luck; exit 7"), "no luck"),
     }[wrong]
     run = started(agent, asked, role("echo started"))
 
     def why() -> str:
         task = agent.task(run)
-        return task.message if task and "cannot be made" in task.message else ""
+        return task.message if task and task.reason == NOT_MADE else ""
 
-    sentence = agent.until(why)
+    sentence, _, words = agent.until(why).partition("\n")
     assert word in sentence
-    assert "It is tried again" in sentence
-    if "script" in wrong:  # its computing time is billed to no one
-        agent.until(lambda: "It is not tried again" in why())
+    assert (
+        "Save the environment anew" in sentence
+        or "Correct the requirements" in sentence
+        or "Mend the script" in sentence
+    )
+    if wrong == "no such requirement":
+        assert "ERROR: No matching distribution found for absent>=2" in words
     assert "started" not in agent.output(run)
     agent.cloud.delete(run)
     agent.gone(run)
+
+
+def test_a_silent_index_is_tried_again_and_the_page_says_when(make_agent: Agents, home: Home) -> None:
+    """pip sees 502 for every page, and reports it as a package that is not there."""
+    with door_to(f"http://127.0.0.1:{free_port()}/simple/") as door:
+        agent = make_agent("--packages", str(door))
+        run = started(agent, saved("# requirements", "absent>=2"), role("echo started"))
+
+        def why() -> str:
+            task = agent.task(run)
+            assert task is None or task.reason != NOT_MADE
+            return task.message if task and "Tries again" in task.message else ""
+
+        first = agent.until(why)
+        assert re.fullmatch(
+            f"{re.escape(install.UNREACHED)} Tries again at [0-9:]{{8}} UTC, until [0-9:]{{8}} UTC.", first
+        )
+        agent.until(lambda: why() != first)
+        agent.cloud.delete(run)
+        agent.gone(run)
 
 
 def test_what_was_left_half_made_is_made_anew(make_agent: Agents, door: Path, index: Index) -> None:

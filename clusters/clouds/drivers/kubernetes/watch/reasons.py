@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from clusters.clouds.drivers.base import MAKING, NOT_MADE, restart_policy
 from clusters.clouds.drivers.kubernetes.render import code, environments, storage
 from clusters.clouds.drivers.kubernetes.settings import GPU, GPU_MODEL, quantity
 from clusters.clouds.drivers.kubernetes.watch.capacity import DISK, DISK_ADVICE, asked_of, gib
@@ -27,7 +28,6 @@ _DENIED = re.compile(
 PRIVATE = "If the image is private, an administrator saves a pull secret for its registry under Registries."
 NODE_LOST = "NodeLost"
 PULLING = "PullingImage"
-MAKING = "MakingEnvironment"
 POD_DELETED = "Somebody deleted its pod."
 JOB_DELETED = "Somebody deleted its Job; it is made again."
 TAKEN_BACK = "It was ended to make room for others; it starts again when its run is let go."
@@ -70,7 +70,7 @@ def waiting(pod: Pod, main: Status) -> tuple[str, str]:
         if (held := _held_up(status)) is not None:
             return held
         if status["name"] == environments.MAKE and "running" in status.get("state", {}):
-            return MAKING, "Its environment is being made."
+            return MAKING, "Installs packages."
         if status["name"] == code.FETCH_CODE and "running" in status.get("state", {}):
             return "FetchingCode", "Its code is being fetched."
         if status["name"] == storage.FETCH and "running" in status.get("state", {}):
@@ -117,16 +117,20 @@ def _held_up(status: Status) -> tuple[str, str] | None:
         return PULLING, f"{_tidy(sentence)} {PRIVATE}" if _DENIED.search(detail) else sentence
     if reason == "CrashLoopBackOff" and status["name"] == environments.MAKE:
         ended = status.get("lastState", {}).get("terminated") or {}
-        return MAKING, f"{_not_made(ended)} It is tried again."
+        reason, why = _not_made(ended)
+        return (reason, why) if reason == NOT_MADE else (MAKING, f"{why} It is tried again.")
     if reason == "CrashLoopBackOff":
         return "BackOff", _restarting(status)
     return "BackOff", f"Its container cannot be made ({reason}): {detail or 'no details'}"
 
 
-def _not_made(ended: Status) -> str:
-    """Returns the last message of uv or the script, with advice."""
-    what = f"The environment cannot be made: {_tidy(ended.get('message') or ended.get('reason') or '')}"
-    return f"{what} Put what is missing into the package index, or save the environment anew where its script is wrong."
+def _not_made(ended: Status) -> tuple[str, str]:
+    """Returns the reason, and the sentence that is the installer's last line, before its other lines. What killed the installer
+    may not do so again."""
+    lines = [line for line in (ended.get("message") or "").splitlines() if line.strip()]
+    if ended.get("reason") == "OOMKilled" or ended.get("exitCode") in restart_policy.FROM_OUTSIDE or not lines:
+        return "Error", f"Packages were not installed: the process was ended ({ended.get('reason') or 'no details'})."
+    return NOT_MADE, "\n".join([lines[-1].strip(), *lines[:-1]])
 
 
 def _restarting(status: Status) -> str:
@@ -176,7 +180,7 @@ def failure(pod: Pod, main: Status) -> tuple[str, str]:
     for init in status.get("initContainerStatuses") or []:
         failed = init.get("state", {}).get("terminated")
         if failed and failed["exitCode"] and not ended and init["name"] == environments.MAKE:
-            return "Error", _not_made(failed)
+            return _not_made(failed)
         if failed and failed["exitCode"] and not ended:
             what = {
                 code.FETCH_CODE: "The code could not be fetched",

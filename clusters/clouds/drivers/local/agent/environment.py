@@ -6,11 +6,13 @@
     runs/<id>/environment/<step>            the sandbox of a step, like a task's: the run's network, the appcode's uid
 
 The first run that needs an environment makes it before it waits for GPUs; others wait. If that fails or is interrupted, the next
-one tries. An environment without its `<key>.json` is incomplete and deleted first.
+one tries. A package that is not there fails for good; while the index cannot be reached, or the process was ended, the run tries
+again for PATIENCE. An environment without its `<key>.json` is incomplete and deleted first.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import os
 import shutil
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clusters.clouds.drivers import hostnames
+from clusters.clouds.drivers.base import INDEX_UNREACHED, MAKING, NOT_MADE
 from clusters.clouds.drivers.base import Environment as Asked
 from clusters.clouds.drivers.local.agent.machine import Machine, PartOf
 from clusters.clouds.drivers.local.data.files import read_json, write_json
@@ -34,13 +37,14 @@ LOCK = "/elearn/environment.lock"
 # Seconds per step. Scripts are not metered, so they must be short, and a run tries them only SCRIPT_TRIES times.
 SECONDS = (1200.0, 300.0)
 SCRIPT_TRIES = 3
-# Seconds between attempts.
-SHORTEST, LONGEST = 2.0, 300.0
+# Seconds between attempts, and seconds after the first failure in which there are any.
+SHORTEST, LONGEST = 2.0, 60.0
+PATIENCE = 600.0
 # Seconds after which an unused environment is deleted; it is made again on demand.
 KEPT = 30 * 86400.0
 MEMORY_MB, CPU_MILLI = 2048, 2000
-SAID = 600
-MEND = "It is not tried again by this run: mend the script, save the environment anew, and deploy."
+SAID = 2000
+MEND = "Mend the script, save the environment anew, and deploy."
 
 
 class BuiltFor(PartOf, Protocol):
@@ -58,10 +62,14 @@ class Environment:
         self.run = run
         self.asked: Asked | None = run.plan.environment
         self.process: processes.Detached | None = None
-        self.problem = ""
+        # A sentence, and the lines that a program wrote before it.
+        self.problem, self.words = "", ""
         self.pause = SHORTEST
         self.waits = False
+        self.failed_at, self.again_at = 0.0, 0.0
         self.script_failures = 0
+        # True if it is not tried again.
+        self.failed = False
         # Steps: 0 installs packages, 1 runs the appcode's script.
         self.step = 0
 
@@ -99,12 +107,20 @@ class Environment:
         return self.process is None
 
     @property
+    def reason(self) -> str:
+        """The reason of tasks that wait for it."""
+        return NOT_MADE if self.failed else MAKING
+
+    @property
     def why_waiting(self) -> str:
-        assert self.asked is not None
-        if self.problem:
-            why = f"Environment {self.asked.name} cannot be made: {self.problem}"
-            return f"{why} {MEND}" if self.script_failures >= SCRIPT_TRIES else f"{why} It is tried again."
-        return f"Environment {self.asked.name} is being made; this is done once."
+        """A sentence; after a failure also lines that the program wrote."""
+        if not self.problem:
+            return "Installs packages; this is done once for all runs that use the same ones."
+        if self.failed:
+            return f"{self.problem}\n{self.words}".strip()
+        return (
+            f"{self.problem} Tries again at {_clock(self.again_at)} UTC, until {_clock(self.failed_at + PATIENCE)} UTC."
+        )
 
     def binds(self) -> list[sandbox.Bind]:
         return [{"source": str(self.made / self.key), "target": self.path, "read_only": True}] if self.asked else []
@@ -130,6 +146,7 @@ class Environment:
         if (
             self.process is not None
             or self.waits
+            or self.failed
             or machine.building.setdefault(self.mark, self.run.ref.id) != self.run.ref.id
         ):
             return
@@ -215,16 +232,33 @@ class Environment:
             return
         if status.get("exit") == 0:
             write_json(self._whole, {"name": self.asked.name, "at": time.time()}, durable=True)
-            self.problem = ""
+            self.problem = self.words = ""
         elif not self.run.machine.leaving:
-            self.problem = _why(status, folder)
-            self.waits = True
-            self.script_failures += self.step
-            if self.script_failures < SCRIPT_TRIES:
-                self.run.machine.call_later(self.pause, self._again)
-                self.pause = min(LONGEST, 2 * self.pause)
+            self._note_failure(status, folder)
         self.run.machine.building.pop(self.mark, None)
         self.run.machine.wake_all()
+
+    def _note_failure(self, status: dict[str, Any], folder: Path) -> None:
+        now = time.time()
+        self.problem, self.words = _why(status, folder)
+        self.failed_at = self.failed_at or now
+        self.script_failures += self.step
+        if self.step:
+            assert self.asked is not None
+            self.problem = f"The script of environment {self.asked.name} failed: {self.problem}"
+            self.failed = self.script_failures >= SCRIPT_TRIES
+        else:
+            # Without an exit code it was ended: by its limit, or for its memory.
+            self.failed = status.get("exit") not in (None, INDEX_UNREACHED)
+        late = now + self.pause > self.failed_at + PATIENCE
+        if late and not self.failed:
+            self.failed, self.problem = True, f"{self.problem} It was tried for {PATIENCE / 60:.0f} minutes."
+        elif self.failed and self.step:
+            self.problem = f"{self.problem} {MEND}"
+        if not self.failed:
+            self.waits, self.again_at = True, now + self.pause
+            self.run.machine.call_later(self.pause, self._again)
+            self.pause = min(LONGEST, 2 * self.pause)
 
     def _again(self) -> None:
         self.waits = False
@@ -252,13 +286,20 @@ def tracking_address(machine: Machine) -> str:
     return "" if not machine.packages or machine.shares_network else outward.TRACKING_URL
 
 
-def _why(status: dict[str, Any], folder: Path) -> str:
+def _clock(at: float) -> str:
+    return f"{dt.datetime.fromtimestamp(at, dt.UTC):%H:%M:%S}"
+
+
+def _why(status: dict[str, Any], folder: Path) -> tuple[str, str]:
+    """Returns the sentence of a failed step, its last line, and the lines before."""
     if status.get("error") or status.get("failure"):
-        return str(status.get("error") or status.get("failure"))
+        return str(status.get("error") or status.get("failure")), ""
     try:
-        lines = (folder / "log").read_text(errors="replace").strip()
+        lines = (folder / "log").read_text(errors="replace").strip().splitlines()
     except OSError:
-        lines = ""
-    ended = "it was ended" if "signal" in status or "exit" not in status else f"exit code {status['exit']}"
-    said = " ".join(lines[-SAID:].split())
-    return f"{said} ({ended})." if said else f"{ended}."
+        lines = []
+    if "signal" in status or "exit" not in status:
+        return "Packages were not installed: the process was ended.", "\n".join(lines)[-SAID:]
+    if not lines:
+        return f"It ended with exit code {status['exit']}.", ""
+    return lines[-1].strip(), "\n".join(lines[:-1]).strip()[-SAID:]

@@ -193,7 +193,7 @@ class Run:
             self.environment.start()
         why = self.network.problem or self.environment.why_waiting
         for task in self.current:
-            self.machine.emit(task.view(reason="MakingEnvironment", message=why))
+            self.machine.emit(task.view(reason=self.environment.reason, message=why))
 
     @property
     def ends(self) -> Iterator[TaskSeen]:
