@@ -34,10 +34,12 @@ def house(folder: Path) -> Iterator[dict[str, str]]:
     argv += [f"-{name}.port.grpc={services.free_port()}" for name in listens]
     argv += [f"-filer.localSocket={folder}/filer.sock"]
     env = {"PATH": os.environ["PATH"], "AWS_ACCESS_KEY_ID": keys["access_key"], "AWS_SECRET_ACCESS_KEY": keys["secret"]}
-    with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    log, ready = folder / "log.txt", services.http_ready(listens["s3"])
+    with log.open("w") as said, subprocess.Popen(argv, env=env, stdout=said, stderr=said) as server:
         try:
             url = f"http://127.0.0.1:{listens['s3']}"
-            assert eventually(services.http_ready(listens["s3"]))
+            answers = eventually(lambda: ready() or server.poll() is not None) and server.poll() is None
+            assert answers, log.read_text()[-3000:]
             yield {"url": url, "inner_url": url, **keys}
         finally:
             server.kill()
