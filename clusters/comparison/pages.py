@@ -17,7 +17,7 @@ from django.views.decorators.http import conditional_page, require_http_methods,
 
 from clusters.access import clusters_in
 from clusters.catalog.folders import output_folder
-from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, has_words, line_of
+from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, has_words, labels, line_of
 from clusters.comparison.media import media
 from clusters.comparison.runs import name_of, named_in, numbers_of, runs_to_compare, what_differs
 from clusters.comparison.values import DRAWN, MOST, Summary, alike, changed_files, placed, summaries
@@ -165,9 +165,9 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
         drawn = [tags for tags in drawn if has_words(BETWEEN.join(tags), words(request, "find"))]
         if is_brief:
             drawn = drawn[:BRIEF]
-        undated = [name for name, each in zip(names, found, strict=True) if each.curves and not each.began]
+        undated = [name for name, each in zip(names, found, strict=True) if not all(c.is_timed for c in each.curves)]
         if axis == "time" and undated:
-            refused.append(f"What {', '.join(undated)} printed has no times, so it is not drawn here; choose Steps.")
+            refused.append(f"Numbers of {', '.join(undated)} without times are drawn over steps only.")
         context |= {
             "metrics": [_metric(tags, names, found, axis, float(weight)) for tags in drawn[:MAX_CHARTS]],
             "left_out": max(0, len(drawn) - MAX_CHARTS), "is_brief": is_brief, "runs": ",".join(map(name_of, runs)),
@@ -263,12 +263,12 @@ def _metric(tags: Sequence[str], names: list[str], found: list[Scalars], axis: s
         since, pairs = scalars.began, []
         for tag in tags:
             curves = [curve for curve in scalars.curves if curve.tag == tag and curve.points]
-            for curve, summary in zip(curves, summaries(scalars, tag), strict=True):
-                words = (name, tag if len(tags) > 1 else "", curve.folder if len(curves) > 1 else "")
-                label = " ".join(filter(None, words))
-                if axis == "step" or since:
+            folders = labels([curve.folder for curve in curves])
+            for curve, folder, summary in zip(curves, folders, summaries(scalars, tag), strict=True):
+                label = " ".join(filter(None, (name, tag if len(tags) > 1 else "", folder)))
+                if axis == "step" or curve.is_timed:
                     drawn = Line(label, placed(curve.points, weight, since if axis == "time" else None))
-                    pairs.append((drawn, line_of(label, curve.points, since)))
+                    pairs.append((drawn, line_of(label, curve, since)))
                 rows.append(_row(label, summary))
         first.append(pairs[0] if pairs else (Line(name, ()), Line(name, ())))
         more += pairs[1:]

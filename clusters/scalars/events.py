@@ -18,6 +18,7 @@ import struct
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
@@ -179,6 +180,11 @@ class Curve:
     folder: str
     points: tuple[Point, ...]
 
+    @cached_property
+    def is_timed(self) -> bool:
+        """Whether it is known when each number was written."""
+        return bool(self.points) and all(point.wall_time for point in self.points)
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -203,16 +209,21 @@ class Scalars:
     media: int = 0
     # What the program told of its configuration.
     parameters: Mapping[str, str] = field(default_factory=dict)
+    # When the run started, in seconds since 1970; 0 if unknown.
+    started: float = 0.0
 
     @property
     def tags(self) -> list[str]:
         """Each tag once: losses, accuracies and speeds first, then by name."""
         return sorted({curve.tag for curve in self.curves}, key=tag_order)
 
-    @property
+    @cached_property
     def began(self) -> float:
-        """When the first number was written, in seconds since 1970; 0 if unknown."""
-        return min((point.wall_time for curve in self.curves for point in curve.points), default=0.0)
+        """From when relative time counts, in seconds since 1970: the start of the run, or its first number if the portal heard of
+        the start later. 0 if neither is known."""
+        started = [self.started] if self.started else []
+        times = (point.wall_time for curve in self.curves if curve.is_timed for point in curve.points)
+        return min([*started, *times], default=0.0)
 
 
 def is_event_file(path: str) -> bool:

@@ -4,7 +4,7 @@ The idea: a line with a step and named numbers is a point: `step 75: loss = 0.41
 `{'loss': '0.4', 'epoch': '1.0'}`, `iter 10 | train loss 3.2 | lr 0.1`, `[7] train-rmse:0.38`. So every program that prints its
 progress has charts, even in an appcode without a datastore. Names of up to three words are kept whole, since "test loss" is
 another curve than "loss". Without a colon or an equals sign, all of a part of a line has to be names and numbers: in
-"epoch 5 took 12.3 seconds" there is none.
+"epoch 5 took 12.3 seconds" there is none. The marks of the log tell when a number was printed.
 
 Keras and many tutorials print the epoch on its own line, `Epoch 3/5`. Lines below it count for it if they begin with a name
 and a number, or with a progress bar. A second bar after a full one ends the epoch, since `evaluate` draws one, too. The lines
@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from clusters.clouds.drivers import marks
 from clusters.scalars.events import MAX_LINES_PER_FILE, MAX_TAG, Curve, Point, Scalars, Series
 
 # Possessive quantifiers, because a long run of spaces or digits could otherwise be split in many ways.
@@ -48,14 +49,15 @@ _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 MAX_LINE = 2000
 
 
-def scalars_of_log(data: bytes, notes: Iterable[str] = ()) -> Scalars:
-    """A curve for each name. If a step was printed twice, as after a restart, the later line counts."""
+def scalars_of_log(data: bytes, notes: Iterable[str] = (), marked: bytes = b"") -> Scalars:
+    """A curve for each name of a log that begins with `data` and has the marks `marked`, in any order. If a step was printed
+    twice, as after a restart, the later line counts."""
     series: dict[str, Series] = {}
-    for step, pairs in _points(data.decode(errors="replace")):
+    for at, step, pairs in _points(_lines(data, marked)):
         for name, text in pairs:
             if name not in series and len(series) >= MAX_LINES_PER_FILE:
                 continue
-            series.setdefault(name, Series()).add(Point(step, 0.0, float(text)))
+            series.setdefault(name, Series()).add(Point(step, at, float(text)))
     curves = []
     for name, each in series.items():
         # The later of two lines with one step counts; so what is known of extremes alone comes first.
@@ -64,12 +66,22 @@ def scalars_of_log(data: bytes, notes: Iterable[str] = ()) -> Scalars:
     return Scalars(tuple(curves), 0, tuple(notes))
 
 
-def _points(text: str) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    """The numbers of each line, with the step that it names, or else that of the line or the heading above it."""
+def _lines(data: bytes, marked: bytes) -> Iterator[tuple[float, str]]:
+    """Each line with the time at which it began, in seconds since 1970; 0 if unknown."""
+    known, offset, n, at = sorted(set(marks.each(marked))), 0, 0, 0.0
+    for line in data.splitlines(keepends=True):
+        while n < len(known) and known[n][marks.OFFSET] <= offset:
+            at, n = known[n][marks.TIME] / 1e6, n + 1
+        yield at, line.decode(errors="replace").rstrip("\r\n")
+        offset += len(line)
+
+
+def _points(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[float, int, list[tuple[str, str]]]]:
+    """Time and numbers of each line, with the step that it names, or else that of the line or the heading above it."""
     epoch: int | None = None
     bar = ("", " ")
     step, left = 0, 0
-    for drawn in text.splitlines():
+    for at, drawn in lines:
         # Keras redraws its bar with backspaces: only the last one counts.
         line = _COLOUR.sub("", drawn.rstrip("\b").rpartition("\b")[2])[:MAX_LINE]
         if found := HEADING.fullmatch(line):
@@ -77,19 +89,19 @@ def _points(text: str) -> Iterator[tuple[int, list[tuple[str, str]]]]:
         elif found := STEP.search(line) or BRACKET.match(line):
             pairs = _pairs(f"{line[: found.start()]}|{line[found.end() :].lstrip(' :])-')}")
             step, left = int(found[1]), MOST_BELOW if pairs else 0
-            yield step, pairs
+            yield at, step, pairs
         elif epoch is not None and (found := BAR.match(line)):
             if bar[0] == bar[1] and found.groups() != bar:
                 epoch = None
             else:
                 bar = (found[1], found[2])
-                yield epoch, _pairs(line)
+                yield at, epoch, _pairs(line)
         elif epoch is not None and PAIR.match(line.lstrip()):
-            yield epoch, _pairs(line)
+            yield at, epoch, _pairs(line)
         elif left and line.strip():
             left -= 1
             if epoch is None and BELOW.match(line.lstrip()):
-                yield step, _pairs(line)
+                yield at, step, _pairs(line)
 
 
 def _pairs(line: str) -> list[tuple[str, str]]:

@@ -59,7 +59,13 @@ SAME = 15
 def scalars_of(run: Run) -> Scalars:
     """Raises DriverError if its datastore cannot be read or is gone, CloudError if its log cannot be read."""
     found = recorded(run)
-    return found if found.curves or not found.is_complete else _printed_beside(found, run)
+    if not found.curves and found.is_complete:
+        found = _printed_beside(found, run)
+    return _since_start(found, run)
+
+
+def _since_start(found: Scalars, run: Run) -> Scalars:
+    return replace(found, started=run.started_at.timestamp() if run.started_at else 0.0)
 
 
 def recorded(run: Run) -> Scalars:
@@ -151,19 +157,20 @@ def printed_by(run: Run, role: str, indexes: Iterable[int]) -> dict[int, Scalars
     rows = run.tasks.filter(role=role, index__in=wanted).values_list("index").annotate(last=Max("attempt"))
     logs = RunLogs(run)
     return {
-        index: _scalars_of_task(logs, (role, index, last), MAX_LOG // len(wanted))
+        index: _since_start(_scalars_of_task(logs, (role, index, last), MAX_LOG // len(wanted)), run)
         for index, last in rows.order_by("index")
     }
 
 
 def _scalars_of_task(logs: RunLogs, of: tuple[str, int, int], most: int) -> Scalars:
-    data = b""
+    data, marked = b"", b""
     while len(data) < most:
         chunk = logs.read(*of, offset=len(data), limit=most - len(data))
-        data += chunk.data
+        data, marked = data + chunk.data, marked + chunk.marks
         if not chunk.data:
-            return scalars_of_log(data)
-    return scalars_of_log(data, [f"Only the first {most >> 10:,} KiB of the log of {of[0]}-{of[1]} are read."])
+            return scalars_of_log(data, marked=marked)
+    note = f"Only the first {most >> 10:,} KiB of the log of {of[0]}-{of[1]} are read."
+    return scalars_of_log(data, [note], marked)
 
 
 def stragglers_of(run: Run) -> list[Straggler]:

@@ -10,6 +10,7 @@
 
   // --- The view ----------------------------------------------------------------------------------------------------------
   const view = { axis: "x", smooth: 0, log: new Set(), zoom: new Map(), tall: new Map(), hidden: new Set() };
+  const byStep = (chart) => chart.x === "step";
   const name = (chart, line) => chart.key + "|" + line.label;
   function readView() {
     // Links to Compare may have the choice for pictures (?x=time&smooth=0.6).
@@ -106,7 +107,7 @@
   const charts = new Map(), seen = new Set();  // by box; the keys of those that have been drawn, which are drawn again at once
   let hot = null, pointer = null, dragging = false;
   const STEPS = [1, 2, 5].flatMap((n) => [...Array(19).keys()].map((power) => n * 10 ** power)).sort((a, b) => a - b);
-  const SECONDS = [0.001, 0.01, 0.1, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, ...[1, 2, 5, 10, 20, 50, 100].map((n) => n * 86400)];
+  const SECONDS = [...[-3, -2, -1].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power)), 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, ...[1, 2, 5, 10, 20, 50, 100].map((n) => n * 86400)];
 
   function draw(chart) {
     const box = chart.box, width = chart.u ? chart.u.width : 0;
@@ -199,6 +200,9 @@
     chart.mount.setAttribute("aria-valuemax", String(data[0].length - 1));
     $("[data-plot-log]", box).setAttribute("aria-pressed", String(log));
     $("[data-plot-whole]", box).hidden = !zoom() && !tall;
+    const undated = chart.lines.filter((line) => line.x.length && !line.times.length), note = $("[data-plot-note]", box);
+    note.hidden = !byStep(chart) || view.axis === "x" || !undated.length;
+    note.textContent = chart.axis === "x" ? "The times of these numbers are not known, so they stay over steps." : "Without known times, so drawn over steps only: " + undated.map((line) => line.label).join(", ") + ".";
     if (hot === chart.key && pointer) chart.u.setCursor(pointer); else told(chart);
   }
   // Wide charts are higher. They get their height before they are drawn, so nothing moves.
@@ -472,7 +476,7 @@
     });
   }
   function tools() {
-    const several = [...charts.values()].some((chart) => chart.axes.length > 1);
+    const several = [...charts.values()].some((chart) => chart.axes.length > 1 || byStep(chart));
     $$("[data-chart-tools]").forEach((part) => {
       part.hidden = !charts.size;
       const [select, slider] = [$("select", part), $("input", part)];
@@ -576,6 +580,8 @@
     // is being drawn is not disturbed.
     document.addEventListener("htmx:beforeSwap", (event) => { if (dragging && event.detail.target.contains($(".plot-live"))) event.detail.shouldSwap = false; }, true);
     document.addEventListener("htmx:afterSwap", find, true);
+    // A filter of the page brings an address without the view.
+    document.addEventListener("htmx:pushedIntoHistory", writeView);
     window.addEventListener("pointerup", () => { dragging = false; });
   });
 })();

@@ -15,7 +15,7 @@ from clusters.clouds.drivers.base import CloudError
 from clusters.cluster.pages.cluster import Page, page_of
 from clusters.cluster.pages.panels import COLUMNS, panels_of
 from clusters.runs.models import Run
-from clusters.scalars.events import Point, Scalars
+from clusters.scalars.events import Curve, Point, Scalars
 from clusters.scalars.reading import scalars_of
 from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
@@ -158,13 +158,13 @@ def lines_of(found: Scalars, tag: str, run: str = "") -> list[Line]:
     """A line for each folder that has the number; `run` stands before their names."""
     curves = [curve for curve in found.curves if curve.tag == tag]
     names = [f"{run} {label}".strip() for label in labels([curve.folder for curve in curves])]
-    return [line_of(label, curve.points, found.began) for label, curve in zip(names, curves, strict=True)]
+    return [line_of(label, curve, found.began) for label, curve in zip(names, curves, strict=True)]
 
 
-def line_of(label: str, points: Sequence[Point], began: float) -> Line:
-    """Values by step, with their times if the run knows any (`began` is not 0)."""
-    times = [point.wall_time for point in points] if began else []
-    return Line(label, [(point.step, point.value) for point in points], times=times, began=began)
+def line_of(label: str, curve: Curve, began: float) -> Line:
+    """Values by step, with their times if these are known. Relative time counts from `began`."""
+    times = [point.wall_time for point in curve.points] if curve.is_timed else []
+    return Line(label, [(point.step, point.value) for point in curve.points], times=times, began=began)
 
 
 def labels(folders: list[str]) -> list[str]:

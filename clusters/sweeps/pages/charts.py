@@ -90,7 +90,7 @@ def curves(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
             context["notes"] = [str(error)]
         else:
             lines = [
-                line_of(f"trial {which}{', fold 1' if spec.folds else ''}", curve.points, scalars.began)
+                line_of(f"trial {which}{', fold 1' if spec.folds else ''}", curve, scalars.began)
                 for which, scalars in told.items()
                 for curve in lines_of(scalars, spec.goal.metric)[:1]
             ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -11,6 +12,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from clusters.comparison.values import smoothed
+from clusters.results import numbers
+from clusters.runs.models import Run
+from clusters.scalars.reading import scalars_of
 from portal.assets import has_uplot
 from portal.pages.charts import number
 from tests.browser import assert_fits, chromium, give_session
@@ -74,7 +78,9 @@ def test_a_chart_answers_and_keeps_its_view(store: Callable[[int], None], live_s
             assert number(values[folder]) == number(value(step, folder))
         tip = page.locator(".plot-tip")
         expect(tip).to_contain_text(f"step {step}")
-        expect(tip.locator("tr").first.locator("td")).to_have_text(["", "validation", number(value(step, "validation"))])
+        expect(tip.locator("tr").first.locator("td")).to_have_text(
+            ["", "validation", number(value(step, "validation"))]
+        )
 
         with page.expect_download() as download:
             page.get_by_role("button", name="CSV of loss").click()
@@ -159,6 +165,55 @@ def test_a_chart_answers_and_keeps_its_view(store: Callable[[int], None], live_s
         page.goto(METRICS)
         expect(page.get_by_role("img", name="loss by step").locator("svg")).to_be_visible()
         expect(page.get_by_role("button", name="Log axis of loss")).to_be_hidden()
+
+
+def test_the_x_axis_is_steps_relative_time_or_wall_time(
+    store: Callable[[int], None], live_server: Any, s3: Any, bucket: str
+) -> None:
+    store(0)
+    began = 1_800_000_000
+    body = b"".join(event(step, at=began + 90 * step, reward=step) for step in range(5))
+    s3.client.put_object(Bucket=bucket, Key="demo/1/a/events.out.tfevents.1", Body=body)
+    s3.client.put_object(Bucket=bucket, Key="demo/1/b/metrics.csv", Body=b"step,reward,lr\n0,1,2\n4,3,2\n")
+    Run.objects.update(started_at=datetime.fromtimestamp(began - 30, UTC))
+    with chromium() as browser:
+        context = browser.new_context(base_url=live_server.url, timezone_id="UTC")
+        give_session(context, live_server.url, "victor")
+        page = context.new_page()
+
+        def end_of(title: str) -> str:
+            chart = page.get_by_role("slider", name=f"{title} by step")
+            chart.press("End")
+            return chart.get_attribute("aria-valuetext") or ""
+
+        page.goto(METRICS)
+        assert end_of("reward") == "step 4: a 4, b 3"
+        note = page.locator("[data-plot-note]:visible")
+        expect(note).to_have_count(0)
+        page.get_by_label("X axis").select_option("Relative time")
+        assert end_of("reward") == "6 min 30 s: a 4"
+        # Numbers without times stay where they are, and the chart says so.
+        assert end_of("lr") == "step 4: 2"
+        expect(note).to_have_text([
+            "The times of these numbers are not known, so they stay over steps.",
+            "Without known times, so drawn over steps only: b.",
+        ])  # fmt: skip
+        assert_fits(page, "charts over time")
+        page.goto("about:blank")
+        page.goto(f"{METRICS}#view?x=relative")
+        assert end_of("reward") == "6 min 30 s: a 4"
+        page.get_by_label("X axis").select_option("Wall time")
+        assert end_of("reward") == "2027-01-15 08:06:00: a 4"
+        assert page.url.endswith("#view?x=time")
+
+        # Results keeps it when a filter changes the address.
+        run = Run.objects.select_related("cluster").get()
+        numbers.keep(run, scalars_of(run), datetime.now(UTC))
+        page.goto("/results/ops-demo")
+        page.get_by_label("X axis").select_option("Relative time")
+        page.get_by_label("Search runs").fill("demo")
+        page.wait_for_url("**?search=demo#view?x=relative")
+        assert end_of("reward") == "6 min 30 s: demo/1 a 4"
 
 
 def test_charts_are_found_pinned_and_sized(

@@ -603,7 +603,9 @@ class TestMetrics:
         assert charts.count("<i></i>run 1 ") == 2, "loss and accuracy, though run 2 has nothing yet"
         assert "No summaries" not in charts
 
-    def test_runs_are_drawn_together_with_what_cannot_be_read_said(self, trained, make_cluster, people, as_person):
+    def test_runs_are_drawn_together_with_what_cannot_be_read_said(
+        self, trained, make_cluster, people, as_person, s3, bucket
+    ):
         from tests.api.client import api_of
 
         trained("events.out.tfevents.1", 3)
@@ -619,6 +621,11 @@ class TestMetrics:
         assert "<code>env.LR</code>" in page
         charts = client.get("/appcodes/ops-demo/compare/charts?runs=demo/1,other/1&x=time&smooth=0.9").content.decode()
         assert charts.count("<svg viewBox") == charts.count("<table") == 2
+        assert "without times" not in charts
+        s3.client.put_object(Bucket=bucket, Key="demo/1/csv/metrics.csv", Body=b"step,loss\n1,0.5\n2,0.4\n")
+        untimed = client.get("/appcodes/ops-demo/compare/charts?runs=demo/1&x=time").content.decode()
+        assert "Numbers of demo/1 without times are drawn over steps only." in untimed
+        s3.client.delete_object(Bucket=bucket, Key="demo/1/csv/metrics.csv")
         plain = client.get(f"{chosen['Location']}&find=LOSS&plain=1").content.decode()
         assert re.findall(r"<h2>(.+)</h2>\s+<div class=\"plot-box\"", plain) == ["loss"]
         brief = client.get(

@@ -6,7 +6,7 @@ import itertools
 import math
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import orjson
@@ -19,6 +19,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_p
 
 from clusters import wakeups
 from clusters.clouds.drivers.base import LogChunk
+from clusters.clouds.drivers.marks import SIZE
 from clusters.cluster import actions as clusters
 from clusters.logs.read import Copy, RunLogs
 from clusters.runs import resync
@@ -492,6 +493,21 @@ def test_no_line_of_a_log_takes_long_to_be_read():
         )
     )
     assert time.process_time() - begin < 2
+
+
+def test_a_printed_number_has_the_time_of_its_line():
+    from clusters.scalars.printed import scalars_of_log
+    from tests.clusters.scalars.test_pace import logged
+
+    log, marked = logged((0, "Epoch 7/9"), (1, "loss: 3.0"), (1, "step 8: loss = 2"), (2.5, "step 9: loss = 1"))
+    # Read in two parts, each with the marks around it.
+    found = scalars_of_log(log, marked=marked[:-SIZE] + marked[SIZE:])
+    [curve] = found.curves
+    assert [(point.step, point.wall_time - 1_000_000) for point in curve.points] == [(7, 1), (8, 1), (9, 2.5)]
+    # Relative time counts from the start of the run, and never from later than the first number.
+    assert [replace(found, started=1_000_000.0 + n).began - 1_000_000 for n in (0, 2)] == [0, 1]
+    unknown = scalars_of_log(log)
+    assert (unknown.curves[0].is_timed, unknown.began) == (False, 0)
 
 
 @pytest.mark.django_db
