@@ -239,6 +239,8 @@ def test_auto_follows_the_system_and_a_choice_is_kept(open_page: Open, scheme: A
     expect(root).to_have_attribute("data-scheme", other)
     page.reload()
     expect(root).to_have_attribute("data-scheme", other)
+    # The browser's own controls, such as the track of a slider, have the same theme.
+    expect(root).to_have_css("color-scheme", other)
 
 
 def test_the_navigation_of_a_phone_opens_and_closes(open_page: Open) -> None:

@@ -139,6 +139,13 @@ def test_in_a_browser(run: Any, people: Any, live_server: Any) -> None:
         page.get_by_label("Lines").select_option("All lines")
         expect(log.get_by_text("Saved the model: ünï")).to_be_visible()
         assert_fits(page)
+        page.set_viewport_size({"width": 390, "height": 800})
+        for lives in (False, True):
+            page.evaluate("lives => document.getElementById('log-follow').parentElement.hidden = !lives", lives)
+            middles = page.locator(".log-bar > *:visible").evaluate_all(
+                "all => all.map(each => each.getBoundingClientRect()).filter(box => box.width).map(box => box.top + box.height / 2)"
+            )
+            assert len({round(middle / 20) for middle in middles}) == 3, "the tools take three rows on a phone"
         page.goto("/clusters/ops-demo/demo/logs?task=worker-0")
         expect(log).to_contain_text(LOST)
 
