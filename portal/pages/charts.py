@@ -157,11 +157,12 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Axis:
-    """`percent` counts from the left."""
+    """`percent` counts from the left. `has_none`: things without a value meet at its foot."""
 
     label: str
     percent: float
     ticks: tuple[Tick, ...]
+    has_none: bool
 
     @property
     def x(self) -> str:
@@ -180,17 +181,18 @@ class Strand:
 
 @dataclass(frozen=True)
 class Strands:
-    """Parallel coordinates; the best thing is drawn last, on top."""
+    """Parallel coordinates; the best thing is drawn last, on top. Axes are `gap` percent of the width apart."""
 
     axes: tuple[Axis, ...]
     strands: tuple[Strand, ...]
+    gap: float
 
 
 def draw_strands(dimensions: Sequence[Dimension], things: Sequence[tuple[str, str]]) -> Strands:
     """Parallel coordinates of `things`, as (text, address), best first. Source: Inselberg, "The plane with parallel
     coordinates", The Visual Computer 1 (1985)."""
-    width = 100 / max(1, len(dimensions) - 1)
-    axes = tuple(Axis(each.label, n * width, _marks(each)) for n, each in enumerate(dimensions))
+    gap = 100 / max(1, len(dimensions) - 1)
+    axes = tuple(Axis(each.label, n * gap, _marks(each), None in each.values) for n, each in enumerate(dimensions))
     strands = []
     for n, (text, url) in enumerate(things):
         path = _path(
@@ -200,7 +202,7 @@ def draw_strands(dimensions: Sequence[Dimension], things: Sequence[tuple[str, st
             ]
         )
         strands.append(Strand(path, 1 + 5 * n // len(things), text, url))
-    return Strands(axes, tuple(reversed(strands)))
+    return Strands(axes, tuple(reversed(strands)), gap)
 
 
 def without_outliers(values: Sequence[float]) -> tuple[float, float]:
@@ -232,10 +234,9 @@ def _height(dimension: Dimension, value: float | str | None) -> float:
 def _marks(dimension: Dimension) -> tuple[Tick, ...]:
     """The labels of an axis: its choices, powers of ten or round numbers; the ends if there are fewer than two."""
     low, high = dimension.low, dimension.high
-    none = [Tick("none", 100.0)] if None in dimension.values else []
     if dimension.choices:
         step = -(-len(dimension.choices) // 12)
-        return (*(Tick(each, 100 * (1 - _height(dimension, each))) for each in dimension.choices[::step]), *none)
+        return tuple(Tick(each, 100 * (1 - _height(dimension, each))) for each in dimension.choices[::step])
     if dimension.log:
         first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
         step = -(-(last - first + 1) // 6) or 1
@@ -244,7 +245,7 @@ def _marks(dimension: Dimension) -> tuple[Tick, ...]:
         marks = [each for each in ticks(low, high, 4) if low <= each <= high] if high > low else []
     if len(marks) < 2:
         marks = [low, high] if high > low else [low]
-    return (*(Tick(number(each), 100 * (1 - _height(dimension, each))) for each in marks), *none)
+    return tuple(Tick(number(each), 100 * (1 - _height(dimension, each))) for each in marks)
 
 
 def draw(

@@ -206,6 +206,9 @@ def test_parameters_that_differ_are_axes_and_the_best_run_is_drawn_last() -> Non
     found = drawn(runs, ["SEED", "LR", "MODEL"], Column("last", "loss"))
     assert found is not None
     assert [axis.label for axis in found.strands.axes] == ["LR", "MODEL", "loss"]
+    # A run without a model ends at the foot of its axis, where no other label is.
+    assert [axis.has_none for axis in found.strands.axes] == [False, True, False]
+    assert all(tick.percent < 90 for axis in found.strands.axes for tick in axis.ticks if axis.has_none)
     assert [strand.text.partition(":")[0] for strand in found.strands.strands] == ["a/1", "d/1", "b/1"]
     assert found.strands.strands[-1].text == "b/1: loss = 0.1; SEED = 1, LR = 0.001, MODEL = large"
 
