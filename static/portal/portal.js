@@ -360,6 +360,7 @@
     xhr.onabort = (abort) => { if (!leaving && stopped) stopped.call(xhr, abort); };
   });
   document.addEventListener("htmx:configRequest", (event) => {
+    if (isLive(event.detail.elt)) event.detail.timeout = 30000;
     const etag = isLive(event.detail.elt) && etags.get(event.detail.elt);
     if (etag && etag.asked === asked(event.detail)) event.detail.headers["If-None-Match"] = etag.value;
   });
@@ -413,23 +414,29 @@
     tick();
     $$("[data-live][hx-get]").forEach((part) => window.htmx.ajax("GET", part.getAttribute("hx-get"), { source: part, target: part, swap: part.getAttribute("hx-swap") || "innerHTML" }));
   });
-  let failures = 0;
+  // Failures in a row by address of a live part. A part may be silent while others answer; parts that left the page do not count.
+  const failures = new Map(), addressOf = (part) => part.getAttribute("hx-get");
   function failed(event) {
     const status = event.detail.xhr ? event.detail.xhr.status : 0;
     if (status === 401) return toast("You have been signed out. Sign in again in another tab; what you typed here stays.", "error", "signed-out");
     if (isLive(event.detail.elt)) {
-      failures += 1;
-      if (failures > 1) toast("The portal does not answer; this page shows what was known before. Trying again…", "warning", "offline");
+      const address = addressOf(event.detail.elt), times = (failures.get(address) || 0) + 1;
+      failures.set(address, times);
+      // Once: a line that was dismissed does not come back until something else fails.
+      if (times === 2 && !document.getElementById("offline")) toast("Not updating: the portal " + (status ? "has an error (" + status + ")" : "does not answer") + ". Trying again…", "warning", "offline");
       return;
     }
     toast(status ? "That did not work (" + status + "). Nothing was lost; please try again." : "The portal does not answer. Nothing was lost; please try again.", "error");
   }
   document.addEventListener("htmx:responseError", failed);
   document.addEventListener("htmx:sendError", failed);
+  document.addEventListener("htmx:timeout", failed);
   document.addEventListener("htmx:afterRequest", (event) => {
     if (!event.detail.successful && !(event.detail.xhr && event.detail.xhr.status === 304)) return;
-    failures = 0;
-    ["offline", "signed-out"].forEach((id) => { const line = document.getElementById(id); if (line) line.remove(); });
+    const left = new Set($$("[data-live]").map(addressOf));
+    if (isLive(event.detail.elt)) failures.delete(addressOf(event.detail.elt));
+    [...failures.keys()].forEach((address) => { if (!left.has(address)) failures.delete(address); });
+    ["signed-out", ...([...failures.values()].some((times) => times > 1) ? [] : ["offline"])].forEach((id) => { const line = document.getElementById(id); if (line) line.remove(); });
   });
 
   // --- Forms: input survives an expired session; the first wrong field gets the focus; no double submit ---------------------

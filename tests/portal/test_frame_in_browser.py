@@ -40,6 +40,9 @@ PORTAL_PAGES = (
     "/accounts/logout/",
 )
 
+# What the browser and htmx report of refusals that a test provokes.
+REFUSALS = ("Failed to load resource", "Response Status Error Code", "htmx:")
+
 Open = Callable[..., Page]
 
 
@@ -69,8 +72,7 @@ def open_page(browser: Browser, live_server: Any, people: Any) -> Iterator[Open]
     yield opened
     for context in contexts:
         context.close()
-    # The browser and htmx report refusals that a test provokes.
-    assert [said for said in complaints if not said.startswith(("Failed to load resource", "htmx:"))] == []
+    assert [said for said in complaints if not said.startswith(REFUSALS)] == []
 
 
 @pytest.fixture
@@ -143,6 +145,37 @@ def test_a_portal_that_is_away_is_told_and_forgotten_when_it_is_back(live: Page)
     expect(live.locator("#text")).to_have_text("first")
     live.unroute("**/live/rows")
     expect(live.locator("#offline")).to_have_count(0)
+
+
+def test_a_part_that_fails_is_told_while_others_answer_and_forgotten_with_its_next_answer(live: Page) -> None:
+    live.evaluate("""() => {
+        const part = document.createElement('p');
+        part.id = 'other';
+        part.dataset.live = '';
+        part.setAttribute('hx-get', '/live/other');
+        part.setAttribute('hx-trigger', 'every 100ms');
+        document.querySelector('#rows').after(part);
+        window.htmx.process(part);
+    }""")
+    live.route("**/live/other", lambda route: route.fulfill(status=500))
+    line = live.locator("#offline")
+    expect(line).to_have_text("Not updating: the portal has an error (500). Trying again…×")
+    State.text = "moved on"
+    expect(live.locator("#text")).to_have_text("moved on")
+    expect(line).to_have_count(1)
+    line.get_by_role("button").click()
+    with live.expect_response("**/live/other"):
+        pass
+    expect(line).to_have_count(0)
+    live.unroute("**/live/other")
+    live.route("**/live/other", lambda route: route.fulfill(body="well"))
+    expect(live.locator("#other")).to_have_text("well")
+    live.unroute("**/live/other")
+    live.route("**/live/other", lambda route: route.abort())
+    expect(line).to_contain_text("Not updating: the portal does not answer.")
+    # What is no longer on the page is not missed.
+    live.evaluate("document.querySelector('#other').remove()")
+    expect(line).to_have_count(0)
 
 
 def test_data_goes_only_after_its_name_has_been_typed(live: Page) -> None:
