@@ -149,7 +149,7 @@ class Launch:
 
 
 MASTER = Role("master", "Master", least=1, most=1)
-LEADER = Role("master", "Master", most=1, leads=True, hint="Without one, worker 0 leads.")
+LEADER = Role("master", "Master", most=1, leads=True)
 WORKER = Role("worker", "Worker")
 EVALUATOR = Role("evaluator", "Evaluator", most=1, takes_part=False, hint="Tests checkpoints while the others train.")
 MASTER_DONE = Completion("master", "master", "when the master has finished")

@@ -81,9 +81,11 @@
     function fit() {
       const framework = form.elements.framework.value, ends = JSON.parse(form.elements.framework.dataset.completions)[framework] || [];
       form.querySelectorAll("[data-of]").forEach((part) => {
-        const count = part.querySelector("[name$=_count]"), asked = count && Number(count.value) > 0;
+        const asked = [...part.querySelectorAll("[name$=_count]")].some((count) => Number(count.value) > 0);
         part.hidden = !asked && !part.querySelector(".field-wrong") && !part.dataset.of.split(" ").includes(framework);
       });
+      const several = document.getElementById("several");
+      if (several.dataset.needed.split(" ").includes(framework)) several.open = true;
       const completion = form.elements.completion;
       [...completion.options].forEach((each) => { each.disabled = !ends.includes(each.value); });
       if (completion.selectedOptions[0] && completion.selectedOptions[0].disabled && ends.length) completion.value = ends[0];

@@ -53,6 +53,7 @@ def test_from_the_form_to_a_trained_model(page: Page) -> None:
     page.get_by_label("Command", exact=True).fill("python digits_ps.py --steps 1500")
     page.get_by_label("Environment variables").fill("GREETING=hello | DATA_DIR=/elearn/output")
     page.get_by_label("Master").select_option("middle-1-gpu")
+    page.locator("summary", has_text="Several machines").click()
     page.locator("[name=ps_flavor]").select_option("small")
     page.locator("[name=ps_count]").fill("1")
     page.locator("[name=worker_count]").fill("2")

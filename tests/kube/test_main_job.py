@@ -167,6 +167,7 @@ def train(page: Page) -> None:
     page.get_by_label("Command", exact=True).fill(f"python digits_ps.py --steps 600\n{RECORD}")
     page.get_by_label("Environment variables").fill("GREETING=hello | DATA_DIR=/elearn/output")
     page.get_by_label("Master").select_option("tiny-1-gpu")
+    page.locator("summary", has_text="Several machines").click()
     page.locator("[name=ps_flavor]").select_option("small")
     page.locator("[name=ps_count]").fill("1")
     page.locator("[name=worker_count]").fill("2")

@@ -37,11 +37,14 @@ from clusters.manifest.hook_starters import STARTERS
 from clusters.manifest.input import MAX_FOLDS
 from portal.errors import FieldError, Invalid
 
+# The roles of a cluster of one machine, by any framework.
+USUAL = {name for name, role in COMPUTING_ROLES.items() if role.is_usual}
 # Fields of the folded sections; a section opens when one of them was changed or has an error.
 SECTIONS: Mapping[str, Sequence[str]] = {
     "code": ("code_git", "code_ref", "code_path", "code_files", "requirements"),
-    "others": tuple(
-        f"{name}_{what}" for name, role in COMPUTING_ROLES.items() if not role.takes_part for what in ("flavor", "count")
+    "several": (
+        *(f"{name}_{what}" for name in COMPUTING_ROLES if name not in USUAL for what in ("flavor", "count")),
+        "at_once",
     ),
     "data": (
         "input_path", "input_version", "input_mode", "input_fold", "input_folds", "output_path", "home",
@@ -85,6 +88,10 @@ class RoleFields:
     flavor: forms.BoundField
     count: forms.BoundField | None
     frameworks: Sequence[str]
+
+    @property
+    def is_usual(self) -> bool:
+        return self.role.name in USUAL
 
 
 class ClusterForm(ManifestForm[ClusterManifest]):
@@ -334,7 +341,24 @@ class ClusterForm(ManifestForm[ClusterManifest]):
     @property
     def opens(self) -> dict[str, bool]:
         """The folded sections that have something to show, by name."""
-        return {name: self._differ(fields) for name, fields in SECTIONS.items()}
+        found = {name: self._differ(fields) for name, fields in SECTIONS.items()}
+        return found | {"several": found["several"] or self["framework"].value() in self.needs_several}
+
+    @property
+    def several(self) -> Sequence[str]:
+        """The frameworks that have roles beside those of one machine."""
+        return [name for name, driver in COMPUTING.items() if any(role.name not in USUAL for role in driver.roles)]
+
+    @property
+    def needs_several(self) -> Sequence[str]:
+        """The frameworks that cannot do without such a role."""
+        drivers = COMPUTING.items()
+        return [name for name, driver in drivers if any(role.least and role.name not in USUAL for role in driver.roles)]
+
+    @property
+    def led(self) -> Sequence[str]:
+        """The frameworks in which a master leads, or else worker 0."""
+        return [name for name, driver in COMPUTING.items() if any(role.leads for role in driver.roles)]
 
     @property
     def notebook_path(self) -> str:

@@ -621,6 +621,28 @@ def test_import_says_what_is_wrong(text, page_catalogue, people, as_person):
     assert "errorlist" in answer.content.decode()
 
 
+def test_what_one_machine_does_not_need_is_behind_several_machines(page_catalogue, people, as_person):
+    client = as_person(people.alice)
+
+    def fold(page: str) -> tuple[bool, str]:
+        start, _, rest = page.partition('<details class="fold" id="several"')
+        assert 'name="master_flavor"' in start
+        assert 'name="ps_flavor"' not in start
+        head, _, inside = rest.partition(">")
+        return " open " in head, inside.split("</details>")[0]
+
+    is_open, inside = fold(client.get("/clusters/new").content.decode())
+    assert not is_open
+    for name in ("ps_flavor", "ps_count", "worker_flavor", "worker_count", "evaluator_flavor", "at_once"):
+        assert f'name="{name}"' in inside
+    wrong = {"appcode": "ops-demo", "name": ""}
+    for asked in ({"worker_flavor": "small", "worker_count": "2"}, {"ps_count": "x"}, {"framework": "parallel"}):
+        page = client.post(
+            "/clusters/new", sent(client.get("/clusters/new").content.decode()) | wrong | asked
+        ).content.decode()
+        assert fold(page)[0], asked
+
+
 @pytest.mark.parametrize(
     ("zone", "utc"),
     [

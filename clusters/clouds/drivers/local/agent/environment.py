@@ -252,7 +252,7 @@ class Environment:
             self.failed = status.get("exit") not in (None, INDEX_UNREACHED)
         late = now + self.pause > self.failed_at + PATIENCE
         if late and not self.failed:
-            self.failed, self.problem = True, f"{self.problem} It was tried for {PATIENCE / 60:.0f} minutes."
+            self.failed, self.problem = True, f"{self.problem} It was tried for {PATIENCE / 60:.0f} minutes; deploy again later."
         elif self.failed and self.step:
             self.problem = f"{self.problem} {MEND}"
         if not self.failed:
