@@ -12,7 +12,7 @@ from django.views.decorators.http import conditional_page, require_safe
 from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.media import MAX_BYTES, Frame, data_url, labels_of
 from clusters.cluster.pages.metrics import READ_SECONDS
-from clusters.comparison.runs import name_of, named_in, runs_to_compare
+from clusters.comparison.runs import name_of, runs_to_compare, view_of
 from clusters.comparison.values import DRAWN
 from clusters.results.values import colours
 from clusters.runs.models import Run
@@ -71,21 +71,17 @@ def chosen(line: Shown | None, at: int | None) -> Placed | None:
 def media(request: HttpRequest, code: str) -> HttpResponse:
     """`?runs=train/3,train/4&at=200`. Loaded after the page, because reading files may take seconds."""
     appcode = appcode_for(person(request), code)
-    context: dict[str, object] = {"appcode": appcode, "runs": ",".join(named_in(request))}
+    view = view_of(request)
+    context: dict[str, object] = {"appcode": appcode, "view": view}
     try:
-        runs = runs_to_compare(named_in(request), appcode)[:DRAWN]
+        runs = runs_to_compare(view.runs, appcode)[:DRAWN]
         with LOOKS.enter(person(request).pk), within(READ_SECONDS):
-            context |= _context(runs, _step(request))
+            context |= _context(runs, view.at)
     except Invalid as invalid:
         context["notes"] = [invalid.errors[0].message]
     except Unavailable as error:
         context["notes"] = [str(error)]
     return render(request, "clusters/comparison/_media.html", context)
-
-
-def _step(request: HttpRequest) -> int | None:
-    text = request.GET.get("at", "")
-    return int(text) if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20 else None
 
 
 def _context(runs: Sequence[Run], at: int | None) -> dict[str, object]:
@@ -117,4 +113,4 @@ def _context(runs: Sequence[Run], at: int | None) -> dict[str, object]:
         for line, label, frames in zip(lines, labels_of(lines), zip(*columns, strict=True), strict=True)
     ]
     steps = steps_of([line for images in found for key, line in images.items() if key in shown])
-    return {"rows": rows, "steps": steps, "at": at, "notes": notes, "left_out": len(keys) - len(shown), "again": again}
+    return {"rows": rows, "steps": steps, "notes": notes, "left_out": len(keys) - len(shown), "again": again}

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.safestring import SafeString
 from django.views.decorators.http import conditional_page, require_http_methods, require_POST, require_safe
 
 from clusters.access import clusters_in
 from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, has_words, labels, line_of
 from clusters.comparison.media import media
-from clusters.comparison.runs import name_of, named_in, numbers_of, runs_to_compare, what_differs
+from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, view_of, what_differs
 from clusters.comparison.values import DRAWN, MOST, Summary, alike, changed_files, placed, summaries
+from clusters.comparison.view import AXES, SMOOTH, View
 from clusters.manifest.code import code_of
 from clusters.results import view as results_view
 from clusters.results.columns import value_of
@@ -36,17 +36,16 @@ from portal.errors import Invalid
 from portal.models import Appcode
 from portal.pages.appcodes import person, safe_next
 from portal.pages.charts import Chart, Line, draw, number
-from portal.pages.layout import of_one_appcode, words
+from portal.pages.layout import of_one_appcode
+from portal.pages.plain import rendered
 from portal.web.limits import LOOKS
 
 # How many latest runs are offered for the comparison.
 LATEST = 50
-AXES = {"step": "Steps", "time": "Time"}
 # Charts above the table of results: one row of them on a wide window.
 BRIEF = 3
-SMOOTH = {"0": "None", "0.6": "Some", "0.9": "Much"}
-# Between the names of one metric; metrics that a person lays into one chart.
-BETWEEN, MAX_JOINED = " · ", 20
+# Between the names of one metric.
+BETWEEN = " · "
 
 
 @dataclass(frozen=True)
@@ -95,42 +94,42 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
     latest run is meant (`cluster=APPCODE/NAME`)."""
     appcode = appcode_for(person(request), code)
     if request.method == "POST":
-        return redirect(f"{reverse('compare', args=[code])}?{_query(_ticked(request, appcode))}")
+        return _to_comparison(_ticked(request, appcode), code)
+    view = view_of(request)
     try:
-        runs = runs_to_compare(named_in(request), appcode)
+        runs = runs_to_compare(view.runs, appcode)
     except Invalid as invalid:
         runs = []
         messages.error(request, invalid.errors[0].message)
     now = timezone.now()
-    names, shown = [name_of(run) for run in runs], colours([run.pk for run in runs[:DRAWN]])
+    names, shown = tuple(name_of(run) for run in runs), colours([run.pk for run in runs[:DRAWN]])
+    view = view.but(runs=names)
     columns = [
         Column(
             run, name, colour, run.cost_at(now), run.gpu_seconds_at(now), _output(run),
-            _query([each for each in names if each != name]),
+            view.but(runs=tuple(each for each in names if each != name)).query,
         )
         for run, name, colour in zip(runs, names, [*shown, *[0] * (len(runs) - len(shown))], strict=True)
     ]  # fmt: skip
     latest = Run.objects.filter(cluster__appcode=appcode, cluster__deleted_at=None).select_related("cluster")
     offered = [name_of(run) for run in latest.only("number", "cluster__name").order_by("-id")[: LATEST + MOST]]
     files = [(run_code.files if (run_code := code_of(run.spec)) else None) or {} for run in runs]
-    equal = "all" in request.GET
     numbers = stored_numbers([run.pk for run in runs])
-    kept, same = _kept([numbers.get(run.pk, {}) for run in runs], equal=equal, apart=_is_apart(request))
+    kept, same = _kept([numbers.get(run.pk, {}) for run in runs], equal=view.equal, apart=view.apart)
     definitions = what_differs(runs, equal=True) if len(runs) > 1 else []
     same += sum(not each.differs for each in definitions)
     context = {
         **of_one_appcode(appcode.code, "results"),
-        "appcode": appcode, "columns": columns, "differences": [each for each in definitions if equal or each.differs],
-        "kept": kept, "equal": equal, "same": same, "drawn": DRAWN, "switch": _query(names) + ("" if equal else "&all=1"),
-        "files": list(changed_files(*files)) if len(runs) == 2 else [], "runs": ",".join(names),
+        "appcode": appcode, "view": view, "columns": columns, "kept": kept, "same": same, "drawn": DRAWN,
+        "differences": [each for each in definitions if view.equal or each.differs],
+        "files": list(changed_files(*files)) if len(runs) == 2 else [],
         "others": [name for name in offered if name not in names][:LATEST],
         "is_full": len(runs) >= MOST, "is_live": any(not run.is_terminal for run in runs), "axes": AXES, "smooth": SMOOTH,
-        "chosen": _chosen(request), "joined": _joined(request), "apart": _is_apart(request),
         "metrics": sorted({name for each in numbers.values() for name in each}, key=tag_order),
-        "alike": _query(names) + ("&all=1" if equal else "") + ("" if _is_apart(request) else "&apart=1"),
-        "find": words(request, "find"), "plain": _plain(request),
-        **_plain_parts(request, code),
         "has_alike": any(len(row.names) > 1 for row in kept),
+        "switch": view.but(equal=not view.equal).query, "alike": view.but(apart=not view.apart).query,
+        "plain": view.but(plain=True).query,
+        "parts": rendered(request, code, charts=charts, media=media) if view.plain else {},
     }  # fmt: skip
     return render(request, "clusters/comparison/compare.html", context)
 
@@ -141,10 +140,10 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
     """The metric charts, loaded separately because reading them may take seconds. With `brief`, as they stand above the
     table of results: few, without tables, of the metrics that it shows (`metric`, several times) if it shows any."""
     appcode = appcode_for(person(request), code)
-    axis, weight = _chosen(request)
-    context: dict[str, object] = {"metrics": [], "appcode": appcode}
+    view = view_of(request)
+    context: dict[str, object] = {"metrics": [], "appcode": appcode, "view": view}
     try:
-        runs = runs_to_compare(named_in(request), appcode)[:DRAWN]
+        runs = runs_to_compare(view.runs, appcode)[:DRAWN]
         with LOOKS.enter(person(request).pk), within(READ_SECONDS):
             found, refused = numbers_of(runs)
     except Invalid as invalid:
@@ -153,24 +152,23 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
         context["notes"] = [str(error)]
     else:
         names, found = _by_colour(runs, found)
-        drawn = _drawn_together(found, _joined(request), apart=_is_apart(request))
-        wanted, is_brief = request.GET.getlist("metric"), "brief" in request.GET
-        if wanted:
+        drawn = _drawn_together(found, view.joined, apart=view.apart)
+        if view.metrics:
             # A tag of several folders has a name for each: FOLDER/TAG.
             drawn = [
                 tags
                 for tags in drawn
-                if any(name == tag or name.endswith(f"/{tag}") for name in wanted for tag in tags)
+                if any(name == tag or name.endswith(f"/{tag}") for name in view.metrics for tag in tags)
             ]
-        drawn = [tags for tags in drawn if has_words(BETWEEN.join(tags), words(request, "find"))]
-        if is_brief:
+        drawn = [tags for tags in drawn if has_words(BETWEEN.join(tags), view.find)]
+        if view.brief:
             drawn = drawn[:BRIEF]
         undated = [name for name, each in zip(names, found, strict=True) if not all(c.is_timed for c in each.curves)]
-        if axis == "time" and undated:
+        if view.axis == "time" and undated:
             refused.append(f"Numbers of {', '.join(undated)} without times are drawn over steps only.")
         context |= {
-            "metrics": [_metric(tags, names, found, axis, float(weight)) for tags in drawn[:MAX_CHARTS]],
-            "left_out": max(0, len(drawn) - MAX_CHARTS), "is_brief": is_brief, "runs": ",".join(map(name_of, runs)),
+            "metrics": [_metric(tags, names, found, view.axis, float(view.smooth)) for tags in drawn[:MAX_CHARTS]],
+            "left_out": max(0, len(drawn) - MAX_CHARTS), "compared": View(tuple(map(name_of, runs))).query,
             "notes": [*refused, *(note for each in found for note in each.notes)],
         }  # fmt: skip
     return render(request, "clusters/comparison/_charts.html", context)
@@ -181,32 +179,6 @@ def _by_colour(runs: Sequence[Run], found: Sequence[Scalars]) -> tuple[list[str]
     taken = dict(zip(colours([run.pk for run in runs]), zip(map(name_of, runs), found, strict=True), strict=True))
     slots = [taken.get(colour, ("", Scalars((), 0))) for colour in range(1, max(taken, default=0) + 1)]
     return [name for name, _ in slots], [each for _, each in slots]
-
-
-def _joined(request: HttpRequest) -> list[str]:
-    """The metrics that are laid into one chart (`?join=loss&join=reward`)."""
-    return list(dict.fromkeys(request.GET.getlist("join")))[:MAX_JOINED]
-
-
-def _plain_parts(request: HttpRequest, code: str) -> dict[str, SafeString]:
-    """What a script would load later, for browsers without one. Our own pages: what others wrote is escaped in them."""
-    if "plain" not in request.GET:
-        return {}
-    return {
-        name: SafeString(part(request, code).content.decode()) for name, part in (("part", charts), ("images", media))
-    }
-
-
-def _plain(request: HttpRequest) -> str:
-    """The query of the same page with its charts in it, for browsers without JavaScript."""
-    said = request.GET.copy()
-    said["plain"] = "1"
-    return said.urlencode()
-
-
-def _is_apart(request: HttpRequest) -> bool:
-    """Whether names stay apart that seem to be those of one metric."""
-    return "apart" in request.GET
 
 
 def _grouped(runs: Sequence[Collection[str]], *, apart: bool) -> list[tuple[str, ...]]:
@@ -290,9 +262,7 @@ def compare_ticked(request: HttpRequest) -> HttpResponse:
         said = "Only runs of one appcode are compared: choose clusters of one." if codes else "Choose clusters first."
         messages.error(request, said)
         return redirect(safe_next(request))
-    return redirect(
-        f"{reverse('compare', args=[codes[0]])}?{_query(_ticked(request, appcode_for(person(request), codes[0])))}"
-    )
+    return _to_comparison(_ticked(request, appcode_for(person(request), codes[0])), codes[0])
 
 
 def _ticked(request: HttpRequest, appcode: Appcode) -> list[str]:
@@ -304,13 +274,8 @@ def _ticked(request: HttpRequest, appcode: Appcode) -> list[str]:
     return wanted + [f"{each.name}/{each.run_count}" for each in clusters if each.run_count]
 
 
-def _chosen(request: HttpRequest) -> tuple[str, str]:
-    axis, smooth = request.GET.get("x", ""), request.GET.get("smooth", "")
-    return axis if axis in AXES else "step", smooth if smooth in SMOOTH else "0"
-
-
-def _query(names: list[str]) -> str:
-    return urlencode({"runs": ",".join(names)}, safe="/,", quote_via=quote)
+def _to_comparison(names: Sequence[str], code: str) -> HttpResponse:
+    return redirect(f"{reverse('compare', args=[code])}?{View(tuple(names)).query}")
 
 
 def _output(run: Run) -> str:

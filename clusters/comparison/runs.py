@@ -11,6 +11,7 @@ from django.http import HttpRequest
 from clusters.catalog.data import runs_named
 from clusters.clouds.drivers.base import CloudError
 from clusters.comparison.values import MOST, Difference, differences
+from clusters.comparison.view import View
 from clusters.runs.models import Run
 from clusters.scalars.events import Scalars
 from clusters.scalars.reading import scalars_of
@@ -68,6 +69,5 @@ def _program(run: Run) -> dict[str, Any]:
     return {**{key: value for key, value in said.items() if key != "files"}, **run.code}
 
 
-def named_in(request: HttpRequest) -> list[str]:
-    """The names in all `runs` parameters, separated by commas."""
-    return [name for text in request.GET.getlist("runs") for name in text[:2000].split(",") if name]
+def view_of(request: HttpRequest) -> View:
+    return View.read(dict(request.GET.lists()))

@@ -1,22 +1,17 @@
-"""The Metrics tab for browsers without JavaScript: the parts that a script would load later are in the page."""
+"""The Metrics tab for browsers without JavaScript."""
 
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
 from clusters.cluster.pages import machine, media, metrics
+from portal.pages.plain import rendered
 
 
 @require_safe
 def plain(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
-    parts = [
-        # Our own pages: what others wrote is escaped in them.
-        SafeString(view(request, appcode, name).content.decode())
-        for view in (metrics.charts, media.media, machine.charts)
-    ]
-    return render(
-        request, "clusters/cluster/metrics.html", {**metrics.context_of(request, appcode, name), "parts": parts}
-    )
+    parts = rendered(request, appcode, name, charts=metrics.charts, media=media.media, machine=machine.charts)
+    context = metrics.context_of(request, appcode, name) | {"parts": parts}
+    return render(request, "clusters/cluster/metrics.html", context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from urllib.parse import parse_qs
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from clusters.comparison.api import _metrics
 from clusters.comparison.pages import _drawn_together, _metric
 from clusters.comparison.values import alike, changed_files, differences, folded, smoothed
+from clusters.comparison.view import View
 from clusters.scalars.events import Curve, Point, Scalars
 
 WORDS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "1", "2", None]))
@@ -119,3 +121,30 @@ def test_charts_join_alike_names_and_what_a_person_chose_and_shared_ones_come_fi
     assert (chart.title, [line.label for line in chart.lines]) == ("loss · train_loss", ["a/1 loss", "b/1 train_loss"])
     lone = _metric(("reward",), ["a/1", "b/1"], found, "step", 0.0).chart
     assert [(line.label, line.is_empty) for line in lone.lines] == [("a/1", True), ("b/1", False)]
+
+
+NAMES = st.lists(st.text(min_size=1, max_size=9), max_size=3, unique=True).map(tuple)
+VIEWS = st.builds(
+    View, runs=st.lists(st.from_regex(r"[a-z]/[0-9]", fullmatch=True), max_size=3, unique=True).map(tuple),
+    axis=st.sampled_from(["step", "time"]), smooth=st.sampled_from(["0", "0.6"]), equal=st.booleans(), apart=st.booleans(),
+    plain=st.booleans(), brief=st.booleans(), find=st.from_regex(r"([a-z]([a-z &=#]*[a-z])?)?", fullmatch=True),
+    at=st.none() | st.integers(-9, 10**18), joined=NAMES, metrics=NAMES,
+)  # fmt: skip
+
+
+@given(VIEWS)
+def test_an_address_says_the_whole_view(view: View) -> None:
+    assert View.read(parse_qs(view.query)) == view
+
+
+def test_what_nobody_can_mean_is_left_out_and_two_lists_of_runs_are_one() -> None:
+    said = {
+        "runs": ["a/1,b/1", "a/1,c/1"],
+        "x": ["?"],
+        "smooth": ["2"],
+        "at": ["²"],
+        "find": ["x", " y\0 "],
+        "all": [""],
+    }
+    assert View.read(said) == View(runs=("a/1", "b/1", "c/1"), find="y", equal=True)
+    assert View.read(said).but(equal=False).query == "runs=a/1,b/1,c/1&find=y"

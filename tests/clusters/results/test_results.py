@@ -296,6 +296,9 @@ def test_names_of_one_metric_are_one_row_of_a_comparison(people: Any, as_person:
     page = client.get(f"{address}&apart=1")
     assert [row.name for row in page.context["kept"]] == ["loss", "train_loss"]
     assert "Draw alike names together" in page.content.decode()
+    page = client.get(f"{address}&apart=1&all=1&join=loss").content.decode()
+    assert '<a class="btn btn-small" href="?runs=a/1,b/1&amp;apart=1&amp;join=loss">Only what differs</a>' in page
+    assert 'href="?runs=b/1&amp;all=1&amp;apart=1&amp;join=loss">Leave out' in page
 
 
 def test_a_run_that_trials_share_leads_to_them(people: Any, as_person: Any) -> None:
