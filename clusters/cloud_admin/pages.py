@@ -44,8 +44,21 @@ CODE = {"spellcheck": "false", "autocapitalize": "none", "autocomplete": "off"}
 
 
 @dataclass(frozen=True)
+class Health:
+    """How a cloud is, in words and as the shape of a state, and why in sentences, if something has to be done about it."""
+
+    shape: str
+    words: str
+    why: tuple[str, ...] = ()
+
+    @property
+    def is_bad(self) -> bool:
+        return self.shape == "failed"
+
+
+@dataclass(frozen=True)
 class Shown:
-    """A row of the list."""
+    """A cloud of the list."""
 
     row: Cloud
     state: CloudState | None
@@ -70,14 +83,12 @@ class Shown:
         return issubclass(kinds.DRIVERS[self.row.kind], Inspected)
 
     @property
-    def unmeasured(self) -> list[str]:
-        """What is not known of what tasks use there, besides how busy GPUs are."""
-        said = self.state.unmeasured if self.state else {}
-        return [sentence for name, sentence in said.items() if name != "gpu"]
-
-    @property
-    def lacks(self) -> str:
-        return kinds.lacks(kinds.DRIVERS[self.row.kind])
+    def to_know(self) -> list[str]:
+        """What its machines, and what is known of them, lack; how busy GPUs are stands elsewhere."""
+        said = {} if self.is_own or self.state is None else self.state.unmeasured
+        unmeasured = (sentence for name, sentence in said.items() if name != "gpu")
+        lacks = kinds.lacks(kinds.DRIVERS[self.row.kind])
+        return [*([lacks] if lacks else ()), *(self.state.notes if self.state else ()), *unmeasured]
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
@@ -117,7 +128,7 @@ class Shown:
 
     @property
     def gpus_free(self) -> int:
-        return sum(node["gpus_free"] for node in self.nodes)
+        return sum(node["gpus_free"] for node in self.nodes if node.get("takes_tasks", True))
 
     @property
     def may_be_lost(self) -> bool:
@@ -128,8 +139,34 @@ class Shown:
         return bool(self.runs or self.volumes) or (heard_at is not None and self.row.given_up_at is None)
 
     @property
-    def silence(self) -> str:
-        return silence(self.state, self.row.title, timezone.now())
+    def closed_nodes(self) -> int:
+        """Number of nodes that answer and take no tasks."""
+        return sum(1 for node in self.nodes if not node.get("takes_tasks", True) and not node.get("silent_since"))
+
+    @property
+    def health(self) -> Health:
+        """The worst first."""
+        heard_at = self.state.heard_at if self.state else None
+        trouble = self.state.trouble if self.state else ""
+        silent = silence(self.state, self.row.title, timezone.now())
+        if self.row.given_up_at:
+            return Health("stopped", "Given up")
+        if silent or trouble:
+            return Health("failed", "Does not answer", tuple(each for each in (silent, trouble) if each))
+        if self.row.tested_at and not self.row.test.get("ok"):
+            return Health("failed", "Test failed", (str(self.row.test.get("message", "")),))
+        if heard_at is None:
+            return Health("queued", "Not heard yet")
+        if self.ends_soon and (end := self.credentials_end):
+            why = f"They end at {end.astimezone(dt.UTC):%Y-%m-%d %H:%M} UTC; after that nothing can be started or stopped there."
+            return Health("starting", "Credentials end soon", (why,))
+        if count := len(self.silent):
+            return Health("starting", f"{count} silent node{'' if count == 1 else 's'}")
+        if not self.row.enabled:
+            return Health("stopped", "Takes no new runs")
+        if self.gpus and not self.gpus_free:
+            return Health("running", "Full")
+        return Health("succeeded", "Ready")
 
 
 class KubernetesForm(forms.Form):
@@ -296,11 +333,20 @@ def _clouds(request: HttpRequest, chosen: Mapping[str, str], errors: Mapping[str
         choices = [(row.name, row.title) for row in rows if row.enabled or row.name == was]
         wanted = chosen.get(line.path, was)
         lines.append(Line(line.path, line.namespace or "", was, wanted, choices, errors.get(line.path, "")))
+    # What needs somebody comes first.
+    shown.sort(key=lambda cloud: ("failed", "starting").index(cloud.health.shape) if cloud.health.why else 2)
     pool = sum(cloud.gpus for cloud in shown)
     quotas = Appcode.objects.filter(state=Appcode.State.ACTIVE).aggregate(sum=Sum("gpu_quota"))["sum"] or 0
     context = {
         "clouds": shown,
+        "bad": sum(cloud.health.is_bad for cloud in shown),
+        "gpus": pool,
+        # Those that a new run may get.
+        "gpus_free": sum(cloud.gpus_free for cloud in shown if cloud.row.enabled and not cloud.health.is_bad),
+        "runs": sum(cloud.runs for cloud in shown),
         "lines": lines,
+        # With one cloud there is nothing to choose.
+        "can_place": sum(row.enabled for row in rows) > 1 or any(line.was or line.error for line in lines),
         "silent": [cloud for cloud in shown if cloud.silent],
         "default_title": default.title if default else "nowhere",
         "promised": pool and promised(quotas, pool),

@@ -208,6 +208,53 @@ def test_gpus_of_nodes_are_squares_and_the_pool_stands_beside_the_quotas(trainin
     assert 'href="/queue/shares"' in page
 
 
+def test_each_cloud_says_first_how_it_is_and_what_is_wrong(training, root):
+    """The worst first; what needs somebody stands before the others."""
+    from clusters.clouds.models import Cloud, CloudState
+
+    now = dt.datetime.now(dt.UTC)
+
+    def said(state, **row):
+        Cloud.objects.filter(name="training").update(**row)
+        node = {"name": "n1", "gpu_model": "", "gpus": 4, "gpus_free": 4, "cpu_milli": 1, "memory_mb": 1}
+        capacity = {"nodes": [node | state.pop("node", {})]}
+        facts = {"heard_at": now, "trouble": "", "capacity": capacity} | state
+        CloudState.objects.update_or_create(name="training", defaults=facts)
+        page = root.get("/admin/clouds").content.decode()
+        card = page.split('id="cloud-training"')[1].split("</article>")[0]
+        return (
+            re.search(r"</svg>([^<]+)</span>", card)[1],
+            card,
+            page.index("cloud-training") < page.index("cloud-local"),
+        )
+
+    assert said({"heard_at": None})[0] == "Not heard yet"
+    state, card, first = said({})
+    assert (state, first, "notice" in card) == ("Ready", False, False)
+    assert said({"node": {"gpus_free": 0}})[0] == "Full"
+    state, card, _ = said({"node": {"takes_tasks": False}})
+    assert "<dd>0 <small>of 4</small>" in card, "GPUs of a closed node are not free"
+    assert "1 closed" in card
+    assert said({}, enabled=False)[0] == "Takes no new runs"
+    state, card, _ = said({"node": {"silent_since": "?", "takes_tasks": False}})
+    assert state == "1 silent node"
+    state, card, first = said({}, tested_at=now, test={"ok": False, "message": "It may not make pods."})
+    assert (state, first) == ("Test failed", True)
+    assert "It may not make pods." in card.split('class="figures"')[0]
+    state, card, first = said({"heard_at": now - dt.timedelta(minutes=22), "trouble": "Refused."})
+    assert (state, first) == ("Does not answer", True)
+    assert "has not answered for 22 minutes" in card.split('class="figures"')[0]
+    assert "takes no new runs" in card
+    assert said({}, given_up_at=now)[0] == "Given up"
+    assert "1 in trouble" not in root.get("/admin/clouds").content.decode()
+
+
+def test_with_one_cloud_there_is_nothing_to_place(page_catalogue, root):
+    page = root.get("/admin/clouds").content.decode()
+    assert 'class="placements"' not in page
+    assert "all on this machine. With a second cloud, each can be placed on its own." in page
+
+
 def test_a_setting_that_is_on_or_off_is_ticked_and_unticked(training, root):
     from clusters.clouds import registry
     from clusters.clouds.models import Cloud

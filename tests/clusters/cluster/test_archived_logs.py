@@ -143,7 +143,7 @@ def test_in_a_browser(run: Any, people: Any, live_server: Any) -> None:
         for lives in (False, True):
             page.evaluate("lives => document.getElementById('log-follow').parentElement.hidden = !lives", lives)
             middles = page.locator(".log-bar > *:visible").evaluate_all(
-                "all => all.map(each => each.getBoundingClientRect()).filter(box => box.width).map(box => box.top + box.height / 2)"
+                "all => all.map(each => each.getBoundingClientRect()).filter(b => b.width).map(b => b.top + b.height / 2)"
             )
             assert len({round(middle / 20) for middle in middles}) == 3, "the tools take three rows on a phone"
         page.goto("/clusters/ops-demo/demo/logs?task=worker-0")
