@@ -190,11 +190,6 @@
     if (Object.keys(held).length) store();
   }
 
-  // Open the fields that a web program needs; fold those that are optional for a notebook.
-  document.addEventListener("change", (event) => {
-    const fold = event.target.matches("#application-form [name=type]") && document.querySelector("#application-form details.fold");
-    if (fold) fold.open = event.target.value !== "jupyter" || fold.open;
-  });
   // Folded parts of the preview keep their state when a new preview arrives.
   let open = [];
   document.addEventListener("htmx:beforeSwap", (event) => {

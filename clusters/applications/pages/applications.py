@@ -19,7 +19,7 @@ from django.contrib import messages
 from django.core.cache import cache
 from django.db import transaction
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -33,7 +33,17 @@ from clusters.applications import actions
 from clusters.applications.actions import create_application, preview_application
 from clusters.applications.manifest import ApplicationManifest, application_spec
 from clusters.applications.notebooks import last_notebook
-from clusters.applications.pages.form import NEW, REVIEW, STEPS, STORE, ApplicationForm, document_of, fields_of
+from clusters.applications.pages.form import (
+    NEW,
+    OF_KIND,
+    REVIEW,
+    STEPS,
+    STORE,
+    ApplicationForm,
+    document_of,
+    fields_of,
+    kind_of,
+)
 from clusters.applications.tensorboard import lives
 from clusters.catalog.actions import flavor_titles
 from clusters.catalog.models import Flavor
@@ -169,12 +179,12 @@ def new_application(request: HttpRequest) -> HttpResponse:
 
     if request.method == "POST":
         offer = offer_of(user, request.POST.get("appcode", ""))
-        return _go(request, ApplicationForm(offer, request.POST), create)
+        return _go(request, ApplicationForm(offer, _sent(request, offer)), create)
     filled = _filled(request, user)
     offer = offer_of(user, filled.get("appcode", ""))
     form = ApplicationForm(offer, initial=_defaults(offer, filled.get("type", "")) | filled)
     wanted = request.GET.get("step", "")
-    step = int(wanted) if wanted in ("2", "3", "4") else 2 if "appcode" in request.GET or "clone" in request.GET else 1
+    step = int(wanted) if wanted in ("2", "3", "4") else 2 if {"appcode", "clone", "type"} & request.GET.keys() else 1
     judged = ApplicationForm(offer, form.said())
     return _page(request, form, judged.first_wrong(step) or step)
 
@@ -186,7 +196,7 @@ def change_application(request: HttpRequest, appcode: str, name: str) -> HttpRes
     cluster = application_for(user, appcode, name, OPERATE)
     initial = fields_of(_manifest(cluster))
     offer = offer_of(user, appcode)
-    sent = request.POST if request.method == "POST" else None
+    sent = _sent(request, offer) if request.method == "POST" else None
     form = ApplicationForm(offer, sent, initial=initial)
     form.fix("appcode", "name")
 
@@ -208,6 +218,20 @@ def preview_step(request: HttpRequest) -> HttpResponse:
     form = ApplicationForm(offer_of(user, request.POST.get("appcode", appcode)), request.POST)
     form.is_valid()
     return render(request, "clusters/applications/_preview.html", _preview(request, form, cluster))
+
+
+def _sent(request: HttpRequest, offer: Offer) -> QueryDict:
+    """The fields as sent. With another kind come its usual choices, and fields that it does not have are emptied."""
+    said = request.POST.copy()
+    before = said.get("before", "")
+    kind = said.setdefault("type", before)
+    if "before" in said and kind != before:
+        for name, value in _defaults(offer, kind).items():
+            said[name] = value if name != "appcode" else said.get(name, value)
+        own = kind_of(kind)
+        for name in set(OF_KIND) - {*own.main, *own.folded}:
+            said[name] = ""
+    return said
 
 
 def _go(
@@ -253,6 +277,7 @@ def _page(request: HttpRequest, form: ApplicationForm, step: int, cluster: Clust
         "cluster": cluster,
         "step": step,
         "title": STEPS[step - 1],
+        "kind": dict(form.fields["type"].widget.choices).get(form["type"].value()),
         "steps": list(enumerate(STEPS, 1)),
         "fields": form.fields_at(step),
         "carried": form.carried(step),

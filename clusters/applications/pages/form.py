@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django import forms
@@ -25,10 +26,12 @@ from clusters.manifest.input import read_where, write_text
 from datastores.models import Datastore
 from portal.errors import FieldError
 
-STEPS = ("Appcode", "Application", "Resources", "Review")
+STEPS = ("Kind", "Application", "Resources", "Review")
+# Fields that only some kinds have.
+OF_KIND = ("model", "runs", "command", "endpoints", "requirements", "env")
 FIELDS: tuple[tuple[str, ...], ...] = (
-    ("appcode",),
-    ("type", "name", "image", "environment", "plugins", "model", "runs", "requirements", "command", "endpoints", "env"),
+    ("appcode", "type"),
+    ("name", "image", "environment", "plugins", *OF_KIND),
     (
         "flavor",
         "storage",
@@ -90,6 +93,23 @@ IDLE = {
 }
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What the form says of a kind of application, and its fields of `OF_KIND`: those that it is about, and folded ones."""
+
+    text: str
+    main: Sequence[str] = ()
+    folded: Sequence[str] = ()
+
+
+KINDS: Mapping[str, Kind] = {
+    "jupyter": Kind("JupyterLab in the browser, with GPUs", folded=("command", "runs", "endpoints", "env")),
+    "web": Kind("Gradio, Streamlit, MLflow, your own", ("command", "endpoints", "requirements", "env")),
+    "serving": Kind("A registered model that answers", ("model",), ("requirements", "command", "env")),
+    "tensorboard": Kind("Curves of runs, side by side", ("runs",), ("requirements", "command", "env")),
+}
+
+
 class Several(forms.CheckboxSelectMultiple):
     """Checkboxes whose values share one field, separated by commas, so that other steps can carry them."""
 
@@ -105,7 +125,7 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
     paths = FIELD_OF_PATH
 
     appcode = choice("Appcode", "Who pays, and whose datastores it sees.")
-    type = choice("Application", initial=next(iter(APPLICATIONS)))
+    type = choice("Kind", initial=next(iter(APPLICATIONS)))
     name = line("Name", "Lower-case letters, digits and “-”; it is part of the address.", maxlength=40)
     image = choice("Image")
     environment = choice("Environment", "Packages over the image that were saved in a notebook.", required=False)
@@ -117,32 +137,31 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
     )
     model = line(
         "Model",
-        "Of a model server: what it answers, as MODEL@ALIAS or MODEL/VERSION: digits@champion, digits/3.",
+        "What it answers, as MODEL@ALIAS or MODEL/VERSION: digits@champion, digits/3.",
         required=False,
         code=True,
     )
     runs = line(
         "Runs",
-        "Of TensorBoard and Jupyter: whose output it shows, as CLUSTER/NUMBER, divided by commas: train/3, train/4.",
+        "Whose output it shows, as CLUSTER/NUMBER, divided by commas: train/3, train/4.",
         required=False,
         code=True,
     )
     requirements = area(
         "Requirements",
-        "What pip installs over the image before it starts, one a line: streamlit>=1.40. In Jupyter, install packages "
-        "in a cell: they stay.",
+        "What pip installs over the image before it starts, one a line: streamlit>=1.40.",
         required=False,
         rows=2,
     )
     command = area(
         "Command",
-        "What a web program is started with; it listens where HOST and PORT say. Of Jupyter: what runs before it.",
+        "What runs before it starts.",
         required=False,
         rows=3,
     )
     endpoints = line(
         "Serves",
-        "By HTTP, as NAME=PORT, several divided by |, e.g. web=8080 | docs=8081/health. Jupyter serves its notebook.",
+        "By HTTP, as NAME=PORT, several divided by |, e.g. web=8080 | docs=8081/health.",
         required=False,
         code=True,
     )
@@ -197,6 +216,8 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
             self.offer_kept(name, choices[name])
         self.close("image", offer.images_elsewhere)
         driver = APPLICATIONS.get(str(self["type"].value()))
+        if driver is not None and driver.needs_command:
+            self.fields["command"].help_text = "What it is started with; it listens where HOST and PORT say."
         self._offer_idle(driver)
         shell = driver is not None and driver.is_shell
         # Whoever opens a shell runs programs, so it is offered neither to viewers nor to everybody.
@@ -281,10 +302,42 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
         return bool(self.offer.environments) or bool(self["environment"].value())
 
     @property
+    def kind(self) -> Kind:
+        return kind_of(str(self["type"].value()))
+
+    @property
+    def kinds(self) -> list[tuple[str, str, str]]:
+        """Value, title and text of each kind."""
+        return [(name, driver.title, kind_of(name).text) for name, driver in APPLICATIONS.items()]
+
+    @property
+    def main(self) -> list[forms.BoundField]:
+        """The fields of its kind, and those of other kinds that are set or wrong: nothing is lost unseen."""
+        kind = self.kind
+        strange = [name for name in OF_KIND if name not in (*kind.main, *kind.folded) and self._is_set(name)]
+        return [self[name] for name in (*kind.main, *strange)]
+
+    @property
+    def folded(self) -> list[forms.BoundField]:
+        return [self[name] for name in self.kind.folded]
+
+    @property
+    def unseen(self) -> list[forms.BoundField]:
+        """The fields of other kinds, which are empty."""
+        shown = {field.name for field in (*self.main, *self.folded)}
+        return [self[name] for name in OF_KIND if name not in shown]
+
+    @property
     def opens_folded(self) -> bool:
-        """Whether to unfold the advanced fields: they are set, needed, or wrong."""
-        folded = ("model", "runs", "requirements", "command", "endpoints", "env")
-        return self["type"].value() != "jupyter" or any(self[name].value() or name in self.errors for name in folded)
+        """Whether to unfold the folded fields: they are set or wrong."""
+        return any(self._is_set(name) for name in self.kind.folded)
+
+    def _is_set(self, name: str) -> bool:
+        return bool(self[name].value()) or name in self.errors
+
+
+def kind_of(name: str) -> Kind:
+    return KINDS.get(name, Kind("", folded=OF_KIND))
 
 
 def document_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldError]]:

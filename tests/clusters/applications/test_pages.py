@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from typing import Any
 
 import pytest
@@ -209,7 +210,7 @@ def test_four_steps_there_and_back_lose_nothing(
 
     client = as_person(people.bob)
     page = client.get(NEW).content.decode()
-    assert at(page) == "Appcode"
+    assert at(page) == "Kind"
     page = go(client, page, "2", appcode="ops-demo")
     assert at(page) == "Application"
     assert wrong_fields(page) == {}
@@ -223,7 +224,7 @@ def test_four_steps_there_and_back_lose_nothing(
     page = go(client, page, "4", flavor="middle-1-gpu", size="lots", input="data", people="victor", access="people")
     assert (at(page), list(wrong_fields(page))) == ("Resources", ["size"])
     page = go(client, page, "1", size="3Gi")
-    assert at(page) == "Appcode"
+    assert at(page) == "Kind"
     assert not Datastore.objects.filter(name="panel-home").exists()
     page = go(client, page, "2")
     page = go(client, page, "3")
@@ -243,6 +244,52 @@ def test_four_steps_there_and_back_lose_nothing(
     page = go(client, page.content.decode(), "4", endpoints="web=8080", storage="")
     page = go(client, page, "deploy")
     assert (at(page), list(wrong_fields(page))) == ("Application", ["name"])
+
+
+SPECIFIC = ("model", "runs", "command", "endpoints", "requirements")
+
+
+def shown(page: str) -> list[str]:
+    """The fields of some kinds that people see."""
+    return [name for name in SPECIFIC if re.search(rf'<(?:input type="text"|textarea)[^>]* ?name="{name}"', page)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("jupyter", ["runs", "command", "endpoints"]),
+        ("web", ["command", "endpoints", "requirements"]),
+        ("serving", ["model", "command", "requirements"]),
+        ("tensorboard", ["runs", "command", "requirements"]),
+    ],
+)
+def test_a_card_leads_to_a_form_with_the_fields_of_its_kind(
+    kind: str, fields: list[str], people: Any, as_person: Any, page_catalogue: None
+) -> None:
+    client = as_person(people.bob)
+    assert f'href="{NEW}?type={kind}"' in client.get("/applications").content.decode() or kind == "jupyter"
+    page = client.get(f"{NEW}?type={kind}").content.decode()
+    assert (at(page), shown(page)) == ("Application", fields)
+    # The same from the first step, whose cards are buttons.
+    first = client.get(NEW).content.decode()
+    assert f'<button name="type" value="{kind}">' in first
+    again = client.post(NEW, {**sent(first, "application-form"), "type": kind}).content.decode()
+    assert (at(again), shown(again)) == ("Application", fields)
+    one, other = (sent(each, "application-form") for each in (again, page))
+    assert one == other | {"csrfmiddlewaretoken": one["csrfmiddlewaretoken"]}
+
+
+def test_another_kind_has_its_own_choices_and_what_was_typed_for_all(
+    people: Any, as_person: Any, page_catalogue: None
+) -> None:
+    client = as_person(people.bob)
+    page = client.get(f"{NEW}?type=web&name=panel&command=serve&model=digits%401").content.decode()
+    assert "model" in shown(page), "what would be refused is never hidden"
+    page = go(client, page, "1", endpoints="web=8080", env="A=1")
+    page = client.post(NEW, {**sent(page, "application-form"), "type": "tensorboard"}).content.decode()
+    said = sent(page, "application-form")
+    assert (said["type"], said["name"], said["command"], said["env"]) == ("tensorboard", "panel", "serve", "A=1")
+    assert (said["endpoints"], said["model"]) == ("", "")
 
 
 def test_changed_and_cloned_by_the_same_steps(make: Any, people: Any, as_person: Any) -> None:
@@ -290,7 +337,7 @@ def test_from_the_list_to_open_in_a_browser(live_server: Any, people: Any, page_
         page.get_by_role("button", name="Application").click()
         page.fill("#id_name", "lab")
         assert_fits(page, "application-2")
-        page.get_by_role("button", name="Next").click()
+        page.press("#id_name", "Enter")
         page.select_option("#id_flavor", "middle-1-gpu")
         expect(page.locator("#preview .figures dd").first).to_have_text("1")
         assert_fits(page, "application-3")
