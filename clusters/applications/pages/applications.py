@@ -228,8 +228,7 @@ def _sent(request: HttpRequest, offer: Offer) -> QueryDict:
     if "before" in said and kind != before:
         for name, value in _defaults(offer, kind).items():
             said[name] = value if name != "appcode" else said.get(name, value)
-        own = kind_of(kind)
-        for name in set(OF_KIND) - {*own.main, *own.folded}:
+        for name in set(OF_KIND) - {*kind_of(kind).own}:
             said[name] = ""
     return said
 

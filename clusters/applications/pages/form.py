@@ -95,18 +95,23 @@ IDLE = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What the form says of a kind of application, and its fields of `OF_KIND`: those that it is about, and folded ones."""
+    """What the form says of a kind of application, and its fields of `OF_KIND`: needed ones, others, and folded ones."""
 
     text: str
-    main: Sequence[str] = ()
+    needed: Sequence[str] = ()
+    others: Sequence[str] = ()
     folded: Sequence[str] = ()
+
+    @property
+    def own(self) -> Sequence[str]:
+        return (*self.needed, *self.others, *self.folded)
 
 
 KINDS: Mapping[str, Kind] = {
     "jupyter": Kind("JupyterLab in the browser, with GPUs", folded=("command", "runs", "endpoints", "env")),
-    "web": Kind("Gradio, Streamlit, MLflow, your own", ("command", "endpoints", "requirements", "env")),
-    "serving": Kind("A registered model that answers", ("model",), ("requirements", "command", "env")),
-    "tensorboard": Kind("Curves of runs, side by side", ("runs",), ("requirements", "command", "env")),
+    "web": Kind("Gradio, Streamlit, MLflow, your own", ("command", "endpoints"), ("requirements", "env")),
+    "serving": Kind("A registered model that answers", ("model",), folded=("requirements", "command", "env")),
+    "tensorboard": Kind("Curves of runs, side by side", ("runs",), folded=("requirements", "command", "env")),
 }
 
 
@@ -218,6 +223,8 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
         driver = APPLICATIONS.get(str(self["type"].value()))
         if driver is not None and driver.needs_command:
             self.fields["command"].help_text = "What it is started with; it listens where HOST and PORT say."
+        for name in self.kind.needed:
+            self.fields[name].required = True
         self._offer_idle(driver)
         shell = driver is not None and driver.is_shell
         # Whoever opens a shell runs programs, so it is offered neither to viewers nor to everybody.
@@ -314,8 +321,8 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
     def main(self) -> list[forms.BoundField]:
         """The fields of its kind, and those of other kinds that are set or wrong: nothing is lost unseen."""
         kind = self.kind
-        strange = [name for name in OF_KIND if name not in (*kind.main, *kind.folded) and self._is_set(name)]
-        return [self[name] for name in (*kind.main, *strange)]
+        strange = [name for name in OF_KIND if name not in kind.own and self._is_set(name)]
+        return [self[name] for name in (*kind.needed, *kind.others, *strange)]
 
     @property
     def folded(self) -> list[forms.BoundField]:

@@ -34,6 +34,8 @@ from clusters.frameworks.inside.layer import make_layer, packages_of
 
 # Time limits for installing packages and for the script.
 SECONDS, SCRIPT_SECONDS = 1200, 300
+# Exit codes for what other requirements mend, and for what an administrator mends.
+WRONG, OTHERS = 1, 2
 # Exit code if the index cannot be reached; seconds for which `once` tries such an index, and between two tries.
 SILENT, PATIENCE, PAUSE = 75, 600, 20
 UNREACHED = "Packages cannot be installed: the package index cannot be reached."
@@ -113,7 +115,7 @@ def installed(argv: "list[str]", *, is_lock: bool) -> int:
     if done.returncode == 0:
         return 0
     code, why = reason(said, reached)
-    if code != SILENT:
+    if code == WRONG:
         why += " Save the environment anew." if is_lock else " Correct the requirements, then deploy again."
     print(f"\n{why}", file=sys.stderr)
     return code
@@ -127,19 +129,26 @@ def reason(said: str, is_reached: "Callable[[str], bool]") -> "tuple[int, str]":
         package = next(filter(None, found.groups())).rstrip(".,")
         if versions := VERSIONS.search(said):
             if versions[1] != "none":
-                return 1, f"Package {package} was not found: the newest version in the package index is {versions[1]}."
+                return (
+                    WRONG,
+                    f"Package {package} was not found: the newest version in the package index is {versions[1]}.",
+                )
             if not is_reached(re.split(r"[^\w.-]", package)[0]):
                 return SILENT, UNREACHED
         python = ".".join(map(str, sys.version_info[:2]))
-        return 1, f"Package {package} was not found: the package index has none for Python {python}."
+        return WRONG, f"Package {package} was not found: the package index has none for Python {python}."
     if found := REFUSED.search(said):
-        return 1, f"{found[2]} cannot be fetched: {found[3] or f'the package index refuses it ({found[1]})'}."
+        why = found[3] or f"the package index refuses it ({found[1]}); ask an administrator"
+        return OTHERS, f"{found[2]} cannot be fetched: {why}."
     if found := TOGETHER.search(said):
-        return 1, f"{found[1]} cannot be installed together: each needs other versions."
+        return WRONG, f"{found[1]} cannot be installed together: each needs other versions."
     if HASHES.search(said):
-        return 1, "A package cannot be installed: its file in the package index is not the one of the recorded hash."
+        return (
+            WRONG,
+            "A package cannot be installed: its file in the package index is not the one of the recorded hash.",
+        )
     if "No space left on device" in said:
-        return 1, "The packages cannot be installed: the disk is full."
+        return OTHERS, "The packages cannot be installed: the disk is full; an administrator makes room."
     if found := UNBUILT.search(said):
         return (
             1,
@@ -151,7 +160,7 @@ def reason(said: str, is_reached: "Callable[[str], bool]") -> "tuple[int, str]":
     last = next(
         (line for line in reversed(lines) if line.lower().startswith("error")), (lines or ["it said nothing"])[-1]
     )
-    return 1, f"Packages cannot be installed: {re.sub('(?i)^error: *', '', last)[:300].rstrip('.')}."
+    return WRONG, f"Packages cannot be installed: {re.sub('(?i)^error: *', '', last)[:300].rstrip('.')}."
 
 
 def reached(name: str) -> bool:

@@ -270,6 +270,10 @@ def test_a_card_leads_to_a_form_with_the_fields_of_its_kind(
     assert f'href="{NEW}?type={kind}"' in client.get("/applications").content.decode() or kind == "jupyter"
     page = client.get(f"{NEW}?type={kind}").content.decode()
     assert (at(page), shown(page)) == ("Application", fields)
+    needed = {"web": ["Command", "Serves"], "serving": ["Model"], "tensorboard": ["Runs"]}.get(kind, [])
+    for label in ("Model", "Runs", "Command", "Serves"):
+        if found := re.search(rf">{label}(.*?)</label>", page):
+            assert ("optional" not in found[1]) == (label in needed), label
     # The same from the first step, whose cards are buttons.
     first = client.get(NEW).content.decode()
     assert f'<button name="type" value="{kind}">' in first

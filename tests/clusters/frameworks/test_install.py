@@ -129,7 +129,7 @@ RETRIES = (
          True, "cow==6.0 and cow>6.0 cannot be installed together: each needs other versions."),
         ("  error: subprocess-exited-with-error\n  ╰─> [6 lines of output]\n╰─> mysqlclient\nnote: This is an issue with",
          True, "Package mysqlclient cannot be installed: the package index has no wheel of it for this image."),
-        ("OSError: [Errno 28] No space left on device", True, "The packages cannot be installed: the disk is full."),
+        ("OSError: [Errno 28] No space left on device", True, "The packages cannot be installed: the disk is full"),
         ("error: Failed to fetch: `absent`\n  Caused by: Request failed\n  Caused by: error sending request", True, ""),
         ("  × No solution found:\n  ╰─▶ Because absent was not found in the package\n      registry and you require",
          True, "Package absent was not found: the package index has none for Python 3."),
@@ -139,7 +139,8 @@ RETRIES = (
 def test_one_sentence_says_which_package_and_why(said: str, is_reached: bool, sentence: str) -> None:
     """An index that cannot be reached looks to pip like one that has nothing; it alone deserves another try."""
     code, why = install.reason(said, lambda _: is_reached)
-    assert code == (1 if sentence else install.SILENT)
+    is_wrong = "disk" not in sentence and "cannot be fetched" not in sentence
+    assert code == (install.SILENT if not sentence else install.WRONG if is_wrong else install.OTHERS)
     assert why.startswith(sentence or install.UNREACHED)
 
 
