@@ -349,11 +349,11 @@
   const boxOf = (element) => keyOf(element) + "|" + [...element.classList].filter((name) => !name.startsWith("htmx-")).join(".");
   let kept = null;
   document.addEventListener("htmx:beforeRequest", (event) => {
-    if (isLive(event.detail.elt) && document.hidden) event.preventDefault();
+    if (isLive(event.detail.elt) && (document.hidden || leaving)) event.preventDefault();
   });
-  // Leaving a page aborts its requests, which is not an error.
+  // Leaving a page aborts its requests, which is not an error; and what it shows may be deleted by then. A download leaves no page.
   let leaving = false;
-  window.addEventListener("beforeunload", () => { leaving = true; });
+  window.addEventListener("beforeunload", () => { leaving = true; setTimeout(() => { leaving = false; }, 10000); });
   window.addEventListener("pageshow", () => { leaving = false; });
   document.addEventListener("htmx:beforeRequest", (event) => {
     const xhr = event.detail.xhr, stopped = xhr.onabort;
