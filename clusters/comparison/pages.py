@@ -238,9 +238,9 @@ def _metric(tags: Sequence[str], names: list[str], found: list[Scalars], axis: s
             folders = labels([curve.folder for curve in curves])
             for curve, folder, summary in zip(curves, folders, summaries(scalars, tag), strict=True):
                 label = " ".join(filter(None, (name, tag if len(tags) > 1 else "", folder)))
-                if axis == "step" or curve.is_timed:
-                    drawn = Line(label, placed(curve.points, weight, since if axis == "time" else None))
-                    pairs.append((drawn, line_of(label, curve, since)))
+                is_drawn = axis == "step" or curve.is_timed
+                drawn = placed(curve.points, weight, since if axis == "time" else None) if is_drawn else ()
+                pairs.append((Line(label, drawn), line_of(label, curve, since)))
                 rows.append(_row(label, summary))
         first.append(pairs[0] if pairs else (Line(name, ()), Line(name, ())))
         more += pairs[1:]

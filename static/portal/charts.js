@@ -32,8 +32,9 @@
     view.hidden.forEach((line) => said.append("hide", line));
     [["zoom", view.zoom], ["zoomy", view.tall]].forEach(([name, zooms]) => zooms.forEach(([low, high], title) =>
       said.append(name, Number(low.toPrecision(12)) + ":" + Number(high.toPrecision(12)) + ":" + title)));
-    const text = said.toString();
-    if (text || location.hash.startsWith(MARK)) history.replaceState(history.state, "", text ? MARK + text : location.pathname + location.search);
+    // A choice for pictures in the address would come back where nothing is said.
+    const text = said.toString(), kept = text || /[?&](x|smooth)=/.test(location.search);
+    if (kept || location.hash.startsWith(MARK)) history.replaceState(history.state, "", kept ? MARK + text : location.pathname + location.search);
     $$("[data-copy-view]").forEach((button) => { button.dataset.copy = location.href; });
   }
 
