@@ -76,6 +76,7 @@ def layer(path: str, requirements: str, cache: str, link: str) -> int:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(requirements)
         file.flush()
+        advice = "Correct the requirements, then deploy again."
         if requirements.startswith(REQUIREMENTS):
             argv = [
                 python,
@@ -92,10 +93,12 @@ def layer(path: str, requirements: str, cache: str, link: str) -> int:
             ]
             argv += ["--disable-pip-version-check", "--no-warn-script-location", "-r", file.name]
         else:
+            is_plugin = os.path.basename(path) == "plugins"
+            advice = "Deploy again without this plugin." if is_plugin else "Save the environment anew."
             argv = [_uv(), "pip", "sync", "--require-hashes", "--only-binary", ":all:", "--link-mode", link]
             argv += ["--allow-empty-requirements", "--no-config", "--no-progress", "--cache-dir", cache]
             argv += ["--python", python, file.name]
-        code = installed(argv, is_lock=not requirements.startswith(REQUIREMENTS))
+        code = installed(argv, advice)
     if code == 0:
         # Compiled by the image's own Python, because the layer's Python runs the code in a package's .pth. Ignores files that
         # fail.
@@ -103,8 +106,9 @@ def layer(path: str, requirements: str, cache: str, link: str) -> int:
     return code
 
 
-def installed(argv: "list[str]", *, is_lock: bool) -> int:
-    """Runs an installer and says why it failed. Its text has addresses cut to their last component."""
+def installed(argv: "list[str]", advice: str) -> int:
+    """Runs an installer and says why it failed, with `advice` if other packages mend it. Its text has addresses cut to their
+    last component. Returns its exit code, that of a shell if it was killed, or SILENT."""
     try:
         done = subprocess.run(argv, timeout=SECONDS, stderr=subprocess.PIPE, check=False)
     except subprocess.TimeoutExpired:
@@ -114,9 +118,12 @@ def installed(argv: "list[str]", *, is_lock: bool) -> int:
     sys.stderr.write(said)
     if done.returncode == 0:
         return 0
+    if done.returncode < 0:
+        print("Packages were not installed: the installer was ended, most likely for lack of memory.", file=sys.stderr)
+        return 128 - done.returncode
     code, why = reason(said, reached)
     if code == WRONG:
-        why += " Save the environment anew." if is_lock else " Correct the requirements, then deploy again."
+        why += f" {advice}"
     print(f"\n{why}", file=sys.stderr)
     return code
 
@@ -129,10 +136,8 @@ def reason(said: str, is_reached: "Callable[[str], bool]") -> "tuple[int, str]":
         package = next(filter(None, found.groups())).rstrip(".,")
         if versions := VERSIONS.search(said):
             if versions[1] != "none":
-                return (
-                    WRONG,
-                    f"Package {package} was not found: the newest version in the package index is {versions[1]}.",
-                )
+                newest = versions[1]
+                return WRONG, f"Package {package} was not found: the newest version in the package index is {newest}."
             if not is_reached(re.split(r"[^\w.-]", package)[0]):
                 return SILENT, UNREACHED
         python = ".".join(map(str, sys.version_info[:2]))
@@ -143,17 +148,12 @@ def reason(said: str, is_reached: "Callable[[str], bool]") -> "tuple[int, str]":
     if found := TOGETHER.search(said):
         return WRONG, f"{found[1]} cannot be installed together: each needs other versions."
     if HASHES.search(said):
-        return (
-            WRONG,
-            "A package cannot be installed: its file in the package index is not the one of the recorded hash.",
-        )
+        return WRONG, "A package cannot be installed: its file in the package index has another hash than was recorded."
     if "No space left on device" in said:
         return OTHERS, "The packages cannot be installed: the disk is full; an administrator makes room."
     if found := UNBUILT.search(said):
-        return (
-            1,
-            f"Package {found[1] or found[2]} cannot be installed: the package index has no wheel of it for this image.",
-        )
+        package = found[1] or found[2]
+        return WRONG, f"Package {package} cannot be installed: the package index has no wheel of it for this image."
     if NETWORK.search(said):
         return SILENT, UNREACHED
     lines = [line.strip() for line in said.splitlines() if line.strip()]

@@ -103,8 +103,15 @@ def test_a_package_that_is_not_there_is_named(making: Making) -> None:
 def test_of_an_address_people_read_the_name_of_the_file(capfd: pytest.CaptureFixture[str]) -> None:
     said = "403: it is closed for url http://index:1/files/aHR0cHM6/cowsay-6.1.whl#sha256=ab (from http://index/simple/cowsay/)"
     argv = [sys.executable, "-c", f"raise SystemExit({said!r})"]
-    assert install.installed(argv, is_lock=False) == 1
+    assert install.installed(argv, "Correct it.") == 1
     assert capfd.readouterr().err.startswith("403: it is closed for url cowsay-6.1.whl (from cowsay)\n")
+
+
+def test_an_installer_that_was_killed_says_so_and_blames_no_package(capfd: pytest.CaptureFixture[str]) -> None:
+    argv = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    assert install.installed(argv, "Correct it.") == 137
+    said = "Packages were not installed: the installer was ended, most likely for lack of memory.\n"
+    assert capfd.readouterr().err == said
 
 
 NONE = "ERROR: No matching distribution found for "

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clusters.clouds.drivers import hostnames
-from clusters.clouds.drivers.base import INDEX_UNREACHED, MAKING, NOT_MADE
+from clusters.clouds.drivers.base import INDEX_UNREACHED, MAKING, NOT_MADE, restart_policy
 from clusters.clouds.drivers.base import Environment as Asked
 from clusters.clouds.drivers.local.agent.machine import Machine, PartOf
 from clusters.clouds.drivers.local.data.files import read_json, write_json
@@ -249,10 +249,13 @@ class Environment:
             self.failed = self.script_failures >= SCRIPT_TRIES
         else:
             # Without an exit code it was ended: by its limit, or for its memory.
-            self.failed = status.get("exit") not in (None, INDEX_UNREACHED)
+            self.failed = status.get("exit") not in (None, INDEX_UNREACHED, *restart_policy.FROM_OUTSIDE)
         late = now + self.pause > self.failed_at + PATIENCE
         if late and not self.failed:
-            self.failed, self.problem = True, f"{self.problem} It was tried for {PATIENCE / 60:.0f} minutes; deploy again later."
+            self.failed, self.problem = (
+                True,
+                f"{self.problem} It was tried for {PATIENCE / 60:.0f} minutes; deploy again later.",
+            )
         elif self.failed and self.step:
             self.problem = f"{self.problem} {MEND}"
         if not self.failed:
