@@ -55,6 +55,7 @@ class ClustersConfig(AppConfig):
             portal_points.kinds.add(kind)
         portal_points.sentences.add(searched.comparison)
         portal_points.sentences.add(searched.states)
+        portal_points.sentences.add(searched.failures)
         portal_points.given.add(wakeups.wake_waiting)
         portal_points.news.add(notifications.news)
         for told in (notifications.ENDS, notifications.LOSSES, idle.TOLD, search.TOLD, pipelines.TOLD, benchmarks.TOLD):

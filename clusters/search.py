@@ -5,6 +5,7 @@ Parts of a whole, such as the trials of a sweep, are found by the whole.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -200,6 +201,45 @@ def comparison(user: User, words: Sequence[str]) -> list[Hit]:
         for code, numbers in found.items()
         if len(runs := {name: numbers[name] for name in names if name in numbers}) > 1
     ]  # fmt: skip
+
+
+# Words that name an error: "KeyError", "torch.cuda.OutOfMemoryError", "oom".
+_ERROR = re.compile(r".+(error|exception|timeout|killed)|oom|nccl|cuda|memory|traceback|segmentation")
+# Clusters whose last runs are looked at for an error, the newest of the user's, and how many are told.
+MOST_LOOKED_AT, MOST_FAILED, LONGEST_LINE = 500, 3, 120
+
+
+def failures(user: User, words: Sequence[str]) -> list[Hit]:
+    """ "KeyError", "out of memory": the last runs that failed with it, and all that failed. One query."""
+    if not any(map(_ERROR.fullmatch, words)):
+        return []
+    newest = clusters_for(user).filter(part_of="", current_run__isnull=False).order_by("-pk").values("pk")
+    told = Q()
+    for word in words:
+        told &= (
+            Q(current_run__message__icontains=word) | Q(current_run__reason__icontains=word) | Q(name__icontains=word)
+        )
+    if "memory" in words:
+        told |= Q(current_run__reason="OOMKilled")
+    found = Cluster.objects.filter(told, pk__in=newest[:MOST_LOOKED_AT], current_run__phase=Run.Phase.FAILED)
+    facts = found.order_by("-current_run__pk").values_list(
+        "appcode__code", "name", "current_run__number", "current_run__message"
+    )
+    hits = [
+        Hit(
+            f"{name} failed",
+            f"{code} · run {number} · {_line(message)}",
+            reverse("cluster", args=[code, name]),
+            "cluster",
+        )
+        for code, name, number, message in facts[:MOST_FAILED]
+    ]
+    return [*hits, Hit("Failed", "Home · each says what usually mends it", f"{reverse('home')}?phase=Failed", "home")]
+
+
+def _line(message: str) -> str:
+    first = message.partition("\n")[0]
+    return first if len(first) <= LONGEST_LINE else f"{first[:LONGEST_LINE]}…"
 
 
 def states(user: User, words: Sequence[str]) -> list[Hit]:

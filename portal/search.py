@@ -29,8 +29,11 @@ NOT_NAMED = 3
 FACTS = ("kind", "rank", "acts", "at", "verbs", "name", "under", "state", "key")
 # Words of a sentence that name nothing ("logs of show1", "how do I log a metric").
 SMALL_WORDS = frozenset(
-    ("a", "and", "by", "can", "do", "for", "go", "how", "i", "in", "my", "of", "on", "open", "the", "to", "vs", "with")
-)
+    (
+        "a", "and", "are", "by", "can", "did", "do", "does", "for", "go", "how", "i", "in", "is", "it", "many", "me", "much",
+        "my", "of", "on", "open", "the", "to", "vs", "was", "what", "where", "why", "with",
+    )
+)  # fmt: skip
 # What people type for the words of a label (without hyphens).
 SYNONYMS = {
     "new": ("add", "create", "launch", "make", "start"),

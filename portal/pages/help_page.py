@@ -18,7 +18,8 @@ from django.views.decorators.http import require_GET
 from portal import extension_points
 from portal.models import Appcode, OrgNode, User
 from portal.pages.appcodes import person
-from portal.pages.layout import sends_mail, words
+from portal.pages.layout import address_of, sends_mail, words
+from portal.search import words_of
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,90 @@ TERMS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What people ask, how it is done, and the page where: a route, with `query` behind its address. `words` find it, too."""
+
+    question: str
+    text: str
+    route: str
+    query: str = ""
+    words: str = ""
+
+    @property
+    def url(self) -> str | None:
+        """None without the app that has the page."""
+        there = address_of(self.route)
+        return None if there is None else f"{there}{self.query}"
+
+
+ANSWERS = (
+    Answer(
+        "Stop paying", "GPUs cost while a run holds them; stop what runs and is not needed. Volumes and buckets cost until "
+        "they are deleted.", "home", "?phase=Queued,Starting,Running", "stop billing cost money end cancel kill terminate",
+    ),
+    Answer(
+        "See what was spent", "This month by appcode, with a forecast; Spending goes down to a single task.", "billing",
+        words="how much spend spending cost costs money bill billing paid month",
+    ),
+    Answer(
+        "Find what costs most", "Clusters sorted by the cost of their last runs.", "clusters", "?sort=-cost",
+        "most expensive sort sorted cost costs cheapest price",
+    ),
+    Answer(
+        "See a price before you pay", "The form says what an hour costs as soon as a flavor is chosen.", "new_cluster",
+        words="price prices rate gpu hour cost estimate",
+    ),
+    Answer(
+        "Invite somebody", "Open your appcode. Its owners add people under Members, by user name.", "appcodes",
+        words="invite add member members people person user colleague teammate share access team",
+    ),
+    Answer(
+        "Make an API token", "Profile, API tokens. Programs send it as “Authorization: Bearer …”.", "profile", "#tokens",
+        "api token tokens key rest curl program bearer",
+    ),
+    Answer(
+        "Upload data", "Open a datastore and drop files or folders there. Name it as the input of a cluster.", "datastores",
+        words="upload data dataset file files folder add import copy put",
+    ),
+    Answer(
+        "Download output", "Open the datastore of the output: files one by one, folders as ZIP. Overview of a run links to "
+        "its own.", "datastores", words="download get output outputs result results file files model weights zip",
+    ),
+    Answer(
+        "Get more GPUs", "The page of an appcode shows its quota, and asks for more.", "appcodes",
+        words="more gpu gpus quota limit increase raise request",
+    ),
+    Answer(
+        "See why a run waits", "Queue says what each run waits for, who holds the GPUs, and when it is expected to start.",
+        "queue", words="why wait waits waiting pending queued stuck job cluster slow start starting",
+    ),
+    Answer(
+        "Install packages", "Name them under Code → Requirements, one a line. In Jupyter use pip, then Save environment.",
+        "new_cluster", "#id_requirements",
+        "pip install package packages library dependency dependencies conda module modulenotfounderror importerror requirements",
+    ),
+    Answer(
+        "Run code from Git", "Name the repository under Code; private ones need a Git token of the appcode.", "new_cluster",
+        "#id_code_git", "git github gitlab repository repo clone branch commit code",
+    ),
+    Answer(
+        "Avoid running out of memory", "Of a GPU: a smaller batch, mixed precision, or a flavor with a larger GPU. Of a "
+        "task (OOMKilled): a flavor with more memory.", "new_cluster", "#id_master_flavor",
+        "oom oomkilled killed cuda memory memoryerror resourceexhaustederror exhausted ram",
+    ),
+    Answer(
+        "See why a run failed", "Its Overview has the exception, the lines before it, and what usually mends it.", "home",
+        "?phase=Failed", "error errors exception traceback crash crashed failed failure debug keyerror valueerror typeerror "
+        "filenotfounderror runtimeerror indexerror attributeerror nameerror",
+    ),
+    Answer(
+        "Open a terminal", "Terminal stands beside each running task on the Overview of its cluster.", "home", "?phase=Running",
+        "terminal shell ssh bash console exec log in",
+    ),
+)  # fmt: skip
+
+
 # What the keyboard does: the keys, and what they do.
 KEYS = (
     (("Ctrl K", "/"), "Find anything, go to any page, do something: “show1 logs”, “stop show1”, “new cluster”, “dark”"),
@@ -72,11 +157,12 @@ def help_page(request: HttpRequest) -> HttpResponse:
     setup = [step for found in extension_points.steps for step in found()] if user.is_administrator else []
 
     def has(*texts: str) -> bool:
-        return all(word in " ".join(texts).lower() for word in typed.lower().split())
+        return all(word in " ".join(texts).lower() for word in words_of(typed))
 
     first_hour = [step for step in mine if has(step.title, step.how)]
     context = {
         "words": typed,
+        "answers": [each for each in ANSWERS if each.url and has(each.question, each.text, each.words)],
         "terms": [term for term in TERMS if has(term.name, term.meaning)],
         "first_hour": first_hour,
         "next_step": next((step for step in first_hour if typed or not step.done), None),

@@ -17,7 +17,7 @@ from portal import access, extension_points
 from portal.models import User
 from portal.pages import layout
 from portal.pages.appcodes import person
-from portal.pages.help_page import TERMS
+from portal.pages.help_page import ANSWERS, TERMS
 from portal.search import SYNONYMS, Button, Found, Group, Hit, Kind, Verb, objects, words_of
 
 # Hits of each kind, on the search page and in the palette.
@@ -123,13 +123,22 @@ def _searched(entry: layout.Entry) -> str:
 
 
 def terms() -> list[tuple[str, Hit]]:
-    """The words and the recipes of help, each with the text that is searched."""
+    """The answers, words and recipes of help, each with the text that is searched."""
     at = reverse("help")
-    words = [(term.name.lower(), Hit(term.name, term.meaning, f"{at}#{term.anchor}", "help")) for term in TERMS]
-    return words + [
-        (f"{each.title} {each.text}".lower(), Hit(each.title, "From your program", f"{at}#{each.anchor}", "help"))
-        for each in extension_points.recipes
+    answers = [
+        (f"{each.question} {each.words}".lower(), Hit(each.question, each.text, each.url, "help"))
+        for each in ANSWERS
+        if each.url
     ]
+    words = [(term.name.lower(), Hit(term.name, term.meaning, f"{at}#{term.anchor}", "help")) for term in TERMS]
+    return (
+        answers
+        + words
+        + [
+            (f"{each.title} {each.text}".lower(), Hit(each.title, "From your program", f"{at}#{each.anchor}", "help"))
+            for each in extension_points.recipes
+        ]
+    )
 
 
 def settings() -> list[tuple[str, Hit]]:

@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from clusters.results.models import Metric
 from clusters.runs.models import Cluster, Run
+from portal.pages.help_page import ANSWERS
 
 PAGE, DEPLOY = "/clusters/ops-demo/show1", "/clusters/ops-demo/show1/deploy"
 
@@ -137,6 +138,73 @@ def test_a_state_leads_to_what_is_in_it(found: Any, show1: Any, client: Any, typ
     assert client.get(f"/results?state={phase}").url == f"/results/ops-demo?state={phase}"
 
 
+def test_an_error_leads_to_the_last_runs_that_failed_with_it(
+    found: Any, make_cluster: Any, people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_cluster("old", phase="Failed", run={"message": "KeyError: 'x' (master-0, exit code 1)"})
+    make_cluster("fine", phase="Succeeded", run={"message": "KeyError: 'x'"})
+    make_cluster("other", phase="Failed", run={"message": "ValueError: no"})
+    make_cluster("new", phase="Failed", run={"message": "KeyError: 'label'\nlines of the log"})
+    make_cluster(
+        "full", phase="Failed", run={"message": "CUDA out of memory. Tried to allocate", "reason": "TaskFailed"}
+    )
+    every = ("Failed", "/?phase=Failed")
+    new, old = ((f"{name} failed", f"/clusters/ops-demo/{name}") for name in ("new", "old"))
+    assert found("KeyError")["Go to"] == [new, old, every]
+    assert found("keyerror old")["Go to"] == [old, every]
+    assert found("KeyError", people.mallory)["Go to"] == [every]
+    make_cluster("killed", phase="Failed", run={"message": "It was killed.", "reason": "OOMKilled"})
+    full, killed = ((f"{name} failed", f"/clusters/ops-demo/{name}") for name in ("full", "killed"))
+    assert found("out of memory")["Go to"] == [killed, full, every]
+    assert found("oom")["Go to"] == [killed, every]
+    assert "Go to" not in found("keyer")
+    monkeypatch.setattr("clusters.search.MOST_LOOKED_AT", 2)
+    assert found("KeyError")["Go to"] == [every], "it looks at the newest only"
+    assert found("oom")["Go to"] == [killed, every]
+
+
+@pytest.mark.parametrize(
+    ("typed", "title", "address"),
+    [
+        ("pip", "Install packages", "/clusters/new#id_requirements"),
+        ("pip install", "Install packages", "/clusters/new#id_requirements"),
+        ("ModuleNotFoundError", "Install packages", "/clusters/new#id_requirements"),
+        ("stop billing", "Stop paying", "/?phase=Queued,Starting,Running"),
+        ("how much did I spend", "See what was spent", "/billing"),
+        ("most expensive", "Find what costs most", "/clusters?sort=-cost"),
+        ("sort by cost", "Find what costs most", "/clusters?sort=-cost"),
+        ("invite", "Invite somebody", "/appcodes"),
+        ("add a member", "Invite somebody", "/appcodes"),
+        ("api token", "Make an API token", "/profile#tokens"),
+        ("upload data", "Upload data", "/datastores"),
+        ("download output", "Download output", "/datastores"),
+        ("quota", "Get more GPUs", "/appcodes"),
+        ("more gpus", "Get more GPUs", "/appcodes"),
+        ("why is my job waiting", "See why a run waits", "/queue"),
+        ("out of memory", "Avoid running out of memory", "/clusters/new#id_master_flavor"),
+        ("KeyError", "See why a run failed", "/?phase=Failed"),
+        ("terminal", "Open a terminal", "/?phase=Running"),
+    ],
+)
+def test_what_newcomers_type_leads_to_where_it_is_done(
+    found: Any, show1: Any, client: Any, typed: str, title: str, address: str
+) -> None:
+    assert (title, address) in found(typed)["Help"]
+    assert client.get(address.partition("#")[0]).status_code == 200
+    page = client.get("/help", {"search": typed}).content.decode()
+    assert title in page
+    assert address.replace("&", "&amp;") in page
+
+
+def test_fields_that_help_leads_to_are_there(client: Any, people: Any, page_catalogue: None) -> None:
+    client.force_login(people.alice)
+    for page in ("/clusters/new", "/profile"):
+        text = client.get(page).content.decode()
+        for each in ANSWERS:
+            if each.url and each.url.startswith(f"{page}#"):
+                assert f'id="{each.url.partition("#")[2]}"' in text
+
+
 def test_quota_and_budget_lead_there(found: Any, show1: Any) -> None:
     assert ("Appcodes", "/appcodes") in found("gpu quota")["Go to"]
     assert ("Quota of ops-demo", "/appcodes/ops-demo") in found("gpu quota ops-demo")["Actions"]
@@ -150,7 +218,8 @@ def test_results_are_sorted_by_a_metric(found: Any, people: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "typed", ["show", "run show1", "demo results start", "stop show7", "compare show1 show2 show3", "failed"]
+    "typed",
+    ["show", "run show1", "demo results start", "stop show7", "compare show1 show2 show3", "failed", "KeyError show"],
 )
 def test_thousands_of_objects_cost_no_more_queries(found: Any, make_cluster: Any, client: Any, typed: str) -> None:
     one = make_cluster("show0", phase="Succeeded")
