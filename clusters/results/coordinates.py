@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clusters.results.values import is_judged, is_less_better
 from clusters.results.view import Column, View
-from portal.pages.charts import Dimension, Strands, draw_strands, number, without_outliers
+from portal.pages.charts import Dimension, Strands, draw_strands, number
 
 # Axes beside that of the metric, choices of one, and the fewest runs that say anything.
 MOST_AXES, MOST_CHOICES, LEAST_RUNS = 6, 8, 3
@@ -48,8 +48,7 @@ def drawn(runs: Sequence[Point], names: Sequence[str], metric: Column) -> Drawn 
     axes = [axis for name in names if (axis := _axis(name, [run.parameters.get(name) for run in found]))][:MOST_AXES]
     if len(found) < LEAST_RUNS or not axes:
         return None
-    low, high = without_outliers([run.value for run in found])
-    axes.append(Dimension(metric.name, [run.value for run in found], low, high))
+    axes.append(_of_numbers(metric.name, [run.value for run in found]))
     return Drawn(metric.name, draw_strands(axes, [(_words(run, names, metric), run.url) for run in found]))
 
 
@@ -66,9 +65,15 @@ def _axis(name: str, texts: Sequence[str | None]) -> Dimension | None:
     numbers = [None if text is None else _number(text) for text in texts]
     known = [value for value in numbers if value is not None]
     if len(known) == sum(text is not None for text in texts) and min(known) < max(known):
-        low, high = min(known), max(known)
-        return Dimension(name, numbers, low, high, log=low > 0 and high / low >= DECADES)
+        return _of_numbers(name, numbers)
     return Dimension(name, texts, choices=sorted(different)) if len(different) <= MOST_CHOICES else None
+
+
+def _of_numbers(name: str, numbers: Sequence[float | None]) -> Dimension:
+    """From the smallest to the largest value: one that diverged has its place, and a log axis leaves room for others."""
+    known = [value for value in numbers if value is not None]
+    low, high = min(known), max(known)
+    return Dimension(name, numbers, low, high, log=low > 0 and high / low >= DECADES)
 
 
 def _number(text: str) -> float | None:

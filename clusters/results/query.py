@@ -41,7 +41,7 @@ from django.db.models.functions import Cast, Coalesce, Extract, Lower, NullIf
 from clusters.frameworks import COMPUTING
 from clusters.results.models import Metric, RunMetric
 from clusters.results.values import Extreme, Summary, is_less_better
-from clusters.results.view import NUMBERS, Column, Condition, View, conditions
+from clusters.results.view import NUMBERS, TEXTS, Column, Condition, View, conditions
 from clusters.runs.models import Cluster, Run
 from clusters.scalars.events import tag_order
 from portal.models import Appcode
@@ -121,7 +121,7 @@ def find(appcode: Appcode, view: View, now: dt.datetime, limit: int = ROWS, *, w
 
 def _unknown(appcode: Appcode, view: View) -> list[str]:
     """Which names of the conditions no run has. A query or two for each, so only where nothing was found."""
-    names = dict.fromkeys(each.name for each in conditions(view.where)[0] if each.kind or each.name not in NUMBERS)
+    names = dict.fromkeys(each.name for each in conditions(view.where)[0] if not each.fact)
     known = set(Metric.objects.filter(appcode=appcode, name__in=names).values_list("name", flat=True))
     runs = runs_in(appcode, view)
     return [
@@ -199,7 +199,8 @@ def matching(appcode: Appcode, view: View, now: dt.datetime) -> tuple[QuerySet[R
     for each in said:
         condition = _condition(appcode, each, now)
         if condition is None:
-            notes.append(f"“{each}” compares with no number.")
+            is_text = each.fact in TEXTS
+            notes.append(f"“{each}” needs =, != or ~." if is_text else f"“{each}” compares with no number.")
         else:
             wanted &= condition
     if wanted:
@@ -218,10 +219,12 @@ def _condition(appcode: Appcode, said: Condition, now: dt.datetime) -> Q | None:
     """None if it compares with something that is no number. A name without a kind is that of a metric or a parameter; a fact of
     the run comes first."""
     number = said.number
-    if not said.kind and said.name in NUMBERS:
+    if said.fact in TEXTS:
+        return _text_condition(said)
+    if said.fact:
         if number is None or said.operator == "~":
             return None
-        return _compared(_fact(said.name, now), said.operator, Value(number, FloatField()))
+        return _compared(_fact(said.fact, now), said.operator, Value(number, FloatField()))
     metric = None
     if said.kind != "param" and number is not None and said.operator != "~":
         metric = _metric_condition(appcode, Column(said.kind or "last", said.name), said.operator, number)
@@ -233,17 +236,40 @@ def _condition(appcode: Appcode, said: Condition, now: dt.datetime) -> Q | None:
     return metric if parameter is None else parameter if metric is None else metric | parameter
 
 
+def _text_condition(said: Condition) -> Q | None:
+    """Of a fact that is a text, in any case; a run goes by the name of its cluster, too. None if it is compared as a number."""
+    if said.operator in LOOKUPS:
+        return None
+    names = {"run": "cluster__name", "state": "phase", "who": "created_by__username", "note": "note"}
+    if said.fact == "tags" and said.operator == "~":
+        found = _contains(
+            Func(F("tags"), Value("\n"), function="array_to_string", output_field=TextField()), said.value
+        )
+    elif said.fact == "tags":
+        found = Q(tags__contains=[said.value])
+    else:
+        found = Q(**{f"{names[said.fact]}__{'icontains' if said.operator == '~' else 'iexact'}": said.value})
+    name, mark, run = said.value.partition("/")
+    if said.fact == "run" and mark and run.isdecimal() and len(run) < 10:
+        found |= Q(cluster__name__iexact=name, number=int(run))
+    return ~found if said.operator == "!=" else found
+
+
 def _parameter_condition(said: Condition, number: float | None) -> Q | None:
     text = _parameter(said.name)
     if said.operator in LOOKUPS:
         return None if number is None else _compared(_numeric(text), said.operator, Value(number, FloatField()))
     if said.operator == "~":
-        place = Func(Lower(text), Value(said.value.lower()), function="strpos", output_field=IntegerField())
-        return _compared(place, ">", Value(0))
+        return _contains(text, said.value)
     equal = _compared(text, "=", Value(said.value, TextField()))
     if number is not None and not math.isnan(number):
         equal |= _compared(_numeric(text), "=", Value(number, FloatField()))
     return equal if said.operator == "=" else ~equal
+
+
+def _contains(text: Combinable, word: str) -> Q:
+    place = Func(Lower(text), Value(word.lower()), function="strpos", output_field=IntegerField())
+    return _compared(place, ">", Value(0))
 
 
 def _compared(left: Combinable, operator: str, right: Value) -> Q:

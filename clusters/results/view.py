@@ -27,6 +27,12 @@ FIELDS = {
 }  # fmt: skip
 # By which numbers of a run rows can be filtered: `cost > 5`.
 NUMBERS = {"duration": "seconds", "gpus": "GPUs", "hours": "GPU-hours", "cost": "money"}
+# By which texts of a run, with =, != and ~: `state = failed`.
+TEXTS = ("run", "state", "who", "tags", "note")
+# Other names of these, beside the headings of the table.
+ALIASES = {title: name for name, title in FIELDS.items()} | {
+    "took": "duration", "by": "who", "tag": "tags", "name": "run", "cluster": "run", "Run": "run",
+}  # fmt: skip
 SORTABLE = ("run", "state", "who", "started", *NUMBERS)
 _CONDITION = re.compile(r"(.+?)\s*(<=|>=|!=|==|=|<|>|~)\s*(.*)", re.DOTALL)
 _AND = re.compile(r"\s+(?:and|AND|&&)\s+|\s*[;,]\s*|\n")
@@ -64,6 +70,14 @@ class Condition:
     name: str
     operator: Operator
     value: str
+    # As somebody typed it.
+    text: str = field(default="", compare=False)
+
+    @property
+    def fact(self) -> str:
+        """One of NUMBERS or TEXTS, if it is about one."""
+        name = ALIASES.get(self.name, self.name)
+        return name if not self.kind and (name in NUMBERS or name in TEXTS) else ""
 
     @property
     def number(self) -> float | None:
@@ -73,7 +87,7 @@ class Condition:
             return None
 
     def __str__(self) -> str:
-        return f"{f'{self.kind}:' if self.kind else ''}{self.name} {self.operator} {self.value}"
+        return self.text or f"{f'{self.kind}:' if self.kind else ''}{self.name} {self.operator} {self.value}"
 
 
 def conditions(text: str) -> tuple[list[Condition], list[str]]:
@@ -81,7 +95,8 @@ def conditions(text: str) -> tuple[list[Condition], list[str]]:
     found, unclear = list[Condition](), list[str]()
     for part in filter(None, (each.strip() for each in _AND.split(text))):
         said = _CONDITION.fullmatch(part)
-        if said is None or len(found) == MAX_CONDITIONS:
+        # `<>` and `=<` are no operators, and what follows is no value.
+        if said is None or len(found) == MAX_CONDITIONS or part[said.end(2) :].startswith(("<", ">", "=")):
             unclear.append(part)
             continue
         name, operator, value = said[1].strip(), said[2].replace("==", "="), said[3].strip().strip("\"'")
@@ -90,7 +105,7 @@ def conditions(text: str) -> tuple[list[Condition], list[str]]:
             name = rest.strip()
         else:
             kind = ""
-        found.append(Condition(kind, name, operator, value))  # type: ignore[arg-type]
+        found.append(Condition(kind, name, operator, value, part))  # type: ignore[arg-type]
     return found, unclear
 
 

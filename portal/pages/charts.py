@@ -27,6 +27,8 @@ MAX_DRAWN, MAX_SENT = 500, 1000
 COLOURS = 6
 # Share of an axis's height between its foot, for things without a value, and its values.
 FOOT = 0.12
+# Share of an axis's height that a label takes.
+NEAR = 0.08
 # Instead of a number where a line has none.
 NO_VALUE = "–"
 OTHERS = "all others"
@@ -145,7 +147,7 @@ class Columns:
 @dataclass(frozen=True)
 class Dimension:
     """An axis of parallel coordinates with each thing's value: a number between `low` and `high`, or one of `choices`
-    if given. Things with None meet at the foot of the axis, below all values."""
+    if given. Things with None meet at the foot of the axis, below all values; the labels of its ends tell of values beyond."""
 
     label: str
     values: Sequence[float | str | None]
@@ -245,7 +247,15 @@ def _marks(dimension: Dimension) -> tuple[Tick, ...]:
         marks = [each for each in ticks(low, high, 4) if low <= each <= high] if high > low else []
     if len(marks) < 2:
         marks = [low, high] if high > low else [low]
-    return tuple(Tick(number(each), 100 * (1 - _height(dimension, each))) for each in marks)
+    said = {each: number(each) for each in marks}
+    known = [float(each) for each in dimension.values if each is not None]
+    for end, sign, is_beyond in (
+        (low, "≤", min(known, default=low) < low), (high, "≥", max(known, default=high) > high),
+    ):  # fmt: skip
+        if is_beyond:
+            near = [each for each in said if abs(_height(dimension, each) - _height(dimension, end)) < NEAR]
+            said = {each: text for each, text in said.items() if each not in near} | {end: f"{sign} {number(end)}"}
+    return tuple(Tick(text, 100 * (1 - _height(dimension, each))) for each, text in said.items())
 
 
 def draw(

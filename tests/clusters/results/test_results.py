@@ -84,6 +84,19 @@ def names(people: Any, **said: Any) -> list[str]:
         ({"where": "MODEL ~ LARG"}, "b"),
         ({"where": "MODEL = small, cost > 2"}, "a"),
         ({"where": "loss < 1 and LR < 0.05"}, "b"),
+        ({"where": "took < 1, duration = 0, Took >= 0"}, "dcba"),
+        ({"where": "took > 10"}, ""),
+        ({"where": "state = failed"}, "c"),
+        ({"where": "state != Failed, who = bob"}, "ba"),
+        ({"where": "by ~ ALI"}, "d"),
+        ({"where": "name = b"}, "b"),
+        ({"where": "cluster = b/1"}, "b"),
+        ({"where": "run = b/2"}, ""),
+        ({"where": "name != b"}, "dca"),
+        ({"where": "tag = baseline"}, "b"),
+        ({"where": "tags ~ SELIN"}, "b"),
+        ({"where": "tag != baseline"}, "dca"),
+        ({"where": "note ~ came of"}, "d"),
         ({"state": "failed"}, "c"),
         ({"who": "alice"}, "d"),
         ({"tag": "baseline"}, "b"),
@@ -100,6 +113,9 @@ def test_rows(three: Any, said: dict[str, str], wanted: str) -> None:
 def test_conditions_that_mean_nothing_are_named_and_hide_nothing(three: Any) -> None:
     found = find(three.ops, View(where="loss < x, nonsense"), timezone.now())
     assert (found.total, len(found.notes)) == (4, 2)
+    # In the words that were typed.
+    notes = find(three.ops, View(where="loss <> 0.3, loss=<1, cost >x, state<3"), timezone.now()).notes
+    assert [note.split("”")[0] for note in notes] == ["“loss <> 0.3", "“loss=<1", "“cost >x", "“state<3"]
 
 
 def test_names_that_no_run_has_are_named_where_nothing_is_found(three: Any) -> None:

@@ -213,6 +213,20 @@ def test_parameters_that_differ_are_axes_and_the_best_run_is_drawn_last() -> Non
     assert found.strands.strands[-1].text == "b/1: loss = 0.1; SEED = 1, LR = 0.001, MODEL = large"
 
 
+def test_a_run_far_from_all_others_is_drawn_at_its_own_value() -> None:
+    runs = [point(f"{n}/1", loss, LR=str(n)) for n, loss in enumerate((0.1, 0.11, 0.12, 0.13, 0.42, 0.64))]
+    found = drawn(runs, ["LR"], Column("last", "loss"))
+    assert found is not None
+    ends = [strand.path.split("L")[-1] for strand in found.strands.strands]
+    assert len(set(ends)) == len(runs), "no two of them end at one point"
+    runs.append(point("diverged/1", 1e6, LR="9"))
+    found = drawn(runs, ["LR"], Column("last", "loss"))
+    assert found is not None
+    heights = sorted(float(strand.path.split()[-1]) for strand in found.strands.strands)
+    assert heights[0] == 0
+    assert heights[-1] - heights[1] > 50, "its log axis leaves room for the others"
+
+
 @pytest.mark.parametrize(
     "runs", [[], [point("a/1", 1, LR="1"), point("b/1", 2, LR="2")], [point(f"{n}/1", n) for n in range(9)]]
 )

@@ -258,6 +258,14 @@ def test_a_trial_is_started_again_by_one_post(make_cluster, people, as_person):
         assert client.post("/clusters/start", said | {"trial": missing}).status_code == 404
 
 
+def test_the_end_of_an_axis_tells_of_values_beyond():
+    values = [0.1, 0.12, 0.13, 0.15, 7.0]
+    low, high = without_outliers(values)
+    [axis] = draw_strands([Dimension("loss", values, low, high)], [("", "")] * 5).axes
+    assert axis.ticks[-1].text == "≥ 0.15"
+    assert not any(tick.text.startswith("≤") for tick in axis.ticks)
+
+
 @given(
     st.lists(
         st.tuples(st.none() | st.floats(1e-9, 1e9), st.sampled_from(["a", "b", None]), st.floats(-1e9, 1e9)), min_size=1
