@@ -10,6 +10,7 @@ from typing import Any
 from django.db import transaction
 
 from clusters.applications.manifest import ApplicationManifest, cluster_manifest, home_of, own_errors, with_storage
+from clusters.catalog.package_index import last_refusal
 from clusters.cluster import actions
 from clusters.runs.models import Cluster
 from clusters.runs.queries.preview import Preview, preview
@@ -54,6 +55,8 @@ def preview_application(manifest: ApplicationManifest, *, acting_user: User, clu
     try:
         _make_home(manifest, acting_user, cluster)
         with _own_fields():
+            if why := last_refusal(asked.spec.required):
+                raise Invalid.at("spec", "requirements", message=why)
             return preview(asked, acting_user=acting_user, instead_of=cluster)
     finally:
         transaction.savepoint_rollback(undone)

@@ -24,6 +24,8 @@ SECONDS = 60.0
 # Seconds that a submission waits. What the index has not answered by then, the run will report.
 SUBMITTING_SECONDS = 15.0
 KNOWN_SECONDS = 86400
+# Seconds for which previews repeat a refusal. A submission always queries again.
+REFUSED_SECONDS = 3600
 # Seconds without queries after an index did not answer: creating an application queries twice, once in a transaction.
 SILENT_SECONDS = 60
 SAID = 900
@@ -76,18 +78,30 @@ def why_not_there(requirements: Sequence[str]) -> str:
     does not answer counts as "" and is left alone for a minute. Requirements that exist are not queried again for a day."""
     if not requirements or settings.PACKAGE_INDEX == "off":
         return ""
-    text = "\n".join([settings.PACKAGE_INDEX, *requirements])
-    key = f"requirements:{hashlib.sha256(text.encode()).hexdigest()}"
-    if cache.get(key):
+    key = _key(requirements)
+    if cache.get(key) == "":
         return ""
     try:
         done = compiled(requirements, "--no-deps", seconds=SUBMITTING_SECONDS)
     except subprocess.TimeoutExpired:
-        cache.set(key, True, SILENT_SECONDS)
+        cache.set(key, "", SILENT_SECONDS)
         return ""
     said = reason(done.stderr) if done.returncode else ""
     if _NOT_THERE.search(said):
         found = _BECAUSE.fullmatch(said)
-        return f"The package index says: {found[1]}." if found else said
-    cache.set(key, True, SILENT_SECONDS if said else KNOWN_SECONDS)
+        why = f"The package index says: {found[1]}." if found else said
+        cache.set(key, why, REFUSED_SECONDS)
+        return why
+    cache.set(key, "", SILENT_SECONDS if said else KNOWN_SECONDS)
     return ""
+
+
+def last_refusal(requirements: Sequence[str]) -> str:
+    """What `why_not_there` said of these requirements within the last hour, "" for nothing. Does not query the index, so
+    a preview may call it at every change."""
+    return (cache.get(_key(requirements)) or "") if requirements and settings.PACKAGE_INDEX != "off" else ""
+
+
+def _key(requirements: Sequence[str]) -> str:
+    text = "\n".join([settings.PACKAGE_INDEX, *requirements])
+    return f"packages:{hashlib.sha256(text.encode()).hexdigest()}"

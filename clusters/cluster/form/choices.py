@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from django.db.models import Q, QuerySet
 
@@ -21,7 +20,7 @@ from clusters.runs.models import Cluster
 from datastores.access import readable_by
 from datastores.models import Datastore
 from portal.errors import Invalid
-from portal.models import Appcode, User
+from portal.models import Appcode
 
 # When a hook runs.
 WHEN = (
@@ -52,14 +51,10 @@ class Offer:
     plugins: Sequence[Plugin] = ()
     # Name and description of the appcode's hooks.
     hooks: Sequence[tuple[str, str]] = ()
-    # The spec of the cluster that the user last created in this appcode, {} if none.
-    last: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def make(
-        cls, appcodes: QuerySet[Appcode], appcode: str, datastores: QuerySet[Datastore], user: User | None = None
-    ) -> Offer:
-        """`appcodes`: where the user may create clusters. `datastores`: the visible ones. `user` enables their last choices."""
+    def make(cls, appcodes: QuerySet[Appcode], appcode: str, datastores: QuerySet[Datastore]) -> Offer:
+        """`appcodes`: where the user may create clusters. `datastores`: the visible ones."""
         codes = list(appcodes.filter(state=Appcode.State.ACTIVE))
         known = [each.code for each in codes]
         chosen = appcode if appcode in known else (known[0] if known else "")
@@ -92,7 +87,6 @@ class Offer:
             ),
             list(plugins().defer("lock")) if makes else [],
             list(Hook.objects.filter(appcode__code=chosen).order_by("name").values_list("name", "description")),
-            _last_of(user, chosen) if user and chosen else {},
         )
 
     def runs(self, image: Image) -> bool:
@@ -114,26 +108,19 @@ class Offer:
         return {name: [*names, *anywhere] for name, names in found.items() if names}
 
     def defaults(self) -> dict[str, str]:
-        """The user's last choices in this appcode, as far as still offered. Otherwise the usual first choices: an image
-        that can run here, and one GPU if any flavor has one."""
+        """What an empty form starts with, the same on every visit: an image that can run here, and the smallest flavor with a
+        GPU if the quota has room for it, else the smallest."""
         # Images without a notebook server first: they are meant for computing.
         fitting = sorted(filter(self.runs, self.images), key=lambda image: Jupyter.name in image.frameworks)
         image = fitting[0].name if fitting else ""
-        with_gpu = (flavor for flavor in self.flavors if flavor.gpus)
+        quota = next((each.gpu_limit for each in self.appcodes if each.code == self.appcode), 0)
+        with_gpu = (flavor for flavor in self.flavors if 0 < flavor.gpus <= quota)
         flavor = next(with_gpu, next(iter(self.flavors), None))
         roles = {name: flavor.name if flavor else "" for name, role in COMPUTING_ROLES.items() if role.is_usual}
-        known = {each.name for each in self.flavors}
-        roles |= {
-            name: said["flavor"]
-            for name, said in self.last.get("roles", {}).items()
-            if name in roles and said["flavor"] in known
-        }
-        if self.last.get("image") in {each.name for each in self.images if self.runs(each)}:
-            image = self.last["image"]
         # A framework that the image lacks would be refused.
         framework = next(iter(COMPUTING))
         if (has := self.frameworks().get(image)) and framework not in has:
-            framework = said if (said := self.last.get("framework")) in has else has[0]
+            framework = has[0]
         chosen = {"appcode": self.appcode, "image": image, "framework": framework}
         return chosen | {f"{name}_flavor": each for name, each in roles.items()}
 
@@ -195,14 +182,6 @@ class Offer:
             *((name, f"{name} (newest: {each.version}, over {each.image})") for name, each in newest.items()),
             *((str(each), f"{each} over {each.image}") for each in self.environments),
         ]
-
-
-def _last_of(user: User, appcode: str) -> Mapping[str, Any]:
-    """The spec of the cluster that the user last created there. One query."""
-    made = Cluster.objects.filter(
-        created_by=user, appcode__code=appcode, part_of="", spec__framework__in=list(COMPUTING)
-    )
-    return made.order_by("-created_at").values_list("spec", flat=True).first() or {}
 
 
 def _shared_with(appcode: Appcode) -> Sequence[Datastore]:

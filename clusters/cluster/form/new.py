@@ -18,6 +18,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from billing.metering.segments import gpu_class
 from clusters.access import cluster_for, clusters_for, run_for
+from clusters.catalog.package_index import last_refusal
 from clusters.cluster import actions
 from clusters.cluster.form import starters
 from clusters.cluster.form.choices import Offer
@@ -258,7 +259,7 @@ def _carded(user: User, said: QueryDict, offer: Offer) -> dict[str, str] | None:
 
 
 def offer_of(user: User, appcode: str) -> Offer:
-    return Offer.make(appcodes_for(user, OPERATE), appcode, datastores_for(user), user)
+    return Offer.make(appcodes_for(user, OPERATE), appcode, datastores_for(user))
 
 
 def _filled(request: HttpRequest, user: User) -> dict[str, str]:
@@ -347,6 +348,8 @@ def judge(
         if manifest is None:
             break
         try:
+            if why := last_refusal(manifest.spec.required):
+                raise Invalid.at("spec", "requirements", message=why)
             found = preview(manifest, acting_user=user, instead_of=cluster, with_offers=True, within_quota=within_quota)
         except Invalid as invalid:
             form.complain(invalid.errors)

@@ -114,11 +114,9 @@ def fields(starter: Starter, offer: Offer) -> dict[str, str]:
 
 
 def _output(offer: Offer) -> str:
-    """The datastore for results: that of the user's last cluster, else one that is called so; "" for none. Others may hold what
-    nobody wants to find beside a first try."""
-    known = [each.name for each in offer.datastores]
-    named = [name for name in known if "output" in name or "result" in name]
-    return next((name for name in (offer.last.get("output"), *named) if name in known), "")
+    """The first datastore that is called a place for results; "" for none. Others may hold what nobody wants to find beside
+    a first try."""
+    return next((each.name for each in offer.datastores if "output" in each.name or "result" in each.name), "")
 
 
 def _image(offer: Offer) -> str:

@@ -100,6 +100,13 @@ def test_the_form_and_rest_have_it_at_its_field(client: Any, catalogue: None, pe
     fields = {"appcode": "ops-demo", "name": "train", "image": "python", "command": "true", "master_flavor": "small"}
     page = client.post("/clusters/new", fields | {"requirements": "greeting\nabsent-thing"})
     assert "absent-thing was not found" in page.context["form"].errors["requirements"][0]
+    # The summary repeats the refusal, without another query, and promises no start until it is mended.
+    asked = len(index.asked)
+    summary = client.post("/clusters/preview", fields | {"requirements": "greeting\nabsent-thing"}).content.decode()
+    assert "absent-thing was not found" in summary
+    assert "Starts now" not in summary
+    assert "Starts now" in client.post("/clusters/preview", fields | {"requirements": "greeting"}).content.decode()
+    assert len(index.asked) == asked
     body = json.loads(manifest("absent-thing").model_dump_json(by_alias=True))
     answer = client.post("/api/v1/appcodes/ops-demo/clusters", body, content_type="application/json")
     assert answer.status_code == 422
@@ -128,6 +135,10 @@ def test_a_web_program_and_a_sweep_have_it_at_their_fields(
         body = {"kind": kind[:-1], "metadata": {"name": "board"}, "spec": document}
         answer = client.post(f"/api/v1/appcodes/ops-demo/{kind}", body, content_type="application/json")
         assert (answer.status_code, [each["path"] for each in answer.json()["errors"]]) == (422, [field]), answer.json()
+    fields = {"appcode": "ops-demo", "type": "web", "name": "board", "image": "python", "command": "true", "flavor": "small"}
+    for required, starts in (("absent-thing", False), ("greeting", True)):
+        page = client.get("/applications/new", fields | {"endpoints": "web=8080", "requirements": required, "step": "3"})
+        assert ("Starts now" in page.content.decode()) == starts
     # The refused application leaves no volume behind.
     assert not Datastore.objects.filter(name="board-home").exists()
     body = {"kind": "application", "metadata": {"name": "board"}, "spec": {**spec, **web, "requirements": ["greeting"]}}
