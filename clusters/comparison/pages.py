@@ -167,7 +167,10 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
         if view.axis == "time" and undated:
             refused.append(f"Numbers of {', '.join(undated)} without times are drawn over steps only.")
         context |= {
-            "metrics": [_metric(tags, names, found, view.axis, float(view.smooth)) for tags in drawn[:MAX_CHARTS]],
+            "metrics": [
+                _metric(tags, names, found, view.axis, float(view.smooth), list(map(name_of, runs)))
+                for tags in drawn[:MAX_CHARTS]
+            ],
             "left_out": max(0, len(drawn) - MAX_CHARTS), "compared": View(tuple(map(name_of, runs))).query,
             "notes": [*refused, *(note for each in found for note in each.notes)],
         }  # fmt: skip
@@ -227,11 +230,15 @@ def _marked(column: results_view.Column, found: Sequence[KeptSummary | None]) ->
     ]
 
 
-def _metric(tags: Sequence[str], names: list[str], found: list[Scalars], axis: str, weight: float) -> Metric:
-    """One chart. The first line of each run has the run's colour in all charts."""
+def _metric(
+    tags: Sequence[str], names: list[str], found: list[Scalars], axis: str, weight: float, order: list[str]
+) -> Metric:
+    """One chart. The first line of each run has the run's colour in all charts; legend and rows have the runs in `order`."""
     # Each line twice: as drawn, smoothed and over the chosen axis, and as it is for the script.
     first, more, rows = list[tuple[Line, Line]](), list[tuple[Line, Line]](), []
-    for name, scalars in zip(names, found, strict=True):
+    places = {name: place for place, name in enumerate(order)}
+    of = [places.get(name, len(order)) for name in names]
+    for name, scalars, place in zip(names, found, [*of], strict=True):
         since, pairs = scalars.began, []
         for tag in tags:
             curves = [curve for curve in scalars.curves if curve.tag == tag and curve.points]
@@ -241,12 +248,15 @@ def _metric(tags: Sequence[str], names: list[str], found: list[Scalars], axis: s
                 is_drawn = axis == "step" or curve.is_timed
                 drawn = placed(curve.points, weight, since if axis == "time" else None) if is_drawn else ()
                 pairs.append((Line(label, drawn), line_of(label, curve, since)))
-                rows.append(_row(label, summary))
+                rows.append((place, _row(label, summary)))
         first.append(pairs[0] if pairs else (Line(name, ()), Line(name, ())))
         more += pairs[1:]
+        of += [place] * len(pairs[1:])
     lines, numbers = zip(*first, *more, strict=True)
     x_label = "step" if axis == "step" else "seconds"
-    return Metric(draw(BETWEEN.join(tags), lines, x_label=x_label, numbers=("step", numbers)), rows)
+    legend = sorted(range(len(lines)), key=of.__getitem__)
+    chart = draw(BETWEEN.join(tags), lines, x_label=x_label, numbers=("step", numbers), order=legend)
+    return Metric(chart, [row for _, row in sorted(rows, key=lambda pair: pair[0])])
 
 
 def _row(label: str, summary: Summary) -> tuple[str, str, str, str, str]:

@@ -88,6 +88,13 @@ class Chart:
     y_ticks: tuple[Tick, ...]
     # The numbers as JSON, for static/portal/charts.js.
     data: str = ""
+    # The indexes of the lines in the order of the legend, if that is another one.
+    order: tuple[int, ...] = ()
+
+    @property
+    def legend(self) -> list[tuple[int, Drawn]]:
+        """Each line with its series, from 1."""
+        return [(n + 1, self.lines[n]) for n in self.order or range(len(self.lines))]
 
     @property
     def summary(self) -> str:
@@ -268,12 +275,14 @@ def draw(
     numbers: tuple[str, Sequence[Line]] | None = None,
     axes: Sequence[str] = (),
     band: tuple[int, int] | None = None,
+    order: Sequence[int] = (),
 ) -> Chart:
     """The chart of `lines` over common axes that just contain them. `across` sets the bounds of the x axis; `from_zero`
     starts the y axis at zero, for values that are never negative. `numbers` are the x axis and the lines for the
     script, if the drawing shows others (smoothed, or over time); `axes` are the x axes that it offers: "x", "relative"
     (seconds since a line began) and "time". By default "x", and both others if a line has times. The script fills the
-    space between the two lines of `band`, the upper one first."""
+    space between the two lines of `band`, the upper one first. `order` are the indexes of the lines as the legend has them, if
+    their own order is that of their colours."""
     lines = list(lines)
     good = [point for line in lines for point in line.points if _finite(*point)]
     x_low, x_high = across or _bounds([x for x, _ in good], widen=False)
@@ -293,7 +302,8 @@ def draw(
         lines=tuple(_drawn(line, place) for line in lines),
         x_ticks=tuple(Tick(number(x), 100 * _share(x, x_low, x_high)) for x in x_ticks) if good else (),
         y_ticks=tuple(Tick(number(y), 100 * (1 - _share(y, y_low, y_high))) for y in y_ticks) if good else (),
-        data=_data(title, *(numbers or (x_label, lines)), axes, from_zero, band),
+        data=_data(title, *(numbers or (x_label, lines)), axes, from_zero, band, order),
+        order=tuple(order),
     )
 
 
@@ -304,6 +314,7 @@ def _data(
     axes: Sequence[str],
     from_zero: bool,
     band: tuple[int, int] | None,
+    order: Sequence[int],
 ) -> str:
     timed = any(line.times for line in lines)
     said = {
@@ -312,6 +323,7 @@ def _data(
         "axes": list(axes) or (["x", "relative", "time"] if timed else ["x"]),
         "zero": from_zero,
         **({"band": band} if band else {}),
+        **({"order": list(order)} if order else {}),
         "lines": [_numbers(line) for line in lines],
     }
     return json.dumps(said, separators=(",", ":"), ensure_ascii=False)

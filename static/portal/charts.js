@@ -40,10 +40,11 @@
 
   // --- Words ---------------------------------------------------------------------------------------------------------------
   const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
+  // As `number` of portal/pages/charts.py says it, so that a chart and a table say the same.
   function number(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value), rounded = Number(value.toPrecision(4));
-    if (size && (size < 1e-4 || size >= 1e9)) return rounded.toExponential();
+    if (size && (size < 1e-4 || size >= 1e9)) return Number(value.toPrecision(3)).toExponential().replace(/([+-])(\d)$/, "$10$2");
     return size >= 1000 ? grouped.format(Math.round(value)) : String(rounded);
   }
   function duration(seconds) {
@@ -58,6 +59,7 @@
     try { return window.uPlot.tzDate(new Date(seconds * 1000), ZONE); } catch (error) { return window.uPlot.tzDate(new Date(seconds * 1000), "UTC"); }
   }
   const clock = (pattern, seconds) => window.uPlot.fmtDate(pattern)(zoned(seconds));
+  const short = (chart, x) => chart.axis === "time" ? clock("{HH}:{mm}:{ss}", x) : chart.axis === "relative" ? duration(x) : grouped.format(x);
   const place = (chart, x) => chart.axis === "time" ? clock("{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}", x) : chart.axis === "relative" ? duration(x) : chart.x + " " + grouped.format(x);
 
   // --- Numbers -------------------------------------------------------------------------------------------------------------
@@ -74,9 +76,11 @@
   function columns(chart) {
     const log = view.log.has(chart.key), drawable = (y) => log && !(y > 0) ? null : y;
     chart.both = view.smooth > 0 && !chart.lines.some((line) => line.dots);
+    chart.ends = [];
     const tables = chart.lines.map((line) => {
       const xs = chart.axis === "x" ? line.x : line.times.map((t) => chart.axis === "time" ? line.began + t : t);
       const order = xs.map((_, n) => n).sort((a, b) => xs[a] - xs[b] || a - b), ys = chart.both ? smoothed(line.y, view.smooth) : [];
+      chart.ends.push((chart.both ? ys : line.y)[line.y.length - 1]);
       const table = [order.map((n) => xs[n]), order.map((n) => drawable(line.y[n]))];
       if (chart.both) table.push(order.map((n) => drawable(ys[n])));
       return table;
@@ -237,28 +241,30 @@
     setZoom(chart, null);
   }
   function valuesAt(chart) {
-    const { idx, idxs } = chart.u.cursor, each = chart.both ? 2 : 1;
+    const { idx, idxs } = chart.u.cursor, each = chart.both ? 2 : 1, xs = chart.u.data[0], { min, max } = chart.u.scales.x;
     return chart.lines.map((line, n) => {
       const at = idx === null || idx === undefined ? null : idxs[1 + n * each], shown = chart.u.series[1 + n * each].show;
       const value = at === null || at === undefined ? undefined : chart.u.data[1 + n * each][at];
-      return { line, n, shown, value, smooth: chart.both && value !== undefined ? chart.u.data[2 + n * each][at] : undefined };
+      // A run without a value here has that of its nearest point, which says where it is. Two times are hardly ever the same.
+      const off = value === undefined ? 0 : Math.abs(xs[at] - xs[idx]), from = off > (chart.axis === "x" ? 0 : (max - min) / 100) ? " @ " + short(chart, xs[at]) : "";
+      return { line, n, shown, value, from, smooth: chart.both && value !== undefined ? chart.u.data[2 + n * each][at] : undefined };
     });
   }
   // Writes what is under the crosshair into the legend and, for the chart that has the pointer, into the tooltip.
   function told(chart) {
     if (!chart.u) return;
     const { idx, left, top } = chart.u.cursor, off = idx === null || idx === undefined || left < 0, values = valuesAt(chart);
-    values.forEach(({ line, n, value }) => { chart.values[n].textContent = number(off ? line.y[line.y.length - 1] : value); });
+    values.forEach(({ n, value, smooth, from }) => { chart.values[n].textContent = off ? number(chart.ends[n]) : number(chart.both ? smooth : value) + from; });
     if (hot !== chart.key) return;
     pointer = off ? null : { left, top };
     if (off) return hideTip();
     const rows = values.filter((row) => row.shown && row.value !== undefined && row.value !== null).sort((a, b) => (b.smooth ?? b.value) - (a.smooth ?? a.value));
     const x = chart.u.data[0][idx], head = place(chart, x);
-    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth }) => [n % COLOURS + 1, line.label || chart.title, ...(chart.both ? [number(smooth)] : []), number(value)]);
+    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth, from }) => [n % COLOURS + 1, line.label || chart.title, ...(chart.both ? [number(smooth)] : []), number(value) + from]);
     const frame = chart.u.over.getBoundingClientRect();
     tip(head, lines, Math.max(0, rows.length - MOST_ROWS), frame.left + left, frame.top + Math.max(0, Math.min(top, frame.height)), frame.top, chart.both ? ["Smoothed", "Value"] : []);
     chart.mount.setAttribute("aria-valuenow", idx);
-    chart.mount.setAttribute("aria-valuetext", head + ": " + rows.map(({ line, value, smooth }) => (line.label ? line.label + " " : "") + number(value) + (chart.both ? " (smoothed " + number(smooth) + ")" : "")).join(", "));
+    chart.mount.setAttribute("aria-valuetext", head + ": " + rows.map(({ line, value, smooth, from }) => (line.label ? line.label + " " : "") + number(value) + from + (chart.both ? " (smoothed " + number(smooth) + ")" : "")).join(", "));
   }
 
   // --- Keys and fingers ------------------------------------------------------------------------------------------------------
@@ -390,7 +396,7 @@
   }
   function png(chart) {
     const from = chart.u.ctx.canvas, ratio = from.width / chart.u.width, picture = document.createElement("canvas"), pen = picture.getContext("2d");
-    const pad = 16 * ratio, labels = chart.lines.map((line, n) => [line.label, n]).filter(([label, n]) => label && chart.u.series[1 + n * (chart.both ? 2 : 1)].show);
+    const pad = 16 * ratio, labels = chart.order.map((n) => [chart.lines[n].label, n]).filter(([label, n]) => label && chart.u.series[1 + n * (chart.both ? 2 : 1)].show);
     const places = [];
     let x = 0, y = 0;
     pen.font = 12 * ratio + "px " + family;
@@ -426,7 +432,7 @@
     try { said = JSON.parse(plot.dataset.plot); } catch (error) { return; }
     if (!said.lines.some((line) => line.x.length)) return;
     const key = said.axes[0] === "x" && said.x !== "step" ? said.title + " by " + said.x : said.title;  // two charts of a sweep have one title
-    const chart = { ...said, key, box: plot, u: null, values: [] }, legend = $(".latest", plot), picture = $(".plot", plot);
+    const chart = { order: [...said.lines.keys()], ...said, key, box: plot, u: null, values: [] }, legend = $(".latest", plot), picture = $(".plot", plot);
     chart.mount = document.createElement("div");
     chart.mount.className = "plot-live";
     chart.mount.id = "plot-" + encodeURIComponent(chart.key);
@@ -435,7 +441,7 @@
     chart.mount.addEventListener("keydown", (event) => byKey(chart, event));
     chart.mount.hidden = true;
     picture.after(chart.mount);
-    legend.replaceChildren(...chart.lines.map((line, n) => {
+    const keys = chart.lines.map((line, n) => {
       const key = document.createElement(line.label ? "button" : "span"), value = document.createElement("b");
       key.className = "series series-" + (n % COLOURS + 1);
       key.hidden = !line.x.length;
@@ -450,7 +456,8 @@
       key.append(value);
       chart.values.push(value);
       return key;
-    }));
+    });
+    legend.replaceChildren(...chart.order.map((n) => keys[n]));
     legend.classList.add("is-legend");
     $(".plot-actions", plot).hidden = false;
     charts.set(plot, chart);
@@ -517,10 +524,15 @@
   const projects = () => $$("[data-film]").forEach(project);
   document.addEventListener("htmx:afterSwap", projects, true);
   document.addEventListener("DOMContentLoaded", projects);
-  // Shows the charts whose names have all typed words, at once; the server answers with those that were not drawn.
+  // Shows the charts and images whose names have all typed words, or those before or after a |, at once; the server answers with the
+  // charts that were not drawn.
   function sift() {
-    const field = $("[data-find-charts] [name=find]"), words = field ? field.value.toLowerCase().split(/\s+/).filter(Boolean) : [];
-    if (field) $$("#charts .chart").forEach((chart) => { const title = $("h2", chart).textContent.toLowerCase(); chart.hidden = !words.every((word) => title.includes(word)); });
+    const field = $("[data-find-charts] [name=find]");
+    if (!field) return;
+    const typed = field.value.toLowerCase().split("|").map((part) => part.split(/\s+/).filter(Boolean)).filter((words) => words.length);
+    const has = (title) => !typed.length || typed.some((words) => words.every((word) => title.includes(word)));
+    $$("#charts .chart, #machine-charts .chart, #media .panel").forEach((chart) => { chart.hidden = !has($("h2, h3", chart).textContent.toLowerCase()); });
+    $$("#machine-charts .section, #media .section").forEach((part) => { part.hidden = !$(".panel:not([hidden])", part); });
   }
   document.addEventListener("input", (event) => {
     if (!event.target.matches("[data-find-charts] [name=find]")) return;

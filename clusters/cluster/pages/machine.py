@@ -114,9 +114,11 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     if shown.run:
         use, wanted = use_of(shown.run, shown.now), request.GET.get("show", "")
         others = [(run, use_of(run, shown.now)) for run in others_of(request, shown)]
+        made = drawn(traces_of_runs([(shown.run, use), *others]) if others else traces_of(use, wanted))
         context |= {
             "use": use,
-            "charts": drawn(traces_of_runs([(shown.run, use), *others]) if others else traces_of(use, wanted)),
+            "charts": made,
+            "has_lines": any(line.path for chart in made for line in chart.lines),
             "show": wanted,
             "modes": MODES if len(use.tasks) > EACH_TASK and not others else (),
         }

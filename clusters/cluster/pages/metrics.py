@@ -108,8 +108,9 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 
 def has_words(name: str, typed: str) -> bool:
-    """Whether all typed words occur in a name, in any case."""
-    return all(word in name.casefold() for word in typed.casefold().split())
+    """Whether all typed words occur in a name, in any case. A | divides alternatives."""
+    parts = [words_ for part in typed.casefold().split("|") if (words_ := part.split())]
+    return not parts or any(all(word in name.casefold() for word in part) for part in parts)
 
 
 def _offered(shown: Page) -> list[Run]:

@@ -126,6 +126,8 @@ def test_a_run_that_does_nothing_says_zero_once_and_names_only_lines_that_are_th
     assert "at most 0" not in text
     assert "at most 1" in text, "of memory"
     assert ("<path" in page.decode(), "the lines show the whole run" in text) == (has_lines, has_lines)
+    charts = as_person(people.alice).get("/clusters/ops-demo/demo/metrics/machine").content.decode()
+    assert ("data-plot=" in charts, "measured only once" in charts) == (has_lines, not has_lines), "no charts of a dot"
 
 
 def test_many_tasks_are_a_mean_and_extremes_or_the_ten_busiest_in_as_many_queries_as_one(
