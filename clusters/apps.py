@@ -53,9 +53,8 @@ class ClustersConfig(AppConfig):
         portal_points.notes.add(health.notes)
         for kind in searched.KINDS:
             portal_points.kinds.add(kind)
-        portal_points.sentences.add(searched.comparison)
-        portal_points.sentences.add(searched.states)
-        portal_points.sentences.add(searched.failures)
+        for sentence in (searched.comparison, searched.training, searched.filtered, searched.states, searched.failures):
+            portal_points.sentences.add(sentence)
         portal_points.given.add(wakeups.wake_waiting)
         portal_points.news.add(notifications.news)
         for told in (notifications.ENDS, notifications.LOSSES, idle.TOLD, search.TOLD, pipelines.TOLD, benchmarks.TOLD):

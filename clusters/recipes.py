@@ -32,8 +32,8 @@ RECIPES = (
     PRINTED,
     Recipe(
         "TensorBoard summaries from TensorFlow and Keras",
-        "Give the cluster an output in object storage, and write below /elearn/output. Metrics draws scalars, histograms and "
-        "images while the run goes on; TensorBoard itself is one click away there.",
+        "Give the cluster an output in object storage, and log scalars, histograms and images below /elearn/output. Metrics "
+        "draws them while the run goes on; TensorBoard itself is one click away there.",
         """\
 writer = tf.summary.create_file_writer("/elearn/output/summaries")
 with writer.as_default(step=step):
@@ -103,7 +103,7 @@ torch.onnx.export(model, (example,), "/elearn/output/model/digits.onnx")
 skops.io.dump(model, "/elearn/output/model/digits.skops")""",
     ),
     Recipe(
-        "Checkpoints: go on after a retry",
+        "Checkpoints: resume after a retry",
         "A task that is started again, or whose GPUs were taken back, finds the files that it had stored in /elearn/output. Save "
         "checkpoints there, and begin with the newest.",
         """\

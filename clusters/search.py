@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from django.db.models import Case, Q, QuerySet, Value, When
 from django.db.models.functions import Coalesce
@@ -23,7 +23,7 @@ from clusters.frameworks import APPLICATIONS
 from clusters.model_registry.access import models_for
 from clusters.pipelines.access import pipelines_for
 from clusters.results.models import Metric
-from clusters.results.view import Column, View
+from clusters.results.view import Column, View, conditions
 from clusters.runs.models import Cluster, Run
 from clusters.runs.status.phase import TERMINAL
 from clusters.schedules.actions import schedules_for
@@ -33,7 +33,7 @@ from clusters.sweeps.access import sweeps_for
 from clusters.sweeps.pages import verbs as sweep_verbs
 from portal.access import appcodes_for
 from portal.models import User
-from portal.search import SHORTEST, Found, Hit, Kind, Verb
+from portal.search import SHORTEST, Found, Hit, Kind, Verb, words_of
 
 
 def _page(route: str) -> Callable[[Found], str]:
@@ -74,6 +74,7 @@ def _of_clusters(room: str, stop: str) -> tuple[Verb, ...]:
             for label in ("Logs", "Metrics", "Usage", "Runs")
         ),
         *(Verb(f"{label} of", _ALL, _below("clusters", label.lower())) for label in ("Events", "Manifest")),
+        Verb("Overview of", Q(current_run__phase=Run.Phase.FAILED), page),
         Verb("Change", _ALL, _below(room, "change"), operates=True),
         Verb("Delete", _ALL, _below("clusters", "delete"), lost=cluster_verbs.DELETE.lost),
     )
@@ -183,8 +184,9 @@ _STATES = {phase.lower(): phase for phase in Run.Phase.values} | {
 }  # fmt: skip
 
 
-def comparison(user: User, words: Sequence[str]) -> list[Hit]:
+def comparison(user: User, typed: str) -> list[Hit]:
     """ "compare a b": the newest runs of the clusters with these names, side by side, for each appcode with two of them."""
+    words = words_of(typed)
     names = [word for word in words if word != "compare"]
     if len(names) == len(words) or len(names) < 2:
         return []
@@ -209,8 +211,9 @@ _ERROR = re.compile(r".+(error|exception|timeout|killed)|oom|nccl|cuda|memory|tr
 MOST_LOOKED_AT, MOST_FAILED, LONGEST_LINE = 500, 3, 120
 
 
-def failures(user: User, words: Sequence[str]) -> list[Hit]:
+def failures(user: User, typed: str) -> list[Hit]:
     """ "KeyError", "out of memory": the last runs that failed with it, and all that failed. One query."""
+    words = words_of(typed)
     if not any(map(_ERROR.fullmatch, words)):
         return []
     newest = clusters_for(user).filter(part_of="", current_run__isnull=False).order_by("-pk").values("pk")
@@ -242,9 +245,9 @@ def _line(message: str) -> str:
     return first if len(first) <= LONGEST_LINE else f"{first[:LONGEST_LINE]}…"
 
 
-def states(user: User, words: Sequence[str]) -> list[Hit]:
+def states(user: User, typed: str) -> list[Hit]:
     """ "failed", "running jobs": Home and Results with only these."""
-    said = [word for word in words if word not in _OF_ALL]
+    said = [word for word in words_of(typed) if word not in _OF_ALL]
     if len(said) != 1 or len(said[0]) < SHORTEST:
         return []
     phases = dict.fromkeys(phase for word, phase in _STATES.items() if word.startswith(said[0]))
@@ -256,3 +259,25 @@ def states(user: User, words: Sequence[str]) -> list[Hit]:
             Hit(f"{phase} runs", "Results", f"{reverse('results')}?state={phase}", "results"),
         )
     ]
+
+
+_BEGIN = frozenset(("create", "launch", "new", "run", "start", "train"))
+_GPUS = frozenset(("gpu", "gpus"))
+_FRAMEWORKS = frozenset(("jax", "keras", "pytorch", "tensorflow", "torch"))
+
+
+def training(user: User, typed: str) -> list[Hit]:
+    """ "run pytorch on 2 gpus": the form."""
+    words = frozenset(words_of(typed))
+    counted = words & _GPUS and any(map(str.isdecimal, words))
+    if not words & _BEGIN or not (counted or words & _FRAMEWORKS):
+        return []
+    return [Hit("New cluster", "", reverse("new_cluster"), "plus")]
+
+
+def filtered(user: User, typed: str) -> list[Hit]:
+    """ "loss < 0.1": the results for which this is true."""
+    said, unclear = conditions(typed)
+    if not said or unclear or any(" " in each.name or not each.value for each in said):
+        return []
+    return [Hit(f"Filter Results by “{typed}”", "", f"{reverse('results')}?{View(where=typed).query}", "results")]

@@ -133,8 +133,8 @@ recipes: ExtensionPoint[Recipe] = ExtensionPoint()
 notes: ExtensionPoint[Callable[[], Iterable[str]]] = ExtensionPoint()
 # The kinds of objects that the search finds, in the order of equally good hits.
 kinds: ExtensionPoint[Kind] = ExtensionPoint()
-# Pages that all the words of a search mean together ("compare a b"), in a number of queries that does not depend on rows.
-sentences: ExtensionPoint[Callable[[User, Sequence[str]], Iterable[Hit]]] = ExtensionPoint()
+# Pages that a whole text means as it was typed ("compare a b"), in a number of queries that does not depend on rows.
+sentences: ExtensionPoint[Callable[[User, str], Iterable[Hit]]] = ExtensionPoint()
 # Changes of phase of a user's runs since a time, oldest first: at most NEWS_AT_ONCE, plus up to NEWS_OF_A_MOMENT with
 # the last one's time. Phases are lower case.
 news: ExtensionPoint[Callable[[User, Collection[str], dt.datetime], list[News]]] = ExtensionPoint()

@@ -7,11 +7,12 @@ the number of kinds or rows. Pages, actions and settings are matched in memory, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import or_
-from typing import Any
+from operator import and_, or_
+from typing import Any, Generic, TypeVar
 
 from django.db.models import Case, Expression, F, Q, QuerySet, TextField, Value, When
 from django.db.models.functions import Cast, Coalesce, Concat
@@ -19,19 +20,23 @@ from django.db.models.functions import Cast, Coalesce, Concat
 from portal.access import OPERATE, appcodes_for
 from portal.models import User
 
+Item = TypeVar("Item")
+
 MAX_WORDS = 6
 # Shortest beginning of a kind's or verb's name that counts as that name.
 SHORTEST = 3
 NOTHING = Value("", output_field=TextField())
-# The rank of a row in whose name no typed word is.
-NOT_NAMED = 3
+# Ranks of rows: several words in a row are the name ("hello gpu", hello-gpu); no typed word is in the name.
+PHRASE, NOT_NAMED = -1, 3
 # What a row of the UNION says, with the prefix found_.
 FACTS = ("kind", "rank", "acts", "at", "verbs", "name", "under", "state", "key")
 # Words of a sentence that name nothing ("logs of show1", "how do I log a metric").
 SMALL_WORDS = frozenset(
     (
-        "a", "and", "are", "by", "can", "did", "do", "does", "for", "go", "how", "i", "in", "is", "it", "many", "me", "much",
-        "my", "of", "on", "open", "the", "to", "vs", "was", "what", "where", "why", "with",
+        "a", "an", "and", "any", "are", "at", "be", "been", "by", "can", "did", "do", "does", "for", "from", "go", "has", "have",
+        "how", "i", "in", "is", "it", "its", "many", "me", "much", "my", "need", "of", "on", "open", "or", "our", "please",
+        "show", "that", "the", "there", "this", "to", "vs", "want", "was", "we", "what", "when", "where", "which", "who", "why",
+        "will", "with", "you",
     )
 )  # fmt: skip
 # What people type for the words of a label (without hyphens).
@@ -44,6 +49,7 @@ SYNONYMS = {
     "pause": ("hold", "suspend"),
     "change": ("configure", "edit", "settings"),
     "delete": ("erase", "remove"),
+    "overview": ("crash", "crashed", "error", "failed", "failure"),
     "logs": ("lines", "output", "print", "stdout"),
     "metrics": ("accuracy", "charts", "curves", "loss", "scalars"),
     "usage": ("billing", "cost", "gpuhours", "money", "spending"),
@@ -97,10 +103,12 @@ class Verb:
         return bool(self.instead or self.offered_for)
 
     def is_named(self, word: str) -> bool:
-        """Whether a typed word means it. The words of an alternative are those of the verb that cannot be done."""
+        """Whether a typed word means it. The words of an alternative are those of the verb that cannot be done. What does
+        something at once needs a whole word: nobody means “terminate” by “term”."""
         own = (self.offered_for or self.label).lower().replace("-", "").split()
         names = [name for first in own if first not in SMALL_WORDS for name in (first, *SYNONYMS.get(first, ()))]
-        return any(_begins(name, word.replace("-", "")) for name in names)
+        said = word.replace("-", "")
+        return said in names if self.acts else any(_begins(name, said) for name in names)
 
     def title(self, name: str) -> str:
         return f"{name} {self.instead}" if self.instead else f"{self.label} {name}"
@@ -166,14 +174,48 @@ class Group:
 
 
 def words_of(typed: str) -> list[str]:
-    """The words of a search, in lower case."""
-    every = typed.lower().split()[:MAX_WORDS]
-    return [word for word in every if word not in SMALL_WORDS] or every
+    """The words of a search, in lower case, without small words unless there are no others."""
+    every = [said for word in typed.lower().split() if (said := word.strip("?!,;:()“”\"'").rstrip("."))]
+    return ([word for word in every if word not in SMALL_WORDS] or every)[:MAX_WORDS]
+
+
+def is_name(name: str, words: Sequence[str]) -> bool:
+    """Whether these words are the whole name: “hello gpu” is hello-gpu."""
+    return re.split(r"[\s_-]+", name.lower()) == re.split(r"[\s_-]+", " ".join(words))
+
+
+@dataclass(frozen=True)
+class Text(Generic[Item]):
+    """Something that is found by its words: an item with its title and whatever else says what it is about."""
+
+    item: Item
+    title: str
+    about: str = ""
+
+
+def ranked(texts: Iterable[Text[Item]], words: Sequence[str]) -> tuple[list[Item], int]:
+    """The items with the most of the words, and how many these are. First those with more of them in a short title: “costs”
+    finds Costs before “Costs by month”. A word may be the beginning of one, and a plural finds the singular, too."""
+    patterns = [re.compile(rf"(?<![a-z0-9]){re.escape(_singular(word))}") for word in dict.fromkeys(words)]
+    rated = []
+    for text in texts:
+        title = text.title.lower()
+        everything = f"{title} {text.about.lower()}"
+        count = sum(1 for pattern in patterns if pattern.search(everything))
+        in_title = sum(1 for pattern in patterns if pattern.search(title))
+        rated.append((count, in_title / len(title.split()), text.item))
+    most = max((count for count, _, _ in rated), default=0)
+    best = sorted((each for each in rated if each[0] == most), key=lambda each: -each[1]) if most else []
+    return [item for _, _, item in best], most
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if len(word) > SHORTEST and word.endswith("s") and not word.endswith("ss") else word
 
 
 def objects(kinds: Sequence[Kind], user: User, typed: str, limit: int) -> list[Group]:
     """At most `limit` hits of each kind, best first. Kinds with a better hit come first, and actions before all where more is
-    typed than the verb. One query, none without words."""
+    typed than the verb, but after an object with the typed name. One query, none without words."""
     words = words_of(typed)
     asked = [_Asked.of(kind, user, words) for kind in kinds if words and kind.only_for(user)]
     if not asked:
@@ -199,7 +241,9 @@ def objects(kinds: Sequence[Kind], user: User, typed: str, limit: int) -> list[G
         for title, hits in groups.items()
     ]  # fmt: skip
     if acting := actions or alternatives:
-        shown.insert(0 if len(words) > 1 or not shown else len(shown), Group("Actions", tuple(acting[:limit])))
+        named = bool(shown) and is_name(shown[0].hits[0].title, words)
+        place = int(named) if len(words) > 1 else len(shown)
+        shown.insert(place, Group("Actions", tuple(acting[:limit])))
     return shown
 
 
@@ -213,12 +257,14 @@ def _hit(kind: Kind, found: Found, verb: Verb | None = None) -> Hit:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is asked of one kind: the rows with the words `needed`, and which of `verbs` they take. The best rows have `typed` in
-    their names. `alone`: only a verb was typed, so rows need not have its word, but only those that do are hits themselves."""
+    """What is asked of one kind: the rows with the words `needed`, or a name among `typed` and `phrases` (“why did train fail”),
+    and which of `verbs` they take. The best rows have these in their names. `alone`: only a verb was typed, so rows need not have
+    its word, but only those that do are hits themselves."""
 
     kind: Kind
     user: User
     typed: list[str]
+    phrases: list[str]
     needed: list[str]
     verbs: list[Verb]
     alone: bool
@@ -231,20 +277,24 @@ class _Asked:
         if alone:
             verbs = [verb for verb in verbs if not verb.is_aside]
         # An object may be called like a verb: "deploy run".
-        return cls(kind, user, kind.without_title(words), kind.without_title(said or words[1:] or words), verbs, alone)
+        needed = kind.without_title(said or words[1:] or words)
+        return cls(kind, user, kind.without_title(words), _phrases(words), needed, verbs, alone)
 
     def query(self, number: int, limit: int) -> QuerySet[Any, Any]:
-        """The best rows as FACTS. Ranks: 0 one of the typed words is the name, 1 its beginning, 2 a part of it, NOT_NAMED. `acts`
-        is 0 for rows with which something can be done, `verbs` says with which of `self.verbs`, by their places."""
+        """The best rows as FACTS. Ranks: PHRASE, 0 one of the typed words is the name, 1 its beginning, 2 a part of it,
+        NOT_NAMED. `acts` is 0 for rows with which something can be done, `verbs` says with which of `self.verbs`, by their
+        places."""
         kind, can = self.kind, [self._can(verb) for verb in self.verbs]
         acts = [where for verb, where in zip(self.verbs, can, strict=True) if verb.acts and not verb.is_aside]
         rows = kind.rows(self.user)
         if self.alone and self.needed:
             rows = rows.filter(reduce(or_, can, self._has(self.needed[0])))
         else:
-            for word in self.needed:
-                rows = rows.filter(self._has(word))
-        rank = [
+            wanted = reduce(and_, map(self._has, self.needed), Q())
+            named = Q(**{f"{kind.name}__in": [*self.typed, *self.phrases]})
+            rows = rows.filter(wanted | named if wanted and self.phrases else wanted)
+        rank = [When(Q(**{f"{kind.name}__in": self.phrases}), then=Value(PHRASE))] if self.phrases else []
+        rank += [
             When(reduce(or_, (Q(**{f"{kind.name}__{lookup}": word}) for word in self.typed)), then=Value(place))
             for place, lookup in enumerate(("iexact", "istartswith", "icontains"))
             if self.typed
@@ -284,3 +334,9 @@ class _Asked:
 
 def _begins(label: str, word: str) -> bool:
     return len(word) >= SHORTEST and label.lower().startswith(word)
+
+
+def _phrases(words: Sequence[str]) -> list[str]:
+    """The names that words in a row may mean: “hello gpu” hello-gpu, “val loss” val_loss."""
+    ranges = ((first, last) for first in range(len(words)) for last in range(first + 2, len(words) + 1))
+    return [mark.join(words[first:last]) for first, last in ranges for mark in "-_"]

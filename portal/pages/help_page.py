@@ -8,6 +8,7 @@ database, not ticked by a person.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -19,7 +20,7 @@ from portal import extension_points
 from portal.models import Appcode, OrgNode, User
 from portal.pages.appcodes import person
 from portal.pages.layout import address_of, sends_mail, words
-from portal.search import words_of
+from portal.search import Hit, Item, Text, ranked, words_of
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,28 @@ ANSWERS = (
         "Open a terminal", "Terminal stands beside each running task on the Overview of its cluster.", "home", "?phase=Running",
         "terminal shell ssh bash console exec log in",
     ),
+    Answer(
+        "See what the machine did", "Overview of a run says how busy its GPUs, CPU cores and memory were; Metrics draws them "
+        "over time.", "clusters",
+        words="gpu utilization utilisation usage busy idle load memory cpu disk network nvidia-smi monitoring",
+    ),
+    Answer(
+        "Get alerts", "Under “Tell me about my runs” choose mail, the browser or a webhook. The bell at the top lists what "
+        "happened.", "profile", "#notifications", "alert notification notify notified bell webhook mail email message slack",
+    ),
+    Answer(
+        "Use another Docker image", "Choose it under Image. Administrators add images. Python packages need no image: name them "
+        "under Requirements.", "new_cluster", "#id_image", "docker container image custom own build",
+    ),
+    Answer(
+        "Use VS Code", "The portal has no VS Code of its own. In yours, choose “Existing Jupyter Server” with the address and "
+        "the access token of your notebook. For a shell, open a terminal.", "applications",
+        words="vscode ide editor remote ssh pycharm",
+    ),
+    Answer(
+        "Delete an account", "Accounts are never deleted. An administrator deactivates one, which ends its sessions and deletes "
+        "its tokens.", "profile", words="remove close deactivate user person leave profile",
+    ),
 )  # fmt: skip
 
 
@@ -148,31 +171,68 @@ KEYS = (
 )
 
 
+# Words that ask for help itself: “help mlflow”.
+ASKS = frozenset(("doc", "docs", "documentation", "help"))
+
+
 @require_GET
 def help_page(request: HttpRequest) -> HttpResponse:
-    """With `?search=`, what has all of these words."""
+    """With `?search=`, what has the most of these words, the best first."""
     typed, user = words(request), person(request)
     notes = [note for found in extension_points.notes for note in found()]
     mine = [step for found in extension_points.first_hour for step in found(user)]
     setup = [step for found in extension_points.steps for step in found()] if user.is_administrator else []
-
-    def has(*texts: str) -> bool:
-        return all(word in " ".join(texts).lower() for word in words_of(typed))
-
-    first_hour = [step for step in mine if has(step.title, step.how)]
-    context = {
-        "words": typed,
-        "answers": [each for each in ANSWERS if each.url and has(each.question, each.text, each.words)],
-        "terms": [term for term in TERMS if has(term.name, term.meaning)],
-        "first_hour": first_hour,
-        "next_step": next((step for step in first_hour if typed or not step.done), None),
-        "recipes": [each for each in extension_points.recipes if has(each.title, each.text, each.code)],
-        "steps": [step for step in setup if has(step.title)],
-        "notes": [note for note in notes if has(note)],
-        "keys": [(keys, what) for keys, what in KEYS if has("keys keyboard", what)],
-        "rest": has("rest api tokens programs"),
+    parts: dict[str, list[Text[Any]]] = {
+        "answers": _answers(),
+        "terms": [Text(term, term.name, term.meaning) for term in TERMS],
+        "first_hour": [Text(step, step.title, step.how) for step in mine],
+        "recipes": [_recipe(each, each) for each in extension_points.recipes],
+        "steps": [Text(step, step.title) for step in setup],
+        "notes": [Text(note, "Machines", note) for note in notes],
+        "keys": [Text(key, "Keys", f"keyboard shortcuts {key[1]}") for key in KEYS],
+        "rest": [Text(True, "REST API", "tokens programs")],
     }
-    return render(request, "portal/help.html", context)
+    every = [Text((part, text.item), text.title, text.about) for part, texts in parts.items() for text in texts]
+    found = ranked(every, _topic(typed))[0] if typed else [text.item for text in every]
+    context: dict[str, Any] = {part: [item for its, item in found if its == part] for part in parts}
+    context["next_step"] = next((step for step in context["first_hour"] if typed or not step.done), None)
+    return render(request, "portal/help.html", context | {"words": typed})
+
+
+def explained(typed: str) -> tuple[list[Hit], int]:
+    """The answers, words and recipes of help with the most of the typed words, the best first; and how many words those are."""
+    at, topic = reverse("help"), _topic(typed)
+    texts = [
+        *(
+            Text(Hit(text.item.question, text.item.text, text.item.url or at, "help"), text.title, text.about)
+            for text in _answers()
+        ),
+        *(Text(Hit(term.name, term.meaning, f"{at}#{term.anchor}", "help"), term.name) for term in TERMS),
+        *(
+            _recipe(each, Hit(each.title, "From your program", f"{at}#{each.anchor}", "help"))
+            for each in extension_points.recipes
+        ),
+    ]  # fmt: skip
+    found, most = ranked(texts, topic)
+    return found, most + len(words_of(typed)) - len(topic) if most else 0
+
+
+def is_asked(typed: str) -> bool:
+    """Whether help itself is asked for something: “help mlflow”."""
+    return 0 < len(_topic(typed)) < len(words_of(typed))
+
+
+def _topic(typed: str) -> list[str]:
+    said = words_of(typed)
+    return [word for word in said if word not in ASKS] or said
+
+
+def _answers() -> list[Text[Answer]]:
+    return [Text(each, each.question, f"{each.text} {each.words}") for each in ANSWERS if each.url]
+
+
+def _recipe(recipe: extension_points.Recipe, item: Item) -> Text[Item]:
+    return Text(item, recipe.title, f"{recipe.text} {recipe.code}")
 
 
 def steps() -> list[extension_points.Step]:

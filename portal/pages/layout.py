@@ -69,7 +69,7 @@ NAVIGATION = (
             Entry("Clusters", "clusters", "cluster", words="runs jobs training"),
             Entry("Results", "results", "results", pages=("compare",), words="metrics experiments runs table compare"),
             Entry("Applications", "applications", "application", words="notebooks jupyter tensorboard"),
-            Entry("Queue", "queue", "state-queued", tabs=("shares",), words="waiting shares"),
+            Entry("Queue", "queue", "state-queued", tabs=("shares",), words="waiting shares gpu"),
             Entry("Sweeps", "sweeps", "sweep", words="parameters tuning"),
             Entry("Pipelines", "pipelines", "pipeline", tabs=("schedules",), words="workflows"),
             Entry("Benchmarks", "benchmarks", "benchmark", words="scaling"),
@@ -98,7 +98,11 @@ NAVIGATION = (
         "Money",
         (
             Entry(
-                "Costs", "billing", "billing", tabs=("dashboard", "invoices", "budgets"), words="billing money usage"
+                "Costs",
+                "billing",
+                "billing",
+                tabs=("dashboard", "invoices", "budgets"),
+                words="billing money usage spend spent paid month expenses",
             ),
             Entry("Appcodes", "appcodes", "appcode", words="teams gpu quotas members limits"),
         ),
@@ -130,7 +134,7 @@ ADMINISTRATION = (
 
 # Further entries for the search only.
 ACTIONS = (
-    Entry("New cluster", "new_cluster", "plus", words="train run job"),
+    Entry("New cluster", "new_cluster", "plus", words="train run job gpu pytorch tensorflow jax"),
     Entry("New notebook or application", "new_application", "plus", words="jupyter tensorboard web"),
     Entry("New service", "new_service", "plus", words="serve deploy model"),
     Entry("New sweep", "new_sweep", "plus"),
@@ -148,7 +152,7 @@ ACTIONS = (
     Entry("Invoices", "invoices", "file", words="costs billing bills"),
     Entry("Budgets", "budgets", "price", words="costs billing money"),
     Entry("Profile, API tokens, time zone and theme", "profile", "person", words="me account settings notifications"),
-    Entry("Notifications", "bell", "bell", words="bell news ended failed approved unread"),
+    Entry("Notifications", "bell", "bell", words="bell news alerts ended failed approved unread"),
     Entry("Change password", "account_change_password", "key"),
     Entry("REST API", "api-docs", "external", words="openapi swagger"),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from django.db.models import Q, Value
 from django.db.models.functions import Concat
@@ -15,15 +16,18 @@ from django.views.decorators.http import require_GET
 
 from portal import access, extension_points
 from portal.models import User
-from portal.pages import layout
+from portal.pages import help_page, layout
 from portal.pages.appcodes import person
-from portal.pages.help_page import ANSWERS, TERMS
-from portal.search import SYNONYMS, Button, Found, Group, Hit, Kind, Verb, objects, words_of
+from portal.search import SYNONYMS, Button, Found, Group, Hit, Kind, Text, Verb, is_name, objects, ranked, words_of
 
 # Hits of each kind, on the search page and in the palette.
 ON_PAGE, IN_PALETTE = 20, 5
 # What an empty palette offers.
 AT_FIRST = 8
+# So few hits are followed by the search of Help.
+LITTLE = 2
+# What must be typed to be offered to sign out.
+SIGN_OUT = (("sign", "out"), ("log", "out"), ("signout",), ("logout",))
 
 
 def _tab(route: str) -> Callable[[Found], str]:
@@ -87,76 +91,80 @@ def palette(request: HttpRequest) -> HttpResponse:
 
 def _found(request: HttpRequest, limit: int) -> dict[str, Any]:
     typed, user = layout.words(request, "q"), person(request)
-    offered = [*pages(user), *settings()]
+    words, offered = words_of(typed), pages(user)
+    groups, further = [], list[Hit]()
     if typed:
-        # Pages come first: their names are few and known.
         groups = objects(list(extension_points.kinds), user, typed, limit)
-        meant = [hit for sentence in extension_points.sentences for hit in sentence(user, words_of(typed))]
-        if wanted := meant + _matching(offered, typed):
-            groups.insert(0, Group("Go to", tuple(wanted[:limit])))
-        if explained := _matching(terms(), typed):
-            groups.append(Group("Help", tuple(explained[:limit])))
+        meant = [*_sign_out(words), *(hit for sentence in extension_points.sentences for hit in sentence(user, typed))]
+        (fitting, most), (explained, told) = ranked(offered, words), help_page.explained(typed)
+        # Not all words need to be somewhere, unless something has all of them.
+        strictly = groups or meant or len(words) in (most, told)
+        there = {hit.url for hit in meant}
+        go_to = meant + [hit for hit in fitting if (most == len(words) or not strictly) and hit.url not in there]
+        go_to.sort(key=lambda hit: not is_name(hit.title, words))
+        helps = explained if told == len(words) or not strictly else []
+        _insert(groups, go_to[:limit], words)
+        if helps:
+            groups.insert(0 if help_page.is_asked(typed) else len(groups), Group("Help", tuple(helps[:limit])))
+        if not strictly or sum(len(group.hits) for group in groups) <= LITTLE:
+            further = [
+                Hit(f"Search Help for “{typed}”", "", f"{reverse('help')}?{urlencode({'search': typed})}", "help")
+            ]
     else:
-        groups = [Group("Actions", tuple(hit for _, hit in offered[:AT_FIRST]))]
-    return {"words": typed, "groups": groups, "count": sum(len(group.hits) for group in groups)}
+        groups = [Group("Actions", tuple(text.item for text in offered[:AT_FIRST]))]
+    return {"words": typed, "groups": groups, "further": further}
 
 
-def _matching(offered: list[tuple[str, Hit]], typed: str) -> list[Hit]:
-    """Those in whose text every typed word begins one."""
-    words = words_of(typed)
-    return [hit for text, hit in offered if all(any(each.startswith(w) for each in text.split()) for w in words)]
+def _insert(groups: list[Group], go_to: Sequence[Hit], words: Sequence[str]) -> None:
+    """Pages come first: their names are few and known. But not before an object with the very name that was typed, unless a page
+    has it, too."""
+    if not go_to:
+        return
+    named = bool(groups) and is_name(groups[0].hits[0].title, words) and not is_name(go_to[0].title, words)
+    groups.insert(int(named), Group("Go to", tuple(go_to)))
 
 
-def pages(user: User) -> list[tuple[str, Hit]]:
-    """Actions and pages of the navigation, each with the text that is searched."""
+def _sign_out(words: Sequence[str]) -> list[Hit]:
+    """Only for its whole words: it must not be the first result of “log”."""
+    if not any(set(each).issubset(words) for each in SIGN_OUT):
+        return []
+    return [Hit("Sign out", "", reverse("account_logout"), "person", Button())]
+
+
+def pages(user: User) -> list[Text[Hit]]:
+    """Actions and pages of the navigation, and settings."""
     entries = [*layout.ACTIONS, *layout.entries(user.is_administrator)]
     return [
-        (_searched(entry), Hit(entry.label, "", url, entry.icon))
-        for entry in entries
-        if (url := layout.address_of(entry.route))
+        *(
+            Text(Hit(entry.label, "", url, entry.icon), entry.label, _about(entry))
+            for entry in entries
+            if (url := layout.address_of(entry.route))
+        ),
+        *settings(),
     ]
 
 
-def _searched(entry: layout.Entry) -> str:
+def _about(entry: layout.Entry) -> str:
     first = entry.label.partition(" ")[0].lower()
-    return " ".join((entry.label, entry.words, *SYNONYMS.get(first, ()))).lower()
+    return " ".join((entry.words, *SYNONYMS.get(first, ())))
 
 
-def terms() -> list[tuple[str, Hit]]:
-    """The answers, words and recipes of help, each with the text that is searched."""
-    at = reverse("help")
-    answers = [
-        (f"{each.question} {each.words}".lower(), Hit(each.question, each.text, each.url, "help"))
-        for each in ANSWERS
-        if each.url
-    ]
-    words = [(term.name.lower(), Hit(term.name, term.meaning, f"{at}#{term.anchor}", "help")) for term in TERMS]
-    return (
-        answers
-        + words
-        + [
-            (f"{each.title} {each.text}".lower(), Hit(each.title, "From your program", f"{at}#{each.anchor}", "help"))
-            for each in extension_points.recipes
-        ]
-    )
-
-
-def settings() -> list[tuple[str, Hit]]:
-    """What a user does at once, each with the text that is searched: their notebook, the theme, the end of the session."""
+def settings() -> list[Text[Hit]]:
+    """What a user does at once: their notebook, and the theme."""
     notebook = layout.address_of("my_notebook")
     themes = (("light", "Light"), ("dark", "Dark"), ("auto", "System"))
+    mine = (
+        Text(Hit("My notebook", "", notebook, "application", Button()), "My notebook", "jupyter lab")
+        if notebook
+        else None
+    )
     return [
+        *([mine] if mine else []),
         *(
-            [("my notebook open jupyter lab", Hit("My notebook", "", notebook, "application", Button()))]
-            if notebook
-            else []
-        ),
-        *(
-            (
-                f"{label} theme switch colour mode".lower(),
+            Text(
                 Hit(f"{label} theme", "", reverse("set_theme"), "theme", Button("theme", theme, theme=theme)),
+                f"{label} theme", "switch colour mode",
             )
             for theme, label in themes
         ),
-        ("sign out log out logout", Hit("Sign out", "", reverse("account_logout"), "person", Button())),
-    ]
+    ]  # fmt: skip

@@ -41,7 +41,7 @@ def test_what_cannot_be_stopped_says_so_and_what_can_be_done(found: Any, show1: 
         "Actions": [("show1 has ended; nothing to stop", PAGE)],
         "Clusters": [("show1", PAGE)],
     }
-    assert not found("stop show1", people.mallory)
+    assert found("stop show1", people.mallory).keys() == {"Help"}
     assert "Actions" not in found("stop"), "without a name nobody asks for what has ended"
 
 
@@ -124,8 +124,8 @@ def test_runs_of_two_clusters_are_compared(found: Any, make_cluster: Any, people
             "/appcodes/ops-demo/compare?runs=mnist-1/1,mnist-2/1",
         )
     assert client.get(url).status_code == 200
-    assert not found("compare mnist-1 mnist-2", people.mallory)
-    assert "Go to" not in found("compare mnist-1 gone")
+    assert found("compare mnist-1 mnist-2", people.mallory) == {"Go to": [("Results", "/results")]}
+    assert found("compare mnist-1 gone") == {"Clusters": [("mnist-1", "/clusters/ops-demo/mnist-1")]}
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,107 @@ def test_fields_that_help_leads_to_are_there(client: Any, people: Any, page_cata
         for each in ANSWERS:
             if each.url and each.url.startswith(f"{page}#"):
                 assert f'id="{each.url.partition("#")[2]}"' in text
+
+
+@pytest.fixture
+def several(make_cluster: Any) -> None:
+    """Clusters whose names are words of searches."""
+    make_cluster("hello", phase="Succeeded")
+    make_cluster("hello-gpu", phase="Running")
+    make_cluster("bad-py", phase="Failed", run={"message": "SyntaxError: invalid syntax"})
+
+
+@pytest.mark.parametrize(
+    ("typed", "first"),
+    [
+        ("hello gpu", ("hello-gpu", "/clusters/ops-demo/hello-gpu")),
+        ("hello-gpu", ("hello-gpu", "/clusters/ops-demo/hello-gpu")),
+        ("stop hello gpu", ("Stop hello-gpu", "/clusters/ops-demo/hello-gpu/disable")),
+        ("costs", ("Costs", "/billing")),
+        ("gpu", ("New cluster", "/clusters/new")),
+        ("open notebook", ("My notebook", "/applications/notebook")),
+        ("notebook", ("My notebook", "/applications/notebook")),
+        ("new notebook", ("New notebook or application", "/applications/new")),
+        ("run pytorch on 2 gpus", ("New cluster", "/clusters/new")),
+        ("new cluster pytorch 2 gpus", ("New cluster", "/clusters/new")),
+        ("please run a quick resnet job", ("New cluster", "/clusters/new")),
+        ("how much did I spend this month", ("Costs", "/billing")),
+        ("How much did I spend this month?", ("Costs", "/billing")),
+        ("why did bad-py fail", ("Overview of bad-py", "/clusters/ops-demo/bad-py")),
+        ("why did bad py fail?", ("Overview of bad-py", "/clusters/ops-demo/bad-py")),
+        ("why is hello-gpu slow", ("hello-gpu", "/clusters/ops-demo/hello-gpu")),
+        ("loss < 0.1", ("Filter Results by “loss < 0.1”", "/results?where=loss%20%3C%200.1")),
+        ("val_loss<0.1 and LR = 1e-3", ("Filter Results by “val_loss<0.1 and LR = 1e-3”",
+                                        "/results?where=val_loss%3C0.1%20and%20LR%20%3D%201e-3")),
+        ("help mlflow", ("MLflow", "/help#mlflow")),
+        ("sign out", ("Sign out", "/accounts/logout/")),
+        ("log out", ("Sign out", "/accounts/logout/")),
+        ("logout", ("Sign out", "/accounts/logout/")),
+    ],
+)  # fmt: skip
+def test_the_first_result_is_what_was_meant(
+    found: Any, several: None, client: Any, typed: str, first: tuple[str, str]
+) -> None:
+    assert next(iter(found(typed).values()))[0] == first
+
+
+@pytest.mark.parametrize("typed", ["log", "sign", "ter", "rem", "del", "out", "res"])
+def test_nothing_acts_or_signs_out_before_its_word_is_typed(found: Any, several: None, client: Any, typed: str) -> None:
+    found(typed)
+    for group in client.get("/search", {"q": typed}).context["groups"]:
+        assert not [hit.title for hit in group.hits if hit.button], typed
+
+
+def test_a_page_is_found_before_an_object_that_only_contains_its_name(found: Any, make_cluster: Any) -> None:
+    make_cluster("queue", phase="Succeeded")
+    make_cluster("my-costs", phase="Succeeded")
+    assert [group for group in found("costs") if group != "Help"] == ["Go to", "Clusters"]
+    assert next(iter(found("queue"))) == "Go to", "both are called so"
+    make_cluster("waiting", phase="Succeeded")
+    assert next(iter(found("waiting"))) == "Clusters", "only words of the page"
+
+
+@pytest.mark.parametrize("typed", ["qwertz", "quux < ", "costs of qwertz", "hello-gpu"])
+def test_where_little_is_found_the_search_of_help_follows(found: Any, several: None, client: Any, typed: str) -> None:
+    found(typed)
+    for path in ("/search", "/search/palette"):
+        page = client.get(path, {"q": typed})
+        [last] = page.context["further"]
+        assert last.title == f"Search Help for “{typed.strip()}”"
+        assert last.title.replace("<", "&lt;") in page.content.decode()
+        assert client.get(last.url).context["words"] == typed.strip()
+    found("cluster")
+    assert not client.get("/search", {"q": "cluster"}).context["further"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "part", "first"),
+    [
+        ("resume from checkpoint", "recipes", "Checkpoints: resume after a retry"),
+        ("resume", "recipes", "Checkpoints: resume after a retry"),
+        ("docker image", "answers", "Use another Docker image"),
+        ("how do I log images", "recipes", "TensorBoard summaries from TensorFlow and Keras"),
+        ("alert", "answers", "Get alerts"),
+        ("alerts", "answers", "Get alerts"),
+        ("notification", "answers", "Get alerts"),
+        ("gpu utilization", "answers", "See what the machine did"),
+        ("mlflow", "recipes", "MLflow"),
+        ("help mlflow", "recipes", "MLflow"),
+        ("vs code", "answers", "Use VS Code"),
+        ("delete account", "answers", "Delete an account"),
+        ("delete my account forever", "answers", "Delete an account"),
+    ],
+)
+def test_help_finds_a_topic_by_most_of_the_words(
+    found: Any, show1: Any, client: Any, typed: str, part: str, first: str
+) -> None:
+    in_search = found(typed)["Help"]
+    context = client.get("/help", {"search": typed}).context
+    best = context[part][0]
+    assert getattr(best, "question", getattr(best, "title", "")) == first
+    assert part == "answers" or not context["answers"], "nothing stands before it"
+    assert in_search[0][0] == first
+    assert 0 < len(context["answers"]) + len(context["recipes"]) < 8
 
 
 def test_quota_and_budget_lead_there(found: Any, show1: Any) -> None:
