@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, what_differs
-from clusters.comparison.values import DRAWN, by_tag
+from clusters.comparison.values import MOST, by_tag
 from clusters.frame.documents import Phase
 from clusters.scalars.events import Scalars
 from datastores.drivers.patience import within
@@ -68,7 +68,7 @@ class Comparison(APIView):
         ComparisonDocument,
         parameters=[
             OpenApiParameter(
-                "runs", str, required=True, description=f"Up to {DRAWN}, divided by commas: `train/3,train/4`."
+                "runs", str, required=True, description=f"Up to {MOST}, divided by commas: `train/3,train/4`."
             )
         ],
     )
@@ -78,9 +78,9 @@ class Comparison(APIView):
         names = [name for name in text(request, "runs", longest=2000).split(",") if name]
         if not names:
             raise Invalid.at("runs", message="Name the runs, divided by commas, like train/3,train/4.")
-        runs = runs_to_compare(names, appcode, DRAWN)
+        runs = runs_to_compare(names, appcode)
         with LOOKS.enter(person(request).pk), within(READ_SECONDS):
-            found, notes = numbers_of(runs)
+            found, notes = numbers_of(runs, READ_SECONDS)
         now = timezone.now()
         items = [
             ComparedRun(

@@ -13,7 +13,6 @@ from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.media import MAX_BYTES, Frame, data_url, labels_of
 from clusters.cluster.pages.metrics import READ_SECONDS
 from clusters.comparison.runs import name_of, runs_to_compare, view_of
-from clusters.comparison.values import DRAWN
 from clusters.results.values import colours
 from clusters.runs.models import Run
 from clusters.scalars.events import Shown
@@ -74,7 +73,7 @@ def media(request: HttpRequest, code: str) -> HttpResponse:
     view = view_of(request)
     context: dict[str, object] = {"appcode": appcode, "view": view}
     try:
-        runs = runs_to_compare(view.runs, appcode)[:DRAWN]
+        runs = runs_to_compare(view.runs, appcode)
         with LOOKS.enter(person(request).pk), within(READ_SECONDS):
             context |= _context(runs, view.at)
     except Invalid as invalid:

@@ -19,7 +19,7 @@ from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, has_words, labels, line_of
 from clusters.comparison.media import media
 from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, view_of, what_differs
-from clusters.comparison.values import DRAWN, MOST, Summary, alike, changed_files, placed, summaries
+from clusters.comparison.values import MOST, Summary, alike, changed_files, placed, summaries
 from clusters.comparison.view import AXES, SMOOTH, View
 from clusters.manifest.code import code_of
 from clusters.results import view as results_view
@@ -102,14 +102,14 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
         runs = []
         messages.error(request, invalid.errors[0].message)
     now = timezone.now()
-    names, shown = tuple(name_of(run) for run in runs), colours([run.pk for run in runs[:DRAWN]])
+    names, shown = tuple(name_of(run) for run in runs), colours([run.pk for run in runs])
     view = view.but(runs=names)
     columns = [
         Column(
             run, name, colour, run.cost_at(now), run.gpu_seconds_at(now), _output(run),
             view.but(runs=tuple(each for each in names if each != name)).query,
         )
-        for run, name, colour in zip(runs, names, [*shown, *[0] * (len(runs) - len(shown))], strict=True)
+        for run, name, colour in zip(runs, names, shown, strict=True)
     ]  # fmt: skip
     latest = Run.objects.filter(cluster__appcode=appcode, cluster__deleted_at=None).select_related("cluster")
     offered = [name_of(run) for run in latest.only("number", "cluster__name").order_by("-id")[: LATEST + MOST]]
@@ -120,7 +120,7 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
     same += sum(not each.differs for each in definitions)
     context = {
         **of_one_appcode(appcode.code, "results"),
-        "appcode": appcode, "view": view, "columns": columns, "kept": kept, "same": same, "drawn": DRAWN,
+        "appcode": appcode, "view": view, "columns": columns, "kept": kept, "same": same,
         "differences": [each for each in definitions if view.equal or each.differs],
         "files": list(changed_files(*files)) if len(runs) == 2 else [],
         "others": [name for name in offered if name not in names][:LATEST],
@@ -143,9 +143,9 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
     view = view_of(request)
     context: dict[str, object] = {"metrics": [], "appcode": appcode, "view": view}
     try:
-        runs = runs_to_compare(view.runs, appcode)[:DRAWN]
+        runs = runs_to_compare(view.runs, appcode)
         with LOOKS.enter(person(request).pk), within(READ_SECONDS):
-            found, refused = numbers_of(runs)
+            found, refused = numbers_of(runs, READ_SECONDS)
     except Invalid as invalid:
         context["notes"] = [invalid.errors[0].message]
     except Unavailable as error:
@@ -171,7 +171,7 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
                 _metric(tags, names, found, view.axis, float(view.smooth), list(map(name_of, runs)))
                 for tags in drawn[:MAX_CHARTS]
             ],
-            "left_out": max(0, len(drawn) - MAX_CHARTS), "compared": View(tuple(map(name_of, runs))).query,
+            "left_out": max(0, len(drawn) - MAX_CHARTS),
             "notes": [*refused, *(note for each in found for note in each.notes)],
         }  # fmt: skip
     return render(request, "clusters/comparison/_charts.html", context)

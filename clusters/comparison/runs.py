@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,11 +23,11 @@ from portal.models import Appcode
 _NAME = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}")
 
 
-def runs_to_compare(names: Sequence[str], appcode: Appcode, most: int = MOST) -> list[Run]:
+def runs_to_compare(names: Sequence[str], appcode: Appcode) -> list[Run]:
     """The runs (`train/3`) in the order of their names, each once. Raises Invalid at `runs`."""
     wanted = list(dict.fromkeys(names))
-    if len(wanted) > most:
-        raise Invalid.at("runs", message=f"At most {most} runs are compared at once.")
+    if len(wanted) > MOST:
+        raise Invalid.at("runs", message=f"At most {MOST} runs are compared at once.")
     if unclear := next((name for name in wanted if not _NAME.fullmatch(name)), None):
         raise Invalid.at("runs", message=f"“{unclear[:80]}” is no run; write cluster and number, like train/3.")
     found = runs_named(wanted, appcode)
@@ -47,10 +48,14 @@ def _definition(run: Run) -> dict[str, Any]:
     return {**run.spec, "option": options, "code": _program(run), "read": {"digest": run.read.get("digest")}}
 
 
-def numbers_of(runs: Sequence[Run]) -> tuple[list[Scalars], list[str]]:
-    """What each run has reported so far, and a sentence for each whose numbers cannot be read now."""
-    found, refused = [], []
+def numbers_of(runs: Sequence[Run], seconds: float) -> tuple[list[Scalars], list[str]]:
+    """What each run has reported so far, and a sentence for each whose numbers cannot be read now, or within `seconds`."""
+    found, refused, end = [], [], time.monotonic() + seconds
     for run in runs:
+        if time.monotonic() > end:
+            found.append(Scalars((), 0))
+            refused.append(f"The numbers of {name_of(run)} are not read: those before took {seconds:.0f} s.")
+            continue
         try:
             found.append(scalars_of(run))
         except (DriverError, CloudError) as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusters.scalars.events import Curve, Point, Scalars
-from portal.pages.charts import COLOURS
+from portal.pages.charts import LINES
 
 # Words in which names of one metric differ between programs: what programs call training says nothing, as it is the default.
 _WORDS = {
@@ -25,8 +25,8 @@ _WORDS = {
 }
 # Words that stand before the name, or behind it: “val_loss”, “Loss/val”.
 _PARTS = ("val", "test")
-# Runs of a table, and of a chart.
-MOST, DRAWN = 20, COLOURS
+# Each has a colour.
+MOST = LINES
 # Pairs of lines compared for one page. The worst case takes seconds, and grows with the cube.
 MAX_PAIRS = 2_000_000
 

@@ -15,6 +15,7 @@ from clusters.results.query import ROWS
 from clusters.results.view import View
 from clusters.runs.models import Run
 from portal.models import Appcode
+from portal.pages.charts import LINES
 from portal.templatetags.portal import state
 
 
@@ -89,8 +90,9 @@ class Line:
     trials: int = 0
     # Its colour in the charts above the table; 0: it is not in them.
     colour: int = 0
-    # The query with it in the charts, or without; "" if it has no numbers.
+    # The query with it in the charts, or without; "" if it has no numbers, or all colours are taken.
     turned: str = ""
+    is_drawable: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,28 @@ class Table:
         return [line for line in self.lines if line.colour]
 
     @property
+    def drawn_names(self) -> str:
+        return ",".join(line.name for line in self.drawn)
+
+    @property
+    def drawable(self) -> int:
+        """How many runs of the page have numbers."""
+        return sum(line.is_drawable for line in self.lines)
+
+    @property
+    def draw_more(self) -> str:
+        """The query that draws as many as there are colours for; "" if no more can be drawn."""
+        names = [line.name for line in self.lines if line.is_drawable]
+        more = [name for name in names if name not in {line.name for line in self.drawn}][: LINES - len(self.drawn)]
+        chosen = {*more, *(line.name for line in self.drawn)}
+        drawn = tuple(name for name in names if name in chosen)
+        return self.view.but(drawn=drawn, page=self.view.page).query if more else ""
+
+    @property
     def charts(self) -> tuple[str, str]:
         """Key and query of the charts: of the metrics that the table shows. The key changes with whatever they are of."""
         metrics = dict.fromkeys(column.name for column in self.columns.shown if column.is_metric)
-        runs = ",".join(line.name for line in self.drawn)
-        query = urlencode([("runs", runs), *(("metric", name) for name in metrics), ("brief", "1")])
+        query = urlencode([("runs", self.drawn_names), *(("metric", name) for name in metrics), ("brief", "1")])
         is_over = all(line.run.is_terminal for line in self.drawn)
         return sha256(f"{query}{is_over}".encode()).hexdigest()[:16], query
 

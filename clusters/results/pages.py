@@ -23,6 +23,7 @@ from portal.access import OPERATE, appcode_for, appcodes_for, may
 from portal.errors import Invalid
 from portal.models import Appcode
 from portal.pages.appcodes import person, safe_next
+from portal.pages.charts import LINES
 from portal.pages.layout import of_one_appcode, selected_appcode
 from portal.web.downloads import csv_stream
 
@@ -94,6 +95,7 @@ def context_of(request: HttpRequest, appcode: Appcode, view: View) -> dict[str, 
     ]
     return {
         "table": found,
+        "most_lines": LINES,
         "may_operate": may(person(request), appcode, OPERATE),
         "link": request.build_absolute_uri(),
         "states": phases,

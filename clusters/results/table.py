@@ -20,7 +20,7 @@ from clusters.results.query import ROWS, Row
 from clusters.results.values import colours
 from clusters.results.view import FIELDS, Column, View
 from portal.models import Appcode
-from portal.pages.charts import COLOURS
+from portal.pages.charts import COLOURS, LINES
 
 BOXES = (("last", "last"), ("best", "best"), ("min", "smallest"), ("max", "largest"))
 
@@ -54,22 +54,24 @@ def table_of(appcode: Appcode, view: View) -> Table:
 
 
 def _drawn(lines: Sequence[tuple[Row, Line]], view: View) -> list[Line]:
-    """The lines, with the colours of those in the charts."""
+    """The lines, with the colours of those in the charts: those that somebody chose, or else the first COLOURS."""
     if not view.charts:
         return [line for _, line in lines]
     # Those without numbers would waste a colour; a living one is drawn when it has some.
     able = {line.name: row.run.pk for row, line in lines if row.numbers}
-    names = [name for name in able if view.drawn is None or name in view.drawn][:COLOURS]
+    names = list(able)[:COLOURS] if view.drawn is None else [name for name in able if name in view.drawn][:LINES]
     by_name = dict(zip(names, colours([able[name] for name in names]), strict=True))
 
     def turned(name: str) -> str:
-        if name not in able:
+        if name not in able or (name not in by_name and len(names) == LINES):
             return ""
-        rest = tuple(each for each in names if each != name)
-        drawn = rest if name in by_name else (*rest[: COLOURS - 1], name)
-        return view.but(drawn=drawn, page=view.page).query
+        drawn = [each for each in names if each != name] if name in by_name else [*names, name]
+        return view.but(drawn=tuple(drawn), page=view.page).query
 
-    return [replace(line, colour=by_name.get(line.name, 0), turned=turned(line.name)) for _, line in lines]
+    return [
+        replace(line, colour=by_name.get(line.name, 0), turned=turned(line.name), is_drawable=line.name in able)
+        for _, line in lines
+    ]
 
 
 def _coordinates(lines: Iterable[tuple[Row, Line]], known: Columns, view: View) -> parallel.Drawn | None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clusters.scalars.events import Curve, Scalars, rank, tag_order
-from portal.pages.charts import COLOURS
+from portal.pages.charts import COLOURS, LINES
 
 # Metrics of a run that are kept, losses and accuracies first; characters of a name.
 MAX_METRICS, MAX_NAME = 200, 200
@@ -86,10 +86,10 @@ def summaries(scalars: Scalars) -> dict[str, Summary]:
 
 def colours(numbers: Sequence[int]) -> list[int]:
     """A colour for each run, from 1, by its primary key: a run keeps it whatever the order of the rows is. Of two that would have
-    the same, the older one takes the next that is free. At most COLOURS runs."""
+    the same, the newer one takes the next that is free; dashed ones come last. At most LINES runs."""
     taken: dict[int, int] = {}
-    for number in sorted(numbers, reverse=True):
-        free = (colour % COLOURS for colour in range(number, number + COLOURS))
+    for number in sorted(numbers):
+        free = (first + (number + n) % COLOURS for first in range(0, LINES, COLOURS) for n in range(COLOURS))
         taken[next(colour for colour in free if colour not in taken)] = number
     by_number = {number: colour + 1 for colour, number in taken.items()}
     return [by_number[number] for number in numbers]

@@ -23,8 +23,10 @@ SIDE = 1000.0
 LARGEST, SMALLEST = 1e300, 1e-280
 # Points of a line in the picture, and for the script. Longer lines are thinned evenly.
 MAX_DRAWN, MAX_SENT = 500, 1000
-# The theme's number of colours. Where a column has more parts, the last one sums up all others.
-COLOURS = 6
+# The theme's number of colours, and of lines that can be told apart: each colour once solid and once dashed (charts.css).
+COLOURS, LINES = 10, 20
+# Where a column has more parts, the last one sums up all others.
+MAX_PARTS = 6
 # Share of an axis's height between its foot, for things without a value, and its values.
 FOOT = 0.12
 # Share of an axis's height that a label takes.
@@ -370,7 +372,7 @@ def draw_columns(
             sums[name] = sums.get(name, Decimal(0)) + value
     places = {name: place for place, name in enumerate(order)}
     ranked = sorted(sums, key=lambda name: (places.get(name, len(places)), -sums[name], name))
-    shown = ranked if len(ranked) <= COLOURS else [*ranked[: COLOURS - 1], OTHERS]
+    shown = ranked if len(ranked) <= MAX_PARTS else [*ranked[: MAX_PARTS - 1], OTHERS]
     series = {name: 0 if name == quiet else place for place, name in enumerate(shown, 1)}
     heights = [sum((max(value, Decimal(0)) for value in values.values()), Decimal(0)) for _, values in columns]
     top = float(max([*heights, most or Decimal(0)], default=Decimal(0))) or 1.0

@@ -6,7 +6,7 @@
   "use strict";
   const $ = (selector, root) => (root || document).querySelector(selector);
   const $$ = (selector, root) => [...(root || document).querySelectorAll(selector)];
-  const COLOURS = 6, MARK = "#view?", MOST_ROWS = 12;
+  const COLOURS = 10, LINES = 20, MARK = "#view?", MOST_ROWS = 12;
 
   // --- The view ----------------------------------------------------------------------------------------------------------
   const view = { axis: "x", smooth: 0, log: new Set(), zoom: new Map(), tall: new Map(), hidden: new Set() };
@@ -126,7 +126,7 @@
     const whole = !tall && !chart.both && chart.lines.every((line) => line.y.every((y) => y === null || Number.isInteger(y)));
     const series = [{}];
     chart.lines.forEach((line, n) => {
-      const show = !view.hidden.has(name(chart, line)), dash = n < COLOURS ? undefined : [6, 3];
+      const show = !view.hidden.has(name(chart, line)), dash = n % LINES < COLOURS ? undefined : [6, 3];
       const one = { label: line.label, show, width: 1.75, dash, stroke: () => colourOf(n), points: { size: 5, fill: () => colourOf(n), space: 24 } };
       if (line.dots) { one.paths = () => null; one.points = { show: true, size: 5, fill: () => colourOf(n) }; }
       if (chart.both) series.push({ ...one, width: 1, stroke: () => colourOf(n) + "50", points: { show: false } }, one);
@@ -260,7 +260,7 @@
     if (off) return hideTip();
     const rows = values.filter((row) => row.shown && row.value !== undefined && row.value !== null).sort((a, b) => (b.smooth ?? b.value) - (a.smooth ?? a.value));
     const x = chart.u.data[0][idx], head = place(chart, x);
-    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth, from }) => [n % COLOURS + 1, line.label || chart.title, ...(chart.both ? [number(smooth)] : []), number(value) + from]);
+    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth, from }) => [n % LINES + 1, line.label || chart.title, ...(chart.both ? [number(smooth)] : []), number(value) + from]);
     const frame = chart.u.over.getBoundingClientRect();
     tip(head, lines, Math.max(0, rows.length - MOST_ROWS), frame.left + left, frame.top + Math.max(0, Math.min(top, frame.height)), frame.top, chart.both ? ["Smoothed", "Value"] : []);
     chart.mount.setAttribute("aria-valuenow", idx);
@@ -443,7 +443,7 @@
     picture.after(chart.mount);
     const keys = chart.lines.map((line, n) => {
       const key = document.createElement(line.label ? "button" : "span"), value = document.createElement("b");
-      key.className = "series series-" + (n % COLOURS + 1);
+      key.className = "series series-" + (n % LINES + 1);
       key.hidden = !line.x.length;
       if (line.label) {
         key.type = "button";

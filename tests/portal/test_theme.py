@@ -17,7 +17,7 @@ PAIRS = [
     ("on-accent", "accent", 4.5),
     # Field borders and chart lines are shapes, not text, and need less contrast.
     *(("line-strong", ground, 3.0) for ground in GROUNDS),
-    *((f"chart-{n}", ground, 3.0) for n in range(1, 7) for ground in ("ground", "surface")),
+    *((f"chart-{n}", ground, 3.0) for n in range(1, 11) for ground in ("ground", "surface")),
 ]
 
 

@@ -101,7 +101,7 @@ def curves(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 def _told_by_runs(found: Sweep, numbers: Sequence[int]) -> tuple[dict[int, Scalars], list[str]]:
     """The scalars by point, in the order of `numbers`, and a sentence for each run that cannot be read now."""
     runs = _runs_of(found, numbers)
-    told, notes = numbers_of(list(runs.values()))
+    told, notes = numbers_of(list(runs.values()), READ_SECONDS)
     return dict(zip(runs, told, strict=True)), notes
 
 

@@ -360,6 +360,20 @@ def test_charts_stand_above_the_rows_they_are_of(three: Any, as_person: Any) -> 
     assert (without.lines[1].name, {line.name for line in back.drawn}) == ("a/1", {"a/1", "b/1", "c/1"})
 
 
+def test_ten_runs_are_drawn_and_up_to_twenty_if_somebody_asks(people: Any, as_person: Any) -> None:
+    for n in range(22):
+        run_of(people, f"r{n}", steps(1 + n))
+    client = as_person(people.victor)
+    page = client.get("/results/ops-demo?c=last:loss")
+    assert len(page.context["table"].drawn) == 10
+    assert "10 of 22 runs drawn" in page.content.decode()
+    all_ = client.get(f"/results/ops-demo?{page.context['table'].draw_more}").context["table"]
+    assert len({line.colour for line in all_.drawn}) == 20
+    # No dot of another run takes one out without a word.
+    assert [line.turned for line in all_.lines if not line.colour] == ["", ""]
+    assert all_.draw_more == ""
+
+
 def test_who_turns_charts_off_keeps_them_off(three: Any, as_person: Any) -> None:
     client = as_person(three.victor)
     page = client.get("/results/ops-demo?search=a")

@@ -95,14 +95,22 @@ KEYS = st.sampled_from([*FIELDS]) | st.builds(
 )
 
 
-@given(st.sets(st.integers(1, 10**9), max_size=6), st.randoms())
+@given(st.sets(st.integers(1, 10**9), max_size=20), st.randoms())
 def test_each_run_has_a_colour_of_its_own_in_any_order(numbers: set[int], random: Random) -> None:
     in_order = sorted(numbers)
     found = dict(zip(in_order, colours(in_order), strict=True))
     assert len(set(found.values())) == len(numbers)
-    assert all(1 <= colour <= 6 for colour in found.values())
+    assert all(1 <= colour <= 20 for colour in found.values())
+    # Dashed ones only where all others are taken.
+    assert len([colour for colour in found.values() if colour > 10]) == max(0, len(numbers) - 10)
     random.shuffle(in_order)
     assert dict(zip(in_order, colours(in_order), strict=True)) == found
+
+
+@given(st.sets(st.integers(1, 10**6), max_size=19))
+def test_a_newer_run_changes_no_colour(numbers: set[int]) -> None:
+    before = sorted(numbers)
+    assert colours([*before, 10**6 + 1])[:-1] == colours(before)
 
 
 RUNS = st.lists(st.from_regex(r"[a-z]{1,5}/[1-9]", fullmatch=True), max_size=3, unique=True).map(tuple)
