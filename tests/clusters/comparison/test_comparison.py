@@ -117,9 +117,9 @@ def test_charts_join_alike_names_and_what_a_person_chose_and_shared_ones_come_fi
         ("only", "loss"), ("accuracy", "Accuracy"), ("train_loss",), ("reward",),
     ]  # fmt: skip
     assert {len(group) for group in _drawn_together(found, [], apart=True)} == {1}
-    chart = _metric(alike_[0], ["a/1", "b/1"], found, "step", 0.0).chart
+    chart = _metric(alike_[0], ["a/1", "b/1"], found, "step", 0.0, ["a/1", "b/1"]).chart
     assert (chart.title, [line.label for line in chart.lines]) == ("loss · train_loss", ["a/1 loss", "b/1 train_loss"])
-    lone = _metric(("reward",), ["a/1", "b/1"], found, "step", 0.0).chart
+    lone = _metric(("reward",), ["a/1", "b/1"], found, "step", 0.0, ["a/1", "b/1"]).chart
     assert [(line.label, line.is_empty) for line in lone.lines] == [("a/1", True), ("b/1", False)]
 
 
