@@ -99,13 +99,13 @@ def _found(request: HttpRequest, limit: int) -> dict[str, Any]:
         (fitting, most), (explained, told) = ranked(offered, words), help_page.explained(typed)
         # Not all words need to be somewhere, unless something has all of them.
         strictly = groups or meant or len(words) in (most, told)
+        least = len(words) if strictly else max(most, told)
         there = {hit.url for hit in meant}
-        go_to = meant + [hit for hit in fitting if (most == len(words) or not strictly) and hit.url not in there]
+        go_to = meant + [hit for hit in fitting if most == least and hit.url not in there]
         go_to.sort(key=lambda hit: not is_name(hit.title, words))
-        helps = explained if told == len(words) or not strictly else []
         _insert(groups, go_to[:limit], words)
-        if helps:
-            groups.insert(0 if help_page.is_asked(typed) else len(groups), Group("Help", tuple(helps[:limit])))
+        if explained and told == least:
+            groups.insert(0 if help_page.is_asked(typed) else len(groups), Group("Help", tuple(explained[:limit])))
         if not strictly or sum(len(group.hits) for group in groups) <= LITTLE:
             further = [
                 Hit(f"Search Help for “{typed}”", "", f"{reverse('help')}?{urlencode({'search': typed})}", "help")

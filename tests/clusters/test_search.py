@@ -236,6 +236,7 @@ def several(make_cluster: Any) -> None:
         ("val_loss<0.1 and LR = 1e-3", ("Filter Results by “val_loss<0.1 and LR = 1e-3”",
                                         "/results?where=val_loss%3C0.1%20and%20LR%20%3D%201e-3")),
         ("help mlflow", ("MLflow", "/help#mlflow")),
+        ("share it with my new colleague", ("Invite somebody", "/appcodes")),
         ("sign out", ("Sign out", "/accounts/logout/")),
         ("log out", ("Sign out", "/accounts/logout/")),
         ("logout", ("Sign out", "/accounts/logout/")),

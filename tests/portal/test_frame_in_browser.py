@@ -210,9 +210,9 @@ def test_the_keyboard_reaches_search_menus_and_answers(open_page: Open) -> None:
     page.keyboard.press("Control+k")
     page.keyboard.type("theme")
     expect(page.locator("#palette [role=option]")).to_have_count(4)
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("ArrowUp")
-    expect(words).to_have_attribute("aria-activedescendant", "option-2")
+    for _ in range(3):
+        page.keyboard.press("ArrowUp")
+    expect(words).to_have_attribute("aria-activedescendant", "option-1")
     page.keyboard.press("Enter")
     expect(page.locator("html")).to_have_attribute("data-scheme", "dark")
     expect(words).to_be_hidden()
