@@ -86,7 +86,7 @@
       if (level) div.dataset.level = level; else delete div.dataset.level;
     }
     // Renders only those of many lines that change.
-    function mark() { for (const div of log.children) if (div.raw !== undefined && div.no !== null && (div.isHit || (words && visible(div.raw, true).toLowerCase().includes(words)))) fill(div, div.raw); }
+    function mark() { for (const div of log.children) if (div.raw !== undefined && div.no !== null && (div.isHit || (words && visible(div.raw, true).toLowerCase().includes(words)))) fill(div, div.raw); none(); }
     // The number counts in the whole log from 1, once it is known. The style sheet shows number and time.
     function number(div) {
       const known = div.no !== null && (div.placed || div.task.shift);
@@ -276,10 +276,21 @@
         + (errors ? " · " + many(errors, "line") + " with errors" : "") + (warnings ? " · " + many(warnings, "line") + " with warnings" : "");
       $("log-follow").parentElement.hidden = !left.length;
       if (errors) $("log-error-none").textContent = "";
+      none();
       if (error) state(error);
       else if (waits) state(waits);
       else if (left.length) state(lines ? shown + " · live" : "Nothing has been written yet.");
       else state(lines ? shown + " · finished" : "Nothing was written.");
+    }
+    // What the choice of lines shows. Without one of them an empty box would look broken.
+    const KEPT = { "only-hits": ".hit", "only-told": "[data-level=error], [data-level=warning]", "only-errors": "[data-level=error]", "no-quiet": ":not([data-level=quiet])" };
+    function none() {
+      const choice = $("log-lines").value, isNone = Boolean(choice && lines && !log.querySelector(KEPT[choice])), isGone = isNone && !log.querySelector(".gap");
+      const text = !isNone ? "" : choice === "only-hits" && !words ? "No line matches: the search is empty." : isGone ? "No line matches." : "No line shown here matches.";
+      if ($("log-none").firstElementChild.textContent !== text) $("log-none").firstElementChild.textContent = text;
+      $("log-none").hidden = !isNone;
+      if (log.hidden && !isGone) { log.hidden = false; if ($("log-follow").checked) log.scrollTop = log.scrollHeight; }
+      log.hidden = isGone;
     }
     async function answerOf(response) {
       if (!response.ok) throw new Error(response.status === 401 || response.redirected ? "You have been signed out." : "The portal answered " + response.status + ".");
@@ -394,7 +405,9 @@
     $("log-lines").addEventListener("change", (event) => {
       log.classList.remove(...[...event.target.options].map((option) => option.value).filter(Boolean));
       if (event.target.value) log.classList.add(event.target.value);
+      none();
     });
+    $("log-all").addEventListener("click", () => { $("log-lines").value = ""; $("log-lines").dispatchEvent(new Event("change")); $("log-lines").focus(); });
     $("log-follow").addEventListener("change", (event) => { if (event.target.checked) log.scrollTop = log.scrollHeight; });
     // Scrolling up stops following; scrolling to the end resumes it.
     log.addEventListener("scroll", () => { $("log-follow").checked = log.scrollTop + log.clientHeight >= log.scrollHeight - 24; });
