@@ -22,6 +22,7 @@ from clusters.frame.form import ManifestForm, area, aria, choice, line, number
 from clusters.frame.raw_text import Words
 from clusters.frameworks import APPLICATIONS
 from clusters.frameworks.base import Framework
+from clusters.frameworks.web import Web
 from clusters.manifest.input import read_where, write_text
 from datastores.models import Datastore
 from portal.errors import FieldError
@@ -52,6 +53,8 @@ FIELDS: tuple[tuple[str, ...], ...] = (
 )
 REVIEW = len(STEPS)
 NEW, STORE = "new", "store:"
+# What a web program serves if nobody says it.
+USUAL_SERVED = "web=8080"
 ENDPOINT = re.compile(r"(?P<name>[^\s=]+)\s*=\s*(?P<port>[0-9]{1,9})(?P<health>/\S*)?")
 FIELD_OF_PATH = {
     "metadata.appcode": "appcode",
@@ -109,7 +112,7 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "jupyter": Kind("JupyterLab in the browser, with GPUs", folded=("command", "runs", "endpoints", "env")),
-    "web": Kind("Gradio, Streamlit, MLflow, your own", ("command", "endpoints"), ("requirements", "env")),
+    "web": Kind("Gradio, Streamlit, MLflow, your own", ("command",), ("endpoints", "requirements", "env")),
     "serving": Kind("A registered model that answers", ("model",), folded=("requirements", "command", "env")),
     "tensorboard": Kind("Curves of runs, side by side", ("runs",), folded=("requirements", "command", "env")),
 }
@@ -223,6 +226,8 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
         driver = APPLICATIONS.get(str(self["type"].value()))
         if driver is not None and driver.needs_command:
             self.fields["command"].help_text = "What it is started with; it listens where HOST and PORT say."
+        if self["type"].value() == Web.name:
+            self.fields["endpoints"].help_text += f" Empty means {USUAL_SERVED}; the command gets the port as PORT."
         for name in self.kind.needed:
             self.fields[name].required = True
         self._offer_idle(driver)
@@ -357,7 +362,8 @@ def document_of(values: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldEr
     except ValueError as error:
         complaints.append(FieldError(("spec", "env"), str(error)))
     try:
-        served = read_endpoints(values["endpoints"])
+        usual = USUAL_SERVED if values["type"] == Web.name else ""
+        served = read_endpoints(values["endpoints"].strip() or usual)
     except ValueError as error:
         complaints.append(FieldError(("spec", "endpoints"), str(error)))
     storage, people = values["storage"], re.split(r"[,\s]+", values["people"].strip())

@@ -238,6 +238,10 @@ def test_four_steps_there_and_back_lose_nothing(
     assert (spec["command"], spec["home"], spec["env"]) == ("python\n  serve.py", "panel-home", {"A": "1"})
     assert spec["access"] == {"to": "people", "people": ["victor"]}
     assert Datastore.objects.get(name="panel-home").spec["size"] == "3Gi"
+    # A web program that says no port has one, which it gets as PORT.
+    page = client.get(f"{NEW}?type=web&appcode=ops-demo&name=panel&command=x&storage=&step=4").content.decode()
+    assert at(page) == "Review"
+    assert "&quot;port&quot;: 8080" in page
     # Errors found only on creation are shown at their step, too.
     page = client.get(f"{NEW}?type=web&appcode=ops-demo&name=panel&command=x&endpoints=web%3D80800&storage=&step=4")
     assert at(page.content.decode()) == "Application"
@@ -270,7 +274,7 @@ def test_a_card_leads_to_a_form_with_the_fields_of_its_kind(
     assert f'href="{NEW}?type={kind}"' in client.get("/applications").content.decode() or kind == "jupyter"
     page = client.get(f"{NEW}?type={kind}").content.decode()
     assert (at(page), shown(page)) == ("Application", fields)
-    needed = {"web": ["Command", "Serves"], "serving": ["Model"], "tensorboard": ["Runs"]}.get(kind, [])
+    needed = {"web": ["Command"], "serving": ["Model"], "tensorboard": ["Runs"]}.get(kind, [])
     for label in ("Model", "Runs", "Command", "Serves"):
         if found := re.search(rf">{label}(.*?)</label>", page):
             assert ("optional" not in found[1]) == (label in needed), label
