@@ -61,13 +61,13 @@ def _state(kind: LiveKind) -> Case:
     return Case(*states, default=NO_PHASE, output_field=IntegerField())
 
 
-_ACTIVE = Column(lambda kind: _first(kind.active), DateTimeField())
+_STARTED = Column(lambda kind: _first(kind.started), DateTimeField())
 # By the word of `?sort=`, with whether the first column descends. Those after it, the kind and the primary key break ties.
 _ORDERS: Mapping[str, tuple[bool, tuple[Column, ...]]] = {
-    "": (True, (Column(_living, BooleanField()), _ACTIVE)),
+    "": (True, (Column(_living, BooleanField()), _STARTED)),
     "name": (False, (Column(lambda kind: Cast(F("name"), CharField()), CharField()),)),
-    "state": (False, (Column(_state, IntegerField()), _ACTIVE)),
-    "started": (False, (Column(lambda kind: _first(kind.started), DateTimeField()),)),
+    "state": (False, (Column(_state, IntegerField()), _STARTED)),
+    "started": (False, (_STARTED,)),
 }
 SORTS = ("", *(f"{sign}{word}" for word in _ORDERS if word for sign in ("", "-")))
 

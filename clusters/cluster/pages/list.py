@@ -56,9 +56,9 @@ from portal.pages.layout import selected_appcode, sorted_page_of, words
 from portal.templatetags.portal import gpu_hours, minute, time
 
 ROWS = 50
-# `?sort=`: annotations of `_sortable` and a unique column. Default: live clusters, then those with the newest runs, as in the
-# results.
-SORTS: dict[str, tuple[str, ...]] = {"": ("-sort_living", "-sort_newest", "-id")}
+# `?sort=`: annotations of `_sortable` and a unique column. Default: live clusters first, the newest start before others, as on
+# the first page.
+SORTS: dict[str, tuple[str, ...]] = {"": ("-sort_living", "-sort_started", "-id")}
 for _word in ("name", "started", "hours", "cost"):
     SORTS |= {_word: (f"sort_{_word}", "id"), f"-{_word}": (f"-sort_{_word}", "-id")}
 COUNT_SECONDS = 5
@@ -272,7 +272,8 @@ def spent(request: HttpRequest) -> HttpResponse:
         cache.set(key, SPENT.dump_python(found, mode="json"), SPENT_SECONDS)
     else:
         found = SPENT.validate_python(known)
-    return render(request, "clusters/cluster/_spent.html", {"spent": found[0], "budget": found[1], "month": now})
+    told = {"spent": found[0], "budget": found[1], "month": now, "appcode": selected_appcode(request)}
+    return render(request, "clusters/cluster/_spent.html", told)
 
 
 def _context(request: HttpRequest) -> dict[str, Any]:
@@ -356,7 +357,6 @@ def _sortable(clusters: QuerySet[Cluster], sort: str, now: dt.datetime) -> Query
     living = When(current_run__phase__in=[phase for phase in Run.Phase.values if phase not in TERMINAL], then=True)
     annotations = {
         "sort_living": Case(living, default=False, output_field=BooleanField()),
-        "sort_newest": Coalesce("current_run__created_at", "created_at"),
         "sort_name": F("name"),
         "sort_started": Coalesce("current_run__started_at", "current_run__created_at", "created_at"),
         "sort_hours": grown("gpu_seconds", "gpu_rate"),

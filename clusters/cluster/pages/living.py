@@ -22,7 +22,6 @@ from portal.pages.layout import matching
 
 # The columns of clusters, and of what has runs as they do.
 RUN_PHASE = "current_run__phase"
-RUN_ACTIVE = ("current_run__finished_at", "current_run__created_at", "created_at")
 RUN_STARTED = ("current_run__started_at", "current_run__created_at", "created_at")
 # A thing that rests goes on.
 RESTS = (("Paused", "Running"),)
@@ -60,16 +59,15 @@ Things = Callable[[Collection[int], User, Mapping[int, str] | None], Mapping[int
 
 @dataclass(frozen=True)
 class LiveKind:
-    """`phase` is the column of its state. Of `active` and `started`, the columns of its last activity and its begin, the first
-    that has a value counts. `things` reads rows by primary key, for a user with roles by appcode id. `words` are its phases
-    that the filter, which has those of runs, calls otherwise."""
+    """`phase` is the column of its state. Of `started`, the columns of its begin, the first that has a value counts. `things`
+    reads rows by primary key, for a user with roles by appcode id. `words` are its phases that the filter, which has those of
+    runs, calls otherwise."""
 
     name: str
     title: str
     route: str
     rows: QuerySet[Any]
     phase: str
-    active: tuple[str, ...]
     started: tuple[str, ...]
     things: Things
     words: tuple[tuple[str, str], ...] = ()
@@ -92,7 +90,7 @@ kinds: ExtensionPoint[LiveKind] = ExtensionPoint()
 
 
 def _of_clusters(kind: str, title: str, rows: QuerySet[Any]) -> LiveKind:
-    return LiveKind(kind, title, f"{kind}s", rows, RUN_PHASE, RUN_ACTIVE, RUN_STARTED, listing.rows_with)
+    return LiveKind(kind, title, f"{kind}s", rows, RUN_PHASE, RUN_STARTED, listing.rows_with)
 
 
 _ALL = CLUSTERS.rows.filter(part_of="")

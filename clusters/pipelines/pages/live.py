@@ -8,7 +8,7 @@ from django.db.models import F, Func, IntegerField
 from django.utils import timezone
 
 from clusters.cluster.pages.list import cents
-from clusters.cluster.pages.living import RESTS, RUN_ACTIVE, RUN_PHASE, LiveKind, Thing, owner
+from clusters.cluster.pages.living import RESTS, RUN_PHASE, LiveKind, Thing, owner
 from clusters.pipelines.access import PIPELINES, stages_of, used_by
 from clusters.pipelines.graph import ENDED
 from clusters.sweeps.totals import sums_of
@@ -46,5 +46,12 @@ def _things(pks: Collection[int], user: User, roles: Mapping[int, str] | None) -
 
 
 LIVE = LiveKind(
-    "pipeline", "Pipelines", "pipelines", PIPELINES.rows, RUN_PHASE, RUN_ACTIVE, RUN_ACTIVE[1:], _things, RESTS
+    "pipeline",
+    "Pipelines",
+    "pipelines",
+    PIPELINES.rows,
+    RUN_PHASE,
+    ("current_run__created_at", "created_at"),
+    _things,
+    RESTS,
 )

@@ -122,6 +122,6 @@ def _things(pks: Collection[int], user: User, roles: Mapping[int, str] | None) -
 
 
 LIVE = LiveKind(
-    "service", "Services", "services", SERVICES.rows, "phase", ("phase_since",), ("created_at",), _things,
+    "service", "Services", "services", SERVICES.rows, "phase", ("created_at",), _things,
     (("Degraded", "Running"), ("Sleeping", "Running")),
 )  # fmt: skip

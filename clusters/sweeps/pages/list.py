@@ -138,6 +138,4 @@ def _things(pks: Collection[int], user: User, roles: Mapping[int, str] | None) -
     }
 
 
-LIVE = LiveKind(
-    "sweep", "Sweeps", "sweeps", SWEEPS.rows, "phase", ("finished_at", "created_at"), ("created_at",), _things, RESTS
-)
+LIVE = LiveKind("sweep", "Sweeps", "sweeps", SWEEPS.rows, "phase", ("created_at",), _things, RESTS)

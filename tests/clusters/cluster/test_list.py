@@ -34,10 +34,10 @@ def some(make_cluster, people):
 
 
 def test_everybody_sees_their_own(some, people, as_person):
-    assert names(as_person(people.alice).get("/clusters")) == ["trains", "waits", "broke", "done"]
-    assert names(as_person(people.victor).get("/clusters")) == ["trains", "waits", "broke", "done"]
+    assert names(as_person(people.alice).get("/clusters")) == ["waits", "trains", "broke", "done"]
+    assert names(as_person(people.victor).get("/clusters")) == ["waits", "trains", "broke", "done"]
     assert names(as_person(people.mallory).get("/clusters")) == ["far"]
-    assert names(as_person(people.root).get("/clusters")) == ["far", "trains", "waits", "broke", "done"]
+    assert names(as_person(people.root).get("/clusters")) == ["waits", "far", "trains", "broke", "done"]
 
 
 def test_a_row_tells_flavors_readiness_data_and_why_it_waits(some, people, as_person):
@@ -67,9 +67,9 @@ def test_a_row_tells_flavors_readiness_data_and_why_it_waits(some, people, as_pe
         ("appcode=no+code", []),
         ("appcode=ops-demo&phase=Failed&search=bro", ["broke"]),
         ("phase=Lost", []),
-        ("cursor=0", ["trains", "waits", "broke", "done"]),
-        ("cursor=99999999999999999999999", ["trains", "waits", "broke", "done"]),
-        ("cursor=x", ["trains", "waits", "broke", "done"]),
+        ("cursor=0", ["waits", "trains", "broke", "done"]),
+        ("cursor=99999999999999999999999", ["waits", "trains", "broke", "done"]),
+        ("cursor=x", ["waits", "trains", "broke", "done"]),
         ("search=a%00b", []),
     ],
 )
@@ -139,9 +139,13 @@ def test_a_page_takes_five_queries_however_many_there_are(
 
 
 def test_what_was_spent_this_month_is_a_part_of_its_own(some, people, as_person):
-    answer = as_person(people.alice).get("/clusters/spent")
-    assert answer.status_code == 200
-    assert "Spent in" in answer.content.decode()
+    client = as_person(people.alice)
+    for query, of in (("", "all appcodes"), ("?appcode=ops-demo", "ops-demo")):
+        answer = client.get(f"/clusters/spent{query}")
+        assert answer.status_code == 200
+        page = answer.content.decode()
+        assert "Spent in" in page
+        assert f", {of}</span>" in page
 
 
 def test_without_clusters_the_page_says_what_one_is(page_catalogue, people, as_person):

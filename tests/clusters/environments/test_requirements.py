@@ -135,9 +135,18 @@ def test_a_web_program_and_a_sweep_have_it_at_their_fields(
         body = {"kind": kind[:-1], "metadata": {"name": "board"}, "spec": document}
         answer = client.post(f"/api/v1/appcodes/ops-demo/{kind}", body, content_type="application/json")
         assert (answer.status_code, [each["path"] for each in answer.json()["errors"]]) == (422, [field]), answer.json()
-    fields = {"appcode": "ops-demo", "type": "web", "name": "board", "image": "python", "command": "true", "flavor": "small"}
+    fields = {
+        "appcode": "ops-demo",
+        "type": "web",
+        "name": "board",
+        "image": "python",
+        "command": "true",
+        "flavor": "small",
+    }
     for required, starts in (("absent-thing", False), ("greeting", True)):
-        page = client.get("/applications/new", fields | {"endpoints": "web=8080", "requirements": required, "step": "3"})
+        page = client.get(
+            "/applications/new", fields | {"endpoints": "web=8080", "requirements": required, "step": "3"}
+        )
         assert ("Starts now" in page.content.decode()) == starts
     # The refused application leaves no volume behind.
     assert not Datastore.objects.filter(name="board-home").exists()

@@ -90,6 +90,14 @@ def test_all_kinds_are_in_one_order_and_everybody_sees_their_own(several: Any, p
     assert names(as_person(people.root).get("/")) == ["theirs", *several]
 
 
+def test_ended_runs_stand_by_their_start_here_and_on_clusters(make: Any, people: Any, as_person: Any) -> None:
+    make("cluster", "short", "Succeeded", 30)
+    long = make("cluster", "long", "Succeeded", 60)
+    Run.objects.filter(cluster=long).update(finished_at=timezone.now())
+    client = as_person(people.alice)
+    assert names(client.get("/")) == names(client.get("/clusters")) == ["short", "long"]
+
+
 @pytest.mark.parametrize(
     ("query", "found"),
     [
