@@ -35,6 +35,7 @@ from datastores.files.downloads import COUNT_SECONDS, LOOK_SECONDS, download, do
 from datastores.models import TRASH_KEPT, Datastore, Removal
 from datastores.pages.forms import RenameForm
 from datastores.pages.views import address, may_operate
+from datastores.storage.access import inside
 from portal.access import MANAGE, OPERATE, VIEW, may
 from portal.api.problems import Unavailable
 from portal.assets import has_parquet
@@ -62,6 +63,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
         "remote": "/".join(part for part in (store.spec.get("bucket"), store.spec.get("prefix"), folder) if part),
         "crumbs": _crumbs(store, folder),
         "uses": extension_points.uses_of([store])[store.pk] if is_member else (),
+        "parts": inside([store]).get(store.pk) if is_member else None,
         "is_shared": not is_member,
         "readers": sharing.readers_of(store) if is_member else None,
         "may_share": store.kind == Datastore.Kind.S3 and may(user, store.appcode, MANAGE),
@@ -80,7 +82,12 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
         with LOOKS.enter(user.pk), within(LOOK_SECONDS):
             if words:
                 search = contents.find if page["below"] else contents.find_here
-                page["matches"] = matches = search(store, folder, words, ROWS)
+                matches = search(store, folder, words, ROWS)
+                if not (page["below"] or matches.entries):
+                    # Nothing here: it may be in a folder below.
+                    page["below"] = page["not_here"] = True
+                    matches = contents.find(store, folder, words, ROWS)
+                page["matches"] = matches
                 page["listing"] = Listing(matches.entries)
             else:
                 page["listing"] = open_store(store).list(folder, cursor=cursor, limit=ROWS)

@@ -17,7 +17,7 @@ from datastores import actions, extension_points, sharing
 from datastores.access import datastore_for, datastores_for
 from datastores.models import Datastore
 from datastores.pages.forms import FORMS, DatastoreForm, SharingForm
-from datastores.storage.access import buckets_of
+from datastores.storage.access import buckets_of, inside
 from portal.access import MANAGE, OPERATE, appcodes_for, may, require_somewhere, roles_of
 from portal.errors import Conflict, FieldError, Invalid
 from portal.models import Appcode, User
@@ -49,14 +49,14 @@ def datastores(request: HttpRequest) -> HttpResponse:
     found, following = layout.page_of(
         request, layout.matching(rows, layout.words(request), "name", "appcode__code"), "-id"
     )
-    uses, roles, buckets = extension_points.uses_of(found), roles_of(user), buckets_of(found)
+    uses, roles, buckets, parts = extension_points.uses_of(found), roles_of(user), buckets_of(found), inside(found)
     mine = set(appcodes_for(user, OPERATE).values_list("pk", flat=True))
     page = {
         # Readers of a shared datastore must not see who else uses it.
         "rows": [
-            (store, uses[store.pk], store.appcode_id in mine, None, buckets.get(store.pk))
+            (store, uses[store.pk], store.appcode_id in mine, None, buckets.get(store.pk), parts.get(store.pk))
             if roles is None or store.appcode_id in roles
-            else (store, (), False, "shared", None)
+            else (store, (), False, "shared", None, None)
             for store in found
         ],
         "next_cursor": following,

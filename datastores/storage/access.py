@@ -29,6 +29,26 @@ def buckets_of(stores: Iterable[Datastore]) -> dict[int, Storage]:
     return {pk: found[place] for pk, place in places.items() if place in found}
 
 
+def inside(stores: Iterable[Datastore]) -> dict[int, list[str]]:
+    """The names of those datastores of the same appcode that lie inside these, by the primary key of those that are a whole
+    bucket. At most one query."""
+    whole = {
+        _place(store): store.pk for store in stores if store.kind == Datastore.Kind.S3 and not store.spec["prefix"]
+    }
+    if not whole:
+        return {}
+    parts = Datastore.objects.filter(appcode__in={place[0] for place in whole}, kind=Datastore.Kind.S3)
+    found: dict[int, list[str]] = {}
+    for part in parts.exclude(spec__prefix="").order_by("name"):
+        if pk := whole.get(_place(part)):
+            found.setdefault(pk, []).append(part.name)
+    return found
+
+
+def _place(store: Datastore) -> tuple[int, str, str]:
+    return store.appcode_id, store.spec["server"], store.spec["bucket"]
+
+
 def datastores_of(row: Storage) -> QuerySet[Datastore]:
     """The datastores in the bucket that use the portal's own key."""
     if not row.own_key:

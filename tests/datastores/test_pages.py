@@ -16,7 +16,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from datastores.files import contents, pages, trash
-from datastores.models import Storage
+from datastores.models import Datastore, Storage
 
 UPLOADS = "/uploads/ops-demo/data"
 ONE = "/datastores/ops-demo/data"
@@ -70,6 +70,17 @@ def test_the_list_is_searched_and_narrowed(as_: Any, store: Any) -> None:
     assert client.get("/datastores?cursor=%00&search=%00&kind=x").status_code == 200
 
 
+def test_a_whole_bucket_names_the_datastores_inside_it(as_: Any, store: Any, people: Any) -> None:
+    spec = store.spec | {"prefix": "runs"}
+    for name, appcode in (("runs", people.ops), ("theirs", people.flight)):
+        Datastore.objects.create(appcode=appcode, name=name, kind="s3", spec=spec, secret="s")
+    for address in ("/datastores", ONE):
+        page = as_("alice").get(address).content.decode()
+        assert "runs (inside it)</span>" in page
+        assert "theirs" not in page
+    assert "(inside it)" not in as_("alice").get(f"/datastores/{people.ops.code}/runs").content.decode()
+
+
 def test_a_list_costs_few_queries(
     as_: Any, store: Any, manifest: Any, people: Any, django_assert_max_num_queries: Any
 ) -> None:
@@ -79,7 +90,7 @@ def test_a_list_costs_few_queries(
         wish = manifest(f"nfs-{n}", {"nfs": {"server": "10.0.0.7", "path": f"/{n}"}})
         create_datastore(wish, acting_user=people.alice)
     client = as_("alice")
-    with django_assert_max_num_queries(9):
+    with django_assert_max_num_queries(10):
         client.get("/datastores")
 
 
@@ -91,8 +102,6 @@ def test_the_form_creates_a_datastore(as_: Any, s3: Any, bucket: str) -> None:
     assert "Secret key" in client.get("/datastores/new").content.decode()
     response = client.post("/datastores/new", typed(s3, bucket))
     assert response["Location"] == ONE
-    from datastores.models import Datastore
-
     store = Datastore.objects.get()
     assert (store.spec["region"], store.spec["prefix"], store.secret) == ("us-east-1", "", s3.secret_key)
 
@@ -134,8 +143,6 @@ def test_the_connection_is_tried_before_saving(as_: Any, s3: Any, bucket: str) -
     bad = client.post("/datastores/new", typed(s3, "no-such-bucket", test="1"), headers=htmx)
     assert "no such bucket" in json.loads(bad["HX-Trigger"])["form:wrong"]["fields"]["bucket"]
     assert s3.secret_key not in bad.content.decode() + bad["HX-Trigger"]
-    from datastores.models import Datastore
-
     assert not Datastore.objects.exists()
     saved = client.post("/datastores/new", typed(s3, bucket), headers=htmx)
     assert saved["HX-Redirect"] == ONE
@@ -272,7 +279,14 @@ def test_names_are_found_by_any_part_and_the_page_says_how_many_it_looked_at(
     names, page = found("search=zeb")
     assert names == ["zebra"], "a beginning is found beyond what was looked at"
     assert "Searched the first 1 names in this folder." in page
-    assert found("search=bra")[0] == []
+    # What is not here is searched below at once, and the page says how far.
+    names, page = found("search=bra")
+    assert names == ["zebra"]
+    assert "No name in this folder has “bra” in it. Searched everything here and below: 5 files." in page
+    monkeypatch.setattr(contents, "MOST_LOOKED_AT", 2)
+    names, page = found("search=bra")
+    assert names == []
+    assert "Searched the first 2 files here and below. Open a folder to search the rest." in page
     monkeypatch.setattr(pages, "ROWS", 1)
     names, page = found("search=o")
     assert len(names) == 1
