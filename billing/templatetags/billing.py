@@ -14,8 +14,9 @@ register = template.Library()
 
 @register.filter
 def decimals(value: Decimal, digits: int) -> str:
-    """ "1,234.50", rounded half to even, for display only."""
-    return f"{round(value, digits):,.{digits}f}"
+    """ "1,234.50", rounded half to even, for display only; tiny amounts are "< 0.01", as those of `gpu_hours` and `money`."""
+    shown = round(value, digits)
+    return f"< {Decimal(1).scaleb(-digits)}" if value > 0 and not shown else f"{shown:,.{digits}f}"
 
 
 @register.filter

@@ -17,7 +17,9 @@ from billing.models import Discount, LedgerEntry, Ownership, Price, UsageSegment
 from billing.money import UNIT, unit_seconds
 from billing.prices.rates import quantities
 from billing.sums import access, breakdown, over_time
+from billing.templatetags.billing import decimals
 from portal.models import Appcode
+from portal.templatetags.portal import gpu_hours
 from tests.billing.dashboards.test_usage import HOUR, LAST, MONTH, of, use
 
 
@@ -116,6 +118,11 @@ def test_parts_add_up_to_every_page_and_to_the_ledger(used, client):
 )  # fmt: skip
 def test_a_quantity_names_its_good(sku, quantity, words):
     assert unit_seconds(sku, quantity) == words
+
+
+def test_hours_that_round_to_nothing_are_said_alike_in_sums_and_parts():
+    for seconds, shown in ((0, "0.00"), (9, "< 0.01"), (30, "0.01")):
+        assert gpu_hours(seconds) == decimals(Decimal(seconds) / 3600, 2) == shown
 
 
 def test_what_runs_grows_by_the_second(used):
