@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from django.contrib import messages
+from django.db.models import Exists, OuterRef
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -24,6 +25,7 @@ from clusters.comparison.view import AXES, SMOOTH, View
 from clusters.manifest.code import code_of
 from clusters.results import view as results_view
 from clusters.results.columns import value_of
+from clusters.results.models import RunMetric
 from clusters.results.query import numbers_of as stored_numbers
 from clusters.results.values import Summary as KeptSummary
 from clusters.results.values import colours, is_judged, is_less_better
@@ -112,7 +114,10 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
         for run, name, colour in zip(runs, names, shown, strict=True)
     ]  # fmt: skip
     latest = Run.objects.filter(cluster__appcode=appcode, cluster__deleted_at=None).select_related("cluster")
-    offered = [name_of(run) for run in latest.only("number", "cluster__name").order_by("-id")[: LATEST + MOST]]
+    latest = latest.annotate(has_numbers=Exists(RunMetric.objects.filter(run=OuterRef("pk"))))
+    newest = latest.only("number", "cluster__name").order_by("-id")[: LATEST + MOST]
+    # Those with something to compare first, each kind from the newest on.
+    offered = [name_of(run) for run in sorted(newest, key=lambda run: not run.has_numbers)]
     files = [(run_code.files if (run_code := code_of(run.spec)) else None) or {} for run in runs]
     numbers = stored_numbers([run.pk for run in runs])
     kept, same = _kept([numbers.get(run.pk, {}) for run in runs], equal=view.equal, apart=view.apart)

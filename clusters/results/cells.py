@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
+from django.conf import settings
+
 from clusters.results.columns import Facts, value_of
 from clusters.results.markup import Cell, Heading
 from clusters.results.query import Row
@@ -49,7 +51,7 @@ def heading_of(view: View, column: Column, numeric: Set[Column]) -> Heading:
     is_sorted = now is not None and now[0] == column
     falls = bool(now and now[1])
     can_sort = column.kind != "field" or column.name not in ("tags", "note")
-    word = KIND_WORDS.get(column.kind, "")
+    word = settings.CURRENCY if column.key == "cost" else KIND_WORDS.get(column.kind, "")
     is_fact = column.kind == "field" and column.name in ("started", *NUMBERS)
     is_number = column.is_metric or is_fact or column in numeric
     kind = "metric" if column.is_metric else column.name if column.kind == "field" else column.kind

@@ -6,6 +6,8 @@ import datetime as dt
 from collections.abc import Sequence
 from dataclasses import replace
 
+from django.conf import settings
+
 from clusters.results import query
 from clusters.results.cells import facts_of, labelled
 from clusters.results.columns import Columns, columns
@@ -34,7 +36,8 @@ def grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
         ]  # fmt: skip
         pairs = [each.numbers.get(name, (None, None)) for each in found]
         best[name] = [_least([pair[n] for pair in pairs], is_low=is_less_better(name)) for n in (0, 1)]
-    headings += [Heading(FIELDS[name], "", "field", "", "", "", "", True) for name in ("hours", "cost")]
+    units = {"hours": "", "cost": settings.CURRENCY}
+    headings += [Heading(FIELDS[name], unit, "field", "", "", "", "", True) for name, unit in units.items()]
     lines = []
     for each in found:
         cells = [Cell("field", f"{each.runs:,}", is_number=True)]

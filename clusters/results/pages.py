@@ -75,7 +75,7 @@ def results(request: HttpRequest, code: str) -> HttpResponse:
         **of_one_appcode(appcode.code, "results"),
         **context_of(request, appcode, view_of(request)),
     }
-    context["is_common"] = context["table"].view.but().query == common
+    context["is_common"] = bool(common) and context["table"].view.but().query == common
     return shown(request, render(request, "clusters/results/results.html", context), context["table"].view)
 
 

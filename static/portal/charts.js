@@ -521,7 +521,33 @@
     label.hidden = false;
     show();
   }
-  const projects = () => $$("[data-film]").forEach(project);
+  const projects = () => {
+    $$("[data-film]").forEach(project);
+    $$(".film img").forEach((image) => { image.tabIndex = 0; image.setAttribute("role", "button"); });
+  };
+  // An image has no address of its own, so a dialog shows it as large as the window.
+  function enlarge(image) {
+    const dialog = document.createElement("dialog"), form = document.createElement("form"), words = document.createElement("b"), close = document.createElement("button"), large = image.cloneNode();
+    ["role", "tabindex"].forEach((name) => large.removeAttribute(name));
+    dialog.className = "film-large";
+    dialog.setAttribute("aria-label", image.alt);
+    form.method = "dialog";
+    words.textContent = image.alt;
+    close.className = "btn";
+    close.textContent = "Close";
+    form.append(words, close);
+    dialog.append(form, large);
+    dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+    dialog.addEventListener("close", () => { dialog.remove(); if (image.isConnected) image.focus(); });
+    document.body.append(dialog);
+    dialog.showModal();
+  }
+  document.addEventListener("click", (event) => { if (event.target.matches(".film img")) enlarge(event.target); });
+  document.addEventListener("keydown", (event) => {
+    if (!event.target.matches(".film img") || (event.key !== "Enter" && event.key !== " ")) return;
+    event.preventDefault();
+    enlarge(event.target);
+  });
   document.addEventListener("htmx:afterSwap", projects, true);
   document.addEventListener("DOMContentLoaded", projects);
   // Shows the charts and images whose names have all typed words, or those before or after a |, at once; the server answers with the

@@ -247,7 +247,9 @@ def test_a_visit_begins_with_what_the_person_chose_and_else_with_the_view_of_the
     assert client.post("/results/ops-demo/view", {"query": ""}).status_code == 403
     client.force_login(three.bob)
     client.post("/results/ops-demo/view", {"drop": "1"})
-    assert client.get("/results/ops-demo").status_code == 200
+    page = client.get("/results/ops-demo")
+    assert page.status_code == 200
+    assert b"End this as the view" not in page.content, "nobody set one"
 
 
 def test_the_csv_has_what_is_shown_of_all_rows(three: Any) -> None:
@@ -303,7 +305,10 @@ def test_names_of_one_metric_are_one_row_of_a_comparison(people: Any, as_person:
     run_of(people, "a", steps(0.5))
     run_of(people, "b", steps(0.4, name="train_loss"))
     client, address = as_person(people.victor), "/appcodes/ops-demo/compare?runs=a/1,b/1"
+    run_of(people, "c", steps(0.3))
+    run_of(people, "d")
     page = client.get(address)
+    assert page.context["others"] == ["c/1", "d/1"], "those with numbers first"
     assert [(row.name, [last for last, _ in row.pairs]) for row in page.context["kept"]] == [
         ("loss · train_loss", [("0.5", "1", False), ("0.4", "1", True)])
     ]
