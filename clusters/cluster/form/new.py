@@ -243,6 +243,7 @@ def form_page(
                 *(each.card for each in STARTERS.values() if not why_not),
             ],
             "why_no_starter": why_not,
+            "is_newcomer": not Cluster.objects.filter(created_by=user).exists(),
         }
     return render(request, "clusters/cluster/new.html", context)
 

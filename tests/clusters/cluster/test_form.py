@@ -255,6 +255,7 @@ def test_a_card_runs_in_an_appcode_without_any_data(page_catalogue, people, as_p
     client = as_person(people.alice)
     page = client.get("/clusters/new").content.decode()
     assert "Start from a template or an example in" in page
+    assert '<details class="starters panel" open>' in page
     refused = client.post("/clusters/new", {"appcode": "ops-demo"}).content.decode()
     assert "Start from a template or an example in" in refused
     for name, gpus in (("hello-gpu", 1), ("parameter-servers", 3), ("all-reduce", 2), ("hello-gpu", 1)):
@@ -263,6 +264,7 @@ def test_a_card_runs_in_an_appcode_without_any_data(page_catalogue, people, as_p
         made = Cluster.objects.latest("pk")
         assert (made.spec["input"], made.spec["output"], made.current_run.gpus) == (None, None, gpus)
     assert made.name == "hello-gpu-2"
+    assert '<details class="starters panel">' in client.get("/clusters/new").content.decode(), "known by now"
     # Where there is a place for results, they are kept.
     Datastore.objects.create(appcode=people.ops, name="our-results", kind="local", spec={"path": "/data"})
     Datastore.objects.create(appcode=people.ops, name="holy-data", kind="local", spec={"path": "/data/holy"})
