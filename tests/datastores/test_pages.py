@@ -78,7 +78,8 @@ def test_a_whole_bucket_names_the_datastores_inside_it(as_: Any, store: Any, peo
         page = as_("alice").get(address).content.decode()
         assert "runs (inside it)</span>" in page
         assert "theirs" not in page
-    assert "(inside it)" not in as_("alice").get(f"/datastores/{people.ops.code}/runs").content.decode()
+    for address in (f"/datastores/{people.ops.code}/runs", f"{ONE}?folder=other"):
+        assert "(inside it)" not in as_("alice").get(address).content.decode()
 
 
 def test_a_list_costs_few_queries(
