@@ -206,7 +206,7 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
         CLASS_CHOICES,
         initial="normal",
     )
-    access = choice("Who else may open it", "Developers and owners of the appcode always may.", initial="members")
+    access = choice("Who may open it", "Developers and owners of the appcode always may.", initial="members")
     people = line("People", "User names, divided by commas.", required=False)
 
     def __init__(self, offer: Offer, *args: Any, **options: Any) -> None:
@@ -234,8 +234,8 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
         shell = driver is not None and driver.is_shell
         # Whoever opens a shell runs programs, so it is offered neither to viewers nor to everybody.
         everybody = [] if shell else [("everybody", "Everybody who is signed in")]
-        members = ("members", "Nobody" if shell else "Viewers of the appcode")
-        self.offer_kept("access", [members, ("people", "People named below"), *everybody])
+        members = ("members", "Developers and owners" if shell else "All members of the appcode")
+        self.offer_kept("access", [members, ("people", "Developers, owners and people named below"), *everybody])
 
     def _offer_plugins(self) -> None:
         """Plugins of all images, because the image is chosen on the same page. Also chosen plugins that are no longer offered."""
