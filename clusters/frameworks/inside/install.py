@@ -16,9 +16,11 @@ After a failure the installer's own text is on stderr, and the last line is a se
 exit code is SILENT if the index could not be reached, so that another try may succeed.
 """
 
+import base64
 import bz2
 import compileall
 import fcntl
+import http.client
 import os
 import re
 import shutil
@@ -27,6 +29,7 @@ import sys
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 
@@ -165,12 +168,18 @@ def reason(said: str, is_reached: "Callable[[str], bool]") -> "tuple[int, str]":
 
 def reached(name: str) -> bool:
     """Whether the index answers for the package, be it that it has none."""
-    index = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple/").rstrip("/")
+    index = urllib.parse.urlsplit(os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple/"))
+    # urllib takes name and password for a port, and would say them in its error.
+    account, _, host = index.netloc.rpartition("@")
+    asked = urllib.request.Request(f"{index.scheme}://{host}{index.path.rstrip('/')}/{name}/")  # noqa: S310  pip's own setting
+    if account:
+        word = base64.b64encode(urllib.parse.unquote(account).encode()).decode()
+        asked.add_header("Authorization", f"Basic {word}")
     try:
-        urllib.request.urlopen(f"{index}/{name}/", timeout=ASKING).close()  # noqa: S310  pip's own setting
+        urllib.request.urlopen(asked, timeout=ASKING).close()  # noqa: S310  pip's own setting
     except urllib.error.HTTPError as error:
         return error.code < 500
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
     return True
 

@@ -162,3 +162,15 @@ def test_a_silent_index_is_tried_again_for_a_while(
     made = [str(tmp_path / name) for name in ("made", "lock", "cache")]
     assert install.once(*made, "copy", "") == install.SILENT == INDEX_UNREACHED
     assert capfd.readouterr().err.splitlines()[-1].startswith(f"{install.UNREACHED} It was tried for ")
+
+
+def test_an_index_with_a_password_is_asked_with_it_and_nothing_says_it(
+    index: Index, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", index.url)
+    assert PASSWORD in index.url
+    assert install.reached("greeting")
+    assert "greeting" in index.asked[-1], "with its account: `asked` has no others"
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://name:{PASSWORD}@127.0.0.1:{free_port()}/simple/")
+    assert not install.reached("greeting")
+    assert PASSWORD not in "".join(capfd.readouterr())
