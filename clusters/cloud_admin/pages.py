@@ -334,7 +334,7 @@ def _clouds(request: HttpRequest, chosen: Mapping[str, str], errors: Mapping[str
         wanted = chosen.get(line.path, was)
         lines.append(Line(line.path, line.namespace or "", was, wanted, choices, errors.get(line.path, "")))
     # What needs somebody comes first.
-    shown.sort(key=lambda cloud: ("failed", "starting").index(cloud.health.shape) if cloud.health.why else 2)
+    shown.sort(key=lambda cloud: (not cloud.health.is_bad, not cloud.health.why))
     pool = sum(cloud.gpus for cloud in shown)
     quotas = Appcode.objects.filter(state=Appcode.State.ACTIVE).aggregate(sum=Sum("gpu_quota"))["sum"] or 0
     context = {

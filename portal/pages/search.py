@@ -125,8 +125,8 @@ def _insert(groups: list[Group], go_to: Sequence[Hit], words: Sequence[str]) -> 
 
 
 def _sign_out(words: Sequence[str]) -> list[Hit]:
-    """Only for its whole words: it must not be the first result of “log”."""
-    if not any(set(each).issubset(words) for each in SIGN_OUT):
+    """Only for its own words and no others: it must not be the first result of “log”, or of “log out of memory”."""
+    if tuple(words) not in SIGN_OUT:
         return []
     return [Hit("Sign out", "", reverse("account_logout"), "person", Button())]
 

@@ -248,7 +248,7 @@ def test_the_first_result_is_what_was_meant(
     assert next(iter(found(typed).values()))[0] == first
 
 
-@pytest.mark.parametrize("typed", ["log", "sign", "ter", "rem", "del", "out", "res"])
+@pytest.mark.parametrize("typed", ["log", "sign", "ter", "rem", "del", "out", "res", "log out of memory"])
 def test_nothing_acts_or_signs_out_before_its_word_is_typed(found: Any, several: None, client: Any, typed: str) -> None:
     found(typed)
     for group in client.get("/search", {"q": typed}).context["groups"]:

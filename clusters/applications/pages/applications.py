@@ -227,7 +227,8 @@ def _sent(request: HttpRequest, offer: Offer) -> QueryDict:
     kind = said.setdefault("type", before)
     if "before" in said and kind != before:
         for name, value in _defaults(offer, kind).items():
-            said[name] = value if name != "appcode" else said.get(name, value)
+            if name != "appcode":
+                said[name] = value
         for name in set(OF_KIND) - {*kind_of(kind).own}:
             said[name] = ""
     return said

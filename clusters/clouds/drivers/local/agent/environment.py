@@ -252,12 +252,10 @@ class Environment:
             self.failed = status.get("exit") not in (None, INDEX_UNREACHED, *restart_policy.FROM_OUTSIDE)
         late = now + self.pause > self.failed_at + PATIENCE
         if late and not self.failed:
-            self.failed, self.problem = (
-                True,
-                f"{self.problem} It was tried for {PATIENCE / 60:.0f} minutes; deploy again later.",
-            )
+            self.failed = True
+            self.problem += f" It was tried for {PATIENCE / 60:.0f} minutes; deploy again later."
         elif self.failed and self.step:
-            self.problem = f"{self.problem} {MEND}"
+            self.problem += f" {MEND}"
         if not self.failed:
             self.waits, self.again_at = True, now + self.pause
             self.run.machine.call_later(self.pause, self._again)
