@@ -15,6 +15,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from clusters.comparison.runs import numbers_of
 from clusters.results import numbers
 from clusters.results.actions import keep_view, write_notes
 from clusters.results.models import Metric, RunMetric
@@ -401,3 +402,10 @@ def test_lists_say_what_ended_runs_came_to(three: Any, as_person: Any) -> None:
             "b lives: its value may be old; c ended with NaN"
         )
         assert page.content.decode().count('<span class="headline"') == 1
+
+
+def test_numbers_that_take_too_long_are_left_out_with_a_sentence(people: Any) -> None:
+    runs = [run_of(people, name, steps(1)) for name in ("a", "b")]
+    found, said = numbers_of(runs, -1)
+    assert [each.curves for each in found] == [(), ()]
+    assert [sentence.partition(" are not read")[0] for sentence in said] == ["The numbers of a/1", "The numbers of b/1"]
