@@ -185,6 +185,14 @@ class Curve:
         """Whether it is known when each number was written."""
         return bool(self.points) and all(point.wall_time for point in self.points)
 
+    def to_json(self) -> list[str]:
+        return [self.tag, self.folder, _packed(self.points)]
+
+    @classmethod
+    def from_json(cls, value: list[str]) -> Curve:
+        tag, folder, packed = value
+        return cls(tag, folder, tuple(_unpacked(packed)))
+
 
 @dataclass(frozen=True)
 class Shown:

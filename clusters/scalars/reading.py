@@ -2,7 +2,7 @@
 MLflow's client, or else from the log of the leading task; where no task leads, from the logs of the first tasks.
 
 A running run stores its output every few seconds, so charts follow it. The cache keeps what was read of a file, by run and
-path, so following a long training reads only what was added.
+path, so following a long training reads only what was added, and what a run that is gone has printed.
 """
 
 from __future__ import annotations
@@ -163,14 +163,26 @@ def printed_by(run: Run, role: str, indexes: Iterable[int]) -> dict[int, Scalars
 
 
 def _scalars_of_task(logs: RunLogs, of: tuple[str, int, int], most: int) -> Scalars:
-    data, marked = b"", b""
+    """What is at the beginning of the log of role, index and attempt. That of a run that is gone is parsed once: a long one
+    takes seconds."""
+    key = f"printed.{logs.run.pk}.{'-'.join(map(str, of))}.{most}"
+    is_over = logs.run.is_terminal and logs.run.gone
+    if is_over and (kept := cache.get(key)) is not None:
+        curves, notes = kept
+        return Scalars(tuple(Curve.from_json(each) for each in curves), 0, tuple(notes))
+    data, marked, notes, is_whole = b"", b"", list[str](), True
     while len(data) < most:
         chunk = logs.read(*of, offset=len(data), limit=most - len(data))
         data, marked = data + chunk.data, marked + chunk.marks
         if not chunk.data:
-            return scalars_of_log(data, marked=marked)
-    note = f"Only the first {most >> 10:,} KiB of the log of {of[0]}-{of[1]} are read."
-    return scalars_of_log(data, [note], marked)
+            is_whole = chunk.complete and not chunk.absent
+            break
+    else:
+        notes.append(f"Only the first {most >> 10:,} KiB of the log of {of[0]}-{of[1]} are read.")
+    found = scalars_of_log(data, notes, marked)
+    if is_over and is_whole:
+        cache.set(key, ([each.to_json() for each in found.curves], notes), REMEMBER_SECONDS)
+    return found
 
 
 def stragglers_of(run: Run) -> list[Straggler]:

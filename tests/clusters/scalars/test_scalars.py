@@ -511,6 +511,36 @@ def test_a_printed_number_has_the_time_of_its_line():
 
 
 @pytest.mark.django_db
+def test_what_a_run_has_printed_is_parsed_once_when_it_is_gone_and_its_log_complete(
+    people, catalogue, manifest, monkeypatch
+):
+    run = clusters.create_cluster(manifest(), acting_user=people.bob).current_run
+    run.tasks.create(role="master", index=0, attempt=0, uid="a", phase="Succeeded")
+    log, said, asked = b"", {"complete": True, "absent": False}, []
+
+    def piece(*_, offset, limit, **__):
+        asked.append(offset)
+        return LogChunk(log[offset : offset + limit], min(len(log), offset + limit), **said)
+
+    monkeypatch.setattr(RunLogs, "cloud", SimpleNamespace(log=piece))
+    monkeypatch.setattr(RunLogs, "copies", {})
+    assert reading.printed(run).curves == ()  # It goes on.
+    run.phase, run.gone, said["complete"] = "Succeeded", True, False
+    log = b"step 1: loss = nan\nstep 2: loss = 0.5\n"
+    assert len(reading.printed(run).curves) == 1
+    said["complete"], log = True, log + b"step 2: acc = 0.9\n"
+    first, before = reading.printed(run), len(asked)
+    assert [each.tag for each in first.curves] == ["loss", "acc"]
+    second = reading.printed(run)
+    assert (str(second), len(asked)) == (str(first), before)
+    # A shorter beginning is another one: the cut of a log that many tasks share.
+    monkeypatch.setattr(reading, "MAX_LOG", 20)
+    cut = reading.printed(run)
+    assert ([each.tag for each in cut.curves], len(cut.notes), len(asked)) == (["loss"], 1, before + 1)
+    assert (reading.printed(run).notes, len(asked)) == (cut.notes, before + 1)
+
+
+@pytest.mark.django_db
 def test_who_counts_once_reads_event_files_to_their_end(people, catalogue, manifest, monkeypatch):
     monkeypatch.setattr(scalars, "CHUNK", 400)
     monkeypatch.setattr(scalars, "MAX_BYTES", 1000)
