@@ -28,6 +28,7 @@ from clusters.catalog.lookup import Resolved, name_taken, require_active, resolv
 from clusters.catalog.package_index import why_not_there
 from clusters.clouds.placement import hold
 from clusters.events import cluster_event, run_event
+from clusters.frameworks import COMPUTING
 from clusters.gateway import origins
 from clusters.manifest.cluster import ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import part_of as hooks_of
@@ -43,6 +44,7 @@ from portal.errors import Conflict, Invalid, sentence
 from portal.events import record_all
 from portal.manifests.kept import refuse_changes
 from portal.models import Appcode, Event, User
+from portal.pages.charts import COLOURS
 from portal.text.zones import utc_text
 
 
@@ -384,6 +386,7 @@ def _new_run(
         namespace=resolved.place.namespace,
         spec=started_with,
         parameters=parameters(started_with),
+        colour=_next_colour(cluster) if spec.framework in COMPUTING else None,
         source=source,
         code=_program(cluster, spec, newest=newest),
         resources=resources_of(resolved),
@@ -408,6 +411,14 @@ def _new_run(
     record_all([*told, deployed])
     transaction.on_commit(lambda: wakeups.wake(run.pk))
     return run
+
+
+def _next_colour(cluster: Cluster) -> int:
+    """The one after that of the newest run of its appcode, so that runs that are compared differ. Two that are created at
+    once may get the same: charts draw one of them dashed."""
+    runs = Run.objects.filter(cluster__appcode=cluster.appcode_id, colour__isnull=False).order_by("-pk")
+    newest = runs.values_list("colour", flat=True).first()
+    return 0 if newest is None else (newest + 1) % COLOURS
 
 
 def _hold_version(version: ModelVersion) -> None:

@@ -12,8 +12,7 @@ from django.views.decorators.http import conditional_page, require_safe
 from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.media import MAX_BYTES, Frame, data_url, labels_of
 from clusters.cluster.pages.metrics import READ_SECONDS
-from clusters.comparison.runs import name_of, runs_to_compare, view_of
-from clusters.results.values import colours
+from clusters.comparison.runs import name_of, runs_to_compare, styles_of, view_of
 from clusters.runs.models import Run
 from clusters.scalars.events import Shown
 from clusters.scalars.media import Placed
@@ -34,10 +33,10 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Cell:
-    """The image of a run, None if it has none so early or of this name; and the colour of its curves."""
+    """The image of a run, None if it has none so early or of this name; and the series of its curves."""
 
     run: str
-    colour: int
+    series: int
     frame: Frame | None
 
 
@@ -106,7 +105,8 @@ def _context(runs: Sequence[Run], at: int | None) -> dict[str, object]:
             read, placed = iter(()), [None] * len(shown)
             notes.append(f"The images of {name_of(run)} cannot be read now: {error}")
         columns.append([Frame(each, data_url(next(read))) if each else None for each in placed])
-    names = [(name_of(run), colour) for run, colour in zip(runs, colours([run.pk for run in runs]), strict=True)]
+    style = styles_of(runs)
+    names = [(name_of(run), style[run.pk]) for run in runs]
     rows = [
         Row(line.tag, label, [Cell(*name, frame) for name, frame in zip(names, frames, strict=True)])
         for line, label, frames in zip(lines, labels_of(lines), zip(*columns, strict=True), strict=True)

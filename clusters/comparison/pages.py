@@ -19,7 +19,7 @@ from clusters.access import clusters_in
 from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, has_words, labels, line_of
 from clusters.comparison.media import media
-from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, view_of, what_differs
+from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, styles_of, view_of, what_differs
 from clusters.comparison.values import MOST, Summary, alike, changed_files, placed, summaries
 from clusters.comparison.view import AXES, SMOOTH, View
 from clusters.manifest.code import code_of
@@ -28,7 +28,7 @@ from clusters.results.columns import value_of
 from clusters.results.models import RunMetric
 from clusters.results.query import numbers_of as stored_numbers
 from clusters.results.values import Summary as KeptSummary
-from clusters.results.values import colours, is_judged, is_less_better
+from clusters.results.values import is_judged, is_less_better
 from clusters.runs.models import Run
 from clusters.scalars.events import Scalars, tag_order
 from datastores.drivers.patience import within
@@ -37,7 +37,7 @@ from portal.api.problems import Unavailable
 from portal.errors import Invalid
 from portal.models import Appcode
 from portal.pages.appcodes import person, safe_next
-from portal.pages.charts import Chart, Line, draw, number
+from portal.pages.charts import Chart, Line, draw, number, styled
 from portal.pages.layout import of_one_appcode
 from portal.pages.plain import rendered
 from portal.web.limits import LOOKS
@@ -56,8 +56,8 @@ class Column:
 
     run: Run
     name: str
-    # Of its curves; 0 if it has none here.
-    colour: int
+    # Of its curves.
+    series: int
     cost: object
     gpu_seconds: float
     output: str
@@ -104,14 +104,14 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
         runs = []
         messages.error(request, invalid.errors[0].message)
     now = timezone.now()
-    names, shown = tuple(name_of(run) for run in runs), colours([run.pk for run in runs])
+    names, style = tuple(name_of(run) for run in runs), styles_of(runs)
     view = view.but(runs=names)
     columns = [
         Column(
-            run, name, colour, run.cost_at(now), run.gpu_seconds_at(now), _output(run),
+            run, name, style[run.pk], run.cost_at(now), run.gpu_seconds_at(now), _output(run),
             view.but(runs=tuple(each for each in names if each != name)).query,
         )
-        for run, name, colour in zip(runs, names, shown, strict=True)
+        for run, name in zip(runs, names, strict=True)
     ]  # fmt: skip
     latest = Run.objects.filter(cluster__appcode=appcode, cluster__deleted_at=None).select_related("cluster")
     latest = latest.annotate(has_numbers=Exists(RunMetric.objects.filter(run=OuterRef("pk"))))
@@ -156,7 +156,7 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
     except Unavailable as error:
         context["notes"] = [str(error)]
     else:
-        names, found = _by_colour(runs, found)
+        told = list(zip(runs, found, strict=True))
         drawn = _drawn_together(found, view.joined, apart=view.apart)
         if view.metrics:
             # A tag of several folders has a name for each: FOLDER/TAG.
@@ -168,25 +168,15 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
         drawn = [tags for tags in drawn if has_words(BETWEEN.join(tags), view.find)]
         if view.brief:
             drawn = drawn[:BRIEF]
-        undated = [name for name, each in zip(names, found, strict=True) if not all(c.is_timed for c in each.curves)]
+        undated = [name_of(run) for run, each in told if not all(curve.is_timed for curve in each.curves)]
         if view.axis == "time" and undated:
             refused.append(f"Numbers of {', '.join(undated)} without times are drawn over steps only.")
         context |= {
-            "metrics": [
-                _metric(tags, names, found, view.axis, float(view.smooth), list(map(name_of, runs)))
-                for tags in drawn[:MAX_CHARTS]
-            ],
+            "metrics": [_metric(tags, told, view.axis, float(view.smooth)) for tags in drawn[:MAX_CHARTS]],
             "left_out": max(0, len(drawn) - MAX_CHARTS),
             "notes": [*refused, *(note for each in found for note in each.notes)],
         }  # fmt: skip
     return render(request, "clusters/comparison/_charts.html", context)
-
-
-def _by_colour(runs: Sequence[Run], found: Sequence[Scalars]) -> tuple[list[str], list[Scalars]]:
-    """Names and numbers in the order of the runs' colours. A colour that none has is a run without a name and numbers."""
-    taken = dict(zip(colours([run.pk for run in runs]), zip(map(name_of, runs), found, strict=True), strict=True))
-    slots = [taken.get(colour, ("", Scalars((), 0))) for colour in range(1, max(taken, default=0) + 1)]
-    return [name for name, _ in slots], [each for _, each in slots]
 
 
 def _grouped(runs: Sequence[Collection[str]], *, apart: bool) -> list[tuple[str, ...]]:
@@ -235,33 +225,27 @@ def _marked(column: results_view.Column, found: Sequence[KeptSummary | None]) ->
     ]
 
 
-def _metric(
-    tags: Sequence[str], names: list[str], found: list[Scalars], axis: str, weight: float, order: list[str]
-) -> Metric:
-    """One chart. The first line of each run has the run's colour in all charts; legend and rows have the runs in `order`."""
+def _metric(tags: Sequence[str], told: Sequence[tuple[Run, Scalars]], axis: str, weight: float) -> Metric:
+    """One chart, in which each run has its colour."""
     # Each line twice: as drawn, smoothed and over the chosen axis, and as it is for the script.
-    first, more, rows = list[tuple[Line, Line]](), list[tuple[Line, Line]](), []
-    places = {name: place for place, name in enumerate(order)}
-    of = [places.get(name, len(order)) for name in names]
-    for name, scalars, place in zip(names, found, [*of], strict=True):
-        since, pairs = scalars.began, []
+    drawn, numbers, rows = list[tuple[int, list[Line]]](), list[tuple[int, list[Line]]](), []
+    style = styles_of([run for run, _ in told])
+    for run, scalars in told:
+        since = scalars.began
+        drawn.append((style[run.pk], []))
+        numbers.append((style[run.pk], []))
         for tag in tags:
             curves = [curve for curve in scalars.curves if curve.tag == tag and curve.points]
             folders = labels([curve.folder for curve in curves])
             for curve, folder, summary in zip(curves, folders, summaries(scalars, tag), strict=True):
-                label = " ".join(filter(None, (name, tag if len(tags) > 1 else "", folder)))
+                label = " ".join(filter(None, (name_of(run), tag if len(tags) > 1 else "", folder)))
                 is_drawn = axis == "step" or curve.is_timed
-                drawn = placed(curve.points, weight, since if axis == "time" else None) if is_drawn else ()
-                pairs.append((Line(label, drawn), line_of(label, curve, since)))
-                rows.append((place, _row(label, summary)))
-        first.append(pairs[0] if pairs else (Line(name, ()), Line(name, ())))
-        more += pairs[1:]
-        of += [place] * len(pairs[1:])
-    lines, numbers = zip(*first, *more, strict=True)
+                points = placed(curve.points, weight, since if axis == "time" else None) if is_drawn else ()
+                drawn[-1][1].append(Line(label, points))
+                numbers[-1][1].append(line_of(label, curve, since))
+                rows.append(_row(label, summary))
     x_label = "step" if axis == "step" else "seconds"
-    legend = sorted(range(len(lines)), key=of.__getitem__)
-    chart = draw(BETWEEN.join(tags), lines, x_label=x_label, numbers=("step", numbers), order=legend)
-    return Metric(chart, [row for _, row in sorted(rows, key=lambda pair: pair[0])])
+    return Metric(draw(BETWEEN.join(tags), styled(drawn), x_label=x_label, numbers=("step", styled(numbers))), rows)
 
 
 def _row(label: str, summary: Summary) -> tuple[str, str, str, str, str]:

@@ -13,6 +13,7 @@ from clusters.catalog.data import runs_named
 from clusters.clouds.drivers.base import CloudError
 from clusters.comparison.values import MOST, Difference, differences
 from clusters.comparison.view import View
+from clusters.results.values import styles
 from clusters.runs.models import Run
 from clusters.scalars.events import Scalars
 from clusters.scalars.reading import scalars_of
@@ -62,6 +63,11 @@ def numbers_of(runs: Sequence[Run], seconds: float) -> tuple[list[Scalars], list
             found.append(Scalars((), 0))
             refused.append(f"The numbers of {name_of(run)} cannot be read now: {error}")
     return found, refused
+
+
+def styles_of(runs: Sequence[Run]) -> dict[int, int]:
+    """The series of their curves, by primary key."""
+    return styles({run.pk: run.hue for run in runs})
 
 
 def name_of(run: Run) -> str:

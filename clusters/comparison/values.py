@@ -6,8 +6,10 @@ import difflib
 import json
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from clusters.scalars.events import Curve, Point, Scalars
@@ -27,6 +29,8 @@ _WORDS = {
 _PARTS = ("val", "test")
 # Each has a colour.
 MOST = LINES
+# Steps at which a mean of curves is taken.
+MOST_STEPS = 500
 # Pairs of lines compared for one page. The worst case takes seconds, and grows with the cube.
 MAX_PAIRS = 2_000_000
 
@@ -161,6 +165,37 @@ def smoothed(values: Iterable[float], weight: float) -> Iterator[float]:
             continue
         total, share = total * weight + value * (1 - weight), share * weight + 1 - weight
         yield total / share
+
+
+def mean_of(curves: Sequence[Sequence[Point]]) -> list[tuple[float, float, float, float]]:
+    """Of curves of one metric (step, mean, lowest, highest), at most MOST_STEPS. A curve counts from its first step to its last,
+    interpolated between two. NaN and infinite values are left out."""
+    known = [sorted({p.step: p.value for p in curve if math.isfinite(p.value)}.items()) for curve in curves]
+    known = [each for each in known if each]
+    steps = sorted({step for each in known for step, _ in each})
+    stride = -(-len(steps) // MOST_STEPS) or 1
+    columns = [[step for step, _ in each] for each in known]
+    found = []
+    for step in sorted({*steps[::stride], *steps[-1:]}):
+        inside = [
+            _between(each, bisect_left(column, step), step)
+            for each, column in zip(known, columns, strict=True)
+            if column[0] <= step <= column[-1]
+        ]
+        # The rounding of a sum may carry it past its addends.
+        low, high = min(inside), max(inside)
+        found.append((float(step), min(high, max(low, fmean(inside))), low, high))
+    return found
+
+
+def _between(points: Sequence[tuple[int, float]], after: int, step: int) -> float:
+    """The value at `step`, which is at most that of the point `after`."""
+    x, y = points[after]
+    if x == step:
+        return y
+    x0, y0 = points[after - 1]
+    share = (step - x0) / (x - x0)
+    return y0 * (1 - share) + y * share
 
 
 def placed(points: Sequence[Point], weight: float, since: float | None) -> list[tuple[float, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from clusters.results.markup import Cell, GroupLine, Heading, Table
 from clusters.results.values import is_less_better
 from clusters.results.view import FIELDS, Column, View
 from portal.models import Appcode
-from portal.pages.charts import number
+from portal.pages.charts import COLOURS, number, series
 from portal.templatetags.portal import gpu_hours, money
 
 
@@ -38,6 +39,7 @@ def grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
         best[name] = [_least([pair[n] for pair in pairs], is_low=is_less_better(name)) for n in (0, 1)]
     units = {"hours": "", "cost": settings.CURRENCY}
     headings += [Heading(FIELDS[name], unit, "field", "", "", "", "", True) for name, unit in units.items()]
+    style = styles_of_groups(found) if view.charts and shown else {}
     lines = []
     for each in found:
         cells = [Cell("field", f"{each.runs:,}", is_number=True)]
@@ -48,7 +50,7 @@ def grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
         cells.append(Cell("field", gpu_hours(round(each.gpu_hours * 3600)), is_number=True))
         cells.append(Cell("field", money(each.cost), is_number=True))
         inside = _inside(view, column, each.value)
-        lines.append(GroupLine(each.value or "none", inside, labelled(cells, headings)))
+        lines.append(GroupLine(each.value or "none", inside, labelled(cells, headings), style.get(each.value, 0)))
     return Table(
         appcode,
         view,
@@ -58,11 +60,30 @@ def grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
         total,
         notes,
         Columns([], 0, shown, []),
-        False,
+        any(each.living for each in found),
         1,
         [],
         [(view.group, column.name)],
     )
+
+
+def label_of(column: Column, value: str | None) -> str:
+    """A group in words: “LR = 0.1”."""
+    return f"{column.name} = {value or 'none'}" if column.kind == "param" else value or "none"
+
+
+def styles_of_groups(found: Sequence[query.Group]) -> dict[str | None, int]:
+    """The series of the curves of the largest groups by their value, at most COLOURS. They go by the order of the values, so that
+    more runs of a group change no colour."""
+    drawn = [each.value for each in found[:COLOURS]]
+    return {value: series(n) for n, value in enumerate(sorted(drawn, key=_order))}
+
+
+def _order(value: str | None) -> tuple[bool, float, str]:
+    try:
+        return value is None, float(value or ""), ""
+    except ValueError:
+        return value is None, math.inf, value or ""
 
 
 def _least(values: Sequence[float | None], *, is_low: bool) -> float | None:

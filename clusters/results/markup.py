@@ -88,9 +88,9 @@ class Line:
     # Where its trials are, if it is more than one, and how many.
     trials_url: str = ""
     trials: int = 0
-    # Its colour in the charts above the table; 0: it is not in them.
-    colour: int = 0
-    # The query with it in the charts, or without; "" if it has no numbers, or all colours are taken.
+    # How the charts above the table draw it; 0: they do not.
+    series: int = 0
+    # The query with it in the charts, or without; "" if it has no numbers, or no more can be drawn.
     turned: str = ""
     is_drawable: bool = False
 
@@ -100,6 +100,8 @@ class GroupLine:
     label: str
     url: str
     cells: list[Cell]
+    # How the charts above the table draw it; 0: they do not.
+    series: int = 0
 
 
 def _box(key: str, on: bool, label: str = "") -> str:
@@ -154,7 +156,7 @@ class Table:
     @property
     def drawn(self) -> list[Line]:
         """The runs of the charts above the rows."""
-        return [line for line in self.lines if line.colour]
+        return [line for line in self.lines if line.series]
 
     @property
     def drawn_names(self) -> str:
@@ -167,7 +169,7 @@ class Table:
 
     @property
     def draw_more(self) -> str:
-        """The query that draws as many as there are colours for; "" if no more can be drawn."""
+        """The query that draws as many as a chart holds; "" if no more can be drawn."""
         names = [line.name for line in self.lines if line.is_drawable]
         more = [name for name in names if name not in {line.name for line in self.drawn}][: LINES - len(self.drawn)]
         chosen = {*more, *(line.name for line in self.drawn)}
@@ -175,8 +177,16 @@ class Table:
         return self.view.but(drawn=drawn, page=self.view.page).query if more else ""
 
     @property
+    def has_curves(self) -> bool:
+        """Whether charts stand above the rows, or the groups."""
+        return bool(self.drawn) or any(line.series for line in self.groups)
+
+    @property
     def charts(self) -> tuple[str, str]:
         """Key and query of the charts: of the metrics that the table shows. The key changes with whatever they are of."""
+        if self.view.group:
+            query = self.view.but(columns=tuple(f"last:{name}" for name in self.columns.metrics)).query
+            return sha256(f"{query}{self.total}{self.is_live}".encode()).hexdigest()[:16], query
         metrics = dict.fromkeys(column.name for column in self.columns.shown if column.is_metric)
         query = urlencode([("runs", self.drawn_names), *(("metric", name) for name in metrics), ("brief", "1")])
         is_over = all(line.run.is_terminal for line in self.drawn)

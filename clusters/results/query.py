@@ -36,7 +36,7 @@ from django.db.models import (
     Window,
 )
 from django.db.models.expressions import Combinable, CombinedExpression, Expression, OrderBy
-from django.db.models.functions import Cast, Coalesce, Extract, Lower, NullIf
+from django.db.models.functions import Cast, Coalesce, Extract, Lower, NullIf, RowNumber
 
 from clusters.frameworks import COMPUTING
 from clusters.results.models import Metric, RunMetric
@@ -54,7 +54,7 @@ NO_RESULTS = ("services/", "hooks/", "models/")
 # What a row needs of its run: not the spec, which may hold the files of its code.
 RUN_FIELDS = (
     "number", "phase", "reason", "message", "gone", "created_at", "started_at", "finished_at", "usage_as_of", "gpus",
-    "gpu_seconds", "gpu_rate", "cost", "cost_rate", "tags", "note", "parameters", "numbers_at", "cluster__name",
+    "gpu_seconds", "gpu_rate", "cost", "cost_rate", "tags", "note", "parameters", "numbers_at", "colour", "cluster__name",
     "cluster__part_of", "cluster__appcode", "created_by__username",
 )  # fmt: skip
 LOOKUPS = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}
@@ -97,6 +97,8 @@ class Group:
 
     value: str | None
     runs: int
+    # How many of them still live.
+    living: int
     gpu_hours: float
     cost: Decimal
     numbers: dict[str, tuple[float | None, float | None]]
@@ -367,7 +369,10 @@ def groups(appcode: Appcode, view: View, now: dt.datetime) -> tuple[list[Group],
     ids = _metrics(appcode, list(dict.fromkeys(chosen)))
     runs = runs.annotate(value=_group_of(column)).order_by()
     sums = runs.values("value").annotate(
-        runs=Count("pk"), hours=Sum(_fact("hours", now)), spent=Sum(_fact("cost", now))
+        runs=Count("pk"),
+        living=Count("pk", filter=Q(gone=False)),
+        hours=Sum(_fact("hours", now)),
+        spent=Sum(_fact("cost", now)),
     )
     found = list(sums.order_by("-runs", "value")[: MOST_GROUPS + 1])
     total = sum(each["runs"] for each in found)
@@ -386,10 +391,33 @@ def groups(appcode: Appcode, view: View, now: dt.datetime) -> tuple[list[Group],
         best = low if is_less_better(names[metric_id]) else high
         numbers.setdefault(value, {})[names[metric_id]] = (mean, best)
     lines = [
-        Group(each["value"], each["runs"], each["hours"], Decimal(str(each["spent"])), numbers.get(each["value"], {}))
+        Group(
+            each["value"], each["runs"], each["living"], each["hours"], Decimal(str(each["spent"])),
+            numbers.get(each["value"], {}),
+        )
         for each in found
-    ]
+    ]  # fmt: skip
     return lines, total, list(ids), notes
+
+
+def members(
+    appcode: Appcode, view: View, now: dt.datetime, values: Sequence[str | None], most: int
+) -> dict[str | None, list[Run]]:
+    """The newest runs with numbers of each of these groups, at most `most` of each. Two queries."""
+    column = Column.of(view.group)
+    assert column is not None
+    runs, _ = matching(appcode, view.but(pins=()), now)
+    named = Q(value__in=[value for value in values if value is not None])
+    runs = runs.exclude(headline=[]).annotate(value=_group_of(column))
+    runs = runs.filter(named | Q(value=None) if None in values else named)
+    runs = runs.annotate(place=Window(RowNumber(), partition_by=[F("value")], order_by=F("pk").desc()))
+    chosen = dict(runs.filter(place__lte=most).order_by("-pk").values_list("pk", "value"))
+    rows = Run.objects.select_related("cluster").in_bulk(chosen)
+    found: dict[str | None, list[Run]] = {}
+    for pk, value in chosen.items():
+        if pk in rows:
+            found.setdefault(value, []).append(rows[pk])
+    return found
 
 
 def _group_of(column: Column) -> Combinable:

@@ -17,7 +17,7 @@ from clusters.results.groups import grouped
 from clusters.results.markup import Cell, Line, Pick, Table
 from clusters.results.numbers import look_at
 from clusters.results.query import ROWS, Row
-from clusters.results.values import colours
+from clusters.results.values import styles
 from clusters.results.view import FIELDS, Column, View
 from portal.models import Appcode
 from portal.pages.charts import COLOURS, LINES
@@ -58,9 +58,10 @@ def _drawn(lines: Sequence[tuple[Row, Line]], view: View) -> list[Line]:
     if not view.charts:
         return [line for _, line in lines]
     # Those without numbers would waste a colour; a living one is drawn when it has some.
-    able = {line.name: row.run.pk for row, line in lines if row.numbers}
+    able = {line.name: row.run for row, line in lines if row.numbers}
     names = list(able)[:COLOURS] if view.drawn is None else [name for name in able if name in view.drawn][:LINES]
-    by_name = dict(zip(names, colours([able[name] for name in names]), strict=True))
+    found = styles({able[name].pk: able[name].hue for name in names})
+    by_name = {name: found[able[name].pk] for name in names}
 
     def turned(name: str) -> str:
         if name not in able or (name not in by_name and len(names) == LINES):
@@ -69,7 +70,7 @@ def _drawn(lines: Sequence[tuple[Row, Line]], view: View) -> list[Line]:
         return view.but(drawn=tuple(drawn), page=view.page).query
 
     return [
-        replace(line, colour=by_name.get(line.name, 0), turned=turned(line.name), is_drawable=line.name in able)
+        replace(line, series=by_name.get(line.name, 0), turned=turned(line.name), is_drawable=line.name in able)
         for _, line in lines
     ]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clusters.scalars.events import Curve, Scalars, rank, tag_order
-from portal.pages.charts import COLOURS, LINES
+from portal.pages.charts import COLOURS, series
 
 # Metrics of a run that are kept, losses and accuracies first; characters of a name.
 MAX_METRICS, MAX_NAME = 200, 200
@@ -66,13 +66,13 @@ def is_judged(name: str) -> bool:
     return not SETTINGS.search(name)
 
 
-def summaries(scalars: Scalars) -> dict[str, Summary]:
-    """The summary of each metric by its name; FOLDER/TAG where a tag stands in several folders. At most MAX_METRICS."""
+def by_name(scalars: Scalars) -> dict[str, Curve]:
+    """The curve of each metric; FOLDER/TAG is its name where a tag stands in several folders. At most MAX_METRICS."""
     several: dict[str, int] = {}
     for curve in scalars.curves:
         if curve.points:
             several[curve.tag] = several.get(curve.tag, 0) + 1
-    found: dict[str, Summary] = {}
+    found: dict[str, Curve] = {}
     for curve in sorted(scalars.curves, key=lambda each: (tag_order(each.tag), each.folder)):
         if not curve.points:
             continue
@@ -80,19 +80,24 @@ def summaries(scalars: Scalars) -> dict[str, Summary]:
         # PostgreSQL refuses NUL, which a protocol buffer may contain.
         name = name.replace("\0", "\N{REPLACEMENT CHARACTER}").strip()
         if name and len(name) <= MAX_NAME and name not in found and len(found) < MAX_METRICS:
-            found[name] = _summary(curve)
+            found[name] = curve
     return found
 
 
-def colours(numbers: Sequence[int]) -> list[int]:
-    """A colour for each run, from 1, by its primary key: a run keeps it whatever the order of the rows is. Of two that would have
-    the same, the newer one takes the next that is free; dashed ones come last. At most LINES runs."""
-    taken: dict[int, int] = {}
-    for number in sorted(numbers):
-        free = (first + (number + n) % COLOURS for first in range(0, LINES, COLOURS) for n in range(COLOURS))
-        taken[next(colour for colour in free if colour not in taken)] = number
-    by_number = {number: colour + 1 for colour, number in taken.items()}
-    return [by_number[number] for number in numbers]
+def summaries(scalars: Scalars) -> dict[str, Summary]:
+    """The summary of each metric by its name."""
+    return {name: _summary(curve) for name, curve in by_name(scalars).items()}
+
+
+def styles(colours: Mapping[int, int]) -> dict[int, int]:
+    """The series (portal/pages/charts.py) of each run, from its colour, both by primary key: of several that share a colour, the
+    oldest is solid and the others are dashed, so a run keeps its colour whatever is drawn beside it."""
+    taken = list[int]()
+    found = {}
+    for number, colour in sorted(colours.items()):
+        found[number] = series(colour, taken.count(colour % COLOURS))
+        taken.append(colour % COLOURS)
+    return found
 
 
 def headline(found: Mapping[str, Summary]) -> list[tuple[str, float]]:

@@ -243,6 +243,9 @@ class Run(models.Model):
         db_default={},
         help_text='Which program it started with, beside its image: {"digest": "ab…"} or {"commit": "ab…"}',
     )
+    colour = models.PositiveSmallIntegerField(
+        null=True, help_text="Of its curves, from 0: the one after that of the run before it in its appcode."
+    )
     tags = ArrayField(models.CharField(max_length=40), default=list, db_default=[], help_text="Words of users.")
     note = models.TextField(blank=True, default="", db_default="", help_text="What users say about it.")
     parameters = models.JSONField(
@@ -347,6 +350,11 @@ class Run(models.Model):
     def life(self) -> int:
         """How often it was taken off its cloud to be started anew, and nothing of it was left there."""
         return self.times_given_back - (self.given_back_at is not None)
+
+    @property
+    def hue(self) -> int:
+        """Its colour; one by its primary key in runs of earlier releases."""
+        return self.pk if self.colour is None else self.colour
 
     def gpu_seconds_at(self, now: dt.datetime) -> int:
         """GPU-seconds used until `now`, including what its tasks hold at the moment."""

@@ -14,7 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from statistics import quantiles
 
@@ -23,8 +23,8 @@ SIDE = 1000.0
 LARGEST, SMALLEST = 1e300, 1e-280
 # Points of a line in the picture, and for the script. Longer lines are thinned evenly.
 MAX_DRAWN, MAX_SENT = 500, 1000
-# The theme's number of colours, and of lines that can be told apart: each colour once solid and once dashed (charts.css).
-COLOURS, LINES = 10, 20
+# The theme's number of colours, ways to draw a line of one (solid and dashed ones, charts.css), and the most lines of a chart.
+COLOURS, STROKES, LINES = 10, 4, 20
 # Where a column has more parts, the last one sums up all others.
 MAX_PARTS = 6
 # Share of an axis's height between its foot, for things without a value, and its values.
@@ -40,7 +40,8 @@ OTHERS = "all others"
 class Line:
     """A line of (x, y) in the order of x. A `y` that is NaN, infinite or beyond `LARGEST` leaves a gap. If `scattered`,
     each point is a dot. `times` are the Unix times of the points, if known, and `began` is when its run did. `has_gaps`: NaN is
-    time without numbers, and no mistake of a program."""
+    time without numbers, and no mistake of a program. `series` is its colour and stroke (`series`); 0: by its place among the
+    lines. `spread` has the lowest and the highest of what each point stands for, drawn as a band."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -48,6 +49,8 @@ class Line:
     times: Sequence[float] = ()
     began: float | None = None
     has_gaps: bool = False
+    series: int = 0
+    spread: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,17 @@ class Tick:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A line ready to draw: `path` for <path d>, and `dots` for points between two gaps, which a path does not show."""
+    """A line ready to draw: `path` and `band` for <path d>, and `dots` for points between two gaps, which no path shows."""
 
     label: str
+    series: int
     path: str
+    band: str
     dots: tuple[tuple[float, float], ...]
     latest: str
     smallest: str
     largest: str
     missing: int
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has no points: it keeps its colour for charts in which it has some."""
-        return self.latest == NO_VALUE
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,6 @@ class Chart:
     y_ticks: tuple[Tick, ...]
     # The numbers as JSON, for static/portal/charts.js.
     data: str = ""
-    # The indexes of the lines in the order of the legend, if that is another one.
-    order: tuple[int, ...] = ()
-
-    @property
-    def legend(self) -> list[tuple[int, Drawn]]:
-        """Each line with its series, from 1."""
-        return [(n + 1, self.lines[n]) for n in self.order or range(len(self.lines))]
 
     @property
     def summary(self) -> str:
@@ -276,17 +269,13 @@ def draw(
     from_zero: bool = False,
     numbers: tuple[str, Sequence[Line]] | None = None,
     axes: Sequence[str] = (),
-    band: tuple[int, int] | None = None,
-    order: Sequence[int] = (),
 ) -> Chart:
     """The chart of `lines` over common axes that just contain them. `across` sets the bounds of the x axis; `from_zero`
     starts the y axis at zero, for values that are never negative. `numbers` are the x axis and the lines for the
     script, if the drawing shows others (smoothed, or over time); `axes` are the x axes that it offers: "x", "relative"
-    (seconds since a line began) and "time". By default "x", and both others if a line has times. The script fills the
-    space between the two lines of `band`, the upper one first. `order` are the indexes of the lines as the legend has them, if
-    their own order is that of their colours."""
-    lines = list(lines)
-    good = [point for line in lines for point in line.points if _finite(*point)]
+    (seconds since a line began) and "time". By default "x", and both others if a line has times."""
+    lines = _coloured(lines)
+    good = [point for line in lines for point in (*line.points, *_ends(line)) if _finite(*point)]
     x_low, x_high = across or _bounds([x for x, _ in good], widen=False)
     y_low, y_high = _bounds([y for _, y in good], widen=True)
     if from_zero:
@@ -304,9 +293,36 @@ def draw(
         lines=tuple(_drawn(line, place) for line in lines),
         x_ticks=tuple(Tick(number(x), 100 * _share(x, x_low, x_high)) for x in x_ticks) if good else (),
         y_ticks=tuple(Tick(number(y), 100 * (1 - _share(y, y_low, y_high))) for y in y_ticks) if good else (),
-        data=_data(title, *(numbers or (x_label, lines)), axes, from_zero, band, order),
-        order=tuple(order),
+        data=_data(title, *((numbers[0], _coloured(numbers[1])) if numbers else (x_label, lines)), axes, from_zero),
     )
+
+
+def series(colour: int, stroke: int = 0) -> int:
+    """The number, from 1, of the style (charts.css) of one of COLOURS and one of STROKES, both from 0."""
+    return 1 + colour % COLOURS + COLOURS * (stroke % STROKES)
+
+
+def styled(groups: Sequence[tuple[int, Sequence[Line]]]) -> list[Line]:
+    """The lines of several things, each with its series: the first line of a thing has it in all charts, and others have its
+    colour with a stroke that nothing else has, if there is one left."""
+    taken, found = {style for style, _ in groups}, list[Line]()
+    for style, lines in groups:
+        for n, line in enumerate(lines):
+            others = (series(style - 1, (style - 1) // COLOURS + more) for more in range(1, STROKES))
+            shown = style if n == 0 else next((each for each in others if each not in taken), style)
+            taken.add(shown)
+            found.append(replace(line, series=shown))
+    return found
+
+
+def _coloured(lines: Iterable[Line]) -> list[Line]:
+    """The lines, each with a series."""
+    return [replace(line, series=line.series or series(n, n // COLOURS)) for n, line in enumerate(lines)]
+
+
+def _ends(line: Line) -> list[tuple[float, float]]:
+    """The points at the edges of its band."""
+    return [(x, y) for (x, _), pair in zip(line.points, line.spread, strict=False) for y in pair]
 
 
 def _data(
@@ -315,8 +331,6 @@ def _data(
     lines: Sequence[Line],
     axes: Sequence[str],
     from_zero: bool,
-    band: tuple[int, int] | None,
-    order: Sequence[int],
 ) -> str:
     timed = any(line.times for line in lines)
     said = {
@@ -324,8 +338,6 @@ def _data(
         "x": x_label,
         "axes": list(axes) or (["x", "relative", "time"] if timed else ["x"]),
         "zero": from_zero,
-        **({"band": band} if band else {}),
-        **({"order": list(order)} if order else {}),
         "lines": [_numbers(line) for line in lines],
     }
     return json.dumps(said, separators=(",", ":"), ensure_ascii=False)
@@ -339,11 +351,17 @@ def _numbers(line: Line) -> dict[str, object]:
     return {
         "label": line.label,
         "x": [int(x) if x == int(x) else float(f"{x:.9g}") for x, _ in points],
-        "y": [float(f"{y:.9g}") if _finite(x, y) else None for x, y in points],
+        "y": [_nine(y) for _, y in points],
         "dots": line.scattered,
+        "series": line.series,
         "began": began,
         "times": [round(line.times[n] - began, 2) for n in good] if line.times else [],
+        **({"spread": [[_nine(line.spread[n][end]) for n in good] for end in (0, 1)]} if line.spread else {}),
     }
+
+
+def _nine(value: float) -> float | None:
+    return float(f"{value:.9g}") if _finite(0, value) else None
 
 
 def _thinned(line: Line, most: int) -> list[int]:
@@ -436,8 +454,15 @@ def _drawn(line: Line, place: Callable[[float, float], tuple[float, float]]) -> 
         if pieces[-1] and (line.scattered or not _finite(x, y)):
             pieces.append([])
     values = [y for x, y in line.points if _finite(x, y)]
+    band = [
+        (place(line.points[n][0], line.spread[n][1]), place(line.points[n][0], line.spread[n][0]))
+        for n in (_thinned(line, MAX_DRAWN) if line.spread else ())
+        if all(_finite(line.points[n][0], y) for y in line.spread[n])
+    ]
     return Drawn(
         label=line.label,
+        series=line.series,
+        band=_path([high for high, _ in band] + [low for _, low in reversed(band)]) + "Z" if band else "",
         path=" ".join(_path(piece) for piece in pieces if len(piece) > 1),
         dots=tuple((round(piece[0][0], 1), round(piece[0][1], 1)) for piece in pieces if len(piece) == 1),
         latest=number(line.points[-1][1]) if line.points else NO_VALUE,

@@ -6,7 +6,7 @@
   "use strict";
   const $ = (selector, root) => (root || document).querySelector(selector);
   const $$ = (selector, root) => [...(root || document).querySelectorAll(selector)];
-  const COLOURS = 10, LINES = 20, MARK = "#view?", MOST_ROWS = 12;
+  const COLOURS = 10, DASHES = [undefined, [6, 3], [2, 3], [10, 3, 2, 3]], MARK = "#view?", MOST_ROWS = 12;
 
   // --- The view ----------------------------------------------------------------------------------------------------------
   const view = { axis: "x", smooth: 0, log: new Set(), zoom: new Map(), tall: new Map(), hidden: new Set() };
@@ -76,14 +76,16 @@
   function columns(chart) {
     const log = view.log.has(chart.key), drawable = (y) => log && !(y > 0) ? null : y;
     chart.both = view.smooth > 0 && !chart.lines.some((line) => line.dots);
-    chart.ends = [];
+    // What each column is: of which line, and which of its values.
+    chart.of = [null];
     const tables = chart.lines.map((line) => {
       const xs = chart.axis === "x" ? line.x : line.times.map((t) => chart.axis === "time" ? line.began + t : t);
-      const order = xs.map((_, n) => n).sort((a, b) => xs[a] - xs[b] || a - b), ys = chart.both ? smoothed(line.y, view.smooth) : [];
-      chart.ends.push((chart.both ? ys : line.y)[line.y.length - 1]);
-      const table = [order.map((n) => xs[n]), order.map((n) => drawable(line.y[n]))];
-      if (chart.both) table.push(order.map((n) => drawable(ys[n])));
-      return table;
+      const order = xs.map((_, n) => n).sort((a, b) => xs[a] - xs[b] || a - b), kinds = { value: line.y };
+      if (chart.both) kinds.smooth = smoothed(line.y, view.smooth);
+      if (line.spread) [kinds.low, kinds.high] = line.spread.map((ys) => chart.both ? smoothed(ys, view.smooth) : ys);
+      line.at = {};
+      Object.keys(kinds).forEach((kind) => { line.at[kind] = chart.of.push({ line, kind }) - 1; });
+      return [order.map((n) => xs[n]), ...Object.values(kinds).map((ys) => order.map((n) => drawable(ys[n])))];
     });
     return window.uPlot.join(tables);
   }
@@ -106,7 +108,7 @@
     if (!theme.has(variable)) theme.set(variable, getComputedStyle(document.documentElement).getPropertyValue("--" + variable).trim());
     return theme.get(variable);
   }
-  const colourOf = (n) => colour("chart-" + (n % COLOURS + 1));
+  const colourOf = (line) => colour("chart-" + ((line.series - 1) % COLOURS + 1)), dashOf = (line) => DASHES[Math.floor((line.series - 1) / COLOURS)];
 
   // --- A chart -------------------------------------------------------------------------------------------------------------
   const charts = new Map(), seen = new Set();  // by box; the keys of those that have been drawn, which are drawn again at once
@@ -119,18 +121,17 @@
     family = family || getComputedStyle(document.body).fontFamily;
     const font = "12px " + family;
     chart.axis = chart.axes.includes(view.axis) ? view.axis : chart.axes[0];
-    const log = view.log.has(chart.key), data = columns(chart), each = chart.both ? 2 : 1;
+    const log = view.log.has(chart.key), data = columns(chart);
     const zoom = () => view.zoom.get(chart.key), said = view.tall.get(chart.key);
     // A link may say anything, and uPlot would count for ever between two floats that are neighbours.
     const tall = said && (!log || said[0] > 0) && said[1] - said[0] > 1e-9 * Math.max(...said.map(Math.abs)) ? said : null;
     const whole = !tall && !chart.both && chart.lines.every((line) => line.y.every((y) => y === null || Number.isInteger(y)));
-    const series = [{}];
-    chart.lines.forEach((line, n) => {
-      const show = !view.hidden.has(name(chart, line)), dash = n % LINES < COLOURS ? undefined : [6, 3];
-      const one = { label: line.label, show, width: 1.75, dash, stroke: () => colourOf(n), points: { size: 5, fill: () => colourOf(n), space: 24 } };
-      if (line.dots) { one.paths = () => null; one.points = { show: true, size: 5, fill: () => colourOf(n) }; }
-      if (chart.both) series.push({ ...one, width: 1, stroke: () => colourOf(n) + "50", points: { show: false } }, one);
-      else series.push(one);
+    const series = chart.of.map((each, at) => {
+      if (!each) return {};
+      const { line, kind } = each, stroke = () => colourOf(line), show = !view.hidden.has(name(chart, line));
+      if (isEdge(chart, at)) return { show, paths: () => null, points: { show: false } };
+      if (kind === "value" && chart.both) return { show, width: 1, stroke: () => colourOf(line) + "50", points: { show: false } };
+      return { label: line.label, show, width: 1.75, dash: dashOf(line), stroke, points: { show: line.dots || undefined, size: 5, fill: stroke, space: 24 }, ...(line.dots ? { paths: () => null } : {}) };
     });
     const axis = { font, stroke: () => colour("muted"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false } };
     if (chart.u) chart.u.destroy();
@@ -138,7 +139,7 @@
     chart.mount.hidden = false;
     chart.u = new window.uPlot({
       width: width || Math.max(chart.mount.clientWidth, 120), height: heightOf(chart), padding: [10, 24, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
-      series, bands: chart.band ? [{ series: chart.band.map((n) => (n + 1) * each), fill: () => colourOf(0) + "1c" }] : [],
+      series, bands: chart.lines.filter((line) => line.spread).map((line) => ({ series: [line.at.high, line.at.low], fill: () => colourOf(line) + "26" })),
       scales: {
         x: { time: chart.axis === "time", range: () => within(zoom(), data[0]) },
         y: {
@@ -181,7 +182,7 @@
           const point = dragging || left < 0 ? left : u.valToPos(u.data[0][u.posToIdx(left)], "x");
           return [point >= 0 && point <= u.over.clientWidth ? point : left, top];
         },
-        points: { size: 8, fill: (u, n) => colourOf(Math.ceil(n / each) - 1), stroke: () => colour("surface"), width: 1.5 },
+        points: { size: (u, n) => isEdge(chart, n) ? 0 : 8, fill: (u, n) => colourOf(chart.of[n].line), stroke: () => colour("surface"), width: (u, n) => isEdge(chart, n) ? 0 : 1.5 },
         drag: { x: true, y: true, uni: 40, setScale: false, dist: 6 },  // across, up and down, or a box
         sync: { key: "charts " + chart.axis, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" }, setSeries: false },
         bind: {
@@ -207,7 +208,7 @@
     $("[data-plot-whole]", box).hidden = !zoom() && !tall;
     const undated = chart.lines.filter((line) => line.x.length && !line.times.length), note = $("[data-plot-note]", box);
     note.hidden = !byStep(chart) || view.axis === "x" || !undated.length;
-    note.textContent = chart.axis === "x" ? "The times of these numbers are not known, so they stay over steps." : "Without known times, so drawn over steps only: " + undated.map((line) => line.label).join(", ") + ".";
+    note.textContent = chart.lines.some((line) => line.spread) ? "Means of several runs are drawn over steps only." : chart.axis === "x" ? "The times of these numbers are not known, so they stay over steps." : "Without known times, so drawn over steps only: " + undated.map((line) => line.label).join(", ") + ".";
     if (hot === chart.key && pointer) chart.u.setCursor(pointer); else told(chart);
   }
   // Wide charts are higher. They get their height before they are drawn, so nothing moves.
@@ -223,6 +224,11 @@
     if (inside.length > 1) return inside;
     const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].map((n) => n * power).find((each) => each >= rough);
     return [...Array(6).keys()].map((n) => (Math.ceil(low / step) + n) * step).filter((y) => y <= high);
+  }
+  // The ends of a band, and the mean below a smoothed one, are not drawn.
+  function isEdge(chart, n) {
+    const { line, kind } = chart.of[n];
+    return kind === "low" || kind === "high" || (kind === "value" && chart.both && Boolean(line.spread));
   }
   // A link may name a zoom that has nothing to do with the numbers.
   function within(zoom, xs) {
@@ -241,30 +247,35 @@
     setZoom(chart, null);
   }
   function valuesAt(chart) {
-    const { idx, idxs } = chart.u.cursor, each = chart.both ? 2 : 1, xs = chart.u.data[0], { min, max } = chart.u.scales.x;
+    const { idx, idxs } = chart.u.cursor, data = chart.u.data, xs = data[0], { min, max } = chart.u.scales.x;
     return chart.lines.map((line, n) => {
-      const at = idx === null || idx === undefined ? null : idxs[1 + n * each], shown = chart.u.series[1 + n * each].show;
-      const value = at === null || at === undefined ? undefined : chart.u.data[1 + n * each][at];
+      const at = idx === null || idx === undefined ? null : idxs[line.at.value], shown = chart.u.series[line.at.value].show;
+      const of = (kind) => at === null || at === undefined || !line.at[kind] ? undefined : data[line.at[kind]][at], value = of("value");
       // A run without a value here has that of its nearest point, which says where it is. Two times are hardly ever the same.
       const off = value === undefined ? 0 : Math.abs(xs[at] - xs[idx]), from = off > (chart.axis === "x" ? 0 : (max - min) / 100) ? " @ " + short(chart, xs[at]) : "";
-      return { line, n, shown, value, from, smooth: chart.both && value !== undefined ? chart.u.data[2 + n * each][at] : undefined };
+      const smooth = value === undefined ? undefined : of("smooth"), mean = smooth === undefined ? value : smooth;
+      // What is said of it: the value; smoothed, both; of several runs, their mean and range.
+      const words = line.spread ? [number(mean) + from, number(of("low")) + " – " + number(of("high"))] : chart.both ? [number(smooth), number(value) + from] : [number(value) + from];
+      return { line, n, shown, value, mean, from, words };
     });
   }
   // Writes what is under the crosshair into the legend and, for the chart that has the pointer, into the tooltip.
   function told(chart) {
     if (!chart.u) return;
     const { idx, left, top } = chart.u.cursor, off = idx === null || idx === undefined || left < 0, values = valuesAt(chart);
-    values.forEach(({ n, value, smooth, from }) => { chart.values[n].textContent = off ? number(chart.ends[n]) : number(chart.both ? smooth : value) + from; });
+    // Smoothed or not, the legend has the values themselves.
+    values.forEach(({ line, n, value, from }) => { chart.values[n].textContent = off ? number(line.y[line.y.length - 1]) : number(value) + from; });
     if (hot !== chart.key) return;
     pointer = off ? null : { left, top };
     if (off) return hideTip();
-    const rows = values.filter((row) => row.shown && row.value !== undefined && row.value !== null).sort((a, b) => (b.smooth ?? b.value) - (a.smooth ?? a.value));
+    const rows = values.filter((row) => row.shown && row.value !== undefined && row.value !== null).sort((a, b) => b.mean - a.mean);
     const x = chart.u.data[0][idx], head = place(chart, x);
-    const lines = rows.slice(0, MOST_ROWS).map(({ line, n, value, smooth, from }) => [n % LINES + 1, line.label || chart.title, ...(chart.both ? [number(smooth)] : []), number(value) + from]);
+    const lines = rows.slice(0, MOST_ROWS).map(({ line, words }) => [line.series, line.label || chart.title, ...words]);
+    const heads = chart.lines.some((line) => line.spread) ? ["Mean", "Range"] : chart.both ? ["Smoothed", "Value"] : [];
     const frame = chart.u.over.getBoundingClientRect();
-    tip(head, lines, Math.max(0, rows.length - MOST_ROWS), frame.left + left, frame.top + Math.max(0, Math.min(top, frame.height)), frame.top, chart.both ? ["Smoothed", "Value"] : []);
+    tip(head, lines, Math.max(0, rows.length - MOST_ROWS), frame.left + left, frame.top + Math.max(0, Math.min(top, frame.height)), frame.top, heads);
     chart.mount.setAttribute("aria-valuenow", idx);
-    chart.mount.setAttribute("aria-valuetext", head + ": " + rows.map(({ line, value, smooth, from }) => (line.label ? line.label + " " : "") + number(value) + from + (chart.both ? " (smoothed " + number(smooth) + ")" : "")).join(", "));
+    chart.mount.setAttribute("aria-valuetext", head + ": " + rows.map(({ line, words: [first, second] }) => (line.label ? line.label + " " : "") + (line.spread ? first + " (range " + second + ")" : second ? second + " (smoothed " + first + ")" : first)).join(", "));
   }
 
   // --- Keys and fingers ------------------------------------------------------------------------------------------------------
@@ -391,22 +402,23 @@
   function csv(chart) {
     // Spreadsheets run what begins like a formula.
     const cell = (text) => '"' + (/^[=+\-@\t\r]/.test(text) ? "'" : "") + String(text).replace(/"/g, '""') + '"';
-    const rows = chart.lines.flatMap((line) => line.y.map((y, n) => [cell(line.label || chart.title), line.x[n], line.times.length ? new Date((line.began + line.times[n]) * 1000).toISOString() : "", y === null ? "NaN" : y].join(",")));
-    save(new Blob([["line," + cell(chart.x) + ",time,value", ...rows].join("\r\n") + "\r\n"], { type: "text/csv" }), fileOf(chart, "csv"));
+    const told = (y) => y === null ? "NaN" : y, ends = chart.lines.some((line) => line.spread) ? ",lowest,highest" : "";
+    const rows = chart.lines.flatMap((line) => line.y.map((y, n) => [cell(line.label || chart.title), line.x[n], line.times.length ? new Date((line.began + line.times[n]) * 1000).toISOString() : "", told(y), ...(line.spread ? line.spread.map((ys) => told(ys[n])) : [])].join(",")));
+    save(new Blob([["line," + cell(chart.x) + ",time,value" + ends, ...rows].join("\r\n") + "\r\n"], { type: "text/csv" }), fileOf(chart, "csv"));
   }
   function png(chart) {
     const from = chart.u.ctx.canvas, ratio = from.width / chart.u.width, picture = document.createElement("canvas"), pen = picture.getContext("2d");
-    const pad = 16 * ratio, labels = chart.order.map((n) => [chart.lines[n].label, n]).filter(([label, n]) => label && chart.u.series[1 + n * (chart.both ? 2 : 1)].show);
+    const pad = 16 * ratio, shown = chart.lines.filter((line) => line.label && chart.u.series[line.at.value].show);
     const places = [];
     let x = 0, y = 0;
     pen.font = 12 * ratio + "px " + family;
-    labels.forEach(([label, n]) => {
-      const wide = pen.measureText(label).width + 36 * ratio;
+    shown.forEach((line) => {
+      const wide = pen.measureText(line.label).width + 36 * ratio;
       if (x && x + wide > from.width) { x = 0; y += 18 * ratio; }
-      places.push([label, n, x, y]);
+      places.push([line, x, y]);
       x += wide;
     });
-    const head = 28 * ratio + (labels.length ? y + 24 * ratio : 0);
+    const head = 28 * ratio + (shown.length ? y + 24 * ratio : 0);
     picture.width = from.width + 2 * pad;
     picture.height = from.height + head + 2 * pad;
     pen.fillStyle = colour("surface");
@@ -416,11 +428,11 @@
     pen.font = "600 " + 15 * ratio + "px " + family;
     pen.fillText(chart.title, pad, pad);
     pen.font = 12 * ratio + "px " + family;
-    places.forEach(([label, n, left, top]) => {
-      pen.fillStyle = colourOf(n);
+    places.forEach(([line, left, top]) => {
+      pen.fillStyle = colourOf(line);
       pen.fillRect(pad + left, pad + 28 * ratio + top + 5 * ratio, 12 * ratio, 3 * ratio);
       pen.fillStyle = colour("text");
-      pen.fillText(label, pad + left + 18 * ratio, pad + 28 * ratio + top);
+      pen.fillText(line.label, pad + left + 18 * ratio, pad + 28 * ratio + top);
     });
     pen.drawImage(from, pad, pad + head);
     picture.toBlob((blob) => save(blob, fileOf(chart, "png")), "image/png");
@@ -432,7 +444,7 @@
     try { said = JSON.parse(plot.dataset.plot); } catch (error) { return; }
     if (!said.lines.some((line) => line.x.length)) return;
     const key = said.axes[0] === "x" && said.x !== "step" ? said.title + " by " + said.x : said.title;  // two charts of a sweep have one title
-    const chart = { order: [...said.lines.keys()], ...said, key, box: plot, u: null, values: [] }, legend = $(".latest", plot), picture = $(".plot", plot);
+    const chart = { ...said, key, box: plot, u: null, values: [] }, legend = $(".latest", plot), picture = $(".plot", plot);
     chart.mount = document.createElement("div");
     chart.mount.className = "plot-live";
     chart.mount.id = "plot-" + encodeURIComponent(chart.key);
@@ -443,7 +455,7 @@
     picture.after(chart.mount);
     const keys = chart.lines.map((line, n) => {
       const key = document.createElement(line.label ? "button" : "span"), value = document.createElement("b");
-      key.className = "series series-" + (n % LINES + 1);
+      key.className = "series series-" + line.series;
       key.hidden = !line.x.length;
       if (line.label) {
         key.type = "button";
@@ -457,7 +469,7 @@
       chart.values.push(value);
       return key;
     });
-    legend.replaceChildren(...chart.order.map((n) => keys[n]));
+    legend.replaceChildren(...keys);
     legend.classList.add("is-legend");
     $(".plot-actions", plot).hidden = false;
     charts.set(plot, chart);
@@ -589,8 +601,10 @@
   // A line whose legend has the pointer stands out.
   ["pointerover", "focusin", "pointerout", "focusout"].forEach((type, n) => document.addEventListener(type, (event) => {
     const key = event.target.closest && event.target.closest(".is-legend button"), chart = key && charts.get(key.closest(".plot-box"));
-    if (!chart || !chart.u || chart.lines.length < 2 || chart.both) return;
-    chart.u.setSeries(n < 2 ? 1 + Number(key.dataset.line) : null, { focus: true });
+    if (!chart || !chart.u || chart.lines.length < 2) return;
+    const one = n < 2 ? chart.lines[key.dataset.line] : null;
+    chart.of.forEach((each, at) => { if (each) chart.u.series[at].alpha = !one || each.line === one ? 1 : 0.15; });
+    chart.u.redraw(false);
   }));
   // A form that loads the page again with other numbers keeps the view.
   document.addEventListener("submit", (event) => {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -15,7 +15,7 @@ from clusters.cluster.pages.cluster import page_of
 from clusters.cluster.pages.metrics import others_of
 from clusters.machine.reading import GpuState, MachineUse, Usage, curves, use_of
 from clusters.runs.models import Run
-from portal.pages.charts import Chart, Line, draw, number
+from portal.pages.charts import COLOURS, Chart, Line, draw, number, series
 
 # Points of a line beside a number, and of one in a chart.
 FEW, MANY = 60, 400
@@ -28,7 +28,6 @@ NAMED = 5
 # Less than that of any unit is nothing that anybody looks for.
 LEAST = 0.0005
 GIB, MB = float(1 << 30), 1e6
-RANGE = ("mean", "lowest", "highest")
 MODES = (("together", "Mean and range"), ("busiest", "The ten busiest"))
 
 
@@ -127,12 +126,15 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @dataclass(frozen=True)
 class Trace:
-    """What becomes a line in each chart: values by quantity at `times`, of something that began at `began`."""
+    """What becomes a line in each chart: values by quantity at `times`, of something that began at `began`; of many, their mean,
+    lowest and highest values."""
 
     label: str
     began: float
     times: Sequence[float]
     values: Mapping[str, Sequence[float | None]]
+    low: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    high: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
 def traces_of(use: MachineUse, wanted: str = "") -> list[Trace]:
@@ -146,11 +148,8 @@ def traces_of(use: MachineUse, wanted: str = "") -> list[Trace]:
     began = use.since.timestamp()
     _, found = curves(use, chosen, use.since, use.until, min(MANY, TOGETHER // max(len(chosen), 1)))
     if chosen == [""]:
-        return [
-            Trace(label, began, each.times, values)
-            for each in found
-            for label, values in zip(RANGE, (each.mean, each.low, each.high), strict=True)
-        ]
+        label = f"mean and range of {len(names):,} tasks"
+        return [Trace(label, began, each.times, each.mean, each.low, each.high) for each in found]
     return [Trace(each.name if len(names) > 1 else "", began, each.times, each.mean) for each in found]
 
 
@@ -168,22 +167,26 @@ def drawn(traces: Sequence[Trace]) -> list[Chart]:
     """A chart for each quantity that was measured. Traffic that never was has none."""
     made = []
     for kind in KINDS:
-        known = [each for each in traces if any(value is not None for value in each.values[kind.quantity])]
-        if not known or (kind.is_traffic and not any(any(each.values[kind.quantity]) for each in known)):
+        # By its place among all, so that a task has one colour in all charts.
+        known = [
+            (n, each) for n, each in enumerate(traces) if any(value is not None for value in each.values[kind.quantity])
+        ]
+        if not known or (kind.is_traffic and not any(any(each.values[kind.quantity]) for _, each in known)):
             continue
-        lines = [_line(each.label, each.times, each.values[kind.quantity], kind, each.began) for each in known]
-        band = (2, 1) if [line.label for line in lines] == [*RANGE] else None
+        lines = [_line(each, kind, series(n, n // COLOURS)) for n, each in known]
         title = f"{kind.title}, {kind.unit}"
-        made.append(draw(title, lines, x_label="minutes", from_zero=True, axes=["relative", "time"], band=band))
+        made.append(draw(title, lines, x_label="minutes", from_zero=True, axes=["relative", "time"]))
     return made
 
 
-def _line(label: str, times: Sequence[float], values: Sequence[float | None], kind: Kind, began: float) -> Line:
-    points = [
-        ((at - began) / 60, math.nan if value is None else value / kind.scale)
-        for at, value in zip(times, values, strict=True)
-    ]
-    return Line(label, points, times=times, began=began, has_gaps=True)
+def _line(trace: Trace, kind: Kind, style: int) -> Line:
+    def scaled(values: Sequence[float | None]) -> list[float]:
+        return [math.nan if value is None else value / kind.scale for value in values]
+
+    values, name = scaled(trace.values[kind.quantity]), kind.quantity
+    spread = list(zip(scaled(trace.low[name]), scaled(trace.high[name]), strict=True)) if trace.low else ()
+    points = [((at - trace.began) / 60, value) for at, value in zip(trace.times, values, strict=True)]
+    return Line(trace.label, points, times=trace.times, began=trace.began, has_gaps=True, series=style, spread=spread)
 
 
 def _figures(run: Run, use: MachineUse) -> list[Figure]:
@@ -201,7 +204,7 @@ def _figures(run: Run, use: MachineUse) -> list[Figure]:
             continue
         path = ""
         for curve in found:
-            line = _line("", curve.times, curve.mean[kind.quantity], kind, use.since.timestamp())
+            line = _line(Trace("", use.since.timestamp(), curve.times, curve.mean), kind, 1)
             path = draw(kind.title, [line], x_label="minutes", from_zero=True).lines[0].path
         made.append(
             Figure(

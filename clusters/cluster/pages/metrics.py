@@ -14,6 +14,7 @@ from django.views.decorators.http import conditional_page, require_safe
 from clusters.clouds.drivers.base import CloudError
 from clusters.cluster.pages.cluster import Page, page_of
 from clusters.cluster.pages.panels import COLUMNS, panels_of
+from clusters.results.values import styles
 from clusters.runs.models import Run
 from clusters.scalars.events import Curve, Point, Scalars
 from clusters.scalars.reading import scalars_of
@@ -21,7 +22,7 @@ from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
 from portal.pages.appcodes import person
-from portal.pages.charts import COLOURS, Chart, Line, draw, number
+from portal.pages.charts import COLOURS, Chart, Line, draw, number, styled
 from portal.pages.layout import words
 from portal.web.limits import LOOKS
 
@@ -137,10 +138,9 @@ def _metric(found: Scalars, tag: str, run: Run, others: Sequence[tuple[Run, Scal
     names = labels([curve.folder for curve in curves])
     lines = lines_of(found, tag)
     if others:
-        # The first line of each run has the run's colour in all charts.
-        told = [(f"run {each.number}", scalars) for each, scalars in ((run, found), *others)]
-        groups = [lines_of(scalars, tag, label) or [Line(label, ())] for label, scalars in told]
-        lines = [*(group[0] for group in groups), *(line for group in groups for line in group[1:])]
+        told = [(run, found), *others]
+        style = styles({each.pk: each.hue for each, _ in told})
+        lines = styled([(style[each.pk], lines_of(scalars, tag, f"run {each.number}")) for each, scalars in told])
     by_step: dict[int, dict[int, Point]] = {}
     for column, curve in enumerate(curves):
         for point in curve.points:

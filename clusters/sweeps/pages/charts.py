@@ -16,6 +16,7 @@ from django.views.decorators.http import conditional_page, require_safe
 from clusters.clouds.drivers.base import CloudError
 from clusters.cluster.pages.metrics import READ_SECONDS, line_of
 from clusters.comparison.runs import name_of, numbers_of
+from clusters.results.values import styles
 from clusters.runs.models import Run
 from clusters.scalars.events import Scalars
 from clusters.scalars.reading import printed_by
@@ -32,7 +33,7 @@ from clusters.sweeps.shared import by_run
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
 from portal.pages.appcodes import person
-from portal.pages.charts import Chart, Dimension, Line, Strands, draw, draw_strands, number, without_outliers
+from portal.pages.charts import Chart, Dimension, Line, Strands, draw, draw_strands, number, styled, without_outliers
 from portal.web.limits import LOOKS
 
 # Trials whose curves share a chart.
@@ -89,12 +90,14 @@ def curves(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         except Unavailable as error:
             context["notes"] = [str(error)]
         else:
+            # By its number, so that a trial keeps its colour when a better one comes.
+            style = styles({which: which - 1 for which in told})
             lines = [
-                line_of(f"trial {which}{', fold 1' if spec.folds else ''}", curve, scalars.began)
+                (style[which], [line_of(f"trial {which}{', fold 1' if spec.folds else ''}", curve, scalars.began)])
                 for which, scalars in told.items()
                 for curve in lines_of(scalars, spec.goal.metric)[:1]
             ]
-            context["chart"] = draw(spec.goal.metric, lines, x_label="step") if lines else None
+            context["chart"] = draw(spec.goal.metric, styled(lines), x_label="step") if lines else None
     return render(request, "clusters/sweeps/_curves.html", context)
 
 

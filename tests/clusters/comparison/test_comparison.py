@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from clusters.comparison.api import _metrics
 from clusters.comparison.pages import _drawn_together, _metric
-from clusters.comparison.values import alike, changed_files, differences, folded, smoothed
+from clusters.comparison.values import alike, changed_files, differences, folded, mean_of, smoothed
 from clusters.comparison.view import View
+from clusters.runs.models import Cluster, Run
 from clusters.scalars.events import Curve, Point, Scalars
 
 WORDS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "1", "2", None]))
@@ -117,10 +118,39 @@ def test_charts_join_alike_names_and_what_a_person_chose_and_shared_ones_come_fi
         ("only", "loss"), ("accuracy", "Accuracy"), ("train_loss",), ("reward",),
     ]  # fmt: skip
     assert {len(group) for group in _drawn_together(found, [], apart=True)} == {1}
-    chart = _metric(alike_[0], ["a/1", "b/1"], found, "step", 0.0, ["a/1", "b/1"]).chart
+    runs = [Run(pk=n, number=1, colour=n, cluster=Cluster(name=name)) for n, name in enumerate("ab", 1)]
+    told = list(zip(runs, found, strict=True))
+    chart = _metric(alike_[0], told, "step", 0.0).chart
     assert (chart.title, [line.label for line in chart.lines]) == ("loss · train_loss", ["a/1 loss", "b/1 train_loss"])
-    lone = _metric(("reward",), ["a/1", "b/1"], found, "step", 0.0, ["a/1", "b/1"]).chart
-    assert [(line.label, line.is_empty) for line in lone.lines] == [("a/1", True), ("b/1", False)]
+    # A run has its colour in a chart where it is alone, too.
+    lone = _metric(("reward",), told, "step", 0.0).chart
+    assert [(line.label, line.series) for line in lone.lines] == [("b/1", 3)]
+
+
+VALUES = st.floats(-1e6, 1e6, allow_nan=False) | st.just(math.nan)
+CURVES = st.lists(st.lists(st.tuples(st.integers(0, 30), VALUES), max_size=12), max_size=4)
+
+
+@given(CURVES)
+def test_a_mean_lies_between_the_curves_that_have_the_step(several: list[list[tuple[int, float]]]) -> None:
+    curves = [[Point(step, 0.0, value) for step, value in each] for each in several]
+    found = mean_of(curves)
+    assert found == mean_of(curves[::-1])
+    known = [{step: value for step, value in each if math.isfinite(value)} for each in several]
+    assert [step for step, *_ in found] == sorted({step for each in known for step in each})
+    for step, mean, low, high in found:
+        inside = [each for each in known if each and min(each) <= step <= max(each)]
+        assert min(min(each.values()) for each in inside) <= low <= mean <= high
+        assert high <= max(max(each.values()) for each in inside)
+        told = [each[int(step)] for each in inside if step in each]
+        assert low <= min(told)
+        assert high >= max(told)
+
+
+def test_runs_that_report_at_other_steps_are_interpolated_and_one_that_ends_counts_no_more() -> None:
+    every_ten = [Point(n, 0.0, float(n)) for n in range(0, 31, 10)]
+    rare = [Point(0, 0.0, 10.0), Point(20, 0.0, 30.0)]
+    assert mean_of([every_ten, rare]) == [(0, 5, 0, 10), (10, 15, 10, 20), (20, 25, 20, 30), (30, 30, 30, 30)]
 
 
 NAMES = st.lists(st.text(min_size=1, max_size=9), max_size=3, unique=True).map(tuple)

@@ -341,11 +341,11 @@ def test_charts_stand_above_the_rows_they_are_of(three: Any, as_person: Any) -> 
     page = client.get("/results/ops-demo?c=last:loss&c=best:loss&sort=last:loss")
     table = page.context["table"]
     # Those with numbers; d has none. A run keeps its colour whatever the order is.
-    by_name = {line.name: line.colour for line in table.lines}
+    by_name = {line.name: line.series for line in table.lines}
     assert by_name["d/1"] == 0
     assert len({*by_name.values()}) == 4
     again = client.get("/results/ops-demo?c=last:loss&c=best:loss&sort=-last:loss").context["table"]
-    assert {line.name: line.colour for line in again.lines} == by_name
+    assert {line.name: line.series for line in again.lines} == by_name
     assert "Parameters and loss" not in page.content.decode(), "two runs with a value say nothing"
     run_of(three, "e", steps(0.2), number=5, parameters={"LR": "3"})
     of_three = client.get("/results/ops-demo?c=last:loss&c=best:loss&c=param:LR&sort=last:loss")
@@ -361,7 +361,7 @@ def test_charts_stand_above_the_rows_they_are_of(three: Any, as_person: Any) -> 
     turned = {line.name: line.turned for line in table.lines}
     assert turned["d/1"] == "", "it has nothing to draw"
     without = client.get(f"/results/ops-demo?{turned['a/1']}").context["table"]
-    assert {line.name: line.colour for line in without.lines} == {**by_name, "a/1": 0}
+    assert {line.name: line.series for line in without.lines} == {**by_name, "a/1": 0}
     back = client.get(f"/results/ops-demo?{without.lines[1].turned}").context["table"]
     assert (without.lines[1].name, {line.name for line in back.drawn}) == ("a/1", {"a/1", "b/1", "c/1"})
 
@@ -374,9 +374,9 @@ def test_ten_runs_are_drawn_and_up_to_twenty_if_somebody_asks(people: Any, as_pe
     assert len(page.context["table"].drawn) == 10
     assert "10 of 22 runs drawn" in page.content.decode()
     all_ = client.get(f"/results/ops-demo?{page.context['table'].draw_more}").context["table"]
-    assert len({line.colour for line in all_.drawn}) == 20
+    assert len({line.series for line in all_.drawn}) == 20
     # No dot of another run takes one out without a word.
-    assert [line.turned for line in all_.lines if not line.colour] == ["", ""]
+    assert [line.turned for line in all_.lines if not line.series] == ["", ""]
     assert all_.draw_more == ""
 
 
@@ -409,3 +409,44 @@ def test_numbers_that_take_too_long_are_left_out_with_a_sentence(people: Any) ->
     found, said = numbers_of(runs, -1)
     assert [each.curves for each in found] == [(), ()]
     assert [sentence.partition(" are not read")[0] for sentence in said] == ["The numbers of a/1", "The numbers of b/1"]
+
+
+def test_a_grouped_table_has_the_mean_curve_of_each_group(people: Any, as_person: Any, monkeypatch: Any) -> None:
+    printed = {}
+    for n, (rate, values) in enumerate(
+        [("0.1", (0.8, 0.4)), ("0.1", (0.6, 0.2)), ("0.02", (0.9, 0.8)), (None, (0.5,))]
+    ):
+        run = run_of(people, f"r{n}", steps(*values), parameters={"LR": rate} if rate else {})
+        printed[run.pk] = scalars_of_log(steps(*values).encode())
+    run_of(people, "silent", parameters={"LR": "0.02"})
+    monkeypatch.setattr("clusters.comparison.runs.scalars_of", lambda run: printed[run.pk])
+    client = as_person(people.victor)
+    page = client.get("/results/ops-demo?group=param:LR")
+    table = page.context["table"]
+    key, query = table.charts
+    assert f'id="charts-{key}"' in page.content.decode()
+    made = client.get(f"/appcodes/ops-demo/compare/groups?{query}").context["metrics"]
+    assert [metric.chart.title for metric in made] == ["loss"]
+    lines = {line.label: line for line in made[0].chart.lines}
+    # The run that told nothing is one of its group, and has no curve.
+    assert {*lines} == {"LR = 0.1 (2 runs)", "LR = 0.02 (1 of 2 runs)", "LR = none (1 run)"}
+    tenth = lines["LR = 0.1 (2 runs)"]
+    assert (tenth.latest, tenth.smallest, tenth.largest) == ("0.3", "0.3", "0.7")
+    assert tenth.band
+    # The dot of a group has the colour of its line, by the order of the values.
+    assert {line.label: line.series for line in table.groups} == {"0.02": 1, "0.1": 2, "none": 3}
+    assert (tenth.series, lines["LR = 0.02 (1 of 2 runs)"].series) == (2, 1)
+    # A condition of the view counts for the curves, too, and the newest runs are read.
+    for n in range(60):
+        run = run_of(people, f"many{n}", steps(n), parameters={"LR": "0.1"})
+        printed[run.pk] = scalars_of_log(steps(n).encode())
+    query = client.get("/results/ops-demo?group=param:LR&where=loss+%3E+0.25").context["table"].charts[1]
+    chart = client.get(f"/appcodes/ops-demo/compare/groups?{query}").context["metrics"][0].chart
+    assert chart.lines[0].label == "LR = 0.1 (13 of 60 runs)"
+    assert (chart.lines[0].latest, chart.lines[0].smallest) == ("53", "53")
+    assert client.get("/results/ops-demo?group=param:LR&charts=0").context["table"].has_curves is False
+
+
+def test_runs_of_an_appcode_take_one_colour_after_the_other(make_cluster: Any) -> None:
+    colours = [make_cluster(f"c{n}", phase="Succeeded").current_run.colour for n in range(12)]
+    assert colours == [*range(10), 0, 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from clusters.results.columns import Facts, columns
 from clusters.results.coordinates import Point, drawn, metric_of
-from clusters.results.values import Extreme, Summary, colours, headline, is_less_better, options, parameters, summaries
+from clusters.results.values import Extreme, Summary, headline, is_less_better, options, parameters, styles, summaries
 from clusters.results.view import FIELDS, Column, View, conditions
 from clusters.scalars.events import MAX_POINTS, Scalars, Series
 from clusters.scalars.events import Point as ScalarPoint
@@ -95,22 +94,17 @@ KEYS = st.sampled_from([*FIELDS]) | st.builds(
 )
 
 
-@given(st.sets(st.integers(1, 10**9), max_size=20), st.randoms())
-def test_each_run_has_a_colour_of_its_own_in_any_order(numbers: set[int], random: Random) -> None:
-    in_order = sorted(numbers)
-    found = dict(zip(in_order, colours(in_order), strict=True))
-    assert len(set(found.values())) == len(numbers)
-    assert all(1 <= colour <= 20 for colour in found.values())
-    # Dashed ones only where all others are taken.
-    assert len([colour for colour in found.values() if colour > 10]) == max(0, len(numbers) - 10)
-    random.shuffle(in_order)
-    assert dict(zip(in_order, colours(in_order), strict=True)) == found
-
-
-@given(st.sets(st.integers(1, 10**6), max_size=19))
-def test_a_newer_run_changes_no_colour(numbers: set[int]) -> None:
-    before = sorted(numbers)
-    assert colours([*before, 10**6 + 1])[:-1] == colours(before)
+@given(st.dictionaries(st.integers(1, 10**9), st.integers(0, 30), max_size=20))
+def test_a_run_keeps_its_colour_and_those_that_share_one_are_dashed(colours: dict[int, int]) -> None:
+    found = styles(colours)
+    assert {number: (style - 1) % 10 for number, style in found.items()} == {
+        number: colour % 10 for number, colour in colours.items()
+    }
+    for colour in range(10):
+        alike = [found[number] for number in sorted(colours) if colours[number] % 10 == colour]
+        assert alike[:4] == [1 + colour, 11 + colour, 21 + colour, 31 + colour][: len(alike)]
+    newer = {**colours, 10**9 + 1: 3}
+    assert {number: styles(newer)[number] for number in colours} == found
 
 
 RUNS = st.lists(st.from_regex(r"[a-z]{1,5}/[1-9]", fullmatch=True), max_size=3, unique=True).map(tuple)
