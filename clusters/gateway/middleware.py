@@ -41,7 +41,7 @@ from clusters.gateway.decision import (
 )
 from clusters.runs.models import Cluster
 from portal.extension_points import ExtensionPoint
-from portal.web.gateway import proven
+from portal.web.gateway import is_ours, proven
 
 # Answers IDLE and KEEP: (cluster, user name, keeps) → status and JSON. A higher layer registers it.
 inside: ExtensionPoint[Callable[[Cluster, str, bool], tuple[int, dict[str, Any]]]] = ExtensionPoint()
@@ -183,12 +183,16 @@ def _inside(asked: Asked, label: str) -> HttpResponse:
 
 
 def _sent_here(asked: Asked, label: str) -> HttpResponse:
-    """Shows a caller redirected by NGINX the reason for the refusal, or the way to the portal."""
+    """Shows a caller redirected by NGINX the reason for the refusal, or the way to the portal. `portal` is the name under
+    which the browser has it open, if that is one of its own (origins.opened_from)."""
     wanted = replace(asked, uri=_path_inside(asked.query.get("rd", "/")))
     answer = decide(wanted, _sender(wanted, label), COOKIE)
     if answer.what == "let_through":
         return HttpResponseRedirect(f"{asked.address}{wanted.uri}")
-    return _refuse(wanted, label, answer)
+    host = asked.query.get("portal", "")
+    return _refuse(
+        wanted, label, answer, f"{urlsplit(settings.PORTAL_ORIGIN).scheme}://{host}" if is_ours(host) else ""
+    )
 
 
 def _path_inside(target: str) -> str:
@@ -197,11 +201,11 @@ def _path_inside(target: str) -> str:
     return "/" if outside else target
 
 
-def _refuse(asked: Asked, label: str, answer: Answer) -> HttpResponse:
+def _refuse(asked: Asked, label: str, answer: Answer, portal: str = "") -> HttpResponse:
     if answer.what == "to_portal":
         state = secrets.token_urlsafe(16)
         query = urlencode({"state": state, "next": back_to(asked)})
-        response: HttpResponse = HttpResponseRedirect(f"{settings.PORTAL_ORIGIN}/open/{label}?{query}")
+        response: HttpResponse = HttpResponseRedirect(f"{portal or settings.PORTAL_ORIGIN}/open/{label}?{query}")
         _set(response, STATE, state, int(visits.TICKET_LIFE.total_seconds()) * 10)
         response["Cache-Control"] = "no-store"
         return response

@@ -12,13 +12,17 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.http import HttpRequest
+from django.urls import reverse
 
 from clusters.clouds.kinds import DRIVERS
 from clusters.clouds.registry import registered
 from clusters.frameworks.base import Endpoint
+from clusters.gateway.decision import SIGN_IN_AT
 from clusters.gateway.models import Origin
 from clusters.runs.models import Cluster, Run
 
@@ -77,6 +81,17 @@ def url(origin: str) -> str:
     return f"{settings.APPS_SCHEME}://{name_of(origin)}{port}/"
 
 
+def opened_from(request: HttpRequest, address: str) -> str:
+    """Returns a link to `address` for this browser. It is signed in under the name of the portal that it asks, and an origin
+    sends it to PORTAL_ORIGIN; so under another name the link tells the origin that name, and nobody signs in twice."""
+    host, parts = request.get_host(), urlsplit(address)
+    if host == urlsplit(settings.PORTAL_ORIGIN).netloc:
+        return address
+    back = f"{parts.path}{'?' + parts.query if parts.query else ''}"
+    query = {"portal": host, **({"rd": back} if back != "/" else {})}
+    return f"{parts.scheme}://{parts.netloc}{SIGN_IN_AT}?{urlencode(query, safe='/:')}"
+
+
 def keep(cluster: Cluster, endpoints: Iterable[Endpoint], domain: str = "") -> None:
     """Gives each endpoint of a cluster its origin. Call it in the transaction that defines the endpoints. `domain`: of the cloud
     where the cluster will run, "" for the portal's. Replicas of services get none, because only routers reach them.
@@ -113,10 +128,11 @@ def _new(name: str, cluster: Cluster, ours: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Opening:
-    """An endpoint for people. `ready`: the gateway routes to it now."""
+    """An endpoint for people. `path`: of the portal's page that leads there. `ready`: the gateway routes to it now."""
 
     name: str
     url: str
+    path: str
     ready: bool
 
 
@@ -124,6 +140,11 @@ def openings(cluster: Cluster, run: Run | None) -> list[Opening]:
     """Returns the endpoints of a cluster by name, with their state in `run`. No query."""
     there = run.endpoints if run and not run.is_terminal else {}
     return [
-        Opening(name, url(place), bool(there.get(name, {}).get("routed")))
+        Opening(
+            name,
+            url(place),
+            reverse("open_endpoint", args=[place.partition(".")[0]]),
+            bool(there.get(name, {}).get("routed")),
+        )
         for name, place in sorted(cluster.origins.items())
     ]

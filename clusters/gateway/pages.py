@@ -23,7 +23,7 @@ def open_endpoint(request: HttpRequest, label: str) -> HttpResponse:
     address = origins.url(cluster.origins.get(origin.endpoint, label))
     state = request.GET.get("state", "")
     if not state:
-        return HttpResponseRedirect(address)
+        return HttpResponseRedirect(origins.opened_from(request, address))
     ticket = visits.issue(request, origin, state)
     query = urlencode({"ticket": ticket, "next": request.GET.get("next", "/")})
     # No redirect: after the sign-in form, form-action keeps the browser from following it to another origin.

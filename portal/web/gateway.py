@@ -14,7 +14,7 @@ from collections.abc import Callable
 from django.conf import settings
 from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest, HttpResponse
-from django.http.request import split_domain_port
+from django.http.request import split_domain_port, validate_host
 
 # Traefik overwrites X-Portal-Gateway, whatever the client sent (portal/up/programs.py, docker/secrets.sh).
 PROOF = "HTTP_X_PORTAL_GATEWAY"
@@ -46,10 +46,16 @@ def proven(request: HttpRequest) -> bool:
 
 def _ours(request: HttpRequest) -> bool:
     try:
-        _, port = split_domain_port(request.get_host())
+        return is_ours(request.get_host())
     except DisallowedHost:
         return False
-    return (port or ("443" if settings.SECURE else "80")) in settings.HOST_PORTS
+
+
+def is_ours(host: str) -> bool:
+    """True if `host`, as a Host header has it, is one of the portal's own names at one of its ports."""
+    name, port = split_domain_port(host)
+    usual = "443" if settings.SECURE else "80"
+    return validate_host(name, settings.ALLOWED_HOSTS) and (port or usual) in settings.HOST_PORTS
 
 
 def _refused(status: int, sentence: str) -> HttpResponse:

@@ -44,6 +44,7 @@ from clusters.applications.pages.form import (
     fields_of,
     kind_of,
 )
+from clusters.applications.presets import PRESETS
 from clusters.applications.tensorboard import lives
 from clusters.catalog.actions import flavor_titles
 from clusters.catalog.models import Flavor
@@ -171,7 +172,8 @@ def token(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def new_application(request: HttpRequest) -> HttpResponse:
-    """The four steps, empty or filled in by `?clone=APPCODE/NAME`, or by field: `?type=jupyter&appcode=…&step=3`."""
+    """The four steps, empty or filled in by `?clone=APPCODE/NAME`, or by field: `?type=jupyter&appcode=…&step=3`,
+    `?type=web&preset=gradio`."""
     user = person(request)
 
     def create(manifest: ApplicationManifest) -> Cluster:
@@ -221,7 +223,8 @@ def preview_step(request: HttpRequest) -> HttpResponse:
 
 
 def _sent(request: HttpRequest, offer: Offer) -> QueryDict:
-    """The fields as sent. With another kind come its usual choices, and fields that it does not have are emptied."""
+    """The fields as sent. With another kind come its usual choices, and fields that it does not have are emptied. A preset fills
+    its own."""
     said = request.POST.copy()
     before = said.get("before", "")
     kind = said.setdefault("type", before)
@@ -231,6 +234,9 @@ def _sent(request: HttpRequest, offer: Offer) -> QueryDict:
                 said[name] = value
         for name in set(OF_KIND) - {*kind_of(kind).own}:
             said[name] = ""
+    if preset := PRESETS.get(said.get("preset", "")):
+        for name, value in preset.fields.items():
+            said[name] = value
     return said
 
 
@@ -243,7 +249,8 @@ def _go(
     """Renders the requested step, or the first earlier step with an error. Calls `act` after the last step."""
     here, go = (request.POST.get(name, "") for name in ("step", "go"))
     at = int(here) if here in ("1", "2", "3", "4") else 1
-    to = int(go) if go in ("1", "2", "3", "4") else REVIEW + 1 if go == "deploy" else min(at + 1, REVIEW)
+    following = at if "preset" in request.POST else min(at + 1, REVIEW)
+    to = int(go) if go in ("1", "2", "3", "4") else REVIEW + 1 if go == "deploy" else following
     if to <= at < REVIEW + 1 and go != "deploy":
         return _page(request, _unjudged(form), to, cluster)
     form.is_valid()
@@ -343,7 +350,8 @@ def _filled(request: HttpRequest, user: User) -> dict[str, str]:
         return filled | ({"storage": NEW, "size": _size(cluster)} if own else {})
     said = {name: words(request, name) for name in ApplicationForm.base_fields if name in request.GET}
     appcode = selected_appcode(request)
-    return ({"appcode": appcode} if appcode else {}) | said
+    preset = PRESETS.get(words(request, "preset"))
+    return ({"appcode": appcode} if appcode else {}) | dict(preset.fields if preset else {}) | said
 
 
 def _size(cluster: Cluster) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from django import forms
 
 from clusters.applications.manifest import USUAL_SIZE, ApplicationManifest, cluster_manifest
+from clusters.applications.presets import PRESETS
 from clusters.cluster.form.choices import Offer, flavor_label
 from clusters.cluster.form.data import CLASS_CHOICES, UNIT_CHOICES, duration, seconds
 from clusters.environments.models import Plugin
@@ -227,6 +228,8 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
         if driver is not None and driver.needs_command:
             self.fields["command"].help_text = "What it is started with; it listens where HOST and PORT say."
         if self["type"].value() == Web.name:
+            lines = str(self["command"].value() or "").count("\n") + 2
+            self.fields["command"].widget.attrs["rows"] = max(3, min(lines, 20))
             self.fields["endpoints"].help_text += f" Empty means {USUAL_SERVED}; the command gets the port as PORT."
         for name in self.kind.needed:
             self.fields[name].required = True
@@ -321,6 +324,17 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
     def kinds(self) -> list[tuple[str, str, str]]:
         """Value, title and text of each kind."""
         return [(name, driver.title, kind_of(name).text) for name, driver in APPLICATIONS.items()]
+
+    @property
+    def presets(self) -> list[tuple[str, str, str]]:
+        """Value, title and text of each preset; none once the command is the user's own."""
+        command = str(self["command"].value() or "").replace("\r\n", "\n").strip()
+        if self["type"].value() != Web.name or command not in (
+            "",
+            *(each.fields["command"] for each in PRESETS.values()),
+        ):
+            return []
+        return [(name, each.title, each.text) for name, each in PRESETS.items()]
 
     @property
     def main(self) -> list[forms.BoundField]:

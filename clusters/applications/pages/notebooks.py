@@ -86,6 +86,6 @@ def _opening(request: HttpRequest, notebook: Cluster, runs: list[str]) -> HttpRe
         return redirect("application", notebook.appcode.code, notebook.name)
     shows = not notebook.next_by_id and set(runs) <= set(run.spec["runs"])
     ready = shows and any(each.ready for each in origins.openings(notebook, run) if each.name == "notebook")
-    address = address_in(notebook, runs) if ready else ""
+    address = origins.opened_from(request, address_in(notebook, runs)) if ready else ""
     # No redirect: after a form POST, form-action keeps the browser from following it to another origin.
     return render(request, "clusters/gateway/opening.html", {"cluster": notebook, "address": address, "run": run})

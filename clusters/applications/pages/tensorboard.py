@@ -36,5 +36,5 @@ def tensorboard(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         messages.error(request, " ".join(each.message for each in refused) or str(error))
         return redirect(reverse("cluster_runs", args=[appcode, name]))
     # No redirect: after a form POST, form-action keeps the browser from following it to another origin.
-    address = origins.url(made.origins["tensorboard"])
+    address = origins.opened_from(request, origins.url(made.origins["tensorboard"]))
     return render(request, "clusters/gateway/opening.html", {"cluster": made, "address": address})

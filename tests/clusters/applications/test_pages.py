@@ -14,6 +14,7 @@ from playwright.sync_api import expect
 
 from clusters.applications.manifest import ApplicationManifest
 from clusters.applications.pages.form import USUAL, document_of, fields_of
+from clusters.applications.presets import PRESETS
 from tests.browser import SOON, assert_fits, chromium
 from tests.clusters.applications.test_manifest import documents
 from tests.clusters.forms import sent, wrong_fields
@@ -72,14 +73,14 @@ def test_the_list_has_applications_alone_and_tells_what_can_be_opened(
     page = client.get("/applications").content.decode()
     rows = {name: page.split(f">{name}</b>")[1].split("</tr>")[0] for name in ("waits", "answers", "two", "over")}
     assert "trains" not in page
-    assert 'href="http://web-answers-ops-demo.apps.' in rows["answers"]
+    assert 'href="/open/web-answers-ops-demo"' in rows["answers"]
     assert 'target="_blank" rel="noopener"' in rows["answers"]
     assert 'disabled title="Starts: Waiting for the scheduler."' in rows["waits"]
     assert rows["two"].count('target="_blank"') == 2
     assert "Open" not in rows["over"]
     # The list of clusters shows them too, with the same button.
     clusters = client.get("/").content.decode()
-    assert 'href="http://web-answers-ops-demo.apps.' in clusters
+    assert 'href="/open/web-answers-ops-demo"' in clusters
     assert 'href="/applications/ops-demo/answers"' in clusters
     assert "Open ▸" in client.get("/clusters/ops-demo/answers", follow=True).content.decode()
 
@@ -90,7 +91,7 @@ def test_who_may_not_open_it_sees_no_button(make: Any, people: Any, as_person: A
     invited = {"to": "people", "people": ["victor"]}
     make("shared", phase="Running", answers=True, type="jupyter", storage={"datastore": "data"}, access=invited)
     page = as_person(people.victor).get("/applications").content.decode()
-    opened = [name for name in ("plain", "lab", "shared") if f"-{name}-ops-demo.apps." in page]
+    opened = [name for name in ("plain", "lab", "shared") if f'-{name}-ops-demo"' in page]
     assert opened == ["plain", "shared"]
 
 
@@ -287,6 +288,22 @@ def test_a_card_leads_to_a_form_with_the_fields_of_its_kind(
     assert one == other | {"csrfmiddlewaretoken": one["csrfmiddlewaretoken"]}
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_a_whole_web_program(preset: str, people: Any, as_person: Any, page_catalogue: None) -> None:
+    client = as_person(people.bob)
+    page = client.get(f"{NEW}?type=web&name=first&image=tensorflow&storage=").content.decode()
+    said = {**sent(page, "application-form"), "preset": preset}
+    page = client.post(NEW, said).content.decode()
+    assert (at(page), wrong_fields(page), page.count('name="preset"')) == ("Application", {}, len(PRESETS))
+    # Never in place of what somebody has written.
+    own = go(client, go(client, page, "3", command="python mine.py"), "2")
+    assert 'name="preset"' not in own
+    assert at(go(client, page, "4", storage="")) == "Review"
+    command = sent(page, "application-form")["command"].replace("\r\n", "\n")
+    compile(command.partition("<<'END'\n")[2].partition("\nEND\n")[0], preset, "exec")
+    assert command.endswith(f"\nexec {PRESETS[preset].start}")
+
+
 def test_another_kind_has_its_own_choices_and_what_was_typed_for_all(
     people: Any, as_person: Any, page_catalogue: None
 ) -> None:
@@ -359,7 +376,7 @@ def test_from_the_list_to_open_in_a_browser(live_server: Any, people: Any, page_
         there = {"notebook": {"address": "127.0.0.1:1", "since": "2026-01-01T00:00:00Z", "routed": True}}
         Run.objects.update(phase="Running", endpoints=there)
         opened = page.get_by_role("link", name="Open ▸")
-        expect(opened).to_have_attribute("href", "http://notebook-lab-ops-demo.apps.localhost:8000/")
+        expect(opened).to_have_attribute("href", "/open/notebook-lab-ops-demo")
         page.goto("/applications")
         expect(opened).to_be_visible()
         assert_fits(page, "applications")
@@ -407,7 +424,8 @@ def test_my_notebook_is_one_click_after_the_first(make: Any, people: Any, as_per
     make("older", type="jupyter", by=people.bob, phase="Stopped")
     notes = make("notes", type="jupyter", by=people.bob, phase="Running", answers=True)
     assert bob.post(mine)["Location"] == mine
-    assert f"url={origins.url(notes.origins['notebook'])}" in bob.get(mine).content.decode()
+    opens = f'url={origins.url(notes.origins["notebook"])}"'
+    assert opens in bob.get(mine, headers={"Host": "portal.localhost:8000"}).content.decode()
     # What has ended is started as it was, and the page waits for it.
     Run.objects.filter(cluster=notes).update(phase="Stopped", endpoints={})
     assert bob.get(mine)["Location"] == "/applications/ops-demo/notes"

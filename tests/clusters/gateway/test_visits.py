@@ -77,6 +77,31 @@ def test_a_cookie_ends_with_the_session_the_password_and_the_person(web: Any, al
         assert visits.person_by(cookie, label) == visits.Found()
 
 
+@pytest.mark.parametrize(
+    ("host", "portal"),
+    [
+        ("portal.localhost:8000", "http://portal.localhost:8000"),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("evil.example:8000", "http://portal.localhost:8000"),
+        ("127.0.0.1:9000", "http://portal.localhost:8000"),
+    ],
+)
+def test_a_browser_returns_to_the_name_of_the_portal_where_it_is_signed_in(
+    host: str, portal: str, web: Any, alice: Any
+) -> None:
+    web()
+    label, browser = "web-app-ops-demo", Client()
+    there = {"Host": f"{label}.apps.localhost:8000", "Accept": "text/html"}
+    asked = {"portal": host, "rd": "/lab"}
+    answer = browser.get("/.portal/sign-in", asked, headers=there)
+    assert answer["Location"].startswith(f"{portal}/open/{label}?state=")
+    if portal.endswith(host):
+        browser.force_login(alice)
+        sent = browser.get(f"/open/{label}", headers={"Host": host})["Location"]
+        via = "" if host.startswith("portal.") else f".portal/sign-in?portal={host}"
+        assert sent == f"http://{label}.apps.localhost:8000/{via}"
+
+
 def test_who_may_open_what(web: Any, alice: Any, bob: Any, victor: Any, mallory: Any, root: Any) -> None:
     members = web("members")
     named = web("named", access={"to": "people", "people": ["mallory"]})
