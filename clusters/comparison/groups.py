@@ -66,8 +66,8 @@ def _chart(name: str, column: Column, told: Sequence[tuple[Group, int, Sequence[
         points = mean_of(curves)
         if not points:
             continue
-        read = f"{len(curves)} of {group.runs:,}" if len(curves) < group.runs else f"{group.runs:,}"
-        label = f"{label_of(column, group.value)} ({read} run{'' if group.runs == 1 else 's'})"
+        read = f" ({len(curves)} of {group.runs:,} runs)" if len(curves) < group.runs else ""
+        label = f"{label_of(column, group.value)}{read}"
         spread = [(low, high) for _, _, low, high in points]
         lines.append(Line(label, [(step, mean) for step, mean, _, _ in points], series=style, spread=spread))
     return draw(name, lines, x_label="step")

@@ -129,7 +129,7 @@
     const series = chart.of.map((each, at) => {
       if (!each) return {};
       const { line, kind } = each, stroke = () => colourOf(line), show = !view.hidden.has(name(chart, line));
-      if (isEdge(chart, at)) return { show, paths: () => null, points: { show: false } };
+      if (isEdge(chart, at)) return { show, width: 0, points: { show: false } };  // uPlot makes bands of paths
       if (kind === "value" && chart.both) return { show, width: 1, stroke: () => colourOf(line) + "50", points: { show: false } };
       return { label: line.label, show, width: 1.75, dash: dashOf(line), stroke, points: { show: line.dots || undefined, size: 5, fill: stroke, space: 24 }, ...(line.dots ? { paths: () => null } : {}) };
     });
@@ -139,7 +139,7 @@
     chart.mount.hidden = false;
     chart.u = new window.uPlot({
       width: width || Math.max(chart.mount.clientWidth, 120), height: heightOf(chart), padding: [10, 24, 0, 0], legend: { show: false }, tzDate: zoned, focus: { alpha: 0.25 },
-      series, bands: chart.lines.filter((line) => line.spread).map((line) => ({ series: [line.at.high, line.at.low], fill: () => colourOf(line) + "26" })),
+      series, bands: chart.lines.filter((line) => line.spread).map((line) => ({ series: [line.at.high, line.at.low], fill: () => colourOf(line) + "38" })),
       scales: {
         x: { time: chart.axis === "time", range: () => within(zoom(), data[0]) },
         y: {
@@ -259,12 +259,14 @@
       return { line, n, shown, value, mean, from, words };
     });
   }
+  // The last value. The mean of several runs ends with that of the longest one, which says nothing of the others.
+  const ending = (line) => line.spread ? "" : number(line.y[line.y.length - 1]);
   // Writes what is under the crosshair into the legend and, for the chart that has the pointer, into the tooltip.
   function told(chart) {
     if (!chart.u) return;
     const { idx, left, top } = chart.u.cursor, off = idx === null || idx === undefined || left < 0, values = valuesAt(chart);
     // Smoothed or not, the legend has the values themselves.
-    values.forEach(({ line, n, value, from }) => { chart.values[n].textContent = off ? number(line.y[line.y.length - 1]) : number(value) + from; });
+    values.forEach(({ line, n, value, from }) => { chart.values[n].textContent = off ? ending(line) : number(value) + from; });
     if (hot !== chart.key) return;
     pointer = off ? null : { left, top };
     if (off) return hideTip();
@@ -464,7 +466,7 @@
         key.setAttribute("aria-pressed", String(!view.hidden.has(name(chart, line))));
         key.append(document.createElement("i"), line.label + " ");
       }
-      value.textContent = number(line.y[line.y.length - 1]);
+      value.textContent = ending(line);
       key.append(value);
       chart.values.push(value);
       return key;

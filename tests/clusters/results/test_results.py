@@ -429,8 +429,8 @@ def test_a_grouped_table_has_the_mean_curve_of_each_group(people: Any, as_person
     assert [metric.chart.title for metric in made] == ["loss"]
     lines = {line.label: line for line in made[0].chart.lines}
     # The run that told nothing is one of its group, and has no curve.
-    assert {*lines} == {"LR = 0.1 (2 runs)", "LR = 0.02 (1 of 2 runs)", "LR = none (1 run)"}
-    tenth = lines["LR = 0.1 (2 runs)"]
+    assert {*lines} == {"LR = 0.1", "LR = 0.02 (1 of 2 runs)", "LR = none"}
+    tenth = lines["LR = 0.1"]
     assert (tenth.latest, tenth.smallest, tenth.largest) == ("0.3", "0.3", "0.7")
     assert tenth.band
     # The dot of a group has the colour of its line, by the order of the values.
