@@ -101,6 +101,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """On a new machine each process of `pytest -n` would rewrite the assertions of all files, as all read them in one order. So
+    each begins with another part of them, and finds the parts of the others in Python's cache."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return
+    places = [session.config.invocation_params.dir / name.partition("::")[0] for name in session.config.args]
+    files = sorted(path for place in places for path in place.rglob("test_*.py"))
+    begin = len(files) * int(worker.removeprefix("gw")) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for path in files[begin:] + files[:begin]:
+        with contextlib.suppress(Exception):  # The collection tells of it.
+            importlib.import_module(".".join(path.relative_to(session.config.rootpath).with_suffix("").parts))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Assigns tests to the processes of `pytest -n`. All tests on the one running portal share a process and get a timeout that
     allows for training. All tests of a file share a process unless marked otherwise, so that a shared browser or set of rows
