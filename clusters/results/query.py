@@ -37,11 +37,13 @@ from django.db.models import (
 )
 from django.db.models.expressions import Combinable, CombinedExpression, Expression, OrderBy
 from django.db.models.functions import Cast, Coalesce, Extract, Lower, NullIf, RowNumber
+from django.db.models.lookups import GreaterThanOrEqual, LessThan, LessThanOrEqual
+from django.utils import timezone
 
 from clusters.frameworks import COMPUTING
 from clusters.results.models import Metric, RunMetric
 from clusters.results.values import Extreme, Summary, is_less_better
-from clusters.results.view import NUMBERS, TEXTS, Column, Condition, View, conditions
+from clusters.results.view import NUMBERS, STARTED, TEXTS, Column, Condition, View, conditions, span_of
 from clusters.runs.models import Cluster, Run
 from clusters.scalars.events import tag_order
 from portal.models import Appcode
@@ -201,8 +203,7 @@ def matching(appcode: Appcode, view: View, now: dt.datetime) -> tuple[QuerySet[R
     for each in said:
         condition = _condition(appcode, each, now)
         if condition is None:
-            is_text = each.fact in TEXTS
-            notes.append(f"“{each}” needs =, != or ~." if is_text else f"“{each}” compares with no number.")
+            notes.append(f"“{each}” {_why_not(each)}")
         else:
             wanted &= condition
     if wanted:
@@ -223,6 +224,8 @@ def _condition(appcode: Appcode, said: Condition, now: dt.datetime) -> Q | None:
     number = said.number
     if said.fact in TEXTS:
         return _text_condition(said)
+    if said.fact == STARTED:
+        return _time_condition(said, now)
     if said.fact:
         if number is None or said.operator == "~":
             return None
@@ -236,6 +239,31 @@ def _condition(appcode: Appcode, said: Condition, now: dt.datetime) -> Q | None:
     if said.operator == "!=" and metric is not None and parameter is not None:
         return metric | (parameter & ~_has_metric(appcode, said.name))
     return metric if parameter is None else parameter if metric is None else metric | parameter
+
+
+def _why_not(said: Condition) -> str:
+    if said.fact in TEXTS:
+        return "needs =, != or ~."
+    if said.fact == STARTED:
+        return "needs a time, like 2026-11-30, yesterday or 7 days ago."
+    return "compares with no number."
+
+
+def _time_condition(said: Condition, now: dt.datetime) -> Q | None:
+    """A day is everything from its beginning to its end: what is later than it began comes after “> yesterday”."""
+    span = span_of(said.value, timezone.localtime(now))
+    if span is None or said.operator == "~":
+        return None
+    begin, end = span
+    at = Coalesce("started_at", "created_at")
+    if said.operator in (">", ">="):
+        return Q(GreaterThanOrEqual(at, begin))
+    if said.operator == "<":
+        return Q(LessThan(at, begin))
+    if said.operator == "<=":
+        return Q(LessThan(at, end) if end > begin else LessThanOrEqual(at, end))
+    inside = Q(GreaterThanOrEqual(at, begin)) & Q(LessThan(at, end) if end > begin else LessThanOrEqual(at, end))
+    return inside if said.operator == "=" else ~inside
 
 
 def _text_condition(said: Condition) -> Q | None:

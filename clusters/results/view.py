@@ -7,6 +7,7 @@ silently ignored would show the wrong rows, so `Conditions` keeps what it did no
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,12 +30,21 @@ FIELDS = {
 NUMBERS = {"duration": "seconds", "gpus": "GPUs", "hours": "GPU-hours", "cost": "money"}
 # By which texts of a run, with =, != and ~: `state = failed`.
 TEXTS = ("run", "state", "who", "tags", "note")
+# By which time of a run: `started > yesterday`.
+STARTED = "started"
+# The words beside a metric in the headings of the table, and others of the same meaning.
+WORDS = {
+    "last": "last", "best": "best", "smallest": "min", "lowest": "min", "min": "min",
+    "largest": "max", "highest": "max", "max": "max",
+}  # fmt: skip
 # Other names of these, beside the headings of the table.
 ALIASES = {title: name for name, title in FIELDS.items()} | {
     "took": "duration", "by": "who", "tag": "tags", "name": "run", "cluster": "run", "Run": "run",
 }  # fmt: skip
 SORTABLE = ("run", "state", "who", "started", *NUMBERS)
 _CONDITION = re.compile(r"(.+?)\s*(<=|>=|!=|==|=|<|>|~)\s*(.*)", re.DOTALL)
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?|w|weeks?)\b\s*")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AND = re.compile(r"\s+(?:and|AND|&&)\s+|\s*[;,]\s*|\n")
 
 
@@ -77,14 +87,15 @@ class Condition:
     def fact(self) -> str:
         """One of NUMBERS or TEXTS, if it is about one."""
         name = ALIASES.get(self.name, self.name)
-        return name if not self.kind and (name in NUMBERS or name in TEXTS) else ""
+        return name if not self.kind and (name in NUMBERS or name in TEXTS or name == STARTED) else ""
 
     @property
     def number(self) -> float | None:
+        """The value as a number; of a duration (“1 h 30 min”) in seconds."""
         try:
             return float(self.value)
         except ValueError:
-            return None
+            return seconds_of(self.value) if self.fact == "duration" else None
 
     def __str__(self) -> str:
         return self.text or f"{f'{self.kind}:' if self.kind else ''}{self.name} {self.operator} {self.value}"
@@ -100,13 +111,55 @@ def conditions(text: str) -> tuple[list[Condition], list[str]]:
             unclear.append(part)
             continue
         name, operator, value = said[1].strip(), said[2].replace("==", "="), said[3].strip().strip("\"'")
-        kind, mark, rest = name.partition(":")
-        if mark and kind in KINDS and rest.strip():
-            name = rest.strip()
-        else:
-            kind = ""
+        kind, name = _named(name)
         found.append(Condition(kind, name, operator, value, part))  # type: ignore[arg-type]
     return found, unclear
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Kind and name, from `best:loss`, from “loss best” as the table heads its column, and from “best loss”."""
+    kind, mark, rest = text.partition(":")
+    if mark and kind in KINDS and rest.strip():
+        return kind, rest.strip()
+    first, *others = text.split()
+    if others and (kind := WORDS.get(others[-1].lower(), "")):
+        return kind, text[: -len(others[-1])].strip()
+    if others and (kind := WORDS.get(first.lower(), "")):
+        return kind, text[len(first) :].strip()
+    return "", text
+
+
+def seconds_of(text: str) -> float | None:
+    """From “90 s”, “1 h 30 min” or “2 days”; None if it is no duration."""
+    parts = list(_SPAN.finditer(text.lower()))
+    if not parts or "".join(part[0] for part in parts) != text.lower():
+        return None
+    return sum(float(part[1]) * _SECONDS[part[2][0]] for part in parts)
+
+
+def span_of(text: str, now: dt.datetime) -> tuple[dt.datetime, dt.datetime] | None:
+    """Beginning and end of “2026-11-30”, “yesterday”, “today”, “7 days ago”, “2026-11-30 14:00”, in the zone of `now`. A
+    moment ends where it begins. None if it is no time."""
+    said = text.strip().lower()
+    days = {"today": 0, "yesterday": 1}.get(said)
+    if days is None and (ago := seconds_of(said.removesuffix("ago").strip())) is not None:
+        try:
+            return (at := now - dt.timedelta(seconds=ago)), at
+        except OverflowError:
+            return None
+    try:
+        day = now.date() - dt.timedelta(days=days) if days is not None else dt.date.fromisoformat(said)
+    except ValueError:
+        try:
+            at = dt.datetime.fromisoformat(said.upper())
+        except ValueError:
+            return None
+        return (at := at if at.tzinfo else at.replace(tzinfo=now.tzinfo)), at
+    begin = dt.datetime.combine(day, dt.time(), now.tzinfo)
+    try:
+        return begin, dt.datetime.combine(day + dt.timedelta(days=1), dt.time(), now.tzinfo)
+    except OverflowError:
+        return None
 
 
 @dataclass(frozen=True)

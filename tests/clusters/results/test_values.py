@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from clusters.results.columns import Facts, columns
 from clusters.results.coordinates import Point, drawn, metric_of
 from clusters.results.values import Extreme, Summary, headline, is_less_better, options, parameters, styles, summaries
-from clusters.results.view import FIELDS, Column, View, conditions
+from clusters.results.view import FIELDS, Column, View, conditions, span_of
 from clusters.scalars.events import MAX_POINTS, Scalars, Series
 from clusters.scalars.events import Point as ScalarPoint
 from clusters.scalars.printed import scalars_of_log
@@ -87,6 +88,43 @@ def test_conditions() -> None:
         ("best", "acc", ">", 0.9),
     ]
     assert unclear == ["nonsense"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name"),
+    [
+        # As the table heads its columns, and as people say it.
+        ("val_loss best < 1", "best", "val_loss"), ("loss smallest < 1", "min", "loss"),
+        ("best val loss < 1", "best", "val loss"), ("Largest acc > 1", "max", "acc"),
+        ("best < 1", "", "best"), ("last:loss best < 1", "last", "loss best"),
+    ],
+)  # fmt: skip
+def test_a_condition_names_a_column_as_it_is_headed(text: str, kind: str, name: str) -> None:
+    [said], _ = conditions(text)
+    assert (said.kind, said.name) == (kind, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "begin", "end"),
+    [
+        ("2026-11-30", "2026-11-30T00:00+01:00", "2026-12-01T00:00+01:00"),
+        ("Yesterday", "2026-11-30T00:00+01:00", "2026-12-01T00:00+01:00"),
+        ("today", "2026-12-01T00:00+01:00", "2026-12-02T00:00+01:00"),
+        ("36 hours ago", "2026-11-29T18:00+01:00", "2026-11-29T18:00+01:00"),
+        ("1d 12h", "2026-11-29T18:00+01:00", "2026-11-29T18:00+01:00"),
+        ("2026-11-30 14:00", "2026-11-30T14:00+01:00", "2026-11-30T14:00+01:00"),
+        ("2026-11-30T14:00Z", "2026-11-30T14:00+00:00", "2026-11-30T14:00+00:00"),
+    ],
+)
+def test_times_are_days_or_moments_in_the_zone_of_the_reader(text: str, begin: str, end: str) -> None:
+    now = dt.datetime.fromisoformat("2026-12-01T06:00+01:00")
+    assert span_of(text, now) == (dt.datetime.fromisoformat(begin), dt.datetime.fromisoformat(end))
+
+
+@given(TEXTS | st.sampled_from(["99999999999 days", "0001-01-01", "9999-12-31"]))
+def test_no_text_is_too_odd_to_be_a_time(text: str) -> None:
+    span = span_of(text, dt.datetime(2026, 12, 1, tzinfo=dt.UTC))
+    assert span is None or span[0] <= span[1]
 
 
 KEYS = st.sampled_from([*FIELDS]) | st.builds(
