@@ -223,13 +223,18 @@ class KubernetesForm(forms.Form):
         for name, info in FIELDS.items():
             self.fields[f"{SETTING}{name}"] = _field(info)
         self.row = row
+        given = self.fields["kubeconfig"]
+        given.required = self["how"].value() != "in-cluster" and not (row and row.credentials)
+        if row is None or not row.credentials:
+            given.help_text += " Not needed with the service account of the portal's own pod."
+        else:
+            given.help_text = "Empty keeps the one that is stored."
         if row is not None:
             self.fields["name"].disabled = True
             if row.prometheus_token:
                 self.fields[
                     "prometheus_token"
                 ].help_text = "Empty keeps the one that is stored; it is forgotten when the address changes."
-            self.fields["kubeconfig"].help_text = "Empty keeps the one that is stored." if row.server else ""
 
     @property
     def settings_fields(self) -> list[forms.BoundField]:

@@ -11,7 +11,7 @@ from django.views.decorators.http import conditional_page, require_safe
 
 from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.media import MAX_BYTES, Frame, data_url, labels_of
-from clusters.cluster.pages.metrics import READ_SECONDS
+from clusters.cluster.pages.metrics import READ_SECONDS, has_words
 from clusters.comparison.runs import name_of, runs_to_compare, styles_of, view_of
 from clusters.runs.models import Run
 from clusters.scalars.events import Shown
@@ -74,7 +74,8 @@ def media(request: HttpRequest, code: str) -> HttpResponse:
     try:
         runs = runs_to_compare(view.runs, appcode)
         with LOOKS.enter(person(request).pk), within(READ_SECONDS):
-            context |= _context(runs, view.at)
+            # With a script the page itself leaves out what does not have the words, as they are typed.
+            context |= _context(runs, view.at, view.find if view.plain else "")
     except Invalid as invalid:
         context["notes"] = [invalid.errors[0].message]
     except Unavailable as error:
@@ -82,7 +83,7 @@ def media(request: HttpRequest, code: str) -> HttpResponse:
     return render(request, "clusters/comparison/_media.html", context)
 
 
-def _context(runs: Sequence[Run], at: int | None) -> dict[str, object]:
+def _context(runs: Sequence[Run], at: int | None, find: str) -> dict[str, object]:
     found, notes, again = list[Mapping[Key, Shown]](), list[str](), False
     for run in runs:
         try:
@@ -93,7 +94,7 @@ def _context(runs: Sequence[Run], at: int | None) -> dict[str, object]:
         except DriverError as error:
             found.append({})
             notes.append(f"The images of {name_of(run)} cannot be read now: {error}")
-    keys = list(dict.fromkeys(key for images in found for key in images))
+    keys = [key for key in dict.fromkeys(key for images in found for key in images) if has_words(key[0], find)]
     shown = keys[:MOST_NAMES]
     lines = [next(images[key] for images in found if key in images) for key in shown]
     columns = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from clusters.results.values import is_judged, is_less_better
 from clusters.results.view import Column, View
@@ -12,8 +13,9 @@ from portal.pages.charts import Dimension, Strands, draw_strands, number
 
 # Axes beside that of the metric, choices of one, and the fewest runs that say anything.
 MOST_AXES, MOST_CHOICES, LEAST_RUNS = 6, 8, 3
-# From this ratio of the largest to the smallest value on, an axis is logarithmic.
-DECADES = 100
+# From this ratio of the largest to the smallest value on, an axis is logarithmic; from the lower one on, if that spreads settings
+# more evenly, such as 16, 32, 64, 128.
+DECADES, OCTAVES = 100, 8
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ def _axis(name: str, texts: Sequence[str | None]) -> Dimension | None:
     numbers = [None if text is None else _number(text) for text in texts]
     known = [value for value in numbers if value is not None]
     if len(known) == sum(text is not None for text in texts) and min(known) < max(known):
-        return _of_numbers(name, numbers)
+        low, high = min(known), max(known)
+        log = low > 0 and (high / low >= DECADES or (high / low >= OCTAVES and _is_geometric(known)))
+        return Dimension(name, numbers, low, high, log=log, is_setting=True)
     return Dimension(name, texts, choices=sorted(different)) if len(different) <= MOST_CHOICES else None
 
 
@@ -74,6 +78,16 @@ def _of_numbers(name: str, numbers: Sequence[float | None]) -> Dimension:
     known = [value for value in numbers if value is not None]
     low, high = min(known), max(known)
     return Dimension(name, numbers, low, high, log=low > 0 and high / low >= DECADES)
+
+
+def _is_geometric(values: Sequence[float]) -> bool:
+    """Whether the logarithms of positive values are spread more evenly than the values."""
+
+    def widest(there: Sequence[float]) -> float:
+        return max(after - before for before, after in pairwise(there)) / (there[-1] - there[0])
+
+    there = sorted(set(values))
+    return widest([math.log(each) for each in there]) < widest(there)
 
 
 def _number(text: str) -> float | None:

@@ -80,7 +80,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
     cursor, words = request.GET.get("cursor", "")[:MAX_CURSOR].replace("\0", ""), layout.words(request)
     try:
         with LOOKS.enter(user.pk), within(LOOK_SECONDS):
-            if words:
+            if words or page["below"]:
                 search = contents.find if page["below"] else contents.find_here
                 matches = search(store, folder, words, ROWS)
                 if not (page["below"] or matches.entries):

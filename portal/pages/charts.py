@@ -31,6 +31,8 @@ MAX_PARTS = 6
 FOOT = 0.12
 # Share of an axis's height that a label takes.
 NEAR = 0.08
+# Different numbers of a setting up to which each is a label.
+SETTINGS = 8
 # Instead of a number where a line has none.
 NO_VALUE = "–"
 OTHERS = "all others"
@@ -149,7 +151,8 @@ class Columns:
 @dataclass(frozen=True)
 class Dimension:
     """An axis of parallel coordinates with each thing's value: a number between `low` and `high`, or one of `choices`
-    if given. Things with None meet at the foot of the axis, below all values; the labels of its ends tell of values beyond."""
+    if given. Things with None meet at the foot of the axis, below all values; the labels of its ends tell of values beyond.
+    `is_setting`: people chose the numbers, so a few different ones are the labels."""
 
     label: str
     values: Sequence[float | str | None]
@@ -157,6 +160,7 @@ class Dimension:
     high: float = 1.0
     log: bool = False
     choices: Sequence[str] = ()
+    is_setting: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,16 +239,32 @@ def _height(dimension: Dimension, value: float | str | None) -> float:
     return foot + (1 - foot) * share
 
 
+def _apart(dimension: Dimension, values: Sequence[float]) -> list[float]:
+    """The ends of the ascending `values`, and those between them whose labels do not touch."""
+    kept = list(values[:1])
+    for value in values[1:-1]:
+        height = _height(dimension, value)
+        if height - _height(dimension, kept[-1]) >= NEAR <= _height(dimension, values[-1]) - height:
+            kept.append(value)
+    return [*kept, *values[1:][-1:]]
+
+
 def _marks(dimension: Dimension) -> tuple[Tick, ...]:
-    """The labels of an axis: its choices, powers of ten or round numbers; the ends if there are fewer than two."""
+    """The labels of an axis: its choices or settings, powers of ten or round numbers; the ends if there are fewer than two."""
     low, high = dimension.low, dimension.high
     if dimension.choices:
         step = -(-len(dimension.choices) // 12)
         return tuple(Tick(each, 100 * (1 - _height(dimension, each))) for each in dimension.choices[::step])
-    if dimension.log:
+    different = sorted({float(each) for each in dimension.values if each is not None})
+    if dimension.is_setting and len(different) <= SETTINGS:
+        marks = _apart(dimension, different)
+    elif dimension.log:
         first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
         step = -(-(last - first + 1) // 6) or 1
         marks = [10.0**power for power in range(first, last + 1, step)]
+        if len(marks) < 3:
+            finer = (10.0**power * part for power in range(first - 1, last + 1) for part in (1, 2, 5))
+            marks = [each for each in finer if low <= each <= high]
     else:
         marks = [each for each in ticks(low, high, 4) if low <= each <= high] if high > low else []
     if len(marks) < 2:

@@ -122,15 +122,50 @@
       for (const each of some) if (!LEFT_OUT.test(each.fullPath)) found.push(...await below(each));
     }
   }
+  // A text area for programs: Tab indents, Enter keeps the indent, lines have numbers. insertText leaves the browser's undo as it is.
+  function editor(text, hint) {
+    let leaves = false;
+    const numbers = make("pre", { ariaHidden: "true" });
+    const insert = (words) => document.execCommand(words ? "insertText" : "delete", false, words);
+    const count = () => { numbers.textContent = text.value.split("\n").map((_, n) => n + 1).join("\n"); numbers.scrollTop = text.scrollTop; };
+    text.wrap = "off";
+    text.setAttribute("aria-describedby", hint.id);
+    text.addEventListener("scroll", () => { numbers.scrollTop = text.scrollTop; });
+    text.addEventListener("input", count);
+    text.addEventListener("keydown", (event) => {
+      const left = leaves, { selectionStart: from, selectionEnd: to, value } = text, begin = value.lastIndexOf("\n", from - 1) + 1;
+      leaves = event.key === "Escape" || (leaves && event.key === "Shift");
+      if (event.ctrlKey || event.altKey || event.metaKey || event.isComposing) return;
+      if (event.key === "Enter") {
+        const line = value.slice(begin, from);
+        event.preventDefault();
+        insert("\n" + line.match(/^[ \t]*/)[0] + (/:\s*$/.test(line) ? "    " : ""));
+        text.scrollLeft = 0;
+      } else if (event.key === "Tab" && !left) {
+        event.preventDefault();
+        if (!event.shiftKey && from === to) { insert(" ".repeat(4 - (from - begin) % 4)); return; }
+        const lines = value.slice(begin, to), moved = from === to ? "    " + lines : lines.replace(/^(?!$)/gm, "    "), back = lines.replace(/^( {1,4}|\t)/gm, "");
+        const next = event.shiftKey ? back : moved;
+        if (next === lines) return;
+        text.setSelectionRange(begin, to);
+        insert(next);
+        if (from === to) text.setSelectionRange(Math.max(begin, from + next.length - lines.length), Math.max(begin, from + next.length - lines.length));
+        else text.setSelectionRange(begin, begin + next.length);
+      }
+    });
+    count();
+    return make("div", { className: "editor" }, numbers, text);
+  }
   function files(area) {
     const most = Number(area.dataset.files) * 1024, list = make("div", {}), said = make("p", { className: "hint", role: "status" });
+    const keys = make("p", { className: "hint", id: area.id + "-keys" }, "Tab indents. To leave a file by the keyboard, press Escape, then Tab.");
     const choose = make("input", { type: "file", multiple: true, hidden: true, ariaLabel: "Files of the code" });
     const folder = make("input", { type: "file", hidden: true, webkitdirectory: true, ariaLabel: "Folder of the code" });
     const button = (text, press) => make("button", { type: "button", className: "btn btn-small", onclick: press }, text);
     const box = make("div", { className: "drop-files" }, list,
       make("div", { className: "drop-bar" }, button("Choose files…", () => choose.click()), button("Choose a folder…", () => folder.click()),
         button("Write a file", () => { held[unused("train.py")] = ""; show(); list.lastChild.open = true; list.lastChild.querySelector("input").select(); }),
-        make("span", { className: "muted small" }, "or drop them here")), said, choose, folder);
+        make("span", { className: "muted small" }, "or drop them here")), keys, said, choose, folder);
     let held = {};
     try { held = JSON.parse(area.value || "{}"); } catch { return; }
     if (typeof held !== "object" || Array.isArray(held)) return;
@@ -138,6 +173,7 @@
     area.after(box);
     const unused = (name) => { let free = name; for (let n = 2; free in held; n++) free = name.replace(/(\.\w+)?$/, "-" + n + "$1"); return free; };
     function store(words) {
+      keys.hidden = !list.children.length;
       const size = Object.values(held).reduce((sum, text) => sum + new Blob([text]).size, 0), count = Object.keys(held).length;
       area.value = count ? JSON.stringify(held) : "";
       said.textContent = [count && Math.ceil(size / 1024) + " of " + most / 1024 + " KiB.", words].filter(Boolean).join(" ");
@@ -145,7 +181,7 @@
       area.dispatchEvent(new Event("input", { bubbles: true }));
     }
     function row(name) {
-      const text = make("textarea", { className: "code", rows: 8, value: held[name], spellcheck: false, ariaLabel: "Text of " + name, oninput: () => { held[name] = text.value; store(); } });
+      const text = make("textarea", { className: "code", rows: 12, value: held[name], spellcheck: false, ariaLabel: "Text of " + name, oninput: () => { held[name] = text.value; store(); } });
       const rename = make("input", { className: "code", value: name, spellcheck: false, ariaLabel: "Name of the file", onchange: () => {
         if (rename.value === name || rename.value in held || !rename.value) { rename.value = name; return; }
         held = Object.fromEntries(Object.entries(held).map(([key, value]) => [key === name ? rename.value : key, value]));
@@ -153,7 +189,7 @@
       } });
       const gone = button("Remove", () => { delete held[name]; show(); });
       gone.setAttribute("aria-label", "Remove " + name);
-      return make("details", { className: "file" }, make("summary", {}, make("code", {}, name)), make("div", { className: "drop-bar" }, rename, gone), text);
+      return make("details", { className: "file" }, make("summary", {}, make("code", {}, name)), make("div", { className: "drop-bar" }, rename, gone), editor(text, keys));
     }
     function show(open, words) {
       list.replaceChildren(...Object.keys(held).map(row));

@@ -275,6 +275,9 @@ def test_names_are_found_by_any_part_and_the_page_says_how_many_it_looked_at(
     names, page = found("search=model&below=1")
     assert names == ["best-Model.keras", "runs/model/1", "the-models/1"]
     assert "Searched everything here and below: 5 files." in page
+    names, page = found("below=1")
+    assert names == ["best-Model.keras", "other", "runs/model/1", "the-models/1", "zebra"]
+    assert "All files here and below: 5." in page
     monkeypatch.setattr(contents, "MOST_NAMES", 1)
     monkeypatch.setattr(contents, "NAMES_AT_ONCE", 1)
     names, page = found("search=zeb")
@@ -292,6 +295,7 @@ def test_names_are_found_by_any_part_and_the_page_says_how_many_it_looked_at(
     names, page = found("search=o")
     assert len(names) == 1
     assert "The first 1 that fit are shown" in page
+    assert "1 of the files here and below are shown" in found("below=1")[1]
 
 
 def test_files_are_never_shown_in_the_portal(as_: Any, store: Any, s3: Any, bucket: str) -> None:

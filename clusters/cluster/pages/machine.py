@@ -12,10 +12,11 @@ from django.shortcuts import render
 from django.views.decorators.http import conditional_page, require_safe
 
 from clusters.cluster.pages.cluster import page_of
-from clusters.cluster.pages.metrics import others_of
+from clusters.cluster.pages.metrics import has_words, others_of
 from clusters.machine.reading import GpuState, MachineUse, Usage, curves, use_of
 from clusters.runs.models import Run
 from portal.pages.charts import COLOURS, Chart, Line, draw, number, series
+from portal.pages.layout import words
 
 # Points of a line beside a number, and of one in a chart.
 FEW, MANY = 60, 400
@@ -107,7 +108,8 @@ def strip(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 @conditional_page
 def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """The charts below those of the program's own numbers. `?show=busiest` has a line for each of ten tasks of many,
-    `?show=worker-3` for one of them, and `?with=2,1` one for each of these runs, as the numbers above."""
+    `?show=worker-3` for one of them, and `?with=2,1` one for each of these runs, as the numbers above; `?find=gpu` draws those
+    with these words in their titles."""
     shown = page_of(request, appcode, name)
     context: dict[str, object] = {"page": shown, "charts": []}
     if shown.run:
@@ -116,7 +118,7 @@ def charts(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         made = drawn(traces_of_runs([(shown.run, use), *others]) if others else traces_of(use, wanted))
         context |= {
             "use": use,
-            "charts": made,
+            "charts": [chart for chart in made if has_words(chart.title, words(request, "find"))],
             "has_lines": any(line.path for chart in made for line in chart.lines),
             "show": wanted,
             "modes": MODES if len(use.tasks) > EACH_TASK and not others else (),

@@ -20,7 +20,7 @@ from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_safe
 
 from clusters.cluster.pages.cluster import page_of
-from clusters.cluster.pages.metrics import labels
+from clusters.cluster.pages.metrics import has_words, labels
 from clusters.runs.models import Run
 from clusters.scalars.events import Shown
 from clusters.scalars.media import Histogram, Placed, image_type, quantile
@@ -30,6 +30,7 @@ from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
 from portal.pages.appcodes import person
 from portal.pages.charts import number
+from portal.pages.layout import words
 from portal.pages.ridges import Heap, Ridges, draw_ridges
 from portal.web.limits import LOOKS
 
@@ -91,7 +92,7 @@ def media(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
                 etag = _etag(run, found, request.META["QUERY_STRING"])
                 response = get_conditional_response(request, etag=etag)
                 if response is None:
-                    context |= _context(run, found, only, MOST if all_of_them else FIRST)
+                    context |= _context(run, found, only, MOST if all_of_them else FIRST, words(request, "find"))
         except (DriverError, Unavailable) as error:
             context |= {"error": str(error), "again": True}
             etag = ""
@@ -109,9 +110,9 @@ def _etag(run: Run, found: Media, query: str) -> str:
     return f'"{hashlib.blake2b(told.encode(), digest_size=12).hexdigest()}"'
 
 
-def _context(run: Run, found: Media, only: str, most: int) -> dict[str, object]:
-    images = [each for each in found.images if not only or each.tag == only]
-    histograms = [] if only else found.histograms
+def _context(run: Run, found: Media, only: str, most: int, find: str) -> dict[str, object]:
+    images = [each for each in found.images if (not only or each.tag == only) and has_words(each.tag, find)]
+    histograms = [] if only else [each for each in found.histograms if has_words(each.tag, find)]
     return {
         "films": films(run, images[:most]),
         "distributions": [

@@ -36,8 +36,8 @@ from portal.pages.appcodes import person
 from portal.pages.charts import Chart, Dimension, Line, Strands, draw, draw_strands, number, styled, without_outliers
 from portal.web.limits import LOOKS
 
-# Trials whose curves share a chart.
-CURVES = 10
+# Trials whose curves share a chart, and trials beyond its axis that are named.
+CURVES, NAMED = 10, 3
 # Seconds for which drawn charts are cached.
 KEPT_SECONDS = 3600
 
@@ -59,10 +59,12 @@ def _drawn(found: Sweep, spec: SweepSpec) -> str:
     points = outcomes(found, spec) if spec.goal else []
     if points:
         shares = importances(spec, points)
+        course, beyond = _course(spec, points)
         context |= {
             "points": len(points),
             "total": valued(found, spec).count(),
-            "course": _course(spec, points),
+            "course": course,
+            "beyond": beyond,
             "strands": _strands(found, spec, points) if len(points) > 1 else None,
             "importance": [(name, f"{100 * share:.0f}") for name, share in shares.items()],
             "sometimes": [name for name, each in spec.parameters.items() if each.when],
@@ -138,17 +140,27 @@ def _sign(spec: SweepSpec) -> int:
     return -1 if is_maximized(spec) else 1
 
 
-def _course(spec: SweepSpec, points: Sequence[Outcome]) -> Chart:
-    """The value of each point, and the best so far."""
+def _course(spec: SweepSpec, points: Sequence[Outcome]) -> tuple[Chart, str]:
+    """The value of each point, and the best so far; and a sentence about values beyond the axis, which are drawn at its ends."""
     assert spec.goal is not None
     low, high = without_outliers([point.value for point in points])
-    best, leading = points[0].value, []
+    best = points[0].value
+    leading: list[tuple[float, float]] = []
+    each: list[tuple[float, float]] = []
     for point in points:
         best = max(best, point.value) if is_maximized(spec) else min(best, point.value)
-        leading.append((float(point.number), best))
-    each = [(float(point.number), min(high, max(low, point.value))) for point in points]
+        for line, value in ((leading, best), (each, point.value)):
+            line.append((float(point.number), min(high, max(low, value))))
     lines = [Line("best so far", leading), Line("each trial", each, scattered=True)]
-    return draw(spec.goal.metric, lines, x_label="trial")
+    return draw(spec.goal.metric, lines, x_label="trial"), _beyond(points, low, high)
+
+
+def _beyond(points: Sequence[Outcome], low: float, high: float) -> str:
+    outside = [f"trial {point.number} ({number(point.value)})" for point in points if not low <= point.value <= high]
+    if not outside:
+        return ""
+    named = "; ".join(outside[:NAMED]) + (f"; and {len(outside) - NAMED} more" if len(outside) > NAMED else "")
+    return f"Beyond the axis, drawn at its edge: {named}."
 
 
 def _strands(found: Sweep, spec: SweepSpec, points: Sequence[Outcome]) -> Strands:

@@ -4,6 +4,7 @@ import datetime as dt
 from decimal import Decimal
 
 import pytest
+from django.core.cache import cache
 from django.test import Client
 from django.utils import timezone
 from playwright.sync_api import expect
@@ -168,8 +169,11 @@ def test_members_are_told_where_they_look(client, people, three):
 def test_an_administrators_spent_line_names_the_tightest(client, people, three):
     client.force_login(people.root)
     spent = client.get("/clusters/spent").content.decode()
-    assert "90 % of the budget of ops-demo" in spent
+    assert "90 % of the budget of ops-demo, " in spent
     assert f'class="budget-part is-near" href="/budgets/{three[0].pk}"' in spent
+    Budget.objects.update(amount=Decimal(1_000_000))
+    cache.clear()
+    assert "of the budget of" not in client.get("/clusters/spent").content.decode(), "nearly nothing is used"
 
 
 def test_an_overrun_looks_like_one_and_counts_the_others(client, people, three):

@@ -93,7 +93,12 @@ def test_a_cluster_is_registered_and_its_secret_never_shown_again(page_catalogue
 def test_a_service_account_is_exchanged_for_a_kubeconfig_only_when_one_is_given(training, root):
     from tests.clusters.forms import wrong_fields
 
+    # Only then is it needed, and no longer optional.
+    optional = '>Kubeconfig <span class="optional">'
+    assert optional in root.get("/admin/clouds/training/edit").content.decode()
+    assert optional not in root.get("/admin/clouds/new").content.decode()
     answer = fill(root, "/admin/clouds/training/edit", {"how": "kubeconfig"})
+    assert optional not in answer.content.decode()
     assert wrong_fields(answer.content.decode()) == {"kubeconfig": "Give a kubeconfig."}
 
 

@@ -504,6 +504,11 @@ class TestMetrics:
             assert "More is being read" in client.get(beside).content.decode()
         plain = client.get("/appcodes/ops-demo/compare?runs=demo/1&at=2&plain=1").content.decode()
         assert "picture of demo/1 at step 2" in plain, "without a script, too"
+        # Where no script leaves out what has not these words, the server does.
+        for page in ("clusters/ops-demo/demo/metrics/plain?", "appcodes/ops-demo/compare?runs=demo/1&plain=1&"):
+            seen = ["picture" in client.get(f"/{page}find={find}").content.decode() for find in ("pict", "loss")]
+            assert seen == [True, False], page
+        assert "picture of demo/1" in client.get(f"{beside}&find=loss").content.decode()
         # One name alone, without histograms.
         alone = client.get(f"{address}?image=picture").content.decode()
         assert ("All images and histograms" in alone, "<title>step" in alone) == (True, False)

@@ -12,6 +12,9 @@ from django.utils import timezone
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from clusters.sweeps.manifest import Goal, SweepSpec
+from clusters.sweeps.pages.charts import _course
+from clusters.sweeps.points import Outcome
 from portal.pages.charts import Dimension, draw_strands, without_outliers
 from tests.clusters.forms import sent, wrong_fields
 
@@ -264,6 +267,15 @@ def test_the_end_of_an_axis_tells_of_values_beyond():
     [axis] = draw_strands([Dimension("loss", values, low, high)], [("", "")] * 5).axes
     assert axis.ticks[-1].text == "≥ 0.15"
     assert not any(tick.text.startswith("≤") for tick in axis.ticks)
+
+
+def test_values_beyond_the_axis_of_the_course_are_named():
+    spec = SweepSpec.model_construct(goal=Goal(metric="loss", direction="minimize"))
+    values = [90.0, 0.1, 0.12, 0.13, 0.15, 7.0, 8.0, 9.0, *(0.11, 0.14) * 9]
+    chart, said = _course(spec, [Outcome(n, {}, value) for n, value in enumerate(values, 1)])
+    assert said == "Beyond the axis, drawn at its edge: trial 1 (90); trial 6 (7); trial 7 (8); and 1 more."
+    assert float(chart.y_ticks[-1].text) < 1, "the best so far begins beyond, too"
+    assert _course(spec, [Outcome(1, {}, 0.1), Outcome(2, {}, 0.2)])[1] == ""
 
 
 @given(
