@@ -7,6 +7,7 @@ from clusters.cluster.api import exec as exec_api
 from clusters.cluster.api import logs as logs_api
 from clusters.cluster.api import machine as machine_api
 from clusters.cluster.api import media as media_api
+from clusters.cluster.api import metrics as metrics_api
 from clusters.cluster.api import queue as queue_api
 from clusters.cluster.api import shares as shares_api
 from clusters.cluster.api import terminal as terminal_api
@@ -87,6 +88,7 @@ REST: list[URLPattern | URLResolver] = [
     path(f"{REST_ONE}/runs/<int:run>", clusters.OneRun.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/admission", clusters.RunAdmission.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/machine", machine_api.RunMachine.as_view()),
+    path(f"{REST_ONE}/runs/<int:run>/metrics", metrics_api.RunMetrics.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/histograms", media_api.RunHistograms.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/images", media_api.RunImages.as_view()),
     path(f"{REST_ONE}/runs/<int:run>/images/content", media_api.RunImage.as_view()),

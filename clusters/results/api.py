@@ -34,7 +34,8 @@ FILTERS = {
     "who": "Who started them.",
     "tag": "Only runs with this tag.",
     "where": "Comparisons, divided by commas: `loss < 0.3, LR = 0.1`. A name is that of a metric or a parameter, or cost, hours, "
-    "took, gpus, name, state, who, tag or note; `best:loss`, `min:loss`, `max:loss` and `param:LR` are precise.",
+    "took (`10 min`), started (`yesterday`), gpus, name, state, who, tag or note; `best:loss` (or “loss best”), `min:loss`, "
+    "`max:loss` and `param:LR` are precise.",
     "cluster": "Only runs of this cluster.",
     "of": "Only runs of a sweep or a pipeline: `sweeps/lr`.",
     "sort": "`started`, `cost`, `hours`, `duration`, `gpus`, `who`, `state`, `run`, `last:loss`, `best:loss`, `min:loss`, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from typing import Any
 
 from django.core.cache import cache
@@ -22,13 +23,11 @@ def kept() -> dict[str, tuple[float, int]]:
 
 
 def test_numbers_are_read_while_somebody_looks_and_once_the_run_is_gone(
-    loop: Any, people: Any, manifest: Any, monkeypatch: Any
+    loop: Any, people: Any, manifest: Any, monkeypatch: Any, as_person: Any
 ) -> None:
-    said = "echo step 1: loss = 0.5; read line < go; echo step 2: loss = 0.25"
-    cluster = actions.create_cluster(
-        manifest("train", f"mkfifo go; ({said}) & sleep 1; exec 3<>go; sleep 3; echo >&3; wait # --lr 0.1"),
-        acting_user=people.bob,
-    )
+    # It prints its second step when it is stopped.
+    said = "trap 'echo step 2: loss = 0.25; exit' TERM; echo step 1: loss = 0.5; while :; do sleep 0.1; done # --lr 0.1"
+    cluster = actions.create_cluster(manifest("train", said), acting_user=people.bob)
     loop.until_phase(cluster, "Running")
     run = Run.objects.get()
     assert run.parameters == {}
@@ -49,7 +48,8 @@ def test_numbers_are_read_while_somebody_looks_and_once_the_run_is_gone(
 
     monkeypatch.setattr(numbers, "FRESH", dt.timedelta(0))
     loop.until(lambda: has(1))
-    loop.until_phase(cluster, "Succeeded")
+    actions.disable(cluster, acting_user=people.bob)
+    loop.until_phase(cluster, "Stopped")
     loop.until(lambda: Run.objects.get().gone)
     assert Run.objects.get().numbers_due
     woken.clear()
@@ -60,6 +60,15 @@ def test_numbers_are_read_while_somebody_looks_and_once_the_run_is_gone(
     woken.clear()
     numbers.resync()
     assert woken == []
+
+    curves = as_person(people.victor).get("/api/v1/appcodes/ops-demo/clusters/train/runs/1/metrics").json()
+    [loss] = curves["items"]
+    assert (loss["name"], loss["steps"], loss["values"]) == ("loss", [1, 2], [0.5, 0.25])
+    assert loss["times"][0] < loss["times"][1] <= time.time()
+    chosen = (
+        as_person(people.victor).get("/api/v1/appcodes/ops-demo/clusters/train/runs/1/metrics?name=other&name=x").json()
+    )
+    assert chosen["items"] == []
 
 
 def test_numbers_that_cannot_be_read_are_tried_again_for_a_while(people: Any, monkeypatch: Any) -> None:
