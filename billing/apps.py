@@ -6,7 +6,7 @@ class BillingConfig(AppConfig):
 
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
-        from billing import mails
+        from billing import mails, sentences
         from billing.budgets import access, actions
         from billing.invoices import pages as invoices
         from billing.prices import book
@@ -17,6 +17,7 @@ class BillingConfig(AppConfig):
         extension_points.gpu_prices.add(book.gpu_prices)
         extension_points.metrics.add(metrics.metrics)
         extension_points.kinds.add(invoices.KIND)
+        extension_points.sentences.add(sentences.costs)
         extension_points.mail.add(mails.tell)
         extension_points.budgets.add(access.amounts)
         extension_points.grant_budget.add(actions.grant)

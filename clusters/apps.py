@@ -8,7 +8,7 @@ class ClustersConfig(AppConfig):
     def ready(self) -> None:
         # Imported here because models do not exist before the apps are ready.
         from billing import extension_points as billing_points
-        from clusters import contributions, metrics, wakeups
+        from clusters import contributions, metrics, sentences, wakeups
         from clusters import search as searched
         from clusters.applications import notices
         from clusters.benchmarks import loop as benchmarks
@@ -53,7 +53,7 @@ class ClustersConfig(AppConfig):
         portal_points.notes.add(health.notes)
         for kind in searched.KINDS:
             portal_points.kinds.add(kind)
-        for sentence in (searched.comparison, searched.training, searched.filtered, searched.states, searched.failures):
+        for sentence in sentences.SENTENCES:
             portal_points.sentences.add(sentence)
         portal_points.given.add(wakeups.wake_waiting)
         portal_points.news.add(notifications.news)

@@ -5,8 +5,6 @@ Parts of a whole, such as the trials of a sweep, are found by the whole.
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Callable
 
 from django.db.models import Case, Q, QuerySet, Value, When
@@ -23,7 +21,7 @@ from clusters.frameworks import APPLICATIONS
 from clusters.model_registry.access import models_for
 from clusters.pipelines.access import pipelines_for
 from clusters.results.models import Metric
-from clusters.results.view import Column, View, conditions
+from clusters.results.view import Column, View
 from clusters.runs.models import Cluster, Run
 from clusters.runs.status.phase import TERMINAL
 from clusters.schedules.actions import schedules_for
@@ -33,7 +31,7 @@ from clusters.sweeps.access import sweeps_for
 from clusters.sweeps.pages import verbs as sweep_verbs
 from portal.access import appcodes_for
 from portal.models import User
-from portal.search import SHORTEST, Found, Hit, Kind, Verb, words_of
+from portal.search import Found, Kind, Verb
 
 
 def _page(route: str) -> Callable[[Found], str]:
@@ -50,6 +48,7 @@ _STATE = "current_run__phase"
 _WANTED = Q(current_run__desired=Run.Desired.RUNNING)
 _RUNS = _WANTED & Q(current_run__phase=Run.Phase.RUNNING)
 _BEGINS = _WANTED & ~Q(current_run__phase__in=[Run.Phase.RUNNING, *TERMINAL])
+_WAITS = Q(current_run__phase__in=[Run.Phase.QUEUED, Run.Phase.STARTING])
 _ENDED = Q(current_run__phase__in=TERMINAL)
 _ENDS = Q(current_run__desired=Run.Desired.ENDED) & ~_ENDED
 _NOTHING_TO_STOP = "has ended; nothing to stop"
@@ -74,7 +73,8 @@ def _of_clusters(room: str, stop: str) -> tuple[Verb, ...]:
             for label in ("Logs", "Metrics", "Usage", "Runs")
         ),
         *(Verb(f"{label} of", _ALL, _below("clusters", label.lower())) for label in ("Events", "Manifest")),
-        Verb("Overview of", Q(current_run__phase=Run.Phase.FAILED), page),
+        Verb("Overview of", Q(current_run__phase=Run.Phase.FAILED) | _WAITS, page),
+        Verb("Place in the queue of", _WAITS, lambda found: reverse("queue")),
         Verb("Change", _ALL, _below(room, "change"), operates=True),
         Verb("Delete", _ALL, _below("clusters", "delete"), lost=cluster_verbs.DELETE.lost),
     )
@@ -175,109 +175,3 @@ KINDS = (
         words=("sorted", "best", "highest", "lowest"),
     ),
 )  # fmt: skip
-# Clusters of all appcodes that a comparison looks at: an administrator sees those of everybody.
-MOST_NAMED = 60
-# What people type with a state, and what else they call it.
-_OF_ALL = frozenset(("all", "cluster", "clusters", "job", "jobs", "results", "run", "runs"))
-_STATES = {phase.lower(): phase for phase in Run.Phase.values} | {
-    "finished": "Succeeded", "pending": "Queued", "waiting": "Queued", "errors": "Failed", "crashed": "Failed",
-}  # fmt: skip
-
-
-def comparison(user: User, typed: str) -> list[Hit]:
-    """ "compare a b": the newest runs of the clusters with these names, side by side, for each appcode with two of them."""
-    words = words_of(typed)
-    names = [word for word in words if word != "compare"]
-    if len(names) == len(words) or len(names) < 2:
-        return []
-    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    named = clusters_for(user).filter(name__in=names, current_run__isnull=False)
-    facts = named.order_by("appcode__code").values_list("appcode__code", "name", "current_run__number")
-    for code, name, run in facts[:MOST_NAMED]:
-        found[code][name] = run
-    return [
-        Hit(
-            f"Compare {' and '.join(runs)}", f"{code} · the newest runs",
-            f"{reverse('compare', args=[code])}?runs={','.join(f'{name}/{run}' for name, run in runs.items())}", "results",
-        )
-        for code, numbers in found.items()
-        if len(runs := {name: numbers[name] for name in names if name in numbers}) > 1
-    ]  # fmt: skip
-
-
-# Words that name an error: "KeyError", "torch.cuda.OutOfMemoryError", "oom".
-_ERROR = re.compile(r".+(error|exception|timeout|killed)|oom|nccl|cuda|memory|traceback|segmentation")
-# Clusters whose last runs are looked at for an error, the newest of the user's, and how many are told.
-MOST_LOOKED_AT, MOST_FAILED, LONGEST_LINE = 500, 3, 120
-
-
-def failures(user: User, typed: str) -> list[Hit]:
-    """ "KeyError", "out of memory": the last runs that failed with it, and all that failed. One query."""
-    words = words_of(typed)
-    if not any(map(_ERROR.fullmatch, words)):
-        return []
-    newest = clusters_for(user).filter(part_of="", current_run__isnull=False).order_by("-pk").values("pk")
-    told = Q()
-    for word in words:
-        told &= (
-            Q(current_run__message__icontains=word) | Q(current_run__reason__icontains=word) | Q(name__icontains=word)
-        )
-    if "memory" in words:
-        told |= Q(current_run__reason="OOMKilled")
-    found = Cluster.objects.filter(told, pk__in=newest[:MOST_LOOKED_AT], current_run__phase=Run.Phase.FAILED)
-    facts = found.order_by("-current_run__pk").values_list(
-        "appcode__code", "name", "current_run__number", "current_run__message"
-    )
-    hits = [
-        Hit(
-            f"{name} failed",
-            f"{code} · run {number} · {_line(message)}",
-            reverse("cluster", args=[code, name]),
-            "cluster",
-        )
-        for code, name, number, message in facts[:MOST_FAILED]
-    ]
-    return [*hits, Hit("Failed", "Home · each says what usually mends it", f"{reverse('home')}?phase=Failed", "home")]
-
-
-def _line(message: str) -> str:
-    first = message.partition("\n")[0]
-    return first if len(first) <= LONGEST_LINE else f"{first[:LONGEST_LINE]}…"
-
-
-def states(user: User, typed: str) -> list[Hit]:
-    """ "failed", "running jobs": Home and Results with only these."""
-    said = [word for word in words_of(typed) if word not in _OF_ALL]
-    if len(said) != 1 or len(said[0]) < SHORTEST:
-        return []
-    phases = dict.fromkeys(phase for word, phase in _STATES.items() if word.startswith(said[0]))
-    return [
-        hit
-        for phase in phases
-        for hit in (
-            Hit(phase, "Home", f"{reverse('home')}?phase={phase}", "home"),
-            Hit(f"{phase} runs", "Results", f"{reverse('results')}?state={phase}", "results"),
-        )
-    ]
-
-
-_BEGIN = frozenset(("create", "launch", "new", "run", "start", "train"))
-_GPUS = frozenset(("gpu", "gpus"))
-_FRAMEWORKS = frozenset(("jax", "keras", "pytorch", "tensorflow", "torch"))
-
-
-def training(user: User, typed: str) -> list[Hit]:
-    """ "run pytorch on 2 gpus": the form."""
-    words = frozenset(words_of(typed))
-    counted = words & _GPUS and any(map(str.isdecimal, words))
-    if not words & _BEGIN or not (counted or words & _FRAMEWORKS):
-        return []
-    return [Hit("New cluster", "", reverse("new_cluster"), "plus")]
-
-
-def filtered(user: User, typed: str) -> list[Hit]:
-    """ "loss < 0.1": the results for which this is true."""
-    said, unclear = conditions(typed)
-    if not said or unclear or any(" " in each.name or not each.value for each in said):
-        return []
-    return [Hit(f"Filter Results by “{typed}”", "", f"{reverse('results')}?{View(where=typed).query}", "results")]

@@ -26,6 +26,8 @@ MAX_WORDS = 6
 # Shortest beginning of a kind's or verb's name that counts as that name.
 SHORTEST = 3
 NOTHING = Value("", output_field=TextField())
+# Who asks why wants to read something, whatever else is said: “why did show1 stop” stops nothing.
+WHY = "why"
 # Ranks of rows: several words in a row are the name ("hello gpu", hello-gpu); no typed word is in the name.
 PHRASE, NOT_NAMED = -1, 3
 # What a row of the UNION says, with the prefix found_.
@@ -35,8 +37,8 @@ SMALL_WORDS = frozenset(
     (
         "a", "an", "and", "any", "are", "at", "be", "been", "by", "can", "did", "do", "does", "for", "from", "go", "has", "have",
         "how", "i", "in", "is", "it", "its", "many", "me", "much", "my", "need", "of", "on", "open", "or", "our", "please",
-        "show", "that", "the", "there", "this", "to", "vs", "want", "was", "we", "what", "when", "where", "which", "who", "why",
-        "will", "with", "you",
+        "show", "that", "the", "there", "this", "to", "vs", "want", "was", "we", "what", "when", "where", "which", "who", "will",
+        "with", "you",
     )
 )  # fmt: skip
 # What people type for the words of a label (without hyphens).
@@ -49,10 +51,13 @@ SYNONYMS = {
     "pause": ("hold", "suspend"),
     "change": ("configure", "edit", "settings"),
     "delete": ("erase", "remove"),
-    "overview": ("crash", "crashed", "error", "failed", "failure"),
+    "overview": ("crash", "crashed", "error", "failed", "failure", "pending", "stuck", "waiting", "waits", WHY),
+    "queue": ("pending", "position", "stuck", "waiting", "waits", WHY),
     "logs": ("lines", "output", "print", "stdout"),
     "metrics": ("accuracy", "charts", "curves", "loss", "scalars"),
     "usage": ("billing", "cost", "gpuhours", "money", "spending"),
+    "costs": ("bill", "billing", "cost", "expenses", "money", "spend", "spending", "spent"),
+    "members": ("add", "invite", "people", "person", "remove", "roles", "see", "share", "team", "user", "users"),
     "runs": ("history", "results"),
     "events": ("activity", "audit"),
     "manifest": ("definition", "json", "yaml"),
@@ -61,7 +66,6 @@ SYNONYMS = {
     "try": ("ask", "predict", "test"),
     "trash": ("deleted", "removed", "undo"),
     "quota": ("gpu", "gpus", "limit", "quotas"),
-    "budget": ("money", "spending"),
 }
 
 
@@ -271,7 +275,8 @@ class _Asked:
 
     @classmethod
     def of(cls, kind: Kind, user: User, words: list[str]) -> _Asked:
-        verbs = [verb for verb in kind.verbs if any(map(verb.is_named, words))]
+        asked = [WHY] if WHY in words else words
+        verbs = [verb for verb in kind.verbs if any(map(verb.is_named, asked))]
         said = [word for word in words if not any(verb.is_named(word) for verb in verbs)]
         alone = not said and len(words) == 1
         if alone:

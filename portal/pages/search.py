@@ -42,6 +42,10 @@ def _tab(route: str) -> Callable[[Found], str]:
     return address
 
 
+def _members(found: Found) -> str:
+    return f"{reverse('appcode', args=[found.name])}#members"
+
+
 def _budget(found: Found) -> str:
     """The budgets of an appcode; its own page without the app that has them."""
     there = layout.address_of("budgets")
@@ -53,9 +57,10 @@ _OF_APPCODES = (
         Verb(f"{label} of", Q(), _tab(route))
         for label, route in (
             ("Results", "results_of"), ("Quota", "appcode"), ("Object storage", "storage"), ("Environments", "environments"),
-            ("Hooks", "hooks"), ("Git tokens", "git_tokens"),
+            ("Hooks", "hooks"), ("Git tokens", "git_tokens"), ("Costs", "billing_appcode"),
         )
     ),
+    Verb("Members of", Q(), _members),
     Verb("Budget of", Q(), _budget),
 )  # fmt: skip
 KINDS = (
@@ -102,7 +107,8 @@ def _found(request: HttpRequest, limit: int) -> dict[str, Any]:
         least = len(words) if strictly else max(most, told)
         there = {hit.url for hit in meant}
         go_to = meant + [hit for hit in fitting if most == least and hit.url not in there]
-        go_to.sort(key=lambda hit: not is_name(hit.title, words))
+        # “My clusters” is one's own before all; “open queue” is the page.
+        go_to.sort(key=lambda hit: (not is_name(hit.title, typed.lower().split()), not is_name(hit.title, words)))
         _insert(groups, go_to[:limit], words)
         if explained and told == least:
             groups.insert(0 if help_page.is_asked(typed) else len(groups), Group("Help", tuple(explained[:limit])))

@@ -29,6 +29,7 @@ from clusters.cluster.form.offers import fields_changed
 from clusters.cluster.form.offers import filled as filled_by_link
 from clusters.cluster.form.sources import no_cards, sources
 from clusters.cluster.form.starters import STARTERS
+from clusters.cluster.form.values import set_values
 from clusters.frame.names import free_name
 from clusters.manifest.cluster import MAX_NAME, ClusterManifest
 from clusters.runs import input_listing
@@ -54,7 +55,8 @@ MOST_SHOWN = 120
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def new_cluster(request: HttpRequest) -> HttpResponse:
-    """Empty, or filled by `?clone=APPCODE/NAME[&run=N]`, `?trial=APPCODE/SWEEP/N`, `?start=CARD` or `?template=WHOSE/NAME`."""
+    """Empty, or filled by `?clone=APPCODE/NAME[&run=N][&set=NAME=VALUE]`, `?trial=APPCODE/SWEEP/N`, `?start=CARD` or
+    `?template=WHOSE/NAME`."""
     user = person(request)
     cards = not {"clone", *(each.parameter for each in sources if each.cards is no_cards)} & request.GET.keys()
     if request.method != "POST":
@@ -101,7 +103,7 @@ def change_cluster(request: HttpRequest, appcode: str, name: str) -> HttpRespons
     link may fill in what it asks for."""
     user = person(request)
     cluster = cluster_for(user, appcode, name, OPERATE)
-    filled = fields_of(_manifest(cluster, cluster.spec)) | filled_by_link(request.GET)
+    filled = _set(request, fields_of(_manifest(cluster, cluster.spec))) | filled_by_link(request.GET)
     offer = offer_of(user, appcode)
     form = ClusterForm(offer, request.POST if request.method == "POST" else None, initial=filled)
     form.fix("appcode", "name")
@@ -266,7 +268,7 @@ def offer_of(user: User, appcode: str) -> Offer:
 def _filled(request: HttpRequest, user: User) -> dict[str, str]:
     """Initial values of a new form."""
     if source := words(request, "clone"):
-        return _cloned(user, source, request.GET.get("run", ""))
+        return _set(request, _cloned(user, source, request.GET.get("run", "")))
     appcode = selected_appcode(request)
     for each in sources:
         if source := words(request, each.parameter):
@@ -282,6 +284,16 @@ def _cloned(user: User, source: str, run: str) -> dict[str, str]:
     number = run_number(run)
     spec = run_for(user, appcode, name, number).spec if number else cluster.spec
     return fields_of(_manifest(cluster, spec)) | {"name": free_cluster_name(user, name)}
+
+
+def _set(request: HttpRequest, fields: dict[str, str]) -> dict[str, str]:
+    """With the values of `?set=NAME=VALUE`, and a warning about those that it has not."""
+    if not (said := request.GET.getlist("set")) or request.method == "POST":
+        return fields
+    filled, unknown = set_values(fields, said)
+    for name in unknown:
+        messages.warning(request, f"It has no variable or option “{name}”; add it to ENV or to the command.")
+    return filled
 
 
 def run_number(said: str) -> int:

@@ -19,7 +19,7 @@ from clusters.runs.queries.offers import Offered, merged
 from portal.access import OPERATE
 from portal.pages.appcodes import person
 
-# Fields that a link may fill in. Not the command: nobody else may say what one runs.
+# Fields that a link may fill in. Not the command: nobody else may say what one runs. (`?set=` changes plain values: values.py.)
 FILLED = frozenset(
     {"at_once", "time_limit", "time_limit_unit", "priority_class"}
     | {f"{role}_{what}" for role in COMPUTING_ROLES for what in ("flavor", "count")}
