@@ -28,8 +28,27 @@ OPTIONS = Recipe(
     "python train.py --learning-rate 0.01 --batch-size=64 --augment",
 )
 
+SEVERAL = Recipe(
+    "Several GPUs or machines",
+    "A program uses several GPUs of its task by a strategy, or by one process for each. Several workers find each other by "
+    "variables that the portal sets: TF_CONFIG for TensorFlow, PET_* for torchrun. So the command names no addresses, and is the "
+    "same for one task and for many. With PyTorch it is: torchrun --nproc-per-node=gpu train.py",
+    """\
+strategy = tf.distribute.MirroredStrategy()  # the GPUs of one task
+strategy = tf.distribute.MultiWorkerMirroredStrategy()  # those of all workers, by TF_CONFIG
+with strategy.scope():
+    model = make_model()
+model.fit(data)
+
+# or, with PyTorch, in each process that torchrun starts
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.distributed.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(model.cuda())""",
+)
+
 RECIPES = (
     PRINTED,
+    SEVERAL,
     Recipe(
         "TensorBoard summaries from TensorFlow and Keras",
         "Give the cluster an output in object storage, and log scalars, histograms and images below /elearn/output. Metrics "

@@ -21,7 +21,7 @@ from django.utils import timezone
 from clusters.access import clusters_for
 from clusters.cluster.search import Search
 from clusters.frameworks import APPLICATIONS
-from clusters.results.view import View, conditions
+from clusters.results.view import WORDS, View, conditions
 from clusters.runs.models import Cluster, Run
 from clusters.runs.status.phase import TERMINAL
 from portal.access import OPERATE, appcodes_for, people_for
@@ -62,7 +62,11 @@ _IN_WORDS = [
     (re.compile(rf"\s+(?:is\s+|are\s+)?(?:{'|'.join(names)})\s+(?=[-+.\d])", re.IGNORECASE), f" {sign} ")
     for sign, names in _SAID.items()
 ]
-_CONDITION = re.compile(r"([^\s<>=!~,;]+)\s*(?:<=|>=|!=|==|=|<|>|~)\s*(?:\"[^\"]*\"|[^\s<>=!~,;]+)")
+_WHICH = "|".join(WORDS)
+_CONDITION = re.compile(
+    rf"(?:\b(?:{_WHICH})\s+)?[^\s<>=!~,;]+(?:\s+(?:{_WHICH}))?\s*(?:<=|>=|!=|==|=|<|>|~)\s*"
+    r"(?:\"[^\"]*\"|[\d.]+\s*(?:s|sec|seconds?|m|min|minutes?|h|hours?|d|days?|w|weeks?)\b(?:\s+ago)?|[^\s<>=!~,;]+)"
+)
 _TAGGED = re.compile(r"\b(?:tagged|tags?)\s+(?:(?:with|as|is)\s+)?([^\s,;<>=!~]+)", re.IGNORECASE)
 # More words that may be names are no sentence.
 MOST_NAMES = 4
@@ -251,10 +255,12 @@ _TABS = {
     for name in (tab, tab.removesuffix("s"), *SYNONYMS[tab])
 } | dict.fromkeys(("overview", *SYNONYMS["overview"], "fail"), "")
 _TWO = frozenset(("2", "both", "two"))
+# Clusters of all appcodes, or newest runs, that a comparison looks at: an administrator sees those of everybody.
+MOST_NAMED = 60
 
 
 def newest(user: User, typed: str) -> list[Hit]:
-    """ "my last run", "logs of my last run", "compare my last two runs". One query."""
+    """ "my last run", "logs of my last run", "compare my last two runs" (of the appcode of the last). One query."""
     words = frozenset(words_of(typed))
     rest = words - _NEWEST - _NOUNS.keys() - _MINE
     compares = "compare" in rest and bool(rest & _TWO)
@@ -264,9 +270,11 @@ def newest(user: User, typed: str) -> list[Hit]:
         created_by=user, cluster__in=clusters_for(user).filter(part_of="").order_by().values("pk")
     )
     mine = mine.exclude(cluster__framework__in=list(APPLICATIONS)).order_by("-pk")
-    facts = list(mine.values_list("cluster__appcode__code", "cluster__name", "number", "phase")[: 2 if compares else 1])
+    facts = list(
+        mine.values_list("cluster__appcode__code", "cluster__name", "number", "phase")[: MOST_NAMED if compares else 1]
+    )
     if compares:
-        return _compared(facts[0][0], [fact[1:3] for fact in facts]) if len({code for code, *_ in facts}) == 1 else []
+        return _compared(facts[0][0], [fact[1:3] for fact in facts if fact[0] == facts[0][0]][:2]) if facts else []
     tab = next((_TABS[word] for word in words if _TABS.get(word)), "")
     return [
         Hit(
@@ -275,10 +283,6 @@ def newest(user: User, typed: str) -> list[Hit]:
         )
         for code, name, number, phase in facts
     ]  # fmt: skip
-
-
-# Clusters of all appcodes that a comparison looks at: an administrator sees those of everybody.
-MOST_NAMED = 60
 
 
 def comparison(user: User, typed: str) -> list[Hit]:

@@ -76,6 +76,49 @@ class Answer:
 
 ANSWERS = (
     Answer(
+        "Train a model", "Name the command that starts your program, an image and a flavor; or run an example, above the form.",
+        "new_cluster",
+        words="train training trainings first begin start run job program script",
+    ),
+    Answer(
+        "Train on several GPUs or machines", "In one task: a flavor with several GPUs. On several: Machines, Several machines, "
+        "workers. The portal sets TF_CONFIG for TensorFlow, and what torchrun reads for PyTorch. “Several GPUs or machines” "
+        "in Help has the lines for your program.", "new_cluster", "#id_worker_count",
+        "multi multiple many gpu machine node nodes host worker distributed parallel scale strategy ddp fsdp horovod nccl "
+        "allreduce parameter server cluster",
+    ),
+    Answer(
+        "Use PyTorch", "Choose PyTorch under Framework, and an image that has it. Or keep another image and name torch under "
+        "Requirements. Administrators add images.", "new_cluster", "#id_framework", "torch pytorch lightning torchvision image "
+        "tensorflow instead jax framework",
+    ),
+    Answer(
+        "Share results", "The address of Results holds its filters and columns: View, Copy the link. Members of the appcode see "
+        "the same; make a viewer of whom should only look. View has the table as CSV, too.", "results",
+        words="share link url address send show others somebody read only viewer viewers csv excel export download table report",
+    ),
+    Answer(
+        "Find the best run", "Click the heading of a metric in Results: the best come first. Tick runs, then Compare.",
+        "results", words="best top lowest highest smallest largest loss accuracy metric sort rank leaderboard compare",
+    ),
+    Answer(
+        "Find the best parameters", "A sweep trains a cluster again and again with other values, and can end bad trials early.",
+        "new_sweep", words="hyperparameter hyperparameters search tune tuning grid random bayesian optuna sweep learning rate",
+    ),
+    Answer(
+        "Train every night", "A schedule starts a cluster or a pipeline at given times.", "new_schedule",
+        words="schedule scheduled night nightly daily day hour hourly week weekly cron regularly repeat recurring run job",
+    ),
+    Answer(
+        "Set a variable", "Name it under ENV, as NAME=VALUE. Variables become columns of Results.", "new_cluster", "#id_env",
+        "environment variable variables env parameter argument",
+    ),
+    Answer(
+        "Clean up", "Tick clusters, then Delete. Files are removed in their datastore, and can be restored for seven days.",
+        "clusters",
+        words="clean cleanup tidy delete remove old unused several all clusters",
+    ),
+    Answer(
         "Stop paying", "GPUs cost while a run holds them; stop what runs and is not needed. Volumes and buckets cost until "
         "they are deleted.", "home", "?phase=Queued,Starting,Running", "stop billing cost money end cancel kill terminate",
     ),
@@ -165,7 +208,10 @@ ANSWERS = (
 
 # What the keyboard does: the keys, and what they do.
 KEYS = (
-    (("Ctrl K", "/"), "Find anything, go to any page, do something: “show1 logs”, “stop show1”, “new cluster”, “dark”"),
+    (
+        ("Ctrl K", "/"),
+        "Find anything, go to any page, do something: “show1 logs”, “stop show1”, “my failed runs”, “loss < 0.1”",
+    ),
     (("↑", "↓"), "Move in menus and results"),
     (("Esc",), "Close"),
 )
@@ -189,7 +235,7 @@ def help_page(request: HttpRequest) -> HttpResponse:
         "recipes": [_recipe(each, each) for each in extension_points.recipes],
         "steps": [Text(step, step.title) for step in setup],
         "notes": [Text(note, "Machines", note) for note in notes],
-        "keys": [Text(key, "Keys", f"keyboard shortcuts {key[1]}") for key in KEYS],
+        "keys": [Text(key, "Keys", f"keyboard shortcuts hotkeys {key[1]}") for key in KEYS],
         "rest": [Text(True, "REST API", "tokens programs")],
     }
     every = [Text((part, text.item), text.title, text.about) for part, texts in parts.items() for text in texts]
@@ -212,6 +258,7 @@ def explained(typed: str) -> tuple[list[Hit], int]:
             _recipe(each, Hit(each.title, "From your program", f"{at}#{each.anchor}", "help"))
             for each in extension_points.recipes
         ),
+        Text(Hit("Keys", KEYS[0][1], f"{at}#keys", "help"), "Keys", "keyboard shortcuts hotkeys"),
     ]  # fmt: skip
     found, most = ranked(texts, topic)
     return found, most + len(words_of(typed)) - len(topic) if most else 0
