@@ -312,6 +312,17 @@ def live_server(live_server: Any, settings: Any) -> Any:
     return live_server
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _strict_templates() -> Iterator[None]:
+    from django.template.base import Variable
+
+    from tests.asked import strict
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Variable, "_resolve_lookup", strict(Variable._resolve_lookup))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def real_portal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Presets the answer that a server reads from the database once, for its first page: this is no demonstration."""
