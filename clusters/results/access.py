@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from django.db.models import Q
 
 from clusters.results.models import ResultsView
 from portal.models import Appcode, User
 
 
-def views_of(user: User, appcode: Appcode, scope: str = "") -> tuple[str, str]:
-    """The query of the user's own view of a table and that of the appcode; "" where none is kept. One query."""
-    rows = ResultsView.objects.filter(Q(person=user) | Q(person=None), appcode=appcode, scope=scope)
-    found: dict[int | None, str] = dict(rows.values_list("person", "query"))
-    return found.get(user.pk, ""), found.get(None, "")
+class Views(NamedTuple):
+    """Queries of the views of a table: the user's own one, that with which others begin, and those with names; "" where none is
+    kept."""
+
+    own: str
+    common: str
+    named: dict[str, str]
+
+
+def views_of(user: User, appcode: Appcode, scope: str = "") -> Views:
+    """One query."""
+    rows = ResultsView.objects.filter(Q(person=user) | Q(person=None), appcode=appcode, scope=scope).order_by("name")
+    own, of_appcode = "", dict[str, str]()
+    for person, name, query in rows.values_list("person", "name", "query"):
+        if person is None:
+            of_appcode[name] = query
+        else:
+            own = query
+    return Views(own, of_appcode.pop("", ""), of_appcode)

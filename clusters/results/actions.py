@@ -17,6 +17,10 @@ from portal.events import record, record_all
 from portal.models import Appcode, User
 
 MAX_TAGS, MAX_TAG, MAX_NOTE, MAX_QUERY = 20, 40, 2000, 4000
+# The query of a table as nobody has chosen it.
+PLAIN = "view=plain"
+# Characters of the name of a view, and views of an appcode.
+MAX_NAME, MAX_VIEWS = 60, 50
 
 
 def tags_in(text: str) -> list[str]:
@@ -64,21 +68,33 @@ def keep_query(appcode: Appcode, scope: str, query: str, *, user: User) -> None:
 
 
 @transaction.atomic
-def keep_view(appcode: Appcode, view: View | None, *, acting_user: User) -> None:
-    """Makes a view, with its filters, the one with which members begin who have chosen none; None drops it. Raises
-    PermissionDenied and Invalid."""
+def keep_view(appcode: Appcode, view: View | None, *, name: str = "", acting_user: User) -> None:
+    """Keeps a view, with its filters, under a name; without one, members begin with it who have chosen none. None drops it.
+    Raises PermissionDenied, and Invalid at `name` or `query`."""
     require(acting_user, appcode, OPERATE)
-    query = view.but().query if view else ""
+    query, name = view.but().query if view else "", " ".join(name.split())
+    if view and name and not query:
+        query = PLAIN
     if len(query) > MAX_QUERY:
         raise Invalid.at("query", message=f"At most {MAX_QUERY} characters.")
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise Invalid.at("name", message=f"The name of a view has at most {MAX_NAME} printable characters.")
     Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode.pk)
-    rows = ResultsView.objects.filter(appcode=appcode, person=None, scope="")
-    if query == (rows.values_list("query", flat=True).first() or ""):
+    rows = ResultsView.objects.filter(appcode=appcode, person=None)
+    before = dict(rows.values_list("name", "query"))
+    if query == before.get(name, ""):
         return
-    rows.delete()
+    if query and name and name not in before and len(before) >= MAX_VIEWS:
+        raise Invalid.at("name", message=f"{appcode.code} has {MAX_VIEWS} views; delete one first.")
+    rows.filter(name=name).delete()
     if query:
-        ResultsView.objects.create(appcode=appcode, query=query)
-    said = f"Results begin with ?{query[:200]}" if query else "Results begin without a view of the appcode."
+        ResultsView.objects.create(appcode=appcode, name=name, query=query)
+    if name:
+        said = (
+            f"The view “{name}” of results is ?{query[:200]}" if query else f"The view “{name}” of results is deleted."
+        )
+    else:
+        said = f"Results begin with ?{query[:200]}" if query else "Results begin without a view of the appcode."
     record(
         "appcode.results_view", actor=acting_user, appcode=appcode.code, object=f"appcode {appcode.code}", message=said
     )

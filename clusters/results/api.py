@@ -15,7 +15,7 @@ from clusters.access import run_for
 from clusters.frame.documents import Phase
 from clusters.results import query
 from clusters.results.access import views_of
-from clusters.results.actions import MAX_NOTE, MAX_TAG, MAX_TAGS, keep_view, write_notes
+from clusters.results.actions import MAX_NAME, MAX_NOTE, MAX_TAG, MAX_TAGS, keep_view, write_notes
 from clusters.results.values import Extreme, Summary
 from clusters.results.view import MAX_PAGE, View
 from clusters.runs.models import Run
@@ -27,6 +27,7 @@ from portal.api.pagination import DEFAULT_LIMIT, MAX_LIMIT, MAX_SEARCH, number, 
 from portal.api.views import person
 from portal.errors import Invalid
 from portal.manifests import Strict, parse
+from portal.models import Appcode, User
 
 FILTERS = {
     "search": "Only runs whose cluster, tags, note or person contain all of these words.",
@@ -144,15 +145,27 @@ class RunNotes(APIView):
         return _notes(found)
 
 
+QUERY = Field(
+    default="", max_length=4000, description="As after the ? of the page's address; empty: no view.",
+    examples=["sort=-best:accuracy&where=cost < 5"],
+)  # fmt: skip
+
+
 class CommonViewBody(Strict):
-    query: str = Field(
-        default="", max_length=4000, description="As after the ? of the page's address; empty: no view.",
-        examples=["sort=-best:accuracy&where=cost < 5"],
-    )  # fmt: skip
+    query: str = QUERY
 
 
 class CommonViewAnswer(Answer):
     query: str
+
+
+class NamedView(Strict):
+    name: str = Field(min_length=1, max_length=MAX_NAME)
+    query: str = QUERY
+
+
+class NamedViews(Answer):
+    items: list[NamedView]
 
 
 class CommonView(APIView):
@@ -160,7 +173,7 @@ class CommonView(APIView):
     def get(self, request: Request, code: str) -> Document:
         """The view with which an appcode's results begin"""
         user = person(request)
-        return CommonViewAnswer(query=views_of(user, appcode_for(user, code))[1]).json_value()
+        return CommonViewAnswer(query=views_of(user, appcode_for(user, code)).common).json_value()
 
     @operation("results_view_replace", CommonViewAnswer, request=CommonViewBody)
     def put(self, request: Request, code: str) -> Document:
@@ -171,7 +184,31 @@ class CommonView(APIView):
         appcode = appcode_for(user, code, OPERATE)
         said = parse(CommonViewBody, request.data)
         keep_view(appcode, View.of_query(said.query), acting_user=user)
-        return CommonViewAnswer(query=views_of(user, appcode)[1]).json_value()
+        return CommonViewAnswer(query=views_of(user, appcode).common).json_value()
+
+
+class Views(APIView):
+    @operation("results_views_list", NamedViews)
+    def get(self, request: Request, code: str) -> Document:
+        """The views of an appcode's results that have a name"""
+        user = person(request)
+        return _views(user, appcode_for(user, code))
+
+    @operation("results_views_keep", NamedViews, request=NamedView)
+    def put(self, request: Request, code: str) -> Document:
+        """Keep a view of an appcode's results under a name
+
+        For developers and owners. An empty query deletes it."""
+        user = person(request)
+        appcode = appcode_for(user, code, OPERATE)
+        said = parse(NamedView, request.data)
+        keep_view(appcode, View.of_query(said.query) if said.query else None, name=said.name, acting_user=user)
+        return _views(user, appcode)
+
+
+def _views(user: User, appcode: Appcode) -> Document:
+    named = views_of(user, appcode).named
+    return NamedViews(items=[NamedView(name=name, query=query) for name, query in named.items()]).json_value()
 
 
 def _notes(run: Run) -> Document:

@@ -55,22 +55,26 @@ class RunMetric(models.Model):
 
 
 class ResultsView(models.Model):
-    """A view of results, as the query of their address: what a person chose for a table, or the view of the appcode (`person` is
-    NULL), with which others begin. `scope` is the table: "" that of the appcode, "clusters/train" or "sweeps/lr" of a part. With
-    "metrics" the query is how the person likes the charts of Metrics (clusters/cluster/pages/panels.py)."""
+    """A view of results, as the query of their address: what a person chose for a table, or one of the appcode (`person` is
+    NULL), which has a name, or none if all others begin with it. `scope` is the table: "" that of the appcode, "clusters/train" or
+    "sweeps/lr" of a part. With "metrics" the query is how the person likes the charts of Metrics
+    (clusters/cluster/pages/panels.py)."""
 
     # The constraints have its index.
     appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, related_name="+", db_index=False)
     person = models.ForeignKey(User, on_delete=models.CASCADE, null=True, related_name="+")
     scope = models.CharField(max_length=80, blank=True, default="")
+    name = models.CharField(max_length=60, blank=True, default="", db_default="")
     query = models.TextField(help_text="As after the ? of the address.")
     changed_at = models.DateTimeField(auto_now=True)
 
     class Meta:
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["appcode", "person", "scope"], name="results_view_once"),
-            models.UniqueConstraint(fields=["appcode"], condition=Q(person=None), name="results_view_of_appcode"),
+            models.UniqueConstraint(
+                fields=["appcode", "name"], condition=Q(person=None), name="results_view_named_once"
+            ),
         ]
 
     def __str__(self) -> str:
-        return f"{self.appcode.code}: {self.person or 'all'}"
+        return f"{self.appcode.code}: {self.name or self.person or 'all'}"

@@ -14,7 +14,7 @@ from django.views.decorators.http import conditional_page, require_http_methods,
 from clusters.access import run_for
 from clusters.frameworks import COMPUTING
 from clusters.results.access import views_of
-from clusters.results.actions import keep_own, keep_view, tags_in, write_notes
+from clusters.results.actions import PLAIN, keep_own, keep_view, tags_in, write_notes
 from clusters.results.export import csv_of
 from clusters.results.table import table_of
 from clusters.results.view import Column, View
@@ -67,15 +67,18 @@ def results(request: HttpRequest, code: str) -> HttpResponse:
     """The page. Without a query it leads to the view that the person chose last, or else to that of the appcode."""
     user = person(request)
     appcode = appcode_for(user, code)
-    own, common = views_of(user, appcode)
+    own, common, named = views_of(user, appcode)
     if not request.GET and (own or common):
         return redirect(f"{reverse('results_of', args=[code])}?{own or common}")
     context = {
         "common": common,
+        "named": named,
         **of_one_appcode(appcode.code, "results"),
         **context_of(request, appcode, view_of(request)),
     }
-    context["is_common"] = bool(common) and context["table"].view.but().query == common
+    query = context["table"].view.but().query
+    context["is_common"] = bool(common) and query == common
+    context["view_name"] = next((name for name, each in named.items() if each == (query or PLAIN)), "")
     return shown(request, render(request, "clusters/results/results.html", context), context["table"].view)
 
 
@@ -141,18 +144,26 @@ def choose_columns(request: HttpRequest, code: str) -> HttpResponse:
 
 @require_POST
 def keep(request: HttpRequest, code: str) -> HttpResponse:
-    """Makes the view the one with which all members begin; `drop` ends that."""
+    """Keeps the view under `name`; without one, all members begin with it. `drop` deletes it."""
     user = person(request)
     appcode = appcode_for(user, code, OPERATE)
-    view = None if "drop" in request.POST else _posted(request)
+    view, is_named, is_dropped = _posted(request), "name" in request.POST, "drop" in request.POST
+    name = request.POST["drop" if is_dropped else "name"].strip()[:MAX_QUERY] if is_named else ""
     try:
-        keep_view(appcode, view, acting_user=user)
+        if is_named and not name:
+            raise Invalid.at("name", message="Give the view a name.")
+        keep_view(appcode, None if is_dropped else view, name=name, acting_user=user)
     except Invalid as invalid:
         messages.error(request, invalid.errors[0].message)
     else:
-        said = f"Members of {code} begin with this view." if view else f"{code} has no view of its own any more."
+        if name:
+            said = f"The view “{name}” is deleted." if is_dropped else f"Members of {code} find “{name}” below View."
+        else:
+            said = (
+                f"{code} has no view of its own any more." if is_dropped else f"Members of {code} begin with this view."
+            )
         messages.success(request, said)
-    query = view.query if view else "view=plain"
+    query = view.query
     return redirect(f"{reverse('results_of', args=[code])}?{query or 'view=plain'}")
 
 

@@ -16,6 +16,7 @@ PAGES: list[URLPattern | URLResolver] = [
 
 REST: list[URLPattern | URLResolver] = [
     path("appcodes/<slug:code>/results", api.Results.as_view()),
+    path("appcodes/<slug:code>/results/views", api.Views.as_view()),
     path("appcodes/<slug:code>/results/view", api.CommonView.as_view()),
     path("appcodes/<slug:code>/clusters/<slug:name>/runs/<int:run>/notes", api.RunNotes.as_view()),
 ]

@@ -243,7 +243,7 @@ def runs(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     """The table of results, of this cluster alone."""
     shown = page_of(request, appcode, name)
     view = replace(view_of(request), cluster=name, whole="")
-    own, _ = views_of(person(request), shown.cluster.appcode, view.scope)
+    own = views_of(person(request), shown.cluster.appcode, view.scope).own
     if own and not set(request.GET) - {"run"}:
         return redirect(f"{request.path}?{own}")
     context = {"page": shown, "embedded": True, **context_of(request, shown.cluster.appcode, view)}

@@ -54,7 +54,7 @@ class Panels:
 
 def panels_of(user: User, appcode: Appcode) -> Panels:
     """One query."""
-    return Panels.of_query(views_of(user, appcode, SCOPE)[0])
+    return Panels.of_query(views_of(user, appcode, SCOPE).own)
 
 
 @require_POST

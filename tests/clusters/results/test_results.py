@@ -258,6 +258,28 @@ def test_a_visit_begins_with_what_the_person_chose_and_else_with_the_view_of_the
     assert b"End this as the view" not in page.content, "nobody set one"
 
 
+def test_members_find_views_by_the_names_that_developers_give_them(three: Any, as_person: Any) -> None:
+    client = as_person(three.bob)
+    client.post("/results/ops-demo/view", {"name": "  best  runs", "query": "where=loss < 1&sort=-cost&page=2"})
+    client.post("/results/ops-demo/view", {"name": "plain", "query": ""})
+    client = as_person(three.victor)
+    page = client.get("/results/ops-demo?view=plain")
+    assert page.context["named"] == {"best runs": "where=loss%20%3C%201&sort=-cost", "plain": "view=plain"}
+    assert page.context["view_name"] == "plain"
+    assert 'href="?where=loss%20%3C%201&amp;sort=-cost">' in page.content.decode()
+    assert client.post("/results/ops-demo/view", {"name": "plain", "drop": "plain"}).status_code == 403
+    # It is none with which members begin.
+    assert client.get("/results/ops-demo").status_code == 200
+    client = as_person(three.bob)
+    # A typed name deletes no other view.
+    client.post("/results/ops-demo/view", {"name": "typed", "drop": "best runs", "query": "sort=-cost"})
+    assert [*client.get("/results/ops-demo").context["named"]] == ["plain"]
+    for name in ("", "x" * 61, "a\0b"):
+        said = client.post("/results/ops-demo/view", {"name": name, "query": "sort=cost"}, follow=True)
+        assert [*said.context["named"]] == ["plain"], name
+        assert [each.level_tag for each in said.context["messages"]] == ["error"]
+
+
 def test_the_csv_has_what_is_shown_of_all_rows(three: Any) -> None:
     client = Client()
     client.force_login(three.victor)
