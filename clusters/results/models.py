@@ -56,8 +56,8 @@ class RunMetric(models.Model):
 
 class ResultsView(models.Model):
     """A view of results, as the query of their address: what a person chose for a table, or one of the appcode (`person` is
-    NULL), which has a name, or none if all others begin with it. `scope` is the table: "" that of the appcode, "clusters/train" or
-    "sweeps/lr" of a part. With "metrics" the query is how the person likes the charts of Metrics
+    NULL), which has a name, or none if others begin with it. `scope` is the table: "" that of the appcode,
+    "clusters/train" or "sweeps/lr" of a part. With "metrics" the query is how the person likes the charts of Metrics
     (clusters/cluster/pages/panels.py)."""
 
     # The constraints have its index.
