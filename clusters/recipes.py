@@ -32,7 +32,7 @@ SEVERAL = Recipe(
     "Several GPUs or machines",
     "A program uses several GPUs of its task by a strategy, or by one process for each. Several workers find each other by "
     "variables that the portal sets: TF_CONFIG for TensorFlow, PET_* for torchrun. So the command names no addresses, and is the "
-    "same for one task and for many. With PyTorch it is: torchrun --nproc-per-node=gpu train.py",
+    "same for one task and for many.",
     """\
 strategy = tf.distribute.MirroredStrategy()  # the GPUs of one task
 strategy = tf.distribute.MultiWorkerMirroredStrategy()  # those of all workers, by TF_CONFIG
@@ -40,7 +40,7 @@ with strategy.scope():
     model = make_model()
 model.fit(data)
 
-# or, with PyTorch, in each process that torchrun starts
+# or, with PyTorch, by the command: torchrun --nproc-per-node=gpu train.py
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.distributed.init_process_group("nccl")
 model = torch.nn.parallel.DistributedDataParallel(model.cuda())""",

@@ -110,7 +110,8 @@ ANSWERS = (
         words="schedule scheduled night nightly daily day hour hourly week weekly cron regularly repeat recurring run job",
     ),
     Answer(
-        "Set a variable", "Name it under ENV, as NAME=VALUE. Variables become columns of Results.", "new_cluster", "#id_env",
+        "Set a variable", "Name it under Environment variables, as NAME=VALUE. They become columns of Results.", "new_cluster",
+        "#id_env",
         "environment variable variables env parameter argument",
     ),
     Answer(

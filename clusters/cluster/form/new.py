@@ -292,7 +292,7 @@ def _set(request: HttpRequest, fields: dict[str, str]) -> dict[str, str]:
         return fields
     filled, unknown = set_values(fields, said)
     for name in unknown:
-        messages.warning(request, f"It has no variable or option “{name}”; add it to ENV or to the command.")
+        messages.warning(request, f"It has no variable or option “{name}”; add it below or to the command.")
     return filled
 
 
