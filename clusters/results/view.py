@@ -15,6 +15,7 @@ from typing import Literal
 from urllib.parse import parse_qs, quote, urlencode
 
 from clusters.results.values import is_less_better
+from portal.text.days import days_in
 
 MAX_TEXT, MAX_WHERE, MAX_CONDITIONS, MAX_COLUMNS, MAX_PINS, MAX_PAGE = 200, 1000, 8, 40, 20, 10_000
 Operator = Literal["<", "<=", ">", ">=", "=", "!=", "~"]
@@ -138,28 +139,21 @@ def seconds_of(text: str) -> float | None:
 
 
 def span_of(text: str, now: dt.datetime) -> tuple[dt.datetime, dt.datetime] | None:
-    """Beginning and end of “2026-11-30”, “yesterday”, “today”, “7 days ago”, “2026-11-30 14:00”, in the zone of `now`. A
+    """Beginning and end of “2026-11-30”, “yesterday”, “last week”, “7 days ago”, “2026-11-30 14:00”, in the zone of `now`. A
     moment ends where it begins. None if it is no time."""
-    said = text.strip().lower()
-    days = {"today": 0, "yesterday": 1}.get(said)
-    if days is None and (ago := seconds_of(said.removesuffix("ago").strip())) is not None:
-        try:
-            return (at := now - dt.timedelta(seconds=ago)), at
-        except OverflowError:
-            return None
+    rest, days = days_in(text, now.date())
     try:
-        day = now.date() - dt.timedelta(days=days) if days is not None else dt.date.fromisoformat(said)
-    except ValueError:
-        try:
-            at = dt.datetime.fromisoformat(said.upper())
-        except ValueError:
-            return None
-        return (at := at if at.tzinfo else at.replace(tzinfo=now.tzinfo)), at
-    begin = dt.datetime.combine(day, dt.time(), now.tzinfo)
-    try:
-        return begin, dt.datetime.combine(day + dt.timedelta(days=1), dt.time(), now.tzinfo)
-    except OverflowError:
+        if days and not rest:
+            begin, last = (dt.datetime.combine(day, dt.time(), now.tzinfo) for day in (days.first, days.last))
+            return begin, last + dt.timedelta(days=1)
+        if (ago := seconds_of(text.strip().lower().removesuffix("ago").strip())) is not None:
+            at = now - dt.timedelta(seconds=ago)
+        else:
+            at = dt.datetime.fromisoformat(text.strip().upper())
+    except (ValueError, OverflowError):
         return None
+    at = at if at.tzinfo else at.replace(tzinfo=now.tzinfo)
+    return at, at
 
 
 @dataclass(frozen=True)
