@@ -1,7 +1,7 @@
-"""Migrations that create many tables in a row.
+"""Migrations that create many tables or columns in a row.
 
-After each `CreateModel` Django builds all related models again, which for 87 tables takes most of the first `migrate`. Here the
-models of consecutive `CreateModel`s are built once.
+After each `CreateModel` and `AddField` Django builds all related models again, which for 87 tables takes most of the first
+`migrate`. Here the models of consecutive ones are built once.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from django.db.migrations.operations import CreateModel
+from django.db.migrations.operations import AddField, CreateModel
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 
 
-class CreateModels(Operation):
-    """Consecutive `CreateModel`s: the same SQL in the same order."""
+class Together(Operation):
+    """Consecutive `CreateModel`s or `AddField`s: the same SQL in the same order."""
 
     reduces_to_sql = True
     reversible = True
 
-    def __init__(self, operations: Sequence[CreateModel]) -> None:
+    def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = operations
 
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
@@ -39,12 +39,12 @@ class CreateModels(Operation):
             operation.database_backwards(app_label, schema_editor, from_state, to_state)
 
     def describe(self) -> str:
-        return f"Create {len(self.operations)} tables"
+        return f"{len(self.operations)} times {type(self.operations[0]).__name__}"
 
 
 def at_once(operations: Iterable[Operation]) -> list[Operation]:
     found: list[Operation] = []
-    for is_creation, group in groupby(operations, lambda operation: isinstance(operation, CreateModel)):
+    for kind, group in groupby(operations, type):
         each = list(group)
-        found += [CreateModels(each)] if is_creation else each  # type: ignore[arg-type]
+        found += [Together(each)] if kind in (CreateModel, AddField) and len(each) > 1 else each
     return found

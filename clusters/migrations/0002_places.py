@@ -2,6 +2,8 @@
 
 from django.db import migrations, models
 
+from portal.tables import at_once
+
 
 class Migration(migrations.Migration):
     dependencies = [("clusters", "0001_tables")]
@@ -58,3 +60,4 @@ class Migration(migrations.Migration):
             model_name="run", name="times_given_back", field=models.PositiveIntegerField(db_default=0, default=0)
         ),
     ]
+    operations = at_once(operations)

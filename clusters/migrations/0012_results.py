@@ -8,6 +8,8 @@ import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
 
+from portal.tables import at_once
+
 ID = models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
 
 
@@ -148,3 +150,4 @@ class Migration(migrations.Migration):
             },
         ),
     ]
+    operations = at_once(operations)

@@ -5,6 +5,8 @@ import uuid
 import django.db.models.deletion
 from django.db import migrations, models
 
+from portal.tables import at_once
+
 
 class Migration(migrations.Migration):
     dependencies = [
@@ -112,3 +114,4 @@ class Migration(migrations.Migration):
             constraint=models.UniqueConstraint(fields=("tracked", "name"), name="tracked_metric_once"),
         ),
     ]
+    operations = at_once(operations)
