@@ -5,6 +5,8 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [("clusters", "0017_run_colour")]
+    # No release has the table of views.
+    unused_since = "1.0.0"
 
     operations = [
         migrations.AddField(
