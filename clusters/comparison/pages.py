@@ -120,7 +120,8 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
     offered = [name_of(run) for run in sorted(newest, key=lambda run: not run.has_numbers)]
     files = [(run_code.files if (run_code := code_of(run.spec)) else None) or {} for run in runs]
     numbers = stored_numbers([run.pk for run in runs])
-    kept, same = _kept([numbers.get(run.pk, {}) for run in runs], equal=view.equal, apart=view.apart)
+    failed = [run.phase == Run.Phase.FAILED for run in runs]
+    kept, same = _kept([numbers.get(run.pk, {}) for run in runs], failed, equal=view.equal, apart=view.apart)
     definitions = what_differs(runs, equal=True) if len(runs) > 1 else []
     same += sum(not each.differs for each in definitions)
     context = {
@@ -197,12 +198,16 @@ def _drawn_together(found: Sequence[Scalars], joined: Sequence[str], *, apart: b
     return [chosen, *rest] if chosen else rest
 
 
-def _kept(runs: Sequence[dict[str, KeptSummary]], *, equal: bool, apart: bool) -> tuple[list[Kept], int]:
-    """The metrics of the runs as they are kept, and how many are the same in all. These are left out unless `equal`."""
+def _kept(
+    runs: Sequence[dict[str, KeptSummary]], failed: Sequence[bool], *, equal: bool, apart: bool
+) -> tuple[list[Kept], int]:
+    """The metrics of the runs as they are kept, and how many are the same in all. These are left out unless `equal`. No value
+    of a failed run is the best."""
     rows, same = list[Kept](), 0
     for group in _grouped(runs, apart=apart):
         summaries_ = [next((each[name] for name in group if name in each), None) for each in runs]
-        row = Kept(group, *(_marked(results_view.Column(kind, group[0]), summaries_) for kind in ("last", "best")))
+        marked = (_marked(results_view.Column(kind, group[0]), summaries_, failed) for kind in ("last", "best"))
+        row = Kept(group, *marked)
         is_same = len(runs) > 1 and all(len({value for value, _, _ in cells}) == 1 for cells in (row.last, row.best))
         same += is_same
         if equal or not is_same:
@@ -210,18 +215,24 @@ def _kept(runs: Sequence[dict[str, KeptSummary]], *, equal: bool, apart: bool) -
     return rows, same
 
 
-def _marked(column: results_view.Column, found: Sequence[KeptSummary | None]) -> list[tuple[str, str, bool]]:
+def _marked(
+    column: results_view.Column, found: Sequence[KeptSummary | None], failed: Sequence[bool]
+) -> list[tuple[str, str, bool]]:
     pairs = [value_of(column, each) if each else (None, None) for each in found]
-    values = [value for value, _ in pairs if value is not None and math.isfinite(value)]
+    values = [
+        value
+        for (value, _), has_failed in zip(pairs, failed, strict=True)
+        if value is not None and math.isfinite(value) and not has_failed
+    ]
     is_clear = len(set(values)) > 1 and is_judged(column.name)
     best = (min if is_less_better(column.name) else max)(values) if is_clear else None
     return [
         (
             "" if value is None else number(value),
             "" if step is None else f"{step:,}",
-            value is not None and value == best,
+            value is not None and value == best and not has_failed,
         )
-        for value, step in pairs
+        for (value, step), has_failed in zip(pairs, failed, strict=True)
     ]
 
 

@@ -75,7 +75,7 @@ def cell_of(row: Row, column: Column, best: float | None, view: View, now: dt.da
         if value is None:
             return Cell("metric", "", is_number=True)
         at = "" if column.kind == "last" else f"@ {step:,}"
-        is_best = best is not None and value == best
+        is_best = best is not None and value == best and row.counts
         return Cell("metric", number(value), at, f"{value!r} at step {step:,}", "", is_number=True, is_best=is_best)
     if column.kind == "param":
         text = row.parameters.get(column.name, "")
@@ -120,10 +120,11 @@ def _is_number(text: str) -> bool:
 
 
 def best_of(column: Column, rows: Sequence[Row]) -> float | None:
-    """The best value of a column among the rows; None if fewer than two rows have one, or all the same."""
+    """The best value of a column among the rows that count; None if fewer than two have one, or all the same."""
     if not is_judged(column.name):
         return None
-    values = [value_of(column, row.numbers[column.name])[0] for row in rows if column.name in row.numbers]
+    counting = [row for row in rows if row.counts and column.name in row.numbers]
+    values = [value_of(column, row.numbers[column.name])[0] for row in counting]
     finite = [value for value in values if value is not None and value - value == 0]
     if len(finite) < 2 or len(set(finite)) == 1:
         return None

@@ -24,7 +24,7 @@ def csv_of(appcode: Appcode, view: View) -> tuple[list[str], Iterator[list[str]]
     """The head and the lines of a CSV: the columns that the view shows, for all of its rows up to MOST_LINES, or its groups."""
     if view.group:
         table = table_of(appcode, view)
-        head = [table.group_choices[0][1], *(each.words for each in table.headings)]
+        head = [table.group_name, *(each.words for each in table.headings)]
         return head, ([line.label, *(strip_tags(str(cell.text)) for cell in line.cells)] for line in table.groups)
     now = timezone.now()
     first = query.find(appcode, view.but(), now, with_newest=needs_newest(view))

@@ -14,18 +14,18 @@ from clusters.results.cells import facts_of, labelled
 from clusters.results.columns import Columns, columns
 from clusters.results.markup import Cell, GroupLine, Heading, Table
 from clusters.results.values import is_less_better
-from clusters.results.view import FIELDS, Column, View
+from clusters.results.view import FIELDS, Column, Condition, View, conditions
 from portal.models import Appcode
 from portal.pages.charts import COLOURS, number, series
 from portal.templatetags.portal import gpu_hours, money
 
 
 def grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
+    # With its metrics and parameters the table without groups begins.
+    first = columns([facts_of(row, now) for row in query.newest(appcode, view)], None)
     chosen = view.columns
     if chosen is None:
-        # The metrics with which the table without groups begins.
-        first = columns([facts_of(row, now) for row in query.newest(appcode, view)], None).shown
-        chosen = tuple(each.key for each in first if each.kind == "last")[: query.GROUP_METRICS]
+        chosen = tuple(each.key for each in first.shown if each.kind == "last")[: query.GROUP_METRICS]
     found, total, shown, notes = query.groups(appcode, replace(view, columns=chosen), now)
     column = Column.of(view.group)
     assert column is not None
@@ -41,7 +41,7 @@ def grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
     headings += [Heading(FIELDS[name], unit, "field", "", "", "", "", True) for name, unit in units.items()]
     style = styles_of_groups(found) if view.charts and shown else {}
     lines = []
-    for each in found:
+    for each in sorted(found, key=lambda group: _order(group.value)):
         cells = [Cell("field", f"{each.runs:,}", is_number=True)]
         for name in shown:
             for n, value in enumerate(each.numbers.get(name, (None, None))):
@@ -63,8 +63,13 @@ def grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
         any(each.living for each in found),
         1,
         [],
-        [(view.group, column.name)],
+        choices(first),
     )
+
+
+def choices(known: Columns) -> list[tuple[str, str]]:
+    """By what runs can be grouped, as (key, words)."""
+    return [("who", FIELDS["who"]), ("state", FIELDS["state"]), *((f"param:{name}", name) for name in known.parameters)]
 
 
 def label_of(column: Column, value: str | None) -> str:
@@ -87,17 +92,19 @@ def _order(value: str | None) -> tuple[bool, float, str]:
 
 
 def _least(values: Sequence[float | None], *, is_low: bool) -> float | None:
-    found = [value for value in values if value is not None]
+    found = [value for value in values if value is not None and math.isfinite(value)]
     if len(found) < 2 or len(set(found)) == 1:
         return None
     return min(found) if is_low else max(found)
 
 
 def _inside(view: View, column: Column, value: str | None) -> str:
-    """The address of the runs of a group; "" for those without a value, which no condition names."""
+    """The address of the runs of a group; "" for those that no condition names: without a value, or with one that has commas."""
     if value is None:
         return ""
     if column.kind == "param":
-        condition = f"param:{column.name} = {value}"
+        condition = f"{column.name} = {value}"
+        if conditions(condition) != ([Condition("", column.name, "=", value)], []) or "|" in value:
+            return ""
         return view.but(group="", where=f"{view.where}, {condition}" if view.where else condition).query
     return view.but(group="", **{"who" if column.name == "who" else "state": value}).query

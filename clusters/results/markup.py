@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 from clusters.results import coordinates as parallel
 from clusters.results.columns import BESIDE_THE_NAME, Columns
 from clusters.results.query import ROWS
-from clusters.results.view import View
+from clusters.results.view import FIELDS, Column, View
 from clusters.runs.models import Run
 from portal.models import Appcode
 from portal.pages.charts import LINES
@@ -175,6 +175,12 @@ class Table:
         chosen = {*more, *(line.name for line in self.drawn)}
         drawn = tuple(name for name in names if name in chosen)
         return self.view.but(drawn=drawn, page=self.view.page).query if more else ""
+
+    @property
+    def group_name(self) -> str:
+        """By what it is grouped, in words."""
+        column = Column.of(self.view.group)
+        return "" if column is None else FIELDS[column.name] if column.kind == "field" else column.name
 
     @property
     def has_curves(self) -> bool:

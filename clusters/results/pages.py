@@ -103,7 +103,7 @@ def context_of(request: HttpRequest, appcode: Appcode, view: View) -> dict[str, 
         "link": request.build_absolute_uri(),
         "states": phases,
         "without": {name: view.but(**{name: ""}).query or "view=plain" for name in ("who", "tag", "group")},
-        "group_links": [(view.but(group=key).query, label) for key, label in found.group_choices],
+        "group_links": [(view.but(group=key).query, label, key == view.group) for key, label in found.group_choices],
         "charts_turned": view.but(charts=not view.charts, page=view.page).query or "view=plain",
         "by_name": view.sorted_by(RUN).query or "view=plain",
     }

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import reduce
+from operator import and_, or_
 
 from django.db.models import (
     Avg,
@@ -43,7 +46,7 @@ from django.utils import timezone
 from clusters.frameworks import COMPUTING
 from clusters.results.models import Metric, RunMetric
 from clusters.results.values import Extreme, Summary, is_less_better
-from clusters.results.view import NUMBERS, STARTED, TEXTS, Column, Condition, View, conditions, span_of
+from clusters.results.view import NUMBERS, STARTED, TEXTS, Column, Condition, View, alternatives, conditions, span_of
 from clusters.runs.models import Cluster, Run
 from clusters.scalars.events import tag_order
 from portal.models import Appcode
@@ -77,6 +80,11 @@ class Row:
         return f"{self.run.cluster.name}/{self.run.number}"
 
     @property
+    def counts(self) -> bool:
+        """Whether its values may be the best. Those of a failed run were reached on the way."""
+        return self.run.phase != Run.Phase.FAILED
+
+    @property
     def parameters(self) -> dict[str, str]:
         return self.run.parameters or {}
 
@@ -95,7 +103,7 @@ class Found:
 @dataclass(frozen=True)
 class Group:
     """The runs that have the same value of a parameter: how many, what they cost, and of each metric the mean of the last values
-    and the best one."""
+    and the best one, of those that did not fail."""
 
     value: str | None
     runs: int
@@ -128,10 +136,16 @@ def _unknown(appcode: Appcode, view: View) -> list[str]:
     names = dict.fromkeys(each.name for each in conditions(view.where)[0] if not each.fact)
     known = set(Metric.objects.filter(appcode=appcode, name__in=names).values_list("name", flat=True))
     runs = runs_in(appcode, view)
+    names = [name for name in names if name not in known and not runs.filter(parameters__has_key=name).exists()]
+    if not names:
+        return []
+    there = list(Metric.objects.filter(appcode=appcode).values_list("name", flat=True)[:MOST_NAMES])
+    newest = runs.order_by("-pk").values_list("parameters", flat=True)[:ROWS]
+    by_fold = {name.casefold(): name for name in (*there, *(name for each in newest for name in each or ()))}
     return [
-        f"No run has a metric or parameter “{name}”."
+        f"No run has a metric or parameter “{name}”"
+        + (f"; there is {by_fold[name.casefold()]}." if name.casefold() in by_fold else ".")
         for name in names
-        if name not in known and not runs.filter(parameters__has_key=name).exists()
     ]
 
 
@@ -198,14 +212,15 @@ def matching(appcode: Appcode, view: View, now: dt.datetime) -> tuple[QuerySet[R
         wanted &= Q(created_by__username=view.who)
     if view.tag:
         wanted &= Q(tags__contains=[view.tag])
-    said, unclear = conditions(view.where)
+    said, unclear = alternatives(view.where)
     notes = [f"“{each}” is no condition; write one like loss < 0.3." for each in unclear]
-    for each in said:
-        condition = _condition(appcode, each, now)
-        if condition is None:
-            notes.append(f"“{each}” {_why_not(each)}")
-        else:
-            wanted &= condition
+    one_of = Q()
+    for several in said:
+        meant = {each: _condition(appcode, each, now) for each in several}
+        notes += [f"“{each}” {_why_not(each)}" for each, condition in meant.items() if condition is None]
+        if known := [condition for condition in meant.values() if condition is not None]:
+            one_of |= reduce(and_, known)
+    wanted &= one_of
     if wanted:
         found = found.filter(wanted | _pins(view)) if view.pins else found.filter(wanted)
     return found, notes
@@ -219,6 +234,13 @@ def _pins(view: View) -> Q:
 
 
 def _condition(appcode: Appcode, said: Condition, now: dt.datetime) -> Q | None:
+    """Of a condition with several values, one of which a run must have, or none. None if one means nothing."""
+    each = [_simple_condition(appcode, replace(said, value=value), now) for value in said.values]
+    known = [condition for condition in each if condition is not None]
+    return None if len(known) < len(each) else reduce(and_ if said.operator == "!=" else or_, known)
+
+
+def _simple_condition(appcode: Appcode, said: Condition, now: dt.datetime) -> Q | None:
     """None if it compares with something that is no number. A name without a kind is that of a metric or a parameter; a fact of
     the run comes first."""
     number = said.number
@@ -278,7 +300,10 @@ def _text_condition(said: Condition) -> Q | None:
     elif said.fact == "tags":
         found = Q(tags__contains=[said.value])
     else:
-        found = Q(**{f"{names[said.fact]}__{'icontains' if said.operator == '~' else 'iexact'}": said.value})
+        lookup, value = ("icontains" if said.operator == "~" else "iexact"), said.value
+        if "*" in value:
+            lookup, value = "iregex", f"^{re.escape(value).replace(chr(92) + '*', '.*')}$"
+        found = Q(**{f"{names[said.fact]}__{lookup}": value})
     name, mark, run = said.value.partition("/")
     if said.fact == "run" and mark and run.isdecimal() and len(run) < 10:
         found |= Q(cluster__name__iexact=name, number=int(run))
@@ -311,6 +336,10 @@ def _compared(left: Combinable, operator: str, right: Value) -> Q:
 def _metric_condition(appcode: Appcode, column: Column, operator: str, number: float) -> Q:
     of = _metric_rows(appcode, column.name, OuterRef("pk"))
     name = _column_of(column)
+    if math.isnan(number):
+        # To PostgreSQL, NaN equals NaN.
+        is_nan = Q(Exists(of.filter(**{name: number})))
+        return {"=": is_nan, "!=": Q(Exists(of.exclude(**{name: number})))}.get(operator, Q(pk__in=[]))
     rows = of.exclude(**{name: math.nan})
     if operator == "!=":
         return Q(Exists(rows.exclude(**{name: number})))
@@ -405,7 +434,7 @@ def groups(appcode: Appcode, view: View, now: dt.datetime) -> tuple[list[Group],
     found = list(sums.order_by("-runs", "value")[: MOST_GROUPS + 1])
     total = sum(each["runs"] for each in found)
     # From the runs to their numbers: the covering index has all of a metric.
-    rows = runs.filter(numbers__metric__in=list(ids.values()))
+    rows = runs.exclude(phase=Run.Phase.FAILED).filter(numbers__metric__in=list(ids.values()))
     if len(found) > MOST_GROUPS:
         notes.append(f"The {MOST_GROUPS} largest groups are shown.")
         found, total = found[:MOST_GROUPS], runs.count()
@@ -417,7 +446,8 @@ def groups(appcode: Appcode, view: View, now: dt.datetime) -> tuple[list[Group],
     numbers: dict[str | None, dict[str, tuple[float | None, float | None]]] = {}
     for value, metric_id, mean, low, high in means:
         best = low if is_less_better(names[metric_id]) else high
-        numbers.setdefault(value, {})[names[metric_id]] = (mean, best)
+        # Where all ended with NaN, their mean is NaN.
+        numbers.setdefault(value, {})[names[metric_id]] = (math.nan if mean is None else mean, best)
     lines = [
         Group(
             each["value"], each["runs"], each["living"], each["hours"], Decimal(str(each["spent"])),
@@ -431,12 +461,12 @@ def groups(appcode: Appcode, view: View, now: dt.datetime) -> tuple[list[Group],
 def members(
     appcode: Appcode, view: View, now: dt.datetime, values: Sequence[str | None], most: int
 ) -> dict[str | None, list[Run]]:
-    """The newest runs with numbers of each of these groups, at most `most` of each. Two queries."""
+    """The newest runs with numbers of each of these groups that did not fail, at most `most` of each. Two queries."""
     column = Column.of(view.group)
     assert column is not None
     runs, _ = matching(appcode, view.but(pins=()), now)
     named = Q(value__in=[value for value in values if value is not None])
-    runs = runs.exclude(headline=[]).annotate(value=_group_of(column))
+    runs = runs.exclude(headline=[]).exclude(phase=Run.Phase.FAILED).annotate(value=_group_of(column))
     runs = runs.filter(named | Q(value=None) if None in values else named)
     runs = runs.annotate(place=Window(RowNumber(), partition_by=[F("value")], order_by=F("pk").desc()))
     chosen = dict(runs.filter(place__lte=most).order_by("-pk").values_list("pk", "value"))

@@ -13,7 +13,7 @@ from clusters.results import coordinates as parallel
 from clusters.results import query
 from clusters.results.cells import best_of, cell_of, facts_of, heading_of, is_numeric, labelled
 from clusters.results.columns import Columns, columns, value_of
-from clusters.results.groups import grouped
+from clusters.results.groups import choices, grouped
 from clusters.results.markup import Cell, Line, Pick, Table
 from clusters.results.numbers import look_at
 from clusters.results.query import ROWS, Row
@@ -48,7 +48,7 @@ def table_of(appcode: Appcode, view: View) -> Table:
     lines = _drawn([(row, _line(row, view, cells(row), appcode)) for row in found.rows], view)
     return Table(
         appcode, view, headings, lines, [], found.total, found.notes, known,
-        any(not row.run.is_terminal for row in found.rows), -(-found.total // ROWS) or 1, _picks(known), _groups(known),
+        any(not row.run.is_terminal for row in found.rows), -(-found.total // ROWS) or 1, _picks(known), choices(known),
         _coordinates(zip(found.rows, lines, strict=True), known, view) if view.charts else None,
     )  # fmt: skip
 
@@ -81,7 +81,7 @@ def _coordinates(lines: Iterable[tuple[Row, Line]], known: Columns, view: View) 
     runs = []
     for row, line in lines:
         value = value_of(metric, row.numbers[metric.name])[0] if metric.name in row.numbers else None
-        if value is not None:
+        if value is not None and row.counts:
             runs.append(parallel.Point(line.name, line.url, row.parameters, value))
     names = [column.name for column in known.shown if column.kind == "param"]
     return parallel.drawn(runs, names, metric)
@@ -121,7 +121,3 @@ def _picks(known: Columns) -> list[Pick]:
     ]
     found += [Pick("Parameters", name, [(f"param:{name}", "", f"param:{name}" in shown)]) for name in known.parameters]
     return found + [Pick("Run", title, [(name, "", name in shown)]) for name, title in FIELDS.items()]
-
-
-def _groups(known: Columns) -> list[tuple[str, str]]:
-    return [("who", FIELDS["who"]), ("state", FIELDS["state"]), *((f"param:{name}", name) for name in known.parameters)]

@@ -40,13 +40,20 @@ WORDS = {
 }  # fmt: skip
 # Other names of these, beside the headings of the table.
 ALIASES = {title: name for name, title in FIELDS.items()} | {
-    "took": "duration", "by": "who", "tag": "tags", "name": "run", "cluster": "run", "Run": "run",
+    "took": "duration", "by": "who", "user": "who", "tag": "tags", "name": "run", "cluster": "run", "Run": "run",
+    "status": "state",
 }  # fmt: skip
 SORTABLE = ("run", "state", "who", "started", *NUMBERS)
 _CONDITION = re.compile(r"(.+?)\s*(<=|>=|!=|==|=|<|>|~)\s*(.*)", re.DOTALL)
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?|w|weeks?)\b\s*")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_AND = re.compile(r"\s+(?:and|AND|&&)\s+|\s*[;,]\s*|\n")
+# `LR in (0.1, 0.2)` and `name contains mlp`.
+_IN = re.compile(r"\s+in\s*[(\[]([^)\]]*)[)\]]", re.IGNORECASE)
+_CONTAINS = re.compile(r"\s+contains\s+", re.IGNORECASE)
+_OR = re.compile(r"\s+(?:or|\|\|)\s+", re.IGNORECASE)
+# As other trackers write it: `metrics.loss`, `params.LR`, `config.LR`.
+_PREFIXES = {"metrics": "last", "summary": "last", "params": "param", "config": "param"}
+_AND = re.compile(r"\s+(?:and|&&)\s+|\s*[;,]\s*|\n", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,12 @@ class Condition:
         return name if not self.kind and (name in NUMBERS or name in TEXTS or name == STARTED) else ""
 
     @property
+    def values(self) -> list[str]:
+        """One of which it needs, or needs none: `LR = 0.1 | 0.2`."""
+        several = self.operator in ("=", "!=", "~")
+        return [part.strip().strip("\"'") for part in self.value.split("|")] if several else [self.value]
+
+    @property
     def number(self) -> float | None:
         """The value as a number; of a duration (“1 h 30 min”) in seconds."""
         try:
@@ -102,13 +115,30 @@ class Condition:
         return self.text or f"{f'{self.kind}:' if self.kind else ''}{self.name} {self.operator} {self.value}"
 
 
+def alternatives(text: str) -> tuple[list[list[Condition]], list[str]]:
+    """What a text says, divided by “or”: each its conditions, of which all must hold. And the parts that are no conditions."""
+    text = _IN.sub(lambda said: " = " + "|".join(part.strip() for part in said[1].split(",")), text)
+    found, unclear = list[list[Condition]](), list[str]()
+    for part in _OR.split(_CONTAINS.sub(" ~ ", text)):
+        several, strange = _conditions(part, MAX_CONDITIONS - sum(map(len, found)))
+        found += [several] if several else []
+        unclear += strange
+    return found, unclear
+
+
 def conditions(text: str) -> tuple[list[Condition], list[str]]:
-    """The conditions of a text, divided by commas, lines or “and”, and the parts that are none."""
+    """All conditions of a text, and its parts that are none."""
+    found, unclear = alternatives(text)
+    return [each for several in found for each in several], unclear
+
+
+def _conditions(text: str, most: int) -> tuple[list[Condition], list[str]]:
+    """Those of a text that divides them by commas, lines or “and”."""
     found, unclear = list[Condition](), list[str]()
     for part in filter(None, (each.strip() for each in _AND.split(text))):
         said = _CONDITION.fullmatch(part)
         # `<>` and `=<` are no operators, and what follows is no value.
-        if said is None or len(found) == MAX_CONDITIONS or part[said.end(2) :].startswith(("<", ">", "=")):
+        if said is None or len(found) == most or part[said.end(2) :].startswith(("<", ">", "=")):
             unclear.append(part)
             continue
         name, operator, value = said[1].strip(), said[2].replace("==", "="), said[3].strip().strip("\"'")
@@ -122,6 +152,9 @@ def _named(text: str) -> tuple[str, str]:
     kind, mark, rest = text.partition(":")
     if mark and kind in KINDS and rest.strip():
         return kind, rest.strip()
+    prefix, mark, rest = text.partition(".")
+    if mark and prefix.lower() in _PREFIXES and rest.strip():
+        return _PREFIXES[prefix.lower()], rest.strip()
     first, *others = text.split()
     if others and (kind := WORDS.get(others[-1].lower(), "")):
         return kind, text[: -len(others[-1])].strip()

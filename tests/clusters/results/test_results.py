@@ -79,6 +79,16 @@ def names(people: Any, **said: Any) -> list[str]:
         ({"sort": "run"}, "abcd"),
         ({"where": "loss < 0.4"}, "b"),
         ({"where": "loss best < 0.4"}, "ba"),
+        ({"where": "loss < 0.4 or state = failed"}, "cb"),
+        ({"where": "LR = 0.02 or LR = 0.1 and cost > 2"}, "ba"),
+        ({"where": "LR in (0.02, 0.1), cost < 3"}, "cb"),
+        ({"where": "LR != 0.02 | 5"}, "dca"),
+        ({"where": "params.LR = 0.1 and metrics.loss > 0.4"}, "a"),
+        ({"where": "loss = NaN"}, "c"),
+        ({"where": "loss != nan"}, "dba"),
+        ({"where": "name = a* or name contains D"}, "da"),
+        ({"where": "name = a.*"}, ""),
+        ({"where": "user = bob, status != Failed"}, "ba"),
         ({"where": "took < 1 min, started >= today"}, "dcba"),
         ({"where": "started = yesterday"}, ""),
         ({"where": "started != yesterday, started < 2999-01-01"}, "dcba"),
@@ -436,6 +446,44 @@ def test_numbers_that_take_too_long_are_left_out_with_a_sentence(people: Any) ->
     found, said = numbers_of(runs, -1)
     assert [each.curves for each in found] == [(), ()]
     assert [sentence.partition(" are not read")[0] for sentence in said] == ["The numbers of a/1", "The numbers of b/1"]
+
+
+def test_no_value_of_a_failed_run_is_the_best(three: Any, as_person: Any) -> None:
+    # It failed early, at the best loss of all.
+    run_of(three, "e", steps(0.01), phase="Failed", parameters={"LR": "0.1"})
+    client = as_person(three.victor)
+    table = client.get("/results/ops-demo?c=best:loss&c=param:LR").context["table"]
+    assert [line.name for line in table.lines if line.cells[0].is_best] == ["a/1"]
+    [tenth] = [
+        line for line in client.get("/results/ops-demo?group=param:LR").context["table"].groups if line.label == "0.1"
+    ]
+    # Of three runs, two of which failed.
+    assert [cell.text for cell in tenth.cells[:3]] == ["3", "0.5", "0.1"]
+    page = client.get("/appcodes/ops-demo/compare?runs=a/1,b/1,e/1")
+    assert [is_best for _, _, is_best in page.context["kept"][0].best] == [True, False, False]
+
+
+def test_groups_stand_by_value_and_lead_to_other_groups_and_their_runs(three: Any, as_person: Any) -> None:
+    run_of(three, "e", steps(0.3, math.nan), parameters={"LR": "10", "MODEL": "a, b"})
+    client = as_person(three.victor)
+    page = client.get("/results/ops-demo?group=param:LR")
+    table = page.context["table"]
+    assert [line.label for line in table.groups] == ["0.02", "0.1", "10", "none"]
+    # All of its runs ended with NaN.
+    assert table.groups[2].cells[1].text == "NaN"
+    assert table.groups[1].url == "where=LR%20%3D%200.1"
+    assert [run.name for run in client.get(f"/results/ops-demo?{table.groups[1].url}").context["table"].lines] == [
+        "c/1",
+        "a/1",
+    ]
+    assert ("group=param:MODEL", "MODEL", False) in page.context["group_links"]
+    models = client.get("/results/ops-demo?group=param:MODEL").context["table"].groups
+    assert {line.label: bool(line.url) for line in models} == {
+        "a, b": False,
+        "large": True,
+        "small": True,
+        "none": False,
+    }
 
 
 def test_a_grouped_table_has_the_mean_curve_of_each_group(people: Any, as_person: Any, monkeypatch: Any) -> None:
