@@ -50,7 +50,8 @@ def grouped(appcode: Appcode, view: View, now: dt.datetime) -> Table:
         cells.append(Cell("field", gpu_hours(round(each.gpu_hours * 3600)), is_number=True))
         cells.append(Cell("field", money(each.cost), is_number=True))
         inside = _inside(view, column, each.value)
-        lines.append(GroupLine(each.value or "none", inside, labelled(cells, headings), style.get(each.value, 0)))
+        label, shown_as = each.value or "none", style.get(each.value, 0)
+        lines.append(GroupLine(label, inside, labelled(cells, headings), shown_as, label_of(column, each.value)))
     return Table(
         appcode,
         view,

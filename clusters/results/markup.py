@@ -100,8 +100,9 @@ class GroupLine:
     label: str
     url: str
     cells: list[Cell]
-    # How the charts above the table draw it; 0: they do not.
+    # How the charts above the table draw it; 0: they do not. And the name of its line there.
     series: int = 0
+    curve: str = ""
 
 
 def _box(key: str, on: bool, label: str = "") -> str:

@@ -9,7 +9,7 @@
   const COLOURS = 10, DASHES = [undefined, [6, 3], [2, 3], [10, 3, 2, 3]], MARK = "#view?", MOST_ROWS = 12;
 
   // --- The view ----------------------------------------------------------------------------------------------------------
-  const view = { axis: "x", smooth: 0, log: new Set(), zoom: new Map(), tall: new Map(), hidden: new Set() };
+  const view = { axis: "x", smooth: 0, log: new Set(), zoom: new Map(), tall: new Map(), hidden: new Set(), all: new Set() };
   const byStep = (chart) => chart.x === "step";
   const name = (chart, line) => chart.key + "|" + line.label;
   function readView() {
@@ -20,6 +20,7 @@
     view.smooth = weight > 0 && weight < 1 ? weight : 0;
     view.log = new Set(said.getAll("log"));
     view.hidden = new Set(said.getAll("hide"));
+    view.all = new Set(said.getAll("all"));
     // "low:high:title", of the x axis and of the y axis.
     [view.zoom, view.tall] = ["zoom", "zoomy"].map((name) => new Map(said.getAll(name).map((text) => text.split(":"))
       .filter(([low, high]) => Number(low) < Number(high) && isFinite(low) && isFinite(high)).map(([low, high, ...title]) => [title.join(":"), [Number(low), Number(high)]])));
@@ -30,6 +31,7 @@
     if (view.smooth) said.set("smooth", view.smooth);
     view.log.forEach((title) => said.append("log", title));
     view.hidden.forEach((line) => said.append("hide", line));
+    view.all.forEach((title) => said.append("all", title));
     [["zoom", view.zoom], ["zoomy", view.tall]].forEach(([name, zooms]) => zooms.forEach(([low, high], title) =>
       said.append(name, Number(low.toPrecision(12)) + ":" + Number(high.toPrecision(12)) + ":" + title)));
     // A choice for pictures in the address would come back where nothing is said.
@@ -89,6 +91,23 @@
     });
     return window.uPlot.join(tables);
   }
+  // A line that leaves the others far behind, such as that of a run that diverged, would make them flat. By Tukey's outer fences, if
+  // that makes the rest at least four times as high: the bounds of the rest, and those lines.
+  function outliers(chart) {
+    const spans = chart.lines.filter((line) => !view.hidden.has(name(chart, line))).map((line) => {
+      const ys = (line.spread ? line.spread.flat() : line.y).filter((y) => y !== null);
+      return ys.length ? { line, low: Math.min(...ys), high: Math.max(...ys) } : null;
+    }).filter(Boolean);
+    if (spans.length < 4 || view.all.has(chart.key)) return null;
+    const fence = (values, sign) => {
+      const sorted = [...values].sort((a, b) => a - b), at = (share) => sorted[Math.round(share * (sorted.length - 1))];
+      return sign > 0 ? at(0.75) + 3 * (at(0.75) - at(0.25)) : at(0.25) - 3 * (at(0.75) - at(0.25));
+    };
+    const top = fence(spans.map((each) => each.high), 1), foot = fence(spans.map((each) => each.low), -1), out = spans.filter((each) => each.high > top || each.low < foot), rest = spans.filter((each) => !out.includes(each));
+    if (!out.length) return null;
+    const bounds = (several) => [Math.min(...several.map((each) => each.low)), Math.max(...several.map((each) => each.high))], [low, high] = bounds(rest), [least, most] = bounds(spans);
+    return most - least >= 4 * (high - low) && high > low ? { low, high, out } : null;
+  }
   // Which point of a line the crosshair means: the nearest one, if the crosshair is within the line.
   function nearest(u, series, at, x) {
     const xs = u.data[0], ys = u.data[series];
@@ -125,6 +144,7 @@
     const zoom = () => view.zoom.get(chart.key), said = view.tall.get(chart.key);
     // A link may say anything, and uPlot would count for ever between two floats that are neighbours.
     const tall = said && (!log || said[0] > 0) && said[1] - said[0] > 1e-9 * Math.max(...said.map(Math.abs)) ? said : null;
+    const far = tall || log ? null : outliers(chart);
     const whole = !tall && !chart.both && chart.lines.every((line) => line.y.every((y) => y === null || Number.isInteger(y)));
     const series = chart.of.map((each, at) => {
       if (!each) return {};
@@ -146,6 +166,7 @@
           distr: log ? 3 : 1, log: 10,
           range: (u, low, high) => {
             if (tall) return tall;
+            if (far) [low, high] = [far.low, far.high];
             if (low === null || low === undefined) return log ? [0.1, 1] : [0, 1];
             if (log) {
               // From one digit of a power of ten to another.
@@ -206,6 +227,10 @@
     chart.mount.setAttribute("aria-valuemax", String(data[0].length - 1));
     $("[data-plot-log]", box).setAttribute("aria-pressed", String(log));
     $("[data-plot-whole]", box).hidden = !zoom() && !tall;
+    const beyond = $("[data-plot-beyond]", box);
+    beyond.hidden = !far && !view.all.has(chart.key);
+    $("span", beyond).textContent = far ? far.out.map(({ line, low, high }) => (line.label || chart.title) + " reaches " + number(high > far.high ? high : low)).slice(0, 3).join(", ") + (far.out.length > 3 ? " and " + (far.out.length - 3) + " more leave" : "") + (far.out.length > 3 ? " the chart." : ", beyond the chart.") : "";
+    $("button", beyond).textContent = far ? "Show all of it" : "Leave outliers out";
     const undated = chart.lines.filter((line) => line.x.length && !line.times.length), note = $("[data-plot-note]", box);
     note.hidden = !byStep(chart) || view.axis === "x" || !undated.length;
     note.textContent = chart.lines.some((line) => line.spread) ? "Means of several runs are drawn over steps only." : chart.axis === "x" ? "The times of these numbers are not known, so they stay over steps." : "Without known times, so drawn over steps only: " + undated.map((line) => line.label).join(", ") + ".";
@@ -266,7 +291,7 @@
     if (!chart.u) return;
     const { idx, left, top } = chart.u.cursor, off = idx === null || idx === undefined || left < 0, values = valuesAt(chart);
     // Smoothed or not, the legend has the values themselves.
-    values.forEach(({ line, n, value, from }) => { chart.values[n].textContent = off ? ending(line) : number(value) + from; });
+    values.forEach(({ line, n, value, from }) => { chart.values[n].textContent = off || line.spread ? ending(line) : number(value) + from; });
     if (hot !== chart.key) return;
     pointer = off ? null : { left, top };
     if (off) return hideTip();
@@ -431,8 +456,13 @@
     pen.fillText(chart.title, pad, pad);
     pen.font = 12 * ratio + "px " + family;
     places.forEach(([line, left, top]) => {
-      pen.fillStyle = colourOf(line);
-      pen.fillRect(pad + left, pad + 28 * ratio + top + 5 * ratio, 12 * ratio, 3 * ratio);
+      pen.strokeStyle = colourOf(line);
+      pen.lineWidth = 3 * ratio;
+      pen.setLineDash((dashOf(line) || []).map((part) => part * ratio / 2));
+      pen.beginPath();
+      pen.moveTo(pad + left, pad + 28 * ratio + top + 6.5 * ratio);
+      pen.lineTo(pad + left + 12 * ratio, pad + 28 * ratio + top + 6.5 * ratio);
+      pen.stroke();
       pen.fillStyle = colour("text");
       pen.fillText(line.label, pad + left + 18 * ratio, pad + 28 * ratio + top);
     });
@@ -593,6 +623,7 @@
       if (hides) view.hidden.add(line);
       button.setAttribute("aria-pressed", String(!hides));
     } else if ("plotLog" in button.dataset) { if (!view.log.delete(chart.key)) view.log.add(chart.key); }
+    else if ("plotAll" in button.dataset) { if (!view.all.delete(chart.key)) view.all.add(chart.key); }
     else if ("plotWhole" in button.dataset) { view.zoom.delete(chart.key); view.tall.delete(chart.key); }
     else if ("plotCsv" in button.dataset) return csv(chart);
     else if ("plotPng" in button.dataset) { if (!chart.u) draw(chart); return png(chart); }
@@ -600,13 +631,29 @@
     draw(chart);
     if ("plotWhole" in button.dataset) chart.mount.focus();
   });
-  // A line whose legend has the pointer stands out.
+  function stress(chart, isOne) {
+    chart.of.forEach((each, at) => { if (each) chart.u.series[at].alpha = isOne(each.line) ? 1 : 0.15; });
+    chart.u.redraw(false);
+  }
+  // A line whose legend, or whose row in a table, has the pointer stands out.
+  let stressed = "";
+  function byRow(event) {
+    const row = event.target.closest && event.target.closest("[data-curves]"), wanted = row ? row.dataset.curves : "";
+    if (wanted === stressed) return;
+    stressed = wanted;
+    charts.forEach((chart) => {
+      if (!chart.u) return;
+      const has = (line) => line.label === wanted || line.label.startsWith(wanted + " ");
+      stress(chart, wanted && chart.lines.some(has) ? has : () => true);
+    });
+  }
+  document.addEventListener("pointerover", byRow);
+  document.addEventListener("focusin", byRow);
   ["pointerover", "focusin", "pointerout", "focusout"].forEach((type, n) => document.addEventListener(type, (event) => {
     const key = event.target.closest && event.target.closest(".is-legend button"), chart = key && charts.get(key.closest(".plot-box"));
     if (!chart || !chart.u || chart.lines.length < 2) return;
     const one = n < 2 ? chart.lines[key.dataset.line] : null;
-    chart.of.forEach((each, at) => { if (each) chart.u.series[at].alpha = !one || each.line === one ? 1 : 0.15; });
-    chart.u.redraw(false);
+    stress(chart, (line) => !one || line === one);
   }));
   // A form that loads the page again with other numbers keeps the view.
   document.addEventListener("submit", (event) => {
