@@ -220,6 +220,10 @@ class Shown:
         return budgets_steps.percent(self.figures.spent, self.budget.amount)
 
     @property
+    def percent_words(self) -> str:
+        return budgets_steps.percent_words(self.figures.spent, self.budget.amount)
+
+    @property
     def level(self) -> budgets_steps.Level:
         return budgets_steps.level(self.percent)
 
@@ -264,7 +268,15 @@ class Part:
     pk: int
     code: str
     amount: Decimal
-    percent: int
+    spent: Decimal
+
+    @property
+    def percent(self) -> int:
+        return budgets_steps.percent(self.spent, self.amount)
+
+    @property
+    def percent_words(self) -> str:
+        return budgets_steps.percent_words(self.spent, self.amount)
 
     @property
     def level(self) -> budgets_steps.Level:
@@ -286,7 +298,7 @@ def parts(appcodes: QuerySet[Appcode], used: Sequence[access.Usage]) -> dict[str
     rows = Budget.objects.filter(appcode__in=appcodes.order_by().values("pk"), paused_at=None)
     spent = {each.name: each.amount.cost for each in used}
     return {
-        code: Part(pk, code, amount, budgets_steps.percent(spent.get(code, Decimal(0)), amount))
+        code: Part(pk, code, amount, spent.get(code, Decimal(0)))
         for pk, code, amount in rows.values_list("pk", "appcode__code", "amount")
     }
 

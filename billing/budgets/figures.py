@@ -31,12 +31,13 @@ SECOND = dt.timedelta(seconds=1)
 @dataclass(frozen=True)
 class Figures:
     """Cost of the month so far, forecast for the whole month, and hourly cost of what runs now; unrounded. `per_day` is the
-    mean that the forecast goes on with, None if it goes on with what runs now."""
+    mean of `mean_days` that the forecast goes on with, None if it goes on with what runs now."""
 
     spent: Decimal = Decimal(0)
     forecast: Decimal = Decimal(0)
     per_hour: Decimal = Decimal(0)
     per_day: Decimal | None = None
+    mean_days: int = 0
 
 
 def month_of(now: dt.datetime) -> dt.date:
@@ -106,7 +107,7 @@ def together(appcodes: Sequence[int] | None, now: dt.datetime) -> Figures:
 
 def _figures(spent: Decimal, lately: Mapping[dt.date, Decimal], rate: Rate, now: dt.datetime) -> Figures:
     expected = steps.forecast(spent, lately, now, lasting=rate.lasting, passing=rate.passing)
-    return Figures(spent, expected.total, rate.lasting + rate.passing, expected.per_day)
+    return Figures(spent, expected.total, rate.lasting + rate.passing, expected.per_day, expected.mean_days)
 
 
 def _month(now: dt.datetime) -> Range:

@@ -125,10 +125,11 @@ def after(steps: Iterable[Step], changes: Iterable[Change]) -> list[Step]:
 @dataclass(frozen=True)
 class Forecast:
     """The expected cost of a whole month. `per_day` is the daily mean that it goes on with, and None where what runs now costs
-    more than that."""
+    more than that; `mean_days` are the days behind it."""
 
     total: Decimal
     per_day: Decimal | None
+    mean_days: int = 0
 
 
 def forecast(
@@ -150,7 +151,7 @@ def forecast(
     running = (lasting * _days(rest) + passing * _days(min(rest, HOUR))) * 24
     if running > mean * _days(rest):
         return Forecast(spent + running, None)
-    return Forecast(spent + mean * _days(rest), mean)
+    return Forecast(spent + mean * _days(rest), mean, (now.date() - min(used)).days + 1 if used else 0)
 
 
 def first_mean_day(now: dt.datetime) -> dt.date:
@@ -179,6 +180,12 @@ def state(terms: Terms, spent: Decimal, expected: Decimal, steps: Iterable[Step]
 def percent(part: Decimal, amount: Decimal) -> int:
     """Whole per cent, rounded down, so that 100 is never shown too early."""
     return int(part * 100 / amount)
+
+
+def percent_words(part: Decimal, amount: Decimal) -> str:
+    """The same to read: little is not nothing."""
+    whole = percent(part, amount)
+    return f"{whole} %" if whole or part <= 0 else "< 1 %"
 
 
 def level(spent: int) -> Level:

@@ -226,7 +226,7 @@ def test_independent_tasks_are_over_when_each_is_whatever_became_of_it():
 @pytest.mark.parametrize(
     ("phases", "phase", "reason", "message"),
     [
-        ("pp", "Starting", "StartingProgram", "0 of 2 tasks run; the programs of the others are starting."),
+        ("pp", "Starting", "StartingProgram", "0 of 2 tasks are ready; the programs of the others are starting."),
         ("rp", "Running", "", "1 of 5 tasks running, 0 finished, 4 to come."),
         ("ssr", "Running", "", "1 of 5 tasks running, 2 finished, 2 to come."),
         ("ss", "Running", "", "0 of 5 tasks running, 2 finished, 3 to come."),

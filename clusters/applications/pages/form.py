@@ -303,10 +303,9 @@ class ApplicationForm(ManifestForm[ApplicationManifest]):
                 continue
             if isinstance(widget, forms.Select):
                 value = str(dict(widget.choices).get(value, value))
-            if field.name == "time_limit":
-                value = f"{value} {said['time_limit_unit']}"
-            if field.name == "idle_after":
-                value = f"{value} {said['idle_after_unit']}"
+            # “90 min” has its unit already.
+            if field.name in ("time_limit", "idle_after") and value.strip().isdigit():
+                value = f"{value} {said[f'{field.name}_unit']}"
             if field.name == "idle_policy" and not _tells(said["type"]):
                 continue
             found.append((str(field.label), value))

@@ -20,6 +20,7 @@ from clusters.manifest.cluster import AccessSpec, ClusterManifest, ClusterSpec
 from clusters.manifest.hook_spec import HookSpec
 from clusters.manifest.hook_starters import COPY_TO, NOTIFY, STARTERS, answers_of, starter_of, why_not
 from clusters.manifest.input import InputSpec, read_where
+from clusters.results.view import seconds_of
 from portal.errors import FieldError
 from portal.text.zones import zone_of
 
@@ -373,11 +374,12 @@ def _completion(values: Mapping[str, str], roles: Mapping[str, Any]) -> dict[str
 
 
 def seconds(number: str, unit: str) -> str | int | None:
-    """Seconds. A value that is no number is returned as is, for the manifest to refuse."""
+    """Seconds: of a number by its unit, of “90 min” by itself. Other text is returned as is, for the manifest to refuse."""
     text = number.strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
         return int(text) * TIME_UNITS.get(unit, 3600)
-    return text or None
+    said = seconds_of(text) if len(text) < 20 else None
+    return text or None if said is None else int(said)
 
 
 def duration(seconds: int | None) -> tuple[str, str]:

@@ -469,5 +469,7 @@ def _progress(
     return (
         "Starting",
         "StartingProgram",
-        f"{sum(ready.values())} of {wanted} tasks run; the programs of the others are starting.",
+        "Its program is starting."
+        if wanted == 1
+        else f"{sum(ready.values())} of {wanted} tasks are ready; the programs of the others are starting.",
     )

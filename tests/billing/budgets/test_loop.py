@@ -153,6 +153,14 @@ def test_a_forecast_goes_on_with_the_mean_of_seven_days():
     assert forecast(20, {sixth: 0, dt.date(2026, 11, 11): 3}, noon) == 20 + 2 * Decimal("18.5")
     # Less than one day gives no daily mean of its own.
     assert forecast(20, {twelfth: 3}, noon) == 20 + 3 * Decimal("18.5")
+    # The sentence below the chart names the days.
+    lately = {sixth: Decimal(0), dt.date(2026, 11, 11): Decimal(3)}
+    assert budgets_steps.forecast(Decimal(20), lately, noon, lasting=Decimal(0), passing=Decimal(0)).mean_days == 2
+
+
+def test_little_of_a_budget_is_not_nothing():
+    said = [budgets_steps.percent_words(Decimal(spent), Decimal(500)) for spent in ("0", "0.12", "5", "499.99", "600")]
+    assert said == ["0 %", "< 1 %", "1 %", "99 %", "120 %"]
 
 
 def test_a_forecast_goes_on_with_what_runs():

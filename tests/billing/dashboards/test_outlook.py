@@ -50,6 +50,13 @@ def test_a_budget_names_the_day_on_which_it_is_used_up(amount, day):
     assert {y for _, y in lines(found)["Budget"]} == {amount}
 
 
+def test_a_budget_far_above_does_not_press_the_lines_flat():
+    assert "Budget" in lines(outlook(DAYS, FIGURES, budget(1200), NOON))
+    found = outlook(DAYS, FIGURES, budget(1201), NOON)
+    assert found.is_beyond
+    assert list(lines(found)) == ["Spent", "Forecast"]
+
+
 def test_the_last_second_of_a_month_has_no_rest():
     last = dt.datetime(2026, 11, 30, 23, 59, 59, tzinfo=dt.UTC)
     days = [(dt.datetime(2026, 11, day, tzinfo=dt.UTC), Decimal(1)) for day in range(1, 31)]

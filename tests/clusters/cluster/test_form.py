@@ -347,7 +347,7 @@ def test_the_preview_tells_tasks_gpus_and_cost_before_there_is_a_name(page_catal
     body = sent(client.get("/clusters/new").content.decode())
     assert body["master_flavor"] == "middle-1-gpu"
     body |= {"master_flavor": "small", "worker_flavor": "middle-1-gpu", "worker_count": "3"}
-    body |= {"time_limit": "2", "time_limit_unit": "hours"}
+    body |= {"time_limit": "120 min", "time_limit_unit": "hours"}
     page = client.post("/clusters/preview", body).content.decode()
     assert "<dd>4</dd>" in page
     assert "<dd>3</dd>" in page
