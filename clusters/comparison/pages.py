@@ -129,6 +129,7 @@ def compare(request: HttpRequest, code: str) -> HttpResponse:
         "appcode": appcode, "view": view, "columns": columns, "kept": kept, "same": same,
         "differences": [each for each in definitions if view.equal or each.differs],
         "files": list(changed_files(*files)) if len(runs) == 2 else [],
+        "has_code": any(each.path == "code.digest" and each.differs for each in definitions),
         "others": [name for name in offered if name not in names][:LATEST],
         "is_full": len(runs) >= MOST, "is_live": any(not run.is_terminal for run in runs), "axes": AXES, "smooth": SMOOTH,
         "metrics": sorted({name for each in numbers.values() for name in each}, key=tag_order),
