@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db import transaction
 
+from clusters.catalog.data import runs_named
 from clusters.events import run_event
 from clusters.results.models import ResultsView
 from clusters.results.view import View
@@ -48,6 +49,17 @@ def write_notes(run: Run, tags: Sequence[str], note: str, *, acting_user: User) 
     run.tags, run.note = wanted, note
     said = f"Run {run.number}: {', '.join(wanted) or 'no tags'}" + (f"; {note[:200]}" if note else "")
     record_all([run_event("run.noted", run, said, actor=acting_user)])
+
+
+@transaction.atomic
+def add_tags(appcode: Appcode, names: Sequence[str], tags: Sequence[str], *, acting_user: User) -> int:
+    """Adds tags to all of these runs (train/3), or to none; returns how many there are. Raises as `write_notes`."""
+    found = runs_named(names, appcode)
+    for name in sorted(found):
+        run = found[name]
+        run.cluster.appcode = appcode
+        write_notes(run, [*run.tags, *tags], run.note, acting_user=acting_user)
+    return len(found)
 
 
 def keep_own(appcode: Appcode, view: View, *, user: User) -> None:

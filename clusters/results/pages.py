@@ -14,10 +14,11 @@ from django.views.decorators.http import conditional_page, require_http_methods,
 from clusters.access import run_for
 from clusters.frameworks import COMPUTING
 from clusters.results.access import views_of
-from clusters.results.actions import PLAIN, keep_own, keep_view, tags_in, write_notes
+from clusters.results.actions import PLAIN, add_tags, keep_own, keep_view, tags_in, write_notes
 from clusters.results.export import csv_of
+from clusters.results.query import ROWS
 from clusters.results.table import table_of
-from clusters.results.view import Column, View
+from clusters.results.view import RUN_NAME, Column, View
 from clusters.runs.models import Run
 from portal.access import OPERATE, appcode_for, appcodes_for, may
 from portal.errors import Invalid
@@ -165,6 +166,24 @@ def keep(request: HttpRequest, code: str) -> HttpResponse:
         messages.success(request, said)
     query = view.query
     return redirect(f"{reverse('results_of', args=[code])}?{query or 'view=plain'}")
+
+
+@require_POST
+def tag(request: HttpRequest, code: str) -> HttpResponse:
+    """Adds the `tags`, divided by commas, to all `runs` (train/3)."""
+    user = person(request)
+    appcode = appcode_for(user, code, OPERATE)
+    names = [name for name in request.POST.getlist("runs")[:ROWS] if RUN_NAME.fullmatch(name)]
+    wanted = tags_in(request.POST.get("tags", "")[:MAX_QUERY])
+    try:
+        if not names or not wanted:
+            raise Invalid.at("tags", message="Tick runs, and write a tag.")
+        found = add_tags(appcode, names, wanted, acting_user=user)
+    except Invalid as invalid:
+        messages.error(request, invalid.errors[0].message)
+    else:
+        messages.success(request, f"{found} run{'' if found == 1 else 's'} tagged {', '.join(wanted)}.")
+    return redirect(safe_next(request, reverse("results_of", args=[code])))
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

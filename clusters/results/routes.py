@@ -10,6 +10,7 @@ PAGES: list[URLPattern | URLResolver] = [
     path("results/<slug:code>/table", pages.table, name="results_table"),
     path("results/<slug:code>/csv", pages.csv, name="results_csv"),
     path("results/<slug:code>/columns", pages.choose_columns, name="results_columns"),
+    path("results/<slug:code>/tags", pages.tag, name="results_tags"),
     path("results/<slug:code>/view", pages.keep, name="results_view"),
     path("clusters/<slug:appcode>/<slug:name>/runs/<int:run>/notes", pages.notes, name="run_notes"),
 ]

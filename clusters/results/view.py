@@ -44,6 +44,8 @@ ALIASES = {title: name for name, title in FIELDS.items()} | {
     "status": "state",
 }  # fmt: skip
 SORTABLE = ("run", "state", "who", "started", *NUMBERS)
+# train/3
+RUN_NAME = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}")
 _CONDITION = re.compile(r"(.+?)\s*(<=|>=|!=|==|=|<|>|~)\s*(.*)", re.DOTALL)
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?|w|weeks?)\b\s*")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -294,11 +296,8 @@ class View:
 
 
 def _runs(said: Sequence[str]) -> tuple[str, ...]:
-    names = (name for text in said for name in text[:2000].split(",") if _RUN.fullmatch(name))
+    names = (name for text in said for name in text[:2000].split(",") if RUN_NAME.fullmatch(name))
     return tuple(dict.fromkeys(names))[:MAX_PINS]
-
-
-_RUN = re.compile(r"[a-z0-9-]{1,63}/[0-9]{1,9}")
 
 
 def _sorting(text: str) -> tuple[Column, bool] | None:

@@ -79,6 +79,12 @@
   }, true);
 
   // --- Keys --------------------------------------------------------------------------------------------------
+  // Enter in such a field presses its own button, and not the first one of the form.
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !event.target.matches("[data-enter]")) return;
+    event.preventDefault();
+    document.getElementById(event.target.dataset.enter).click();
+  });
   document.addEventListener("keydown", (event) => {
     const typing = event.target.matches("input, textarea, select, [contenteditable]");
     const menu = event.target.closest("details.menu") || $("details.menu[open]");

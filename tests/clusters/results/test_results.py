@@ -268,6 +268,25 @@ def test_a_visit_begins_with_what_the_person_chose_and_else_with_the_view_of_the
     assert b"End this as the view" not in page.content, "nobody set one"
 
 
+def test_ticked_runs_are_tagged_together_or_not_at_all(three: Any, as_person: Any) -> None:
+    tags = lambda: {run.cluster.name: run.tags for run in Run.objects.select_related("cluster").exclude(tags=[])}  # noqa: E731
+    client = as_person(three.bob)
+    sent = {
+        "runs": ["a/1", "b/1", "gone/9", "'; --"],
+        "tags": "paper,  figure 2",
+        "next": "/results/ops-demo?sort=cost",
+    }
+    assert client.post("/results/ops-demo/tags", sent).url == "/results/ops-demo?sort=cost"
+    wanted = {"a": ["paper", "figure 2"], "b": ["baseline", "paper", "figure 2"]}
+    assert tags() == wanted
+    client.post("/results/ops-demo/tags", sent)
+    assert tags() == wanted
+    Run.objects.filter(cluster__name="b").update(tags=[str(n) for n in range(20)])
+    client.post("/results/ops-demo/tags", {"runs": ["a/1", "b/1"], "tags": "one more"})
+    assert tags()["a"] == ["paper", "figure 2"]
+    assert as_person(three.victor).post("/results/ops-demo/tags", sent).status_code == 403
+
+
 def test_members_find_views_by_the_names_that_developers_give_them(three: Any, as_person: Any) -> None:
     client = as_person(three.bob)
     client.post("/results/ops-demo/view", {"name": "  best  runs", "query": "where=loss < 1&sort=-cost&page=2"})
