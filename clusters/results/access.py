@@ -22,10 +22,7 @@ class Views(NamedTuple):
 def views_of(user: User, appcode: Appcode, scope: str = "") -> Views:
     """One query."""
     rows = ResultsView.objects.filter(Q(person=user) | Q(person=None), appcode=appcode, scope=scope).order_by("name")
-    own, of_appcode = "", dict[str, str]()
-    for person, name, query in rows.values_list("person", "name", "query"):
-        if person is None:
-            of_appcode[name] = query
-        else:
-            own = query
-    return Views(own, of_appcode.pop("", ""), of_appcode)
+    found = list(rows)
+    named = {each.name: each.query for each in found if each.person_id is None}
+    own = next((each.query for each in found if each.person_id is not None), "")
+    return Views(own, named.pop("", ""), named)

@@ -133,7 +133,7 @@ def find(appcode: Appcode, view: View, now: dt.datetime, limit: int = ROWS, *, w
 
 def _unknown(appcode: Appcode, view: View) -> list[str]:
     """Which names of the conditions no run has. A query or two for each, so only where nothing was found."""
-    names = dict.fromkeys(each.name for each in conditions(view.where)[0] if not each.fact)
+    names = list(dict.fromkeys(each.name for each in conditions(view.where)[0] if not each.fact))
     known = set(Metric.objects.filter(appcode=appcode, name__in=names).values_list("name", flat=True))
     runs = runs_in(appcode, view)
     names = [name for name in names if name not in known and not runs.filter(parameters__has_key=name).exists()]
