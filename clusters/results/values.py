@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clusters.scalars.events import Curve, Scalars, rank, tag_order
-from portal.pages.charts import COLOURS, series
+from portal.pages.charts import COLOURS, number, series
 
 # Metrics of a run that are kept, losses and accuracies first; characters of a name.
 MAX_METRICS, MAX_NAME = 200, 200
@@ -94,20 +94,20 @@ def styles(colours: Mapping[int, int]) -> dict[int, int]:
     oldest is solid and the others are dashed, so a run keeps its colour whatever is drawn beside it."""
     taken = list[int]()
     found = {}
-    for number, colour in sorted(colours.items()):
-        found[number] = series(colour, taken.count(colour % COLOURS))
+    for run, colour in sorted(colours.items()):
+        found[run] = series(colour, taken.count(colour % COLOURS))
         taken.append(colour % COLOURS)
     return found
 
 
-def headline(found: Mapping[str, Summary]) -> list[tuple[str, float]]:
+def headline(found: Mapping[str, Summary]) -> list[tuple[str, float | str]]:
     """The last values of the two metrics that stand for a run in a list: the first loss and the first accuracy; where one is
-    missing, whatever comes next."""
-    names = [name for name, each in found.items() if is_judged(name) and math.isfinite(each.last)]
+    missing, whatever comes next. JSON has no NaN and infinity, so these are texts."""
+    names = [name for name in found if is_judged(name)]
     names.sort(key=tag_order)
     of_each_kind = {rank(name): name for name in reversed(names)}
     chosen = list(dict.fromkeys([*(of_each_kind[kind] for kind in sorted(of_each_kind)), *names]))[:2]
-    return [(name, found[name].last) for name in chosen]
+    return [(name, last if math.isfinite(last := found[name].last) else number(last)) for name in chosen]
 
 
 def _summary(curve: Curve) -> Summary:

@@ -372,6 +372,8 @@ def _numbers(line: Line) -> dict[str, object]:
         "label": line.label,
         "x": [int(x) if x == int(x) else float(f"{x:.9g}") for x, _ in points],
         "y": [_nine(y) for _, y in points],
+        # JSON has null for NaN and infinity, and for a time without numbers.
+        **({} if line.has_gaps or not points or _finite(0, points[-1][1]) else {"end": number(points[-1][1])}),
         "dots": line.scattered,
         "series": line.series,
         "began": began,

@@ -285,7 +285,7 @@
     });
   }
   // The last value. The mean of several runs ends with that of the longest one, which says nothing of the others.
-  const ending = (line) => line.spread ? "" : number(line.y[line.y.length - 1]);
+  const ending = (line) => line.spread ? "" : line.end || number(line.y[line.y.length - 1]);
   // Writes what is under the crosshair into the legend and, for the chart that has the pointer, into the tooltip.
   function told(chart) {
     if (!chart.u) return;

@@ -51,6 +51,12 @@ def test_a_number_that_is_none_leaves_a_gap():
     assert line.latest == "1"
 
 
+def test_a_line_that_ends_without_a_number_says_so_and_a_time_without_numbers_does_not():
+    lines = [Line("", [(0, 1), (1, math.nan)]), Line("", [(0, 1), (1, math.nan)], has_gaps=True), Line("", [(0, 1)])]
+    said = json.loads(draw("loss", lines, x_label="step").data)["lines"]
+    assert [line.get("end") for line in said] == ["NaN", None, None]
+
+
 def test_axes_of_counts_have_whole_numbers():
     def labels(points):
         chart = draw("tasks", [Line("", points)], x_label="tasks")

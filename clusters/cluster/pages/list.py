@@ -440,7 +440,9 @@ def row_of(
         per_hour=cents(run.cost_rate * 3600) if is_live and run and run.cost_rate else "",
         openings=tuple(openings(cluster, run)) if opens else (),
         stops=stops_in(quiet, now),
-        headline=tuple((name, number(value)) for name, value in run.headline) if run and run.is_terminal else (),
+        headline=tuple((name, value if isinstance(value, str) else number(value)) for name, value in run.headline)
+        if run and run.is_terminal
+        else (),
         lent="" if is_ending else lent(right, now),
         home=bool(spec.get("home")),
         can_keep=(quiet.announced and not quiet.is_last) or is_asked(run),

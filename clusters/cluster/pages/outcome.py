@@ -6,6 +6,7 @@ files are read apart, so that each is there even if the other cannot be read now
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,9 @@ from clusters.catalog.folders import output_folder
 from clusters.clouds.drivers.base import CloudError
 from clusters.cluster.pages.cluster import page_of
 from clusters.cluster.pages.metrics import lines_of
+from clusters.results.values import is_judged, is_less_better
 from clusters.runs.models import Run
-from clusters.scalars.events import Scalars
+from clusters.scalars.events import Point, Scalars
 from clusters.scalars.reading import scalars_of
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry, NotPossible
@@ -41,11 +43,15 @@ FIGURES, FILES, PICTURES, PICTURE_BYTES = 6, 8, 3, 512 * 1024
 
 @dataclass(frozen=True)
 class Figure:
-    """The last value of a number that the program tells, and its step."""
+    """The last value of a number that the program tells, and its step; the best one where that is another; and what is wrong with
+    the last one ("NaN since step 12")."""
 
     label: str
     value: str
     step: int
+    best: str = ""
+    best_step: int = 0
+    wrong: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,20 @@ def figures(found: Scalars) -> list[Figure]:
     for tag in found.tags:
         for line, curve in zip(lines_of(found, tag), (each for each in found.curves if each.tag == tag), strict=True):
             if curve.points:
-                point = curve.points[-1]
-                last.append(Figure(f"{tag} {line.label}".strip(), number(point.value), point.step))
+                last.append(_figure(f"{tag} {line.label}".strip(), tag, curve.points))
     return last[:FIGURES]
+
+
+def _figure(label: str, tag: str, points: Sequence[Point]) -> Figure:
+    last, better = points[-1], min if is_less_better(tag) else max
+    finite = [point for point in points if math.isfinite(point.value)]
+    best = better(finite, key=lambda point: point.value) if finite and is_judged(tag) else last
+    wrong = ""
+    if not math.isfinite(last.value):
+        since = next((n for n in range(len(points), 0, -1) if math.isfinite(points[n - 1].value)), 0)
+        wrong = f"{number(last.value)} since step {points[since].step:,}"
+    differs = best.value != last.value and best is not last
+    return Figure(label, number(last.value), last.step, number(best.value) if differs else "", best.step, wrong)
 
 
 def _files(run: Run) -> dict[str, Any]:

@@ -584,6 +584,29 @@ class TestMetrics:
         page = client.get(address).content.decode()
         assert ("No numbers" in page, shown in page) == (True, True)
 
+    def test_below_the_last_value_stand_the_best_and_what_is_wrong(self):
+        from clusters.cluster.pages.outcome import figures
+        from clusters.scalars.printed import scalars_of_log
+
+        told = b"step 1: loss = 0.5 acc = 0.9 lr = 0.1\nstep 2: loss = nan acc = 0.8 lr = 0.2\nstep 3: loss = nan acc = 0.8"
+        loss, acc, lr = figures(scalars_of_log(told))
+        assert (loss.value, loss.best, loss.best_step, loss.wrong) == ("NaN", "0.5", 1, "NaN since step 2")
+        assert (acc.value, acc.best, acc.best_step, acc.wrong) == ("0.8", "0.9", 1, "")
+        assert (lr.best, lr.wrong) == ("", ""), "no value of a setting is better"
+
+    def test_tags_and_note_stand_among_the_facts(self, make_cluster, people, as_person):
+        from clusters.runs.models import Run
+
+        make_cluster("demo", phase="Running")
+        edit = 'href="/clusters/ops-demo/demo/runs/1/notes?next=%2Fclusters%2Fops-demo%2Fdemo">'
+        assert f"{edit}Add tags or a note</a>" in as_person(people.bob).get("/clusters/ops-demo/demo").content.decode()
+        assert "Tags, note" not in as_person(people.victor).get("/clusters/ops-demo/demo").content.decode()
+        Run.objects.update(tags=["a & b"], note="the <best>")
+        page = as_person(people.victor).get("/clusters/ops-demo/demo").content.decode()
+        assert 'href="/results/ops-demo?tag=a%20%26%20b">a &amp; b</a>' in page
+        assert "the &lt;best&gt;" in page
+        assert edit not in page
+
     def test_folders_are_lines_of_one_chart(self, trained, people, as_person):
         trained("logs/train/events.out.tfevents.1", 3)
         trained("logs/validation/events.out.tfevents.1", 3)

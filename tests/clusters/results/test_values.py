@@ -224,7 +224,7 @@ def test_the_state_stands_beside_the_name_until_somebody_chooses_it() -> None:
     [
         ({"accuracy": 0.9, "loss": 0.1, "val_loss": 0.2, "speed": 3.0}, ["loss", "accuracy"]),
         ({"val_loss": 0.2, "loss": 0.1}, ["loss", "val_loss"]),
-        ({"reward": 5.0, "lr": 0.1, "loss": math.nan}, ["reward"]),
+        ({"reward": 5.0, "lr": 0.1, "loss": 0.2}, ["loss", "reward"]),
         ({}, []),
     ],
 )
