@@ -19,6 +19,7 @@ from clusters.catalog.models import Flavor, Image
 from clusters.clouds.kinds import DRIVERS
 from clusters.clouds.models import Cloud, CloudState
 from clusters.clouds.registry import rows
+from clusters.cluster.form.starters import is_example
 from clusters.manifest.input import input_of
 from clusters.runs.models import Cluster, Run
 from clusters.runs.status.phase_update import consumer
@@ -68,16 +69,17 @@ def steps() -> list[portal_points.Step]:
 
 # The newest runs of a person in which first steps are looked for.
 LATELY = 100
+_TOLD = ("phase", KT("spec__framework"), KT("spec__code"), KT("spec__input"), KT("spec__command"))
 
 
 def first_hour(user: User) -> list[portal_points.Step]:
     """One query."""
     own = Run.objects.filter(created_by=user).order_by("-phase_since")
-    lately = list(own.values_list("phase", KT("spec__framework"), KT("spec__code"), KT("spec__input"))[:LATELY])
+    lately = list(own.values_list(*_TOLD)[:LATELY])
     clusters, new = reverse("clusters"), reverse("new_cluster")
     return [
         portal_points.Step(
-            "Run an example", bool(lately), new,
+            "Run an example", any(is_example(run[4] or "") for run in lately), new,
             "Press “Run” on the card “Hello GPU” above the form. It starts in seconds, and costs a cent.",
             (Picture("example", "New cluster: cards with examples, among them Hello GPU, above the form."),),
         ),

@@ -6,6 +6,11 @@ from __future__ import annotations
 
 from portal.extension_points import Recipe
 
+# Where a package is named under Requirements.
+CLOSED = (
+    "If that cannot be reached, ask an administrator, or for an image that has the package; printed numbers need none."
+)
+
 PRINTED = Recipe(
     "Print numbers",
     "To log a metric, print it. Metrics draws a curve for each named number in a line with a step or an epoch. It needs no "
@@ -66,7 +71,8 @@ model.fit(data, callbacks=[keras.callbacks.TensorBoard("/elearn/output/summaries
     ),
     Recipe(
         "TensorBoard summaries from PyTorch",
-        "The same files from PyTorch. If the image lacks both packages, name tensorboardX under Requirements of the form.",
+        "Log metrics, histograms and images into the same files. If the image lacks both packages, name tensorboardX under "
+        "Requirements of the form.",
         """\
 from torch.utils.tensorboard import SummaryWriter  # or: from tensorboardX import SummaryWriter
 
@@ -79,8 +85,9 @@ writer.close()""",
     Recipe(
         "MLflow",
         "Programs that use MLflow work unchanged: the address and the token of the portal's tracking server are in "
-        "MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN. Name mlflow-skinny under Requirements of the form. Artifacts need an "
-        "output. On Kubernetes an administrator names the server's address first.",
+        "MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN. Name mlflow-skinny under Requirements of the form: it comes "
+        f"from the portal's package index. {CLOSED} Artifacts need an output. On Kubernetes an administrator names the server's "
+        "address first.",
         """\
 import mlflow
 
@@ -91,7 +98,8 @@ mlflow.log_artifact("confusion.png")""",
     Recipe(
         "W&B (Weights & Biases)",
         "W&B works offline, without an account: its files in the output are read. They become curves on Metrics; the "
-        "configuration and the summary become columns of Results.",
+        "configuration and the summary become columns of Results. Name wandb under Requirements of the form: it comes from the "
+        f"portal's package index. {CLOSED}",
         """\
 import wandb
 

@@ -21,12 +21,15 @@ from django.utils import timezone
 from clusters.access import clusters_for
 from clusters.cluster.search import Search
 from clusters.frameworks import APPLICATIONS
-from clusters.results.view import WORDS, View, conditions
+from clusters.results.models import Metric
+from clusters.results.values import is_judged
+from clusters.results.view import WORDS, Column, View, conditions
 from clusters.runs.models import Cluster, Run
 from clusters.runs.status.phase import TERMINAL
+from clusters.scalars.events import tag_order
 from portal.access import OPERATE, appcodes_for, people_for
 from portal.models import User
-from portal.search import SHORTEST, SMALL_WORDS, SYNONYMS, Hit, words_of
+from portal.search import SHORTEST, SMALL_WORDS, SYNONYMS, Button, Hit, words_of
 from portal.text.days import Days, days_in
 from portal.text.zones import zone_of
 
@@ -285,6 +288,45 @@ def newest(user: User, typed: str) -> list[Hit]:
     ]  # fmt: skip
 
 
+# Superlatives of runs: the sorting that begins with them, and what the hit says. "" is the best value of a metric.
+_MOST = {
+    **dict.fromkeys(("best", "top"), ("", "the best first")),
+    "worst": ("", "the worst first"),
+    "cheapest": ("cost", "the cheapest first"),
+    **dict.fromkeys(("dearest", "expensive", "costliest"), ("-cost", "the most expensive first")),
+    **dict.fromkeys(("longest", "slowest"), ("-duration", "the longest first")),
+    **dict.fromkeys(("shortest", "fastest", "quickest"), ("duration", "the shortest first")),
+}  # fmt: skip
+
+
+def superlative(user: User, typed: str) -> list[Hit]:
+    """ "best run", "my longest run": Results sorted so, of the appcode of the newest run that the user made, or may see. The best
+    is that of the metric whose column comes first. Three queries at most."""
+    words = words_of(typed.lower().replace("most ", ""))
+    said = [word for word in words if word in _MOST]
+    mine = frozenset(typed.lower().split()) & _MINE
+    if len(said) != 1 or not set(words) & _NOUNS.keys() or set(words) - _MOST.keys() - _NOUNS.keys() - _MINE:
+        return []
+    seen = Run.objects.filter(cluster__in=clusters_for(user).order_by().values("pk"))
+    seen = seen.exclude(cluster__framework__in=list(APPLICATIONS)).order_by("-pk")
+    newest_of = seen.values_list("cluster__appcode", "cluster__appcode__code")
+    found = newest_of.filter(created_by=user).first() or (None if mine else newest_of.first())
+    if found is None:
+        return []
+    appcode, code = found
+    sort, note = _MOST[said[0]]
+    if not sort:
+        metrics = filter(is_judged, Metric.objects.filter(appcode=appcode).values_list("name", flat=True))
+        if (name := min(metrics, key=tag_order, default="")) == "":
+            return []
+        best = View().sorted_by(Column("best", name)).sort
+        worst = best.removeprefix("-") if best.startswith("-") else f"-{best}"
+        sort, note = worst if said[0] == "worst" else best, f"{name}, {note}"
+    view = View(sort=sort, who=user.username if mine else "")
+    title = "My runs" if mine else "Results"
+    return [Hit(f"{title}: {note}", code, f"{reverse('results_of', args=[code])}?{view.query}", "results")]
+
+
 def comparison(user: User, typed: str) -> list[Hit]:
     """ "compare a b": the newest runs of the clusters with these names, side by side, for each appcode with two of them."""
     words = words_of(typed)
@@ -397,15 +439,22 @@ def _line(message: str) -> str:
 _BEGIN = frozenset(("create", "launch", "new", "run", "start", "train"))
 _GPUS = frozenset(("gpu", "gpus"))
 _FRAMEWORKS = frozenset(("jax", "keras", "pytorch", "tensorflow", "torch"))
+_NOTEBOOKS = frozenset(("jupyter", "jupyterlab", "notebook", "notebooks"))
 
 
 def training(user: User, typed: str) -> list[Hit]:
-    """ "run pytorch on 2 gpus": the form."""
+    """ "run pytorch on 2 gpus": the form; for “a notebook with 1 GPU” that of a notebook, and one's own."""
     words = frozenset(words_of(typed))
     counted = words & _GPUS and any(map(str.isdecimal, words))
     if not words & _BEGIN or not (counted or words & _FRAMEWORKS):
         return []
-    return [Hit("New cluster", "", reverse("new_cluster"), "plus")]
+    note = "Choose a flavor with the GPUs there" if counted else ""
+    if not words & _NOTEBOOKS:
+        return [Hit("New cluster", note, reverse("new_cluster"), "plus")]
+    return [
+        Hit("New notebook or application", note, reverse("new_application"), "plus"),
+        Hit("My notebook", "", reverse("my_notebook"), "application", Button()),
+    ]
 
 
-SENTENCES = (comparison, newest, changed, several, training, of_runs, failures)
+SENTENCES = (comparison, newest, superlative, changed, several, training, of_runs, failures)

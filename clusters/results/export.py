@@ -1,4 +1,4 @@
-"""The table as lines of a CSV: the columns that the view shows, of all its runs."""
+"""The table as lines of a CSV: the state and the columns that the view shows, of all its runs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from portal.models import Appcode
 
 # Rows of a CSV, and how many of them are read at once.
 MOST_LINES, AT_ONCE = 10_000, 1000
+_STATE = Column("field", "state")
 
 
 def csv_of(appcode: Appcode, view: View) -> tuple[list[str], Iterator[list[str]]]:
-    """The head and the lines of a CSV: the columns that the view shows, for all of its rows up to MOST_LINES, or its groups."""
+    """The head and the lines of a CSV: the state and the columns that the view shows, for all of its rows up to MOST_LINES; or
+    its groups."""
     if view.group:
         table = table_of(appcode, view)
         head = [table.group_name, *(each.words for each in table.headings)]
         return head, ([line.label, *(strip_tags(str(cell.text)) for cell in line.cells)] for line in table.groups)
     now = timezone.now()
     first = query.find(appcode, view.but(), now, with_newest=needs_newest(view))
-    shown = columns_of(view, first, now).shown
+    # A program that reads the table has to know which runs failed.
+    shown = list(dict.fromkeys((_STATE, *columns_of(view, first, now).shown)))
     head = ["run"]
     for column in shown:
         head += [column.key, f"{column.key} step"] if column.is_metric and column.kind != "last" else [column.key]

@@ -95,11 +95,41 @@ ANSWERS = (
     Answer(
         "Share results", "The address of Results holds its filters and columns: View, Copy the link. Members of the appcode see "
         "the same; make a viewer of whom should only look. View has the table as CSV, too.", "results",
-        words="share link url address send show others somebody read only viewer viewers csv excel export download table report",
+        words="share link url address send show others somebody read only viewer viewers csv excel export download table report "
+        "chart charts curve png picture",
     ),
     Answer(
         "Find the best run", "Click the heading of a metric in Results: the best come first. Tick runs, then Compare.",
-        "results", words="best top lowest highest smallest largest loss accuracy metric sort rank leaderboard compare",
+        "results", words="best worst top lowest highest smallest largest loss accuracy metric sort rank leaderboard compare",
+    ),
+    Answer(
+        "Filter runs", "Write conditions above Results, with commas, “and” or “or” between them: val_loss best < 0.1, LR = 0.1 | "
+        "0.01, LR in (0.1, 0.01), started > yesterday, took > 10 min, name = mlp-*, state = failed, tag = baseline. A column is "
+        "named as its heading.", "results", words="filter filters search find condition conditions where query narrow wildcard",
+    ),
+    Answer(
+        "Tag runs", "In Results, the tags and the note of a run open in its row, for all members to read. tag = baseline filters "
+        "by a tag.", "results", words="tag tags label labels note notes comment annotate mark remark",
+    ),
+    Answer(
+        "Group runs", "Group in Results makes one row of all runs with the same value of a parameter, such as those with other "
+        "seeds, and draws their mean curve with its range.", "results",
+        words="group groups grouped mean average band range seed seeds repeat deviation aggregate",
+    ),
+    Answer(
+        "Save a view", "View in Results keeps filters, columns and sorting under a name; members find it in the same menu. One "
+        "can be the view with which everybody begins.", "results",
+        words="view views save saved name filters columns sorting layout common",
+    ),
+    Answer(
+        "Tell curves apart", "A run has one colour for ever, on its row and in its charts. Of several with the same one, "
+        "the newer are dashed.", "results", words="colour colours color colors dashed line lines legend curve curves",
+    ),
+    Answer(
+        "Look at figures", "Write them as images for TensorBoard, a confusion matrix for example; Metrics shows images and "
+        "histograms, with a slider over the steps. Help has the lines.", "help",
+        "#tensorboard-summaries-from-tensorflow-and-keras",
+        words="figure figures confusion matrix plot plots picture pictures matplotlib histogram histograms image images",
     ),
     Answer(
         "Find the best parameters", "A sweep trains a cluster again and again with other values, and can end bad trials early.",
@@ -166,7 +196,7 @@ ANSWERS = (
     ),
     Answer(
         "Run code from Git", "Name the repository under Code; private ones need a Git token of the appcode.", "new_cluster",
-        "#id_code_git", "git github gitlab repository repo clone branch commit code",
+        "#id_code_git", "git github gitlab repository repo clone branch commit code use",
     ),
     Answer(
         "Avoid running out of memory", "Of a GPU: a smaller batch, mixed precision, or a flavor with a larger GPU. Of a "

@@ -100,7 +100,11 @@ def _found(request: HttpRequest, limit: int) -> dict[str, Any]:
     groups, further = [], list[Hit]()
     if typed:
         groups = objects(list(extension_points.kinds), user, typed, limit)
-        meant = [*_sign_out(words), *(hit for sentence in extension_points.sentences for hit in sentence(user, typed))]
+        meant = [
+            *_sign_out(words),
+            *_inviting(user, words),
+            *(hit for sentence in extension_points.sentences for hit in sentence(user, typed)),
+        ]
         (fitting, most), (explained, told) = ranked(offered, words), help_page.explained(typed)
         # Not all words need to be somewhere, unless something has all of them.
         strictly = groups or meant or len(words) in (most, told)
@@ -135,6 +139,29 @@ def _sign_out(words: Sequence[str]) -> list[Hit]:
     if tuple(words) not in SIGN_OUT:
         return []
     return [Hit("Sign out", "", reverse("account_logout"), "person", Button())]
+
+
+# Appcodes of an owner whose members are offered.
+MOST_INVITING = 3
+
+
+def _inviting(user: User, words: Sequence[str]) -> list[Hit]:
+    """ "invite alice": the members of the appcodes to which the user may add people. No query without that verb."""
+    if len(words) != 2 or words[0] != "invite":
+        return []
+    codes = list(
+        access.appcodes_for(user, access.MANAGE).order_by("-pk").values_list("code", flat=True)[:MOST_INVITING]
+    )
+    if words[1] in codes:
+        return []
+    at = layout.address_of("appcodes")
+    return [
+        *(
+            Hit(f"Members of {code}", "Add people here", f"{reverse('appcode', args=[code])}#members", "appcode")
+            for code in codes
+        ),
+        *([] if codes or not at else [Hit("Invite somebody", "Owners of an appcode add people", at, "appcode")]),
+    ]
 
 
 def pages(user: User) -> list[Text[Hit]]:

@@ -26,7 +26,11 @@ def test_steps_are_done_by_doing_them_and_for_nobody_else(client: Client, people
             cluster=cluster, number=number, created_by=people.bob, phase=phase, spec=spec, resources={}, gpus=0
         )
 
-    ran(1, "Failed", framework="tensorflow")
+    ran(1, "Failed", framework="tensorflow", command="python train.py")
+    assert _done(client) == [], "a run of one's own is no example"
+    ran(
+        5, "Failed", framework="tensorflow", command="python digits_single.py --sample --output /tmp/output --steps 600"
+    )
     assert _done(client) == ["Run an example"]
     ran(2, "Succeeded", framework="tensorflow", code={"files": {"train.py": "1"}})
     ran(3, "Stopped", framework="jupyter")

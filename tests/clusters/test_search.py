@@ -129,7 +129,7 @@ def test_runs_of_two_clusters_are_compared(found: Any, make_cluster: Any, people
             "/appcodes/ops-demo/compare?runs=mnist-1/1,mnist-2/1",
         )
     assert client.get(url).status_code == 200
-    assert found("compare mnist-1 mnist-2", people.mallory) == {"Go to": [("Results", "/results")]}
+    assert found("compare mnist-1 mnist-2", people.mallory)["Go to"] == [("Results", "/results")]
     assert found("compare mnist-1 gone") == {"Clusters": [("mnist-1", "/clusters/ops-demo/mnist-1")]}
 
 
@@ -200,6 +200,8 @@ ANSWERED = (
     ("run every night", "Train every night", "/schedules/new"),
     ("set an environment variable", "Set a variable", "/clusters/new#id_env"),
     ("clean up", "Clean up", "/clusters"),
+    ("filter", "Filter runs", "/results"),
+    ("colours", "Tell curves apart", "/results"),
 )
 
 
@@ -261,6 +263,9 @@ FIRST = (
     ("who can see ops-demo?", ("Members of ops-demo", "/appcodes/ops-demo#members")),
     ("help mlflow", ("MLflow", "/help#mlflow")),
     ("share it with my new colleague", ("Invite somebody", "/appcodes")),
+    ("start a notebook with 1 GPU", ("New notebook or application", "/applications/new")),
+    ("invite alice", ("Members of ops-demo", "/appcodes/ops-demo#members")),
+    ("share a chart", ("Share results", "/results")),
     ("sign out", ("Sign out", "/accounts/logout/")),
     ("log out", ("Sign out", "/accounts/logout/")),
     ("logout", ("Sign out", "/accounts/logout/")),
@@ -316,6 +321,13 @@ TOPICS = (
     ("delete account", "answers", "Delete an account"),
     ("delete my account forever", "answers", "Delete an account"),
     ("torchrun", "answers", "Train on several GPUs or machines"),
+    ("log metrics from pytorch", "recipes", "TensorBoard summaries from PyTorch"),
+    ("how do I use git", "answers", "Run code from Git"),
+    ("filter", "answers", "Filter runs"),
+    ("tag", "answers", "Tag runs"),
+    ("group", "answers", "Group runs"),
+    ("view", "answers", "Save a view"),
+    ("confusion matrix", "answers", "Look at figures"),
     ("MultiWorkerMirroredStrategy", "recipes", "Several GPUs or machines"),
 )
 
@@ -417,6 +429,13 @@ SAID = (
      "/clusters/ops-demo/show1/change?set=LR=0.3&set=EPOCHS=5"),
     ("set LR to 0.3 in show1", "Change show1: LR=0.3", "/clusters/ops-demo/show1/change?set=LR=0.3"),
     ("rerun lives with LR=0.3", "Copy lives: LR=0.3", "/clusters/new?clone=ops-demo/lives&set=LR=0.3"),
+    ("best run", "Results: loss, the best first", "/results/ops-demo?sort=best:loss"),
+    ("my worst run", "My runs: loss, the worst first", "/results/ops-demo?who=alice&sort=-best:loss"),
+    ("cheapest runs", "Results: the cheapest first", "/results/ops-demo?sort=cost"),
+    ("most expensive run", "Results: the most expensive first", "/results/ops-demo?sort=-cost"),
+    ("longest run", "Results: the longest first", "/results/ops-demo?sort=-duration"),
+    ("latest run", "Overview of lives", "/clusters/ops-demo/lives"),
+    ("stop all my runs", "Choose what to stop: my living clusters", "/clusters?phase=Queued,Starting,Running&owner=alice"),
     ("my last run", "Overview of lives", "/clusters/ops-demo/lives"),
     ("logs of my last run", "Logs of lives", "/clusters/ops-demo/lives/logs"),
     ("compare my last two runs", "Compare lives and show1", "/appcodes/ops-demo/compare?runs=lives/1,show1/1"),
@@ -434,6 +453,8 @@ def test_sentences_lead_to_lists_that_are_filtered_so(
 ) -> None:
     make_cluster("show1", phase="Succeeded")
     make_cluster("lives", phase="Running")
+    for name in ("loss", "learning_rate", "weights"):
+        Metric.objects.create(appcode=people.ops, name=name)
     monkeypatch.setattr(timezone, "now", lambda: dt.datetime(2026, 3, 4, 12, tzinfo=dt.UTC))
     for typed, title, address in SAID:
         first = next(iter(found(typed).values()))[0]

@@ -80,6 +80,11 @@ STARTERS = {
 }  # fmt: skip
 
 
+def is_example(command: str) -> bool:
+    """Whether a cluster with this command is one of the cards."""
+    return any(command.startswith(each.command.partition("{output}")[0]) for each in STARTERS.values())
+
+
 def why_not(offer: Offer) -> str:
     """Why no card can run in the chosen appcode; "" if they can."""
     if not _image(offer):

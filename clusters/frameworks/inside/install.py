@@ -207,7 +207,10 @@ def once(path: str, packed: str, cache: str, link: str, script: str) -> int:
         while (code := install(path, lock, cache, link)) == SILENT and time.monotonic() < until:
             time.sleep(PAUSE)
         if code == SILENT:
-            print(f"{UNREACHED} It was tried for {PATIENCE // 60} minutes; deploy again later.", file=sys.stderr)
+            print(
+                f"{UNREACHED} It was tried for {PATIENCE // 60} minutes. Deploy again later, or ask an administrator.",
+                file=sys.stderr,
+            )
         # The cache is no longer needed. Without it the files have one link each, so the script cannot write into shared ones.
         shutil.rmtree(cache, ignore_errors=True)
         if code == 0 and script:

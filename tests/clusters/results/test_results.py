@@ -198,7 +198,9 @@ def test_columns_stay_while_filters_change(three: Any, as_person: Any) -> None:
     assert columns("state=Failed") == columns("where=loss < 0&sort=-cost") == columns("search=d") == whole
     assert columns("state=Failed&c=note") == ["note"]
     text = b"".join(as_person(three.victor).get("/results/ops-demo/csv?state=Failed")).decode()
-    assert text.splitlines()[0].startswith("run,last:loss,best:loss,best:loss step,param:LR,param:MODEL,tags,note,who,")
+    assert text.splitlines()[0].startswith(
+        "run,state,last:loss,best:loss,best:loss step,param:LR,param:MODEL,tags,note,who,"
+    )
 
 
 def test_the_state_is_said_once_a_row(three: Any, as_person: Any) -> None:
@@ -315,11 +317,11 @@ def test_the_csv_has_what_is_shown_of_all_rows(three: Any) -> None:
     asked = {"c": ["best:loss", "param:LR", "who"], "sort": "run"}
     text = b"".join(client.get("/results/ops-demo/csv", asked)).decode()
     assert list(csv.reader(io.StringIO(text))) == [
-        ["run", "best:loss", "best:loss step", "param:LR", "who"],
-        ["a/1", "0.1", "2", "0.1", "bob"],
-        ["b/1", "0.3", "2", "0.02", "bob"],
-        ["c/1", "0.7", "1", "0.1", "bob"],
-        ["d/1", "", "", "", "alice"],
+        ["run", "state", "best:loss", "best:loss step", "param:LR", "who"],
+        ["a/1", "Succeeded", "0.1", "2", "0.1", "bob"],
+        ["b/1", "Succeeded", "0.3", "2", "0.02", "bob"],
+        ["c/1", "Failed", "0.7", "1", "0.1", "bob"],
+        ["d/1", "Succeeded", "", "", "", "alice"],
     ]
 
 

@@ -280,7 +280,7 @@ def test_the_index_reads_few_pages_at_one_time(monkeypatch: pytest.MonkeyPatch) 
         thread.join()
 
 
-def test_a_file_on_a_closed_server_is_refused_at_once_and_with_what_helps() -> None:
+def test_a_file_on_a_closed_server_is_refused_at_once_and_with_what_helps(capfd: pytest.CaptureFixture[str]) -> None:
     """A private index may link to another private server. pip retries a 502 five times, and shows only an answer's reason."""
     index = packages.Index("http://127.0.0.1:9/simple/")
     coded = base64.urlsafe_b64encode(b"http://169.254.169.254/x.whl").decode().rstrip("=")
@@ -294,5 +294,7 @@ def test_a_file_on_a_closed_server_is_refused_at_once_and_with_what_helps() -> N
         finally:
             server.shutdown()
     assert refused.value.code == 403
-    assert "PORTAL_OPEN_NETWORKS" in refused.value.reason
+    assert "ask an administrator" in refused.value.reason
+    assert "PORTAL_OPEN_NETWORKS" not in refused.value.reason
+    assert "PORTAL_OPEN_NETWORKS" in capfd.readouterr().err, "the log is read by administrators"
     assert "169.254" not in refused.value.reason

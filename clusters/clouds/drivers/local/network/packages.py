@@ -195,9 +195,10 @@ class Handler(BaseHTTPRequestHandler):
             with self.server.place:
                 self._answer()
         except outgoing.Closed:
-            # Not 502, which pip retries five times. pip shows the reason phrase of a status, never the body.
-            reason = f"A file lies on a server that is closed; an administrator opens it by {outgoing.SETTING}"
-            sys.stderr.write(f"{reason}.\n")
+            # Not 502, which pip retries five times. pip shows the reason phrase of a status, never the body. The log is for
+            # administrators, the phrase for whoever installs.
+            reason = "A file lies on a server that is closed; ask an administrator to open it"
+            sys.stderr.write(f"A file lies on a server that is closed; {outgoing.SETTING} opens it.\n")
             self.close_connection = True
             with contextlib.suppress(OSError):
                 self._say(403, f"{reason}.", reason)
