@@ -162,7 +162,7 @@ def test_many_tasks_are_a_mean_and_extremes_or_the_ten_busiest_in_as_many_querie
         charts = re.findall(r'data-plot="([^"]*)"', page)
         return [[line["label"] for line in json.loads(chart.replace("&quot;", '"'))["lines"]] for chart in charts]
 
-    assert lines("") == [["mean", "lowest", "highest"]] * 2
+    assert lines("") == [["mean and range of 60 tasks"]] * 2
     assert lines("?show=busiest") == [[f"worker-{n}" for n in range(59, 49, -1)]] * 2
     assert lines("?show=worker-3") == [["worker-3"]] * 2
     # Other runs of the cluster are laid over it, as over the numbers of its program.
