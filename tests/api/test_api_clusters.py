@@ -26,7 +26,7 @@ def test_a_created_cluster_is_answered_as_the_manifest_that_was_sent(as_alice: A
     assert (status, read["spec"]) == (200, made["spec"])
 
 
-def test_creating_a_cluster_takes_ten_statements_in_one_transaction(as_bob: Api) -> None:
+def test_creating_a_cluster_takes_eleven_statements_in_one_transaction(as_bob: Api) -> None:
     # The first request of a minute also stores when the token was last used.
     assert as_bob.post(CLUSTERS, manifest("first"))[0] == 201
     with CaptureQueriesContext(connection) as queries:
@@ -35,4 +35,5 @@ def test_creating_a_cluster_takes_ten_statements_in_one_transaction(as_bob: Api)
     # Savepoints instead of BEGIN and COMMIT, because the test runs in a transaction.
     begin_and_end = [text for text in said if text.startswith(("SAVEPOINT", "RELEASE"))]
     assert len(begin_and_end) == 2, begin_and_end
-    assert len(said) - 2 <= 10, said
+    # One of them finds the colour of the run before it.
+    assert len(said) - 2 <= 11, said
