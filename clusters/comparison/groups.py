@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -18,7 +18,7 @@ from clusters.results.groups import label_of, styles_of_groups
 from clusters.results.query import Group, groups, members
 from clusters.results.values import by_name
 from clusters.results.view import Column, View
-from clusters.scalars.events import Scalars
+from clusters.scalars.events import Curve
 from datastores.drivers.patience import within
 from portal.access import appcode_for
 from portal.api.problems import Unavailable
@@ -38,7 +38,7 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
     view, now = View.read(dict(request.GET.lists())), timezone.now()
     context: dict[str, object] = {"metrics": [], "appcode": appcode, "view": Comparison(brief=True)}
     if column := Column.of(view.group):
-        found, _, names, notes = groups(appcode, view, now)
+        found, _, names, _ = groups(appcode, view, now)
         style = styles_of_groups(found)
         drawn = [group for group in found if group.value in style]
         runs = members(appcode, view, now, list(style), MOST_READ // max(1, len(style)))
@@ -49,20 +49,20 @@ def charts(request: HttpRequest, code: str) -> HttpResponse:
         except Unavailable as error:
             context["notes"] = [str(error)]
         else:
-            by_run = {run.pk: scalars for run, scalars in zip(everything, read, strict=True)}
+            curves = {run.pk: by_name(scalars) for run, scalars in zip(everything, read, strict=True)}
             told = [
-                (group, style[group.value], [by_run[run.pk] for run in runs.get(group.value, ())]) for group in drawn
+                (group, style[group.value], [curves[run.pk] for run in runs.get(group.value, ())]) for group in drawn
             ]
-            made = [_chart(name, column, told) for name in names]
-            shown = [chart for chart in made if chart.lines][:BRIEF]
-            context |= {"metrics": [Metric(chart, []) for chart in shown], "notes": [*notes, *refused]}
+            reported = [name for name in names if any(name in run for run in curves.values())][:BRIEF]
+            made = [_chart(name, column, told) for name in reported]
+            context |= {"metrics": [Metric(chart, []) for chart in made], "notes": refused}
     return render(request, "clusters/comparison/_charts.html", context)
 
 
-def _chart(name: str, column: Column, told: Sequence[tuple[Group, int, Sequence[Scalars]]]) -> Chart:
+def _chart(name: str, column: Column, told: Sequence[tuple[Group, int, Sequence[Mapping[str, Curve]]]]) -> Chart:
     lines = []
     for group, style, several in told:
-        curves = [curve.points for scalars in several if (curve := by_name(scalars).get(name))]
+        curves = [run[name].points for run in several if name in run]
         points = mean_of(curves)
         if not points:
             continue

@@ -15,7 +15,7 @@ from clusters.runs.models import Run
 from portal.access import OPERATE, require
 from portal.errors import Invalid
 from portal.events import record, record_all
-from portal.models import Appcode, User
+from portal.models import Appcode, Event, User
 
 MAX_TAGS, MAX_TAG, MAX_NOTE, MAX_QUERY = 20, 40, 2000, 4000
 # The query of a table as nobody has chosen it.
@@ -34,12 +34,7 @@ def write_notes(run: Run, tags: Sequence[str], note: str, *, acting_user: User) 
     """Replaces the tags and the note of a run, whose cluster and appcode are loaded. Idempotent. Raises PermissionDenied, and
     Invalid at `tags` or `note`."""
     require(acting_user, run.cluster.appcode, OPERATE)
-    wanted, note = list(dict.fromkeys(tags)), note.strip()
-    if len(wanted) > MAX_TAGS:
-        raise Invalid.at("tags", message=f"At most {MAX_TAGS} tags.")
-    for tag in wanted:
-        if not tag or len(tag) > MAX_TAG or tag != " ".join(tag.split()) or "," in tag or not tag.isprintable():
-            raise Invalid.at("tags", message=f"“{tag[:60]}” is no tag: 1 to {MAX_TAG} characters without a comma.")
+    wanted, note = _judged(tags), note.strip()
     if len(note) > MAX_NOTE or "\0" in note:
         raise Invalid.at("note", message=f"At most {MAX_NOTE} characters.")
     before = Run.objects.select_for_update(no_key=True).only("tags", "note").get(pk=run.pk)
@@ -47,19 +42,41 @@ def write_notes(run: Run, tags: Sequence[str], note: str, *, acting_user: User) 
         return
     Run.objects.filter(pk=run.pk).update(tags=wanted, note=note)
     run.tags, run.note = wanted, note
-    said = f"Run {run.number}: {', '.join(wanted) or 'no tags'}" + (f"; {note[:200]}" if note else "")
-    record_all([run_event("run.noted", run, said, actor=acting_user)])
+    record_all([_noted(run, acting_user)])
 
 
 @transaction.atomic
 def add_tags(appcode: Appcode, names: Sequence[str], tags: Sequence[str], *, acting_user: User) -> int:
     """Adds tags to all of these runs (train/3), or to none; returns how many there are. Raises as `write_notes`."""
-    found = runs_named(names, appcode)
-    for name in sorted(found):
-        run = found[name]
-        run.cluster.appcode = appcode
-        write_notes(run, [*run.tags, *tags], run.note, acting_user=acting_user)
+    require(acting_user, appcode, OPERATE)
+    named = [run.pk for run in runs_named(names, appcode).values()]
+    # Read again under their locks, so that nobody's tag is lost.
+    rows = Run.objects.select_related("cluster").select_for_update(of=("self",), no_key=True).order_by("pk")
+    found, changed = list(rows.filter(pk__in=named)), list[Run]()
+    for run in found:
+        wanted = _judged([*run.tags, *tags])
+        if wanted != run.tags:
+            run.tags, run.cluster.appcode = wanted, appcode
+            changed.append(run)
+    Run.objects.bulk_update(changed, ["tags"])
+    record_all([_noted(run, acting_user) for run in changed])
     return len(found)
+
+
+def _judged(tags: Sequence[str]) -> list[str]:
+    """Each once. Raises Invalid at `tags`."""
+    wanted = list(dict.fromkeys(tags))
+    if len(wanted) > MAX_TAGS:
+        raise Invalid.at("tags", message=f"At most {MAX_TAGS} tags.")
+    for tag in wanted:
+        if not tag or len(tag) > MAX_TAG or tag != " ".join(tag.split()) or "," in tag or not tag.isprintable():
+            raise Invalid.at("tags", message=f"“{tag[:60]}” is no tag: 1 to {MAX_TAG} characters without a comma.")
+    return wanted
+
+
+def _noted(run: Run, acting_user: User) -> Event:
+    said = f"Run {run.number}: {', '.join(run.tags) or 'no tags'}" + (f"; {run.note[:200]}" if run.note else "")
+    return run_event("run.noted", run, said, actor=acting_user)
 
 
 def keep_own(appcode: Appcode, view: View, *, user: User) -> None:

@@ -87,9 +87,11 @@ def styles_of_groups(found: Sequence[query.Group]) -> dict[str | None, int]:
 
 def _order(value: str | None) -> tuple[bool, float, str]:
     try:
-        return value is None, float(value or ""), ""
+        number_ = float(value or "")
     except ValueError:
-        return value is None, math.inf, value or ""
+        number_ = math.inf
+    # NaN has no place in an order.
+    return value is None, math.inf if math.isnan(number_) else number_, value or ""
 
 
 def _least(values: Sequence[float | None], *, is_low: bool) -> float | None:
