@@ -18,8 +18,6 @@ from portal.events import record, record_all
 from portal.models import Appcode, Event, User
 
 MAX_TAGS, MAX_TAG, MAX_NOTE, MAX_QUERY = 20, 40, 2000, 4000
-# The query of a table as nobody has chosen it.
-PLAIN = "view=plain"
 # Characters of the name of a view, and views of an appcode.
 MAX_NAME, MAX_VIEWS = 60, 50
 
@@ -101,9 +99,8 @@ def keep_view(appcode: Appcode, view: View | None, *, name: str = "", acting_use
     """Keeps a view, with its filters, under a name; without one, members begin with it who have chosen none. None drops it.
     Raises PermissionDenied, and Invalid at `name` or `query`."""
     require(acting_user, appcode, OPERATE)
-    query, name = view.but().query if view else "", " ".join(name.split())
-    if view and name and not query:
-        query = PLAIN
+    name, seen = " ".join(name.split()), view.but() if view else None
+    query = "" if seen is None else seen.address if name else seen.query
     if len(query) > MAX_QUERY:
         raise Invalid.at("query", message=f"At most {MAX_QUERY} characters.")
     if len(name) > MAX_NAME or not name.isprintable():

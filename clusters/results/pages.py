@@ -14,7 +14,7 @@ from django.views.decorators.http import conditional_page, require_http_methods,
 from clusters.access import run_for
 from clusters.frameworks import COMPUTING
 from clusters.results.access import views_of
-from clusters.results.actions import PLAIN, add_tags, keep_own, keep_view, tags_in, write_notes
+from clusters.results.actions import add_tags, keep_own, keep_view, tags_in, write_notes
 from clusters.results.export import csv_of
 from clusters.results.query import ROWS
 from clusters.results.table import table_of
@@ -77,16 +77,16 @@ def results(request: HttpRequest, code: str) -> HttpResponse:
         **of_one_appcode(appcode.code, "results"),
         **context_of(request, appcode, view_of(request)),
     }
-    query = context["table"].view.but().query
-    context["is_common"] = bool(common) and query == common
-    context["view_name"] = next((name for name, each in named.items() if each == (query or PLAIN)), "")
+    seen = context["table"].view.but()
+    context["is_common"] = bool(common) and seen.query == common
+    context["view_name"] = next((name for name, query in named.items() if query == seen.address), "")
     return shown(request, render(request, "clusters/results/results.html", context), context["table"].view)
 
 
 def shown(request: HttpRequest, response: HttpResponse, view: View) -> HttpResponse:
     """The response, with the address of the view for the browser: forms send empty fields, too."""
     if request.headers.get("HX-Request"):
-        response["HX-Push-Url"] = f"{request.path}?{view.query or 'view=plain'}"
+        response["HX-Push-Url"] = f"{request.path}?{view.address}"
     return response
 
 
@@ -103,10 +103,10 @@ def context_of(request: HttpRequest, appcode: Appcode, view: View) -> dict[str, 
         "may_operate": may(person(request), appcode, OPERATE),
         "link": request.build_absolute_uri(),
         "states": phases,
-        "without": {name: view.but(**{name: ""}).query or "view=plain" for name in ("who", "tag", "group")},
+        "without": {name: view.but(**{name: ""}).address for name in ("who", "tag", "group")},
         "group_links": [(view.but(group=key).query, label, key == view.group) for key, label in found.group_choices],
-        "charts_turned": view.but(charts=not view.charts, page=view.page).query or "view=plain",
-        "by_name": view.sorted_by(RUN).query or "view=plain",
+        "charts_turned": view.but(charts=not view.charts, page=view.page).address,
+        "by_name": view.sorted_by(RUN).address,
     }
 
 
@@ -136,11 +136,11 @@ def choose_columns(request: HttpRequest, code: str) -> HttpResponse:
     if turned := request.POST.get("turned", "")[:MAX_QUERY]:
         view = View.of_query(turned)
         keep_own(appcode, view, user=user)
-        return redirect(f"{back.partition('?')[0]}?{view.query or 'view=plain'}")
+        return redirect(f"{back.partition('?')[0]}?{view.address}")
     chosen = None if "reset" in request.POST else View.read({"c": ["", *request.POST.getlist("c")]}).columns
     view = view.but(columns=chosen)
     keep_own(appcode, view, user=user)
-    return redirect(f"{back.partition('?')[0]}?{view.query or 'view=plain'}")
+    return redirect(f"{back.partition('?')[0]}?{view.address}")
 
 
 @require_POST
@@ -164,8 +164,7 @@ def keep(request: HttpRequest, code: str) -> HttpResponse:
                 f"{code} has no view of its own any more." if is_dropped else f"Members of {code} begin with this view."
             )
         messages.success(request, said)
-    query = view.query
-    return redirect(f"{reverse('results_of', args=[code])}?{query or 'view=plain'}")
+    return redirect(f"{reverse('results_of', args=[code])}?{view.address}")
 
 
 @require_POST

@@ -259,6 +259,11 @@ class View:
     def query(self) -> str:
         return urlencode(self.pairs, safe="/,:", quote_via=quote)
 
+    @property
+    def address(self) -> str:
+        """Its query, never empty: without one, a page begins with the view that somebody kept."""
+        return self.query or "view=plain"
+
     def but(self, **changes: object) -> View:
         """This view with changes, on its first page unless that is said."""
         return replace(self, **({"page": 1} | changes))  # type: ignore[arg-type]
