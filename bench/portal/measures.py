@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from unittest.mock import patch
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import psutil
 from django.conf import settings
@@ -42,6 +42,8 @@ WARM_UP = size(50, 1)
 PAGES, STARTS, ROUNDS = size(300, 2), size(10, 1), size(7, 1)
 POSTS, WARM_POSTS, POSTS_PER_SECOND = size(400, 2), size(20, 1), 20
 GPUS = 8
+# What people type into ⌘K, in turn.
+TYPED = itertools.cycle(("train", "run train-1", "failed", "stop train-2", "runs with loss < 0.1", "gpu quota"))
 POLL_SECONDS = 0.2 if is_smallest() else 0.0
 
 
@@ -62,7 +64,7 @@ def idle(portal: Portal, tenants: Seeded) -> list[Result]:
 
 
 def listing(portal: Portal, tenants: Seeded) -> list[Result]:
-    """the list page, with 10,000 clusters of 500 appcodes"""
+    """the list page and what ⌘K finds, with 10,000 clusters of 500 appcodes"""
     found = []
     with floors.bare_server() as bare:
         one_by_one(WARM_UP, lambda: bare.send("GET", "/"))
@@ -82,6 +84,8 @@ def listing(portal: Portal, tenants: Seeded) -> list[Result]:
             Result(f"List page for one who sees {who}: median", quantile(times, 0.5) * 1000, "ms"),
             Result(f"List page for one who sees {who}: queries", len(queries), "", 7),
         ]
+        times = one_by_one(PAGES, lambda page=page: page.send("GET", f"/search?q={quote(next(TYPED))}"))  # type: ignore[misc]
+        found.append(Result(f"⌘K for one who sees {who}: p99", quantile(times, 0.99) * 1000, "ms", 100, floor))
         packed = pages(portal, browser, {"Accept-Encoding": "gzip"})
         found.append(
             Result(

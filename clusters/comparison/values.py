@@ -182,9 +182,8 @@ def mean_of(curves: Sequence[Sequence[Point]]) -> list[tuple[float, float, float
             for each, column in zip(known, columns, strict=True)
             if column[0] <= step <= column[-1]
         ]
-        # The rounding of a sum may carry it past its addends.
         low, high = min(inside), max(inside)
-        found.append((float(step), min(high, max(low, fmean(inside))), low, high))
+        found.append((float(step), _held(fmean(inside), low, high), low, high))
     return found
 
 
@@ -195,7 +194,12 @@ def _between(points: Sequence[tuple[int, float]], after: int, step: int) -> floa
         return y
     x0, y0 = points[after - 1]
     share = (step - x0) / (x - x0)
-    return y0 * (1 - share) + y * share
+    return _held(y0 * (1 - share) + y * share, min(y0, y), max(y0, y))
+
+
+def _held(value: float, low: float, high: float) -> float:
+    """The rounding of a sum may carry it past its addends."""
+    return min(high, max(low, value))
 
 
 def placed(points: Sequence[Point], weight: float, since: float | None) -> list[tuple[float, float]]:
