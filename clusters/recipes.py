@@ -26,6 +26,19 @@ Epoch 3/5
 225/225 - 1s - 5ms/step - accuracy: 0.91 - loss: 0.31""",
 )
 
+FILES = Recipe(
+    "Images and tables",
+    "Save pictures and tables into the output: they are shown on Metrics while the run goes on. Images whose names differ in "
+    "their last number are one image with a slider over its steps, and Compare shows those of several runs side by side. The "
+    "rows of a table sort and are found there.",
+    """\
+plt.savefig(f"/elearn/output/samples_{epoch:04d}.png")
+frame.to_csv("/elearn/output/predictions.csv", index=False)
+
+# or, with MLflow
+mlflow.log_image(image, key="samples", step=epoch)
+mlflow.log_table(frame, "predictions.json")""",
+)
 OPTIONS = Recipe(
     "Parameters in Results",
     "Variables of the cluster (ENV) and options of its command are columns of Results, to sort, filter and group by. So are "
@@ -97,16 +110,17 @@ mlflow.log_artifact("confusion.png")""",
     ),
     Recipe(
         "W&B (Weights & Biases)",
-        "W&B works offline, without an account: its files in the output are read. They become curves on Metrics; the "
-        "configuration and the summary become columns of Results. Name wandb under Requirements of the form: it comes from the "
-        f"portal's package index. {CLOSED}",
+        "W&B works offline, without an account: its files in the output are read. They become curves, images, histograms and "
+        "tables on Metrics; the configuration and the summary become columns of Results. Name wandb under Requirements of the "
+        f"form: it comes from the portal's package index. {CLOSED}",
         """\
 import wandb
 
 run = wandb.init(mode="offline", dir="/elearn/output", config={"lr": 0.1})
-run.log({"loss": 0.4})
+run.log({"loss": 0.4, "samples": wandb.Image(image, caption="7"), "errors": wandb.Table(dataframe=errors)})
 run.finish()""",
     ),
+    FILES,
     Recipe(
         "CSV from Lightning and Keras",
         "Tables in the output are read if they have a column step or epoch, and a name that loggers use: metrics.csv, "

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import conditional_page, require_safe
 
-from clusters.catalog.folders import output_folder
-from clusters.cluster.pages.media import MAX_BYTES, Frame, data_url, labels_of
+from clusters.cluster.pages.media import MAX_BYTES, Frame, frame_of, labels_of
 from clusters.cluster.pages.metrics import READ_SECONDS, has_words
 from clusters.comparison.runs import name_of, runs_to_compare, styles_of, view_of
 from clusters.runs.models import Run
 from clusters.scalars.events import Shown
+from clusters.scalars.files import UNKNOWN
 from clusters.scalars.media import Placed
-from clusters.scalars.shown import images_of, media_of
+from clusters.scalars.shown import images_of, in_output, media_of
 from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
 from portal.access import appcode_for
@@ -47,15 +47,9 @@ class Row:
     cells: list[Cell]
 
 
-def by_key(images: Sequence[Shown], output: str) -> dict[Key, Shown]:
-    """By what they are of in any run: with folders below the run's own one, `output`."""
-    own = [replace(each, folder=f"{each.folder}/".removeprefix(f"{output}/").strip("/")) for each in images]
-    return {(each.tag, each.folder, each.which): each for each in own}
-
-
 def steps_of(lines: Sequence[Shown]) -> list[int]:
     """The steps at which any has an image, newest first."""
-    return sorted({point.step for line in lines for point in line.points}, reverse=True)[:MOST_STEPS]
+    return sorted({point.step for line in lines for point in line.points} - {UNKNOWN}, reverse=True)[:MOST_STEPS]
 
 
 def chosen(line: Shown | None, at: int | None) -> Placed | None:
@@ -88,8 +82,7 @@ def _context(runs: Sequence[Run], at: int | None, find: str) -> dict[str, object
     for run in runs:
         try:
             its = media_of(run)
-            output = output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
-            found.append(by_key(its.images, output))
+            found.append({(each.tag, each.folder, each.which): each for each in in_output(run, its.images)})
             again = again or not its.is_complete
         except DriverError as error:
             found.append({})
@@ -105,7 +98,7 @@ def _context(runs: Sequence[Run], at: int | None, find: str) -> dict[str, object
         except DriverError as error:
             read, placed = iter(()), [None] * len(shown)
             notes.append(f"The images of {name_of(run)} cannot be read now: {error}")
-        columns.append([Frame(each, data_url(next(read))) if each else None for each in placed])
+        columns.append([frame_of(each, next(read)) if each else None for each in placed])
     style = styles_of(runs)
     names = [(name_of(run), style[run.pk]) for run in runs]
     rows = [

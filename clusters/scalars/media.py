@@ -48,7 +48,8 @@ class Histogram:
 @dataclass(frozen=True)
 class Image:
     """Where an image is: the record of `size` bytes at `offset` in its file, the summary's `value`-th value, and there the
-    `which`-th image. `width` and `height` are what the program said."""
+    `which`-th image. `width` and `height` are what the program said. An image with a file of its
+    own is all of that."""
 
     step: int
     wall_time: float
@@ -58,6 +59,7 @@ class Image:
     which: int
     width: int
     height: int
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,17 @@ def image_type(data: bytes) -> str:
     return next((kind for start, kind in _KINDS if data.startswith(start)), "")
 
 
+def sides(data: bytes) -> tuple[int, int]:
+    """Width and height of a PNG or GIF; (0, 0) for other images."""
+    if data[:4] == b"\x89PNG" and len(data) >= 24:
+        width, height = struct.unpack_from(">II", data, 16)
+    elif data[:3] == b"GIF" and len(data) >= 10:
+        width, height = struct.unpack_from("<HH", data, 6)
+    else:
+        return 0, 0
+    return min(width, MAX_SIDE), min(height, MAX_SIDE)
+
+
 def images(value: Any) -> tuple[int, int, Sequence[bytes]]:
     """Width, height and the encoded images of a summary value: of TensorFlow 1 and PyTorch one, of TensorFlow 2 a tensor of
     strings whose first two are the numbers."""
@@ -242,6 +255,11 @@ def image_of(record: bytes, value: int, which: int) -> bytes:
 def histogram(value: Any, step: int, wall_time: float) -> Histogram | None:
     """The histogram of a summary value; None without values, and for buckets that make no sense."""
     told = _buckets(value.histo) if value.WhichOneof("value") == "histo" else _rows(value.tensor)
+    return histogram_of(told, step, wall_time)
+
+
+def histogram_of(told: Iterable[tuple[float, float, float]], step: int, wall_time: float) -> Histogram | None:
+    """`told`: the left and the right edge of each bucket, and how many values it has."""
     buckets = [(left, right, count) for left, right, count in told if count > 0 and -LARGEST < left <= right < LARGEST]
     if not buckets or not math.isfinite(sum(count for _, _, count in buckets)):
         return None

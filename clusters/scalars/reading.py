@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import islice, zip_longest
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 from django.core.cache import cache
 from django.db.models import Max
@@ -28,7 +29,9 @@ from clusters.manifest.cluster import ClusterSpec
 from clusters.runs.models import Run
 from clusters.scalars import wandb
 from clusters.scalars.crashes import MAX_CRASHES, Crash, End, Stretch, crashes, how, stretches_of, told_in
-from clusters.scalars.events import Curve, Progress, Scalars, Series, is_event_file, read
+from clusters.scalars.events import Curve, Progress, Scalars, Series, Shown, is_event_file, read
+from clusters.scalars.files import is_shown
+from clusters.scalars.media import Media
 from clusters.scalars.pace import LEAST_TASKS, Straggler, pace, steps_told, stragglers
 from clusters.scalars.printed import scalars_of_log
 from clusters.scalars.tables import MAX_TABLE, MAX_TABLES, is_table, series_of
@@ -91,9 +94,20 @@ def _printed_beside(found: Scalars, run: Run) -> Scalars:
     return replace(printed(run), media=found.media, parameters=found.parameters)
 
 
+class Stored(NamedTuple):
+    """What is in an output: the progress of its event files by path, its other files that may be shown, and the histograms and
+    captions of images by path that W&B wrote offline."""
+
+    scalars: Scalars
+    progress: dict[str, Progress]
+    files: Sequence[Entry] = ()
+    histograms: Sequence[Shown] = ()
+    captions: Mapping[str, str] = MappingProxyType({})
+
+
 def stored(run: Run) -> Scalars:
     """The scalars in its event files and tables; none if only nodes see these, as on a volume."""
-    return read_stored(run)[0]
+    return read_stored(run).scalars
 
 
 def output_of(run: Run) -> tuple[Datastore, str]:
@@ -104,14 +118,14 @@ def output_of(run: Run) -> tuple[Datastore, str]:
     return store, output_folder(run.spec["outputPath"], name=run.cluster.name, run=run.number)
 
 
-def read_stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progress]]:
-    """`stored`, and the progress of each file. More than one page's worth is read until time.monotonic() reaches `until`."""
+def read_stored(run: Run, until: float = 0.0) -> Stored:
+    """More than one page's worth is read until time.monotonic() reaches `until`."""
     store, folder = output_of(run)
     driver = open_store(store)
     try:
-        files, tables = _files(driver, folder)
+        files, tables, others = _files(driver, folder)
     except NotPossible:
-        return Scalars((), 0), {}
+        return Stored(Scalars((), 0), {})
     keys = {file.path: f"records.{run.pk}.{store.pk}.{_digest(file.path)}" for file in files}
     kept = cache.get_many(keys.values())
     remembered = {path: Progress.from_json(kept[key]) for path, key in keys.items() if key in kept}
@@ -120,13 +134,16 @@ def read_stored(run: Run, until: float = 0.0) -> tuple[Scalars, dict[str, Progre
         scalars, progress = read(files, driver.read_range, remembered)
         while not scalars.is_complete and time.monotonic() < until:
             scalars, progress = read(files, driver.read_range, remembered)
-        more, parameters = _of_tables(tables, driver, f"tables.{run.pk}.{store.pk}")
+        told = _of_tables(tables, driver, f"told.{run.pk}.{store.pk}")
         long = tuple(
             f"Only the first {MAX_TABLE >> 20} MiB of {each.path} are read." for each in tables if each.size > MAX_TABLE
         )
         files_read = scalars.files + len(tables)
-        found = replace(scalars, curves=scalars.curves + more, files=files_read, notes=scalars.notes + long)
-        return replace(found, parameters=parameters), progress
+        found = replace(
+            scalars, curves=scalars.curves + told.curves, files=files_read, notes=scalars.notes + long,
+            parameters=told.parameters, media=scalars.media + len(others) + len(told.histograms),
+        )  # fmt: skip
+        return Stored(found, progress, others, told.histograms, told.captions)
     finally:
         changed = [path for path, each in remembered.items() if before.get(path) != each.state]
         if changed:
@@ -239,7 +256,7 @@ def told_by(run: Run, until: float = 0.0) -> list[Stretch]:
     read, and the next call reads on. With `until` (in time.monotonic()) it reads all until then; raises DriverError if that is
     not enough, and CloudError if a log is still to come."""
     if run.spec["output"]:
-        scalars, files = read_stored(run, until)
+        scalars, files, *_ = read_stored(run, until)
         if until and not scalars.is_complete:
             raise DriverError("Its event files are too long to be read in time.")
         if found := told_in(files, run.created_at.timestamp()):
@@ -277,42 +294,60 @@ def leading(run: Run) -> tuple[str, int | None]:
     return role, run.tasks.filter(role=role, index=0).aggregate(last=Max("attempt"))["last"]
 
 
-def _files(driver: Driver, folder: str) -> tuple[list[Entry], list[Entry]]:
-    """Event files, and tables of metrics in other folders: where a program writes both, they say the same."""
-    several = [
-        each for each in islice(driver.walk(folder), MAX_ENTRIES) if is_event_file(each.path) or _is_table(each.path)
-    ]
+def _files(driver: Driver, folder: str) -> tuple[list[Entry], list[Entry], list[Entry]]:
+    """Event files; tables of metrics in other folders: where a program writes both, they say the same; and images and tables."""
+    # W&B's latest-run is a link, which a bucket has as a copy.
+    several = [each for each in islice(driver.walk(folder), MAX_ENTRIES) if "wandb/latest-run/" not in each.path]
     events = [each for each in several if is_event_file(each.path)]
     folders = {PurePosixPath(each.path).parent for each in events}
-    tables = [each for each in several if _is_table(each.path) and PurePosixPath(each.path).parent not in folders]
+    found = [each for each in several if _is_table(each.path)]
+    tables = [each for each in found if PurePosixPath(each.path).parent not in folders]
     offline = [each for each in tables if wandb.is_offline(each.path)]
     tables = [each for each in tables if not wandb.is_offline(each.path)]
-    return events, [*tables[:MAX_TABLES], *offline[-wandb.MAX_FILES :]]
+    others = [each for each in several if is_shown(each.path) and not _is_table(each.path)]
+    return events, [*tables[:MAX_TABLES], *offline[-wandb.MAX_FILES :]], others
 
 
 def _is_table(path: str) -> bool:
     return is_table(path) or wandb.is_offline(path)
 
 
-def _of_tables(tables: Sequence[Entry], driver: Driver, prefix: str) -> tuple[tuple[Curve, ...], dict[str, str]]:
-    """Their curves, and the parameters on which all agree that have any. A table that has not changed is not read again."""
+class _Told(NamedTuple):
+    """What tables and W&B's files tell. `parameters`: those on which all agree that have any."""
+
+    curves: tuple[Curve, ...]
+    parameters: dict[str, str]
+    histograms: list[Shown]
+    captions: dict[str, str]
+
+
+def _of_tables(tables: Sequence[Entry], driver: Driver, prefix: str) -> _Told:
+    """A table that has not changed is not read again."""
     keys = {file.path: f"{prefix}.{_digest(file.path)}" for file in tables}
     kept = cache.get_many(keys.values())
-    curves, several = list[Curve](), list[dict[str, str]]()
+    curves, histograms, captions = list[Curve](), list[Shown](), dict[str, str]()
+    several = list[dict[str, str]]()
     for file in tables:
-        etag, found, parameters = kept.get(keys[file.path], ("", {}, {}))
-        if etag == file.etag:
-            series = {name: Series.from_json(each) for name, each in found.items()}
-        else:
-            data = driver.read_range(file.path, 0, MAX_TABLE)
-            series, parameters = wandb.contents(data) if wandb.is_offline(file.path) else (series_of(data), {})
-            told = {name: each.to_json() for name, each in series.items()}
-            cache.set(keys[file.path], (file.etag, told, parameters), REMEMBER_SECONDS)
-        folder = str(PurePosixPath(file.path).parent)
-        curves += [Curve(name, "" if folder == "." else folder, tuple(each.whole)) for name, each in series.items()]
+        folder = "" if PurePosixPath(file.path).parent.name == "" else str(PurePosixPath(file.path).parent)
+        etag, *known = kept.get(keys[file.path], ("",))
+        if etag != file.etag:
+            known = _table(file.path, driver.read_range(file.path, 0, MAX_TABLE))
+            cache.set(keys[file.path], (file.etag, *known), REMEMBER_SECONDS)
+        series, parameters, media, said = known
+        curves += [Curve(name, folder, tuple(Series.from_json(each).whole)) for name, each in series.items()]
+        histograms += [Shown(tag, folder, tuple(few.all)) for tag, few in Media.from_json(media).histograms.items()]
+        captions |= {f"{folder}/files/{path}".lstrip("/"): text for path, text in said.items()}
         several += [parameters] if parameters else []
     first, *others = several or [{}]
-    return tuple(curves), {name: text for name, text in first.items() if all(each.get(name) == text for each in others)}
+    parameters = {name: text for name, text in first.items() if all(each.get(name) == text for each in others)}
+    return _Told(tuple(curves), parameters, histograms, captions)
+
+
+def _table(path: str, data: bytes) -> list[Any]:
+    """What a file tells as JSON: series, parameters, media, captions."""
+    offline = wandb.contents(data) if wandb.is_offline(path) else wandb.Offline(series_of(data), {}, {}, {})
+    series = {name: each.to_json() for name, each in offline.series.items()}
+    return [series, offline.config, Media(offline.histograms).to_json(), offline.captions]
 
 
 def _digest(path: str) -> str:

@@ -1,4 +1,5 @@
-"""Reads the scalars and the configuration of a run from files that W&B writes offline, `run-ID.wandb`, without its package. Pure.
+"""Reads what W&B writes offline, `run-ID.wandb`, without its package: the scalars, the configuration and the histograms of a run,
+and the captions of its images. Pure.
 
 The idea: such a file is a log of LevelDB (blocks of 32 KiB, whose records may be split) of protocol buffers. Its history,
 summary and configuration count, whose items are a name and a value as JSON. Source: sdk/internal/datastore.py and proto/ of
@@ -10,14 +11,16 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from clusters.scalars.events import MAX_LINES_PER_FILE, MAX_TAG, Point, Series
+from clusters.scalars.media import MAX_BUCKETS, MAX_TAGS_PER_FILE, Few, Histogram, histogram_of
 
 MAGIC, BLOCK = b":W&B\xe1\xbe\x00", 32 * 1024
 _HEAD = struct.Struct("<IHB")
@@ -25,6 +28,8 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 MAX_STEP = 10**15
 # Files of a run that are read: each costs a second or so.
 MAX_FILES = 4
+# Images whose order and caption are kept, of a file and of one step, and characters of a caption.
+MAX_CAPTIONS, MAX_IMAGES, CAPTION = 2000, 100, 200
 # Values of a configuration.
 MAX_CONFIG = 200
 _KINDS = descriptor_pb2.FieldDescriptorProto
@@ -68,26 +73,35 @@ def is_offline(path: str) -> bool:
     return name.startswith("run-") and name.endswith(".wandb")
 
 
-def series_of(data: bytes) -> dict[str, Series]:
-    return contents(data)[0]
+class Offline(NamedTuple):
+    """What a file tells: lines by their names, `a.b` for a value inside another one; its configuration as texts; histograms; and
+    the paths of its images, below the folder `files`, in the order in which they were logged, with their captions."""
+
+    series: dict[str, Series]
+    config: dict[str, str]
+    histograms: dict[str, Few[Histogram]]
+    captions: dict[str, str]
 
 
-def contents(data: bytes) -> tuple[dict[str, Series], dict[str, str]]:
-    """The lines of a file by their names, `a.b` for a value inside another one, and its configuration as texts. A record that
-    cannot be read is left out, and so is all after a damaged one."""
+def contents(data: bytes) -> Offline:
+    """A record that cannot be read is left out, and so is all after a damaged one."""
     found: dict[str, Series] = {}
+    histograms: dict[str, Few[Histogram]] = {}
+    captions: dict[str, str] = {}
     summary: dict[str, float] = {}
     config: dict[str, str] = {}
     for each in _records(data):
         try:
             record = RECORD.FromString(each)
             if record.HasField("history"):
-                _add(found, record.history)
+                values = _tree(record.history.item, _value)
+                _add(found, values, record.history.step.num)
+                _add_media(histograms, captions, values, record.history.step.num)
             for updates in (record.summary, record.run.summary):
-                summary |= dict(_flat(_values(updates)))
+                summary |= dict(_flat(_tree(updates.update, _json)))
             for updates in (record.config, record.run.config):
-                config |= dict(_texts(_values(updates)))
-        except (DecodeError, ValueError, OverflowError, RecursionError):
+                config |= dict(_texts(_tree(updates.update, _json)))
+        except (DecodeError, ValueError, TypeError, OverflowError, RecursionError):
             continue
     last = max(
         (line.newest for line in found.values() if line.newest), key=lambda each: each.step, default=Point(0, 0.0, 0.0)
@@ -98,11 +112,25 @@ def contents(data: bytes) -> tuple[dict[str, Series], dict[str, str]]:
         if not is_known and not _is_hidden(name) and len(found) < MAX_LINES_PER_FILE:
             found[name] = Series()
             found[name].add(Point(last.step, last.wall_time, value))
-    return found, dict(list(config.items())[:MAX_CONFIG])
+    return Offline(found, dict(list(config.items())[:MAX_CONFIG]), histograms, captions)
 
 
-def _values(updates: Any) -> dict[str, Any]:
-    return {_name(item): json.loads(item.value_json) for item in updates.update}
+def _tree(items: Iterable[Any], value: Callable[[Any], Any]) -> dict[str, Any]:
+    """The values by name. W&B writes each part of a dictionary as an item of its own, that of an image, too."""
+    found: dict[str, Any] = {}
+    for item in items:
+        *folders, name = (part.decode(errors="replace") for part in (item.nested_key or [item.key]))
+        at = found
+        for folder in folders:
+            if not isinstance(at.get(folder), dict):
+                at[folder] = {}
+            at = at[folder]
+        at[name] = value(item)
+    return found
+
+
+def _json(item: Any) -> Any:
+    return json.loads(item.value_json)
 
 
 def _texts(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
@@ -124,23 +152,60 @@ def _storable(text: str) -> str:
     return text.replace("\0", "").encode(errors="replace").decode()
 
 
-def _add(found: dict[str, Series], history: Any) -> None:
-    values = {_name(item): _value(item) for item in history.item}
-    at, step = values.get("_timestamp"), history.step.num
+def _add(found: dict[str, Series], values: dict[str, Any], step: int) -> None:
     for name, value in _flat(values):
         if _is_hidden(name) or not 0 <= step < MAX_STEP:
             continue
         if name in found or len(found) < MAX_LINES_PER_FILE:
-            found.setdefault(name, Series()).add(Point(step, float(at) if isinstance(at, int | float) else 0.0, value))
+            found.setdefault(name, Series()).add(Point(step, _time(values), value))
 
 
-def _name(item: Any) -> str:
-    return ".".join(part.decode(errors="replace") for part in (item.nested_key or [item.key]))
+def _time(values: dict[str, Any]) -> float:
+    at = values.get("_timestamp")
+    return float(at) if isinstance(at, int | float) else 0.0
+
+
+def _add_media(
+    histograms: dict[str, Few[Histogram]], captions: dict[str, str], values: dict[str, Any], step: int
+) -> None:
+    for name, value in _media_of(values):
+        kind = value["_type"]
+        if kind == "histogram" and 0 <= step < MAX_STEP and not _is_hidden(name):
+            found = histogram_of(list(_bins(value)), step, _time(values))
+            if found and (name in histograms or len(histograms) < MAX_TAGS_PER_FILE):
+                histograms.setdefault(name, Few()).add(found)
+        elif kind == "image-file" and len(captions) < MAX_CAPTIONS:
+            captions[str(value.get("path"))] = _caption(value.get("caption"))
+        elif kind == "images/separated" and len(captions) < MAX_CAPTIONS:
+            said = value.get("captions")
+            texts = said if isinstance(said, list) else []
+            for path, text in zip_longest(value.get("filenames", ())[:MAX_IMAGES], texts[:MAX_IMAGES]):
+                captions[str(path)] = _caption(text) or captions.get(str(path), "")
+
+
+def _media_of(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and "_type" in value:
+            yield f"{before}{name}", value
+        elif isinstance(value, dict) and before.count(".") < 3:
+            yield from _media_of(value, f"{before}{name}.")
+
+
+def _caption(said: Any) -> str:
+    return _storable(said)[:CAPTION] if isinstance(said, str) else ""
+
+
+def _bins(value: dict[str, Any]) -> Iterator[tuple[float, float, float]]:
+    """Left and right edge of each bin, and how many values it has."""
+    counts, edges = value.get("values", ())[:MAX_BUCKETS], value.get("bins", ())
+    if packed := value.get("packedBins"):
+        edges = [packed["min"] + n * packed["size"] for n in range(len(counts) + 1)]
+    yield from zip(edges, edges[1:], counts, strict=False)
 
 
 def _value(item: Any) -> Any:
     if item.HasField("value_json"):
-        return json.loads(item.value_json)
+        return _json(item)
     return item.number if item.HasField("number") else item.integer if item.HasField("integer") else None
 
 

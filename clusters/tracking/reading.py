@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -34,7 +35,26 @@ from portal.models import Appcode
 PAGE, FURTHEST = 200, 100_000
 # Metrics of a run that become curves.
 MAX_CURVES = 400
+# The tag in which MLflow's client notes tables: [{"path": "predictions.json", "type": "table"}, …].
+ARTIFACTS = "mlflow.loggedArtifacts"
 _COMPARED = {"=": "exact", "<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}
+
+
+def tables_of(run: Run) -> set[str]:
+    """What `run` logged as tables, as ID/PATH of its artifact. One query."""
+    tags = TrackedRun.objects.filter(run=run, tags__has_key=ARTIFACTS).values_list("pk", f"tags__{ARTIFACTS}")
+    return {f"{pk.hex}/{path}" for pk, text in tags for path in _paths(text)}
+
+
+def _paths(text: object) -> Iterator[str]:
+    """The paths of tables in a tag, which a program may have written as well."""
+    try:
+        told = json.loads(text) if isinstance(text, str) else []
+    except ValueError:
+        return
+    for each in told if isinstance(told, list) else ():
+        if isinstance(each, dict) and each.get("type") == "table" and isinstance(each.get("path"), str):
+            yield each["path"]
 
 
 def curves_of(run: Run) -> tuple[Curve, ...]:

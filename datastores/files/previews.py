@@ -22,7 +22,7 @@ from datastores.tfrecord import Example, split_records
 
 # Bytes read: the beginning of text and records, the whole file for the others.
 TEXT_BYTES, RECORDS_BYTES, NOTEBOOK_BYTES, MEDIA_BYTES = 64 * 1024, 2**20, 4 * 2**20, 4 * 2**20
-LINES, LINE, ROWS, COLUMNS, CELL = 500, 2000, 100, 50, 200
+LINES, LINE, ROWS, COLUMNS, CELL = 500, 2000, 500, 50, 200
 CELLS, OUTPUTS, OUTPUT = 200, 20, 5000
 TEXT = {
     "txt", "log", "md", "rst", "json", "jsonl", "ndjson", "yaml", "yml", "toml", "ini", "cfg", "conf", "py", "sh", "r", "sql",
@@ -39,6 +39,8 @@ RECORDS = {"tfrecord", "tfrecords"}
 # Limits per record: values of a feature, and features.
 VALUES, FEATURES = 10, 50
 TABLES = {"csv": ",;\t|", "tsv": "\t"}
+# Tables of W&B. Those of MLflow have the same form, and no name of their own.
+FRAME, FRAME_STARTS = ".table.json", '{"columns":'
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,11 @@ class Preview:
 
 
 def kind_of(name: str) -> str:
-    """notebook, table, text, records, picture, sound, parquet, or "" without a preview."""
+    """notebook, frame, table, text, records, picture, sound, parquet, or "" without a preview."""
     name = name.lower()
     ending = name.rpartition(".")[2]
+    if name.endswith(FRAME):
+        return "frame"
     if ending == "ipynb":
         return "notebook"
     if ending in PARQUET:
@@ -87,6 +91,7 @@ def wanted(name: str) -> int:
     """The number of bytes that `preview` needs of a file with this name, 0 for none."""
     sizes = {
         "notebook": NOTEBOOK_BYTES,
+        "frame": NOTEBOOK_BYTES,
         "records": RECORDS_BYTES,
         "picture": MEDIA_BYTES,
         "sound": MEDIA_BYTES,
@@ -109,14 +114,18 @@ def preview(name: str, data: bytes, size: int) -> Preview:
         return _records(data, more)
     if b"\0" in data:
         return Preview(why="It is called like a text and is none.")
+    if kind in ("notebook", "frame") and more:
+        return Preview(why="It is too large to be shown.")
     if kind == "notebook":
-        return Preview(why="It is too large to be shown.") if more else _notebook(data)
+        return _notebook(data)
     # The data may end within a character or a line.
     text = data.decode("utf-8", errors="replace")
     if more:
         text = text.rpartition("\n")[0] or text
     if kind == "table":
         return _table(text, TABLES[name.lower().rpartition(".")[2]], more)
+    if not more and text[:40].replace(" ", "").startswith(FRAME_STARTS) and (found := _frame(text)):
+        return found
     lines = text.splitlines()
     return Preview(text="\n".join(line[:LINE] for line in lines[:LINES]), more=more or len(lines) > LINES)
 
@@ -134,6 +143,27 @@ def _table(text: str, delimiters: str, more: bool) -> Preview:
     except csv.Error:
         return Preview(text=text[:TEXT_BYTES], more=True)
     return Preview(rows=tuple(rows), more=more) if rows else Preview(why="There is nothing in it.")
+
+
+def _frame(text: str) -> Preview | None:
+    """A table as `{"columns": [names], "data": [rows]}`; None if it is something else."""
+    try:
+        with ONE:
+            told = json.loads(text)
+            names, data = told["columns"][:COLUMNS], told["data"]
+            rows = tuple(tuple(_said(cell) for cell in row[:COLUMNS]) for row in data[:ROWS])
+            more = len(data) > ROWS
+            del told, data
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return Preview(rows=(tuple(map(_said, names)), *rows), more=more)
+
+
+def _said(cell: Any) -> str:
+    if cell is None or cell != cell:  # NaN, which stands for no value.
+        return ""
+    text = cell if isinstance(cell, str) else f"{cell:.6g}" if isinstance(cell, float) else json.dumps(cell)
+    return _text(text)[:CELL]
 
 
 def _media(name: str, kind: str, data: bytes) -> Preview:

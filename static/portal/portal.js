@@ -43,6 +43,43 @@
   });
   document.addEventListener("acted", () => { $$(".pick").forEach((box) => { box.checked = false; }); picked(); });
 
+  // --- Rows of a file ([data-rows]): columns sort, numbers as numbers; a field finds rows ----------------------------------
+  const asNumber = (text) => text.trim() === "" ? NaN : Number(text);
+  function rows() {
+    $$("[data-rows]:not(.is-ready)").forEach((part) => {
+      part.classList.add("is-ready");
+      const lines = $$("tbody tr", part);
+      $$("thead th", part).forEach((head, n) => {
+        const filled = lines.map((line) => line.cells[n] ? line.cells[n].textContent : "").filter(Boolean);
+        if (filled.length && filled.every((text) => !isNaN(asNumber(text)))) [head, ...lines.map((line) => line.cells[n])].forEach((cell) => cell && cell.classList.add("is-number"));
+        const button = document.createElement("button");
+        button.type = "button";
+        button.textContent = head.textContent;
+        head.replaceChildren(button);
+      });
+    });
+  }
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-rows] th button");
+    if (!button) return;
+    const head = button.parentElement, body = $("tbody", head.closest("table")), isNumber = head.classList.contains("is-number");
+    const turn = head.getAttribute("aria-sort") === "ascending" ? -1 : 1, text = (line) => line.cells[head.cellIndex] ? line.cells[head.cellIndex].textContent : "";
+    const order = isNumber ? (a, b) => asNumber(a) - asNumber(b) : (a, b) => a.localeCompare(b);
+    // Rows without a value stand last in both orders.
+    body.append(...[...body.rows].sort((a, b) => !text(a) - !text(b) || turn * order(text(a), text(b)) || 0));
+    $$("th", head.parentElement).forEach((each) => each.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", turn > 0 ? "ascending" : "descending");
+  });
+  document.addEventListener("input", (event) => {
+    if (!event.target.matches("[data-rows] [type=search]")) return;
+    const part = event.target.closest("[data-rows]"), words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean), lines = $$("tbody tr", part);
+    lines.forEach((line) => { const text = line.textContent.toLowerCase(); line.hidden = !words.every((word) => text.includes(word)); });
+    const shown = lines.filter((line) => !line.hidden).length;
+    $("output", part).textContent = words.length ? shown + " of " + lines.length + " rows" : lines.length + " rows";
+  });
+  document.addEventListener("htmx:afterSwap", rows, true);
+  rows();
+
   // --- Menus: <details class="menu">. One open at a time, placed so that no scrolling box cuts it off -----------------------
   function place(menu) {
     const items = $(":scope > .menu-items", menu);

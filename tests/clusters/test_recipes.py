@@ -9,8 +9,9 @@ import pytest
 from django.test import Client
 
 from clusters.model_registry.detection import models_among
-from clusters.recipes import OPTIONS, PRINTED, RECIPES
+from clusters.recipes import FILES, OPTIONS, PRINTED, RECIPES
 from clusters.results.values import options
+from clusters.scalars.files import is_shown
 from clusters.scalars.printed import scalars_of_log
 from clusters.scalars.tables import is_table
 
@@ -35,7 +36,12 @@ def test_the_printed_lines_are_read_as_the_recipe_says() -> None:
 def test_files_in_the_recipes_have_names_that_are_read() -> None:
     code = "\n".join(recipe.code for recipe in RECIPES)
     assert is_table("/elearn/output/csv/version_0/metrics.csv")
-    assert [is_table(path) for path in re.findall(r"/elearn/output/\S+\.csv", code)] == [True]
+    assert [path for path in re.findall(r"/elearn/output/\S+\.csv", code) if is_table(path)] == [
+        "/elearn/output/history.csv"
+    ]
+    own = re.findall(r"/elearn/output/[\w{}:]+\.(?:png|csv)", FILES.code)
+    assert len(own) == 2
+    assert all(is_shown(path.replace("{epoch:04d}", "0003")) and not is_table(path) for path in own)
     for name in re.findall(r"\w+\.(?:csv|log)\b", next(each.text for each in RECIPES if each.title.startswith("CSV"))):
         assert is_table(name), name
     saved = re.findall(r'"(/elearn/output/model[^"]*)"', code)

@@ -1,4 +1,4 @@
-"""REST: histograms and images in the event files of a run."""
+"""REST: the histograms and images of a run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rest_framework.views import APIView
 
 from clusters.access import run_for
 from clusters.scalars.events import MAX_RECORD
+from clusters.scalars.files import UNKNOWN
 from clusters.scalars.media import BINS, MAX_OUTPUTS, Image, Placed, image_type
 from clusters.scalars.shown import images_of, media_of
 from datastores.drivers.base import DriverError
@@ -51,8 +52,9 @@ class LoggedHistogram(Answer):
 
 
 class LoggedImageStep(Answer):
-    step: int
+    step: int = Field(description=f"{UNKNOWN} where the name of a file tells none.")
     at: dt.datetime | None
+    caption: str
     width: int = Field(description="In pixels, as the program said; 0 if it did not.")
     height: int
     file: str
@@ -127,9 +129,10 @@ class RunHistograms(APIView):
 class RunImages(APIView):
     @operation("runs_images", LoggedImages)
     def get(self, request: Request, code: str, name: str, run: int) -> Document:
-        """The images that a run wrote for TensorBoard
+        """The images that a run wrote
 
-        PNG, JPEG, GIF and WebP in event files in the output."""
+        PNG, JPEG, GIF and WebP in its output: in event files of TensorBoard, those of W&B and MLflow, and other
+        files. Files of one folder whose names differ in their last number are one image at several steps."""
         found = run_for(person(request), code, name, run)
         told = _read(person(request), lambda: media_of(found))
         items = [
@@ -199,8 +202,8 @@ def _read(user: User, read: Callable[[], T]) -> T:
 def _image(point: Placed) -> LoggedImageStep:
     image = point.image
     return LoggedImageStep(
-        step=image.step, at=_moment(image.wall_time), width=image.width, height=image.height, file=point.path,
-        offset=image.offset, size=image.size, value=image.value, which=image.which,
+        step=image.step, at=_moment(image.wall_time), caption=image.caption, width=image.width, height=image.height,
+        file=point.path, offset=image.offset, size=image.size, value=image.value, which=image.which,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The histograms and images of a run on the Metrics tab (clusters/scalars/media.py).
+"""The histograms, images and tables of a run on the Metrics tab (clusters/scalars/shown.py).
 
 Images are parts of the page, as `data:` URLs of a type that their bytes have: none has an address at which a browser could take
 it for a page of the portal. So a page has room for some of them: the newest of each name first, then earlier ones. `?image=NAME`
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -16,6 +17,7 @@ from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_safe
 
@@ -23,8 +25,10 @@ from clusters.cluster.pages.cluster import page_of
 from clusters.cluster.pages.metrics import has_words, labels
 from clusters.runs.models import Run
 from clusters.scalars.events import Shown
-from clusters.scalars.media import Histogram, Placed, image_type, quantile
-from clusters.scalars.shown import Media, images_of, media_of
+from clusters.scalars.files import UNKNOWN
+from clusters.scalars.media import Histogram, Placed, image_type, quantile, sides
+from clusters.scalars.reading import output_of
+from clusters.scalars.shown import Media, images_of, in_output, media_of
 from datastores.drivers.base import DriverError
 from datastores.drivers.patience import within
 from portal.api.problems import Unavailable
@@ -39,6 +43,8 @@ READ_SECONDS = 20
 FIRST, MOST = 12, 60
 # Images on one page, and their bytes together.
 MAX_IMAGES, MAX_BYTES = 60, 2 * 1024 * 1024
+# Steps of one table that are offered: the newest.
+MAX_TABLE_STEPS = 20
 # Pixels of the longer side of an image that is shown enlarged.
 SMALL = 160
 
@@ -78,6 +84,15 @@ class Distribution:
     summary: str
 
 
+@dataclass(frozen=True)
+class Table:
+    """The tables of one name, newest first: what tells each apart, with the page of the file. The newest is shown."""
+
+    title: str
+    label: str
+    files: list[tuple[str, str]]
+
+
 @require_safe
 def media(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
     shown = page_of(request, appcode, name)
@@ -105,23 +120,29 @@ def media(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
 
 def _etag(run: Run, found: Media, query: str) -> str:
     """Of what there is, so that an unchanged part reads no images again."""
-    lines = [(each.tag, each.folder, each.which, each.points) for each in (*found.histograms, *found.images)]
+    several = (*found.histograms, *found.images, *found.tables)
+    lines = [(each.tag, each.folder, each.which, each.points) for each in several]
     told = repr((lines, found.notes, found.is_complete, run.number, run.is_terminal, query))
     return f'"{hashlib.blake2b(told.encode(), digest_size=12).hexdigest()}"'
 
 
 def _context(run: Run, found: Media, only: str, most: int, find: str) -> dict[str, object]:
-    images = [each for each in found.images if (not only or each.tag == only) and has_words(each.tag, find)]
-    histograms = [] if only else [each for each in found.histograms if has_words(each.tag, find)]
+    images = [
+        each for each in in_output(run, found.images) if (not only or each.tag == only) and has_words(each.tag, find)
+    ]
+    histograms = [] if only else [each for each in in_output(run, found.histograms) if has_words(each.tag, find)]
+    tables = [] if only else [each for each in in_output(run, found.tables) if has_words(each.tag, find)]
     return {
         "films": films(run, images[:most]),
         "distributions": [
             distribution(each, label)
             for each, label in zip(histograms[:most], labels_of(histograms[:most]), strict=True)
         ],
+        "tables": tables_of(run, tables[:most]),
+        "total_tables": len(tables),
         "images": len(images),
         "histograms": len(histograms),
-        "more": max(len(images), len(histograms)) > most,
+        "more": max(len(images), len(histograms), len(tables)) > most,
         "most": most,
         "may_have_more": most < MOST,
         "notes": found.notes,
@@ -138,8 +159,33 @@ def films(run: Run, lines: Sequence[Shown]) -> list[Film]:
         for line, label in zip(lines, labels_of(lines), strict=True)
     ]
     for (n, each), data in zip(turns, images_of(run, [each for _, each in turns], MAX_BYTES), strict=True):
-        made[n].frames.append(Frame(each, data_url(data)))
+        made[n].frames.append(frame_of(each, data))
     return [replace(film, more=len(all_) - len(film.frames)) for film, all_ in zip(made, newest, strict=True)]
+
+
+def frame_of(placed: Placed, data: bytes) -> Frame:
+    """With its sides, which the name of a file does not tell."""
+    if not placed.image.width and data:
+        width, height = sides(data)
+        placed = replace(placed, image=replace(placed.image, width=width, height=height))
+    return Frame(placed, data_url(data))
+
+
+def tables_of(run: Run, lines: Sequence[Shown]) -> list[Table]:
+    if not lines:
+        return []
+    store, _ = output_of(run)
+    address = reverse("datastore_preview", args=[store.appcode.code, store.name])
+    return [
+        Table(
+            line.tag, label,
+            [
+                (f"step {each.step:,}" if each.step != UNKNOWN else "", f"{address}?{urlencode({'path': each.path})}")
+                for each in reversed(line.points[-MAX_TABLE_STEPS:])
+            ],
+        )
+        for line, label in zip(lines, labels_of(lines), strict=True)
+    ]  # fmt: skip
 
 
 def data_url(data: bytes) -> str:
@@ -151,8 +197,18 @@ def labels_of(lines: Sequence[Shown]) -> list[str]:
     """What tells apart those of one name: folders without what they have in common, and numbers."""
     folders = [line.folder for line in lines]
     short = dict(zip(dict.fromkeys(folders), labels(list(dict.fromkeys(folders))), strict=True))
+    named = Counter((line.tag, line.which) for line in lines)
     return [
-        " · ".join(filter(None, [short[line.folder], f"number {line.which}" if line.which else ""])) for line in lines
+        " · ".join(
+            filter(
+                None,
+                [
+                    short[line.folder] if named[line.tag, line.which] > 1 else "",
+                    f"number {line.which}" if line.which else "",
+                ],
+            )
+        )
+        for line in lines
     ]
 
 

@@ -303,6 +303,32 @@ def test_a_line_without_a_value_at_the_crosshair_says_where_its_nearest_one_is(
         expect(page.locator("#charts .chart:visible h2")).to_have_text(["lr", "tiny"])
 
 
+def test_a_table_sorts_and_its_rows_are_found(
+    store: Callable[[int], None], live_server: Any, s3: Any, bucket: str
+) -> None:
+    store(1)
+    told = '{"columns": ["n", "label"], "data": [[9, "cat"], [10, "dog"], [null, "fox"], [2, "cat"]]}'
+    key = f"demo/1/wandb/offline-run-1-ab/files/media/table/preds_4_{'0f' * 10}.table.json"
+    s3.client.put_object(Bucket=bucket, Key=key, Body=told.encode())
+    with chromium() as browser:
+        context = browser.new_context(base_url=live_server.url)
+        give_session(context, live_server.url, "victor")
+        page = context.new_page()
+        page.goto(METRICS)
+        page.get_by_role("heading", name="Tables").scroll_into_view_if_needed()
+        first = page.locator(".rows tbody tr:visible td:first-child")
+        expect(first).to_have_text(["9", "10", "", "2"])
+        head = page.get_by_role("button", name="n", exact=True)
+        head.click()
+        expect(first).to_have_text(["2", "9", "10", ""])
+        head.press("Enter")
+        expect(first).to_have_text(["10", "9", "2", ""])
+        expect(page.get_by_role("columnheader", name="n")).to_have_attribute("aria-sort", "descending")
+        page.get_by_label("Find rows").fill("cat 2")
+        expect(first).to_have_text(["2"])
+        expect(page.locator(".rows output")).to_have_text("1 of 4 rows")
+
+
 def test_images_have_a_slider_over_their_steps(
     store: Callable[[int], None], live_server: Any, s3: Any, bucket: str
 ) -> None:

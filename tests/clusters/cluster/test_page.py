@@ -509,6 +509,40 @@ class TestMetrics:
             seen = ["picture" in client.get(f"/{page}find={find}").content.decode() for find in ("pict", "loss")]
             assert seen == [True, False], page
         assert "picture of demo/1" in client.get(f"{beside}&find=loss").content.decode()
+        # Files of its own: what W&B writes offline, and what a program saves itself.
+        wandb = "demo/1/wandb/offline-run-1-ab/files/media"
+        for name in ("images/digits_1", "images/digits_2", "table/preds_1"):
+            ending = "table.json" if "table" in name else "png"
+            s3.client.put_object(Bucket=bucket, Key=f"{wandb}/{name}_{'0f' * 10}.{ending}", Body=PNG)
+        for name, body in (
+            ("epoch_1.png", PNG),
+            ("epoch_2.png", PNG),
+            ("plot.png", b"<html>"),
+            ("answers.csv", b"a\n1\n"),
+        ):
+            s3.client.put_object(Bucket=bucket, Key=f"demo/1/{name}", Body=body)
+        page = client.get(address).content.decode()
+        shown = re.findall(r'<img src="data:image/png;base64,[^"]+" alt="([^"]+)"', page)
+        assert [alt for alt in shown if "picture" not in alt] == [
+            "digits at step 2", "digits at step 1", "epoch at step 2", "epoch at step 1",
+        ]  # fmt: skip
+        tables = re.findall(r'id="table-\d" hx-get="([^"]+)"', page)
+        assert [client.get(url.replace("&amp;", "&")).status_code for url in tables] == [200, 200]
+        assert "answers.csv" in tables[1]
+        given = api_of(people.victor).get("/appcodes/ops-demo/clusters/demo/runs/1/images")[1]["items"]
+        (epoch,) = [each for each in given if each["tag"] == "epoch"]
+        point = {key: epoch["points"][0][key] for key in ("file", "offset", "size")}
+        told = "/api/v1/appcodes/ops-demo/clusters/demo/runs/1/images/content"
+        assert client.get(told, point).content == PNG
+        # A file of another run is none of its.
+        s3.client.put_object(Bucket=bucket, Key="other/1/epoch_1.png", Body=PNG)
+        for elsewhere in (
+            "other/1/epoch_1.png",
+            "demo/1/../../other/1/epoch_1.png",
+            "demo/1/plot.png",
+            "demo/1/answers.csv",
+        ):
+            assert client.get(told, point | {"file": elsewhere}).status_code == 404, elsewhere
         # One name alone, without histograms.
         alone = client.get(f"{address}?image=picture").content.decode()
         assert ("All images and histograms" in alone, "<title>step" in alone) == (True, False)

@@ -549,7 +549,7 @@ def test_who_counts_once_reads_event_files_to_their_end(people, catalogue, manif
     began = run.created_at.timestamp()
     file = File("a.tfevents", b"".join(event(step, at=began + step, loss=step) for step in range(1, 200)))
     monkeypatch.setattr(reading, "open_store", lambda _: Store(file))
-    monkeypatch.setattr(reading, "_files", lambda *_: ([file], []))
+    monkeypatch.setattr(reading, "_files", lambda *_: ([file], [], []))
     # A page continues on its next request.
     assert 0 < len(reading.told_by(run)[0].points) < 199
     cache.clear()
@@ -636,7 +636,7 @@ def test_wandbs_configuration_becomes_parameters_and_its_summary_last_values():
         updates("summary", loss="4", final__acc="0.93"),
         updates("config", lr="0.2", layers="[1, 2]", empty="{}"),
     ]
-    series, config = contents(offline(*records))
+    series, config, *_ = contents(offline(*records))
     assert {name: line.newest for name, line in series.items()} == {
         "loss": scalars.Point(4, 0.0, 4.0),
         "final.acc": scalars.Point(4, 0.0, 0.93),
@@ -651,15 +651,42 @@ def test_what_wandb_writes_offline_is_read_by_its_history_to_where_it_is_damaged
                for n in range(900)]  # fmt: skip
     data = offline(b"\xff" * 5, *records, history(900, box='{"a": {"b": 2}}', huge="1" + "0" * 400, deep="[" * 99_999))
     assert len(data) > 2 * wandb.BLOCK
-    found = wandb.series_of(data[:-100_000])
+    found = wandb.contents(data[:-100_000]).series
     assert found.keys() == {"loss", "val.acc"}
     assert [point.step for point in found["loss"].all] == list(range(900))
     assert found["loss"].all[3] == scalars.Point(3, 7.5, 0.25)
-    assert wandb.series_of(offline(history(1, box='{"a": {"b": 2}}')))["box.a.b"].all == [scalars.Point(1, 0.0, 2.0)]
-    assert wandb.series_of(offline(history(1, huge="1" + "0" * 400))) == wandb.series_of(b"no file of theirs") == {}
+    assert wandb.contents(offline(history(1, box='{"a": {"b": 2}}'))).series["box.a.b"].all == [
+        scalars.Point(1, 0.0, 2.0)
+    ]
+    nothing = wandb.contents(b"no file of theirs")
+    assert wandb.contents(offline(history(1, huge="1" + "0" * 400))) == nothing == ({}, {}, {}, {})
     assert wandb.is_offline("wandb/offline-run-1/run-abc.wandb")
 
 
 def test_tags_are_in_the_order_in_which_people_look_for_them() -> None:
     wanted = ["loss", "acc", "layer_2", "layer_10", "lr"]
     assert sorted(["lr", "layer_10", "layer_2", "acc", "loss"], key=tag_order) == wanted
+
+
+def test_wandbs_histograms_and_the_captions_of_its_images_are_read_in_the_order_of_the_log():
+    from clusters.scalars import wandb
+
+    told = wandb.contents(offline(
+        history(1, weights='{"_type": "histogram", "values": [1, 3], "bins": [0, 0.5, 1]}',
+                packed='{"_type": "histogram", "values": [2], "packedBins": {"min": -1, "size": 2, "count": 1}}',
+                none='{"_type": "histogram", "values": 7}'),
+        history(2, one='{"_type": "image-file", "path": "media/images/one_2_ab.png", "caption": "a 7"}',
+                two='{"_type": "images/separated", "filenames": ["b.png", "a.png"], "captions": ["first", null], "count": 2}'),
+        # W&B itself writes each part as an item of its own.
+        history(3, val__three___type='"image-file"', val__three__path='"c.png"', val__three__width="28",
+                val__three__caption='"c"'),
+    ))  # fmt: skip
+    shapes = {
+        name: [(each.step, each.low, each.high, round(sum(each.counts))) for each in few.all]
+        for name, few in told.histograms.items()
+    }
+    assert shapes == {"weights": [(1, 0, 1, 4)], "packed": [(1, -1, 1, 2)]}
+    assert list(told.captions.items()) == [
+        ("media/images/one_2_ab.png", "a 7"), ("b.png", "first"), ("a.png", ""), ("c.png", "c"),
+    ]  # fmt: skip
+    assert told.series == {}

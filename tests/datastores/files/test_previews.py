@@ -17,7 +17,7 @@ from datastores.files import previews
 from datastores.files.previews import Cell, preview
 from datastores.tfrecord import Example, masked_crc32c
 
-ENDINGS = st.sampled_from(["txt", "csv", "TSV", "ipynb", "json", "tfrecord", "png", "mp3", "bin", ""])
+ENDINGS = st.sampled_from(["txt", "csv", "TSV", "ipynb", "json", "tfrecord", "png", "mp3", "bin", "table.json", ""])
 
 
 @given(ENDINGS, st.binary(max_size=2000), st.booleans())
@@ -34,6 +34,28 @@ def test_a_table_is_told_by_its_own_delimiter_and_cut_at_a_whole_line() -> None:
     shown = preview("a.csv", b'name;"a;b"\nx;1\ny;2', 100)
     assert (shown.rows, shown.more) == ((("name", "a;b"), ("x", "1")), True)
     assert preview("a.tsv", b"a,b\t1\n", 6).rows == (("a,b", "1"),)
+
+
+def test_a_table_of_wandb_or_mlflow_is_one() -> None:
+    told = (
+        b'{"columns": ["n", "text", "score"], "data": [[1, "a<b", 0.3333333333], [2, null, NaN], '
+        b'[3, "\\ud800", {"_type": "image"}]]}'
+    )
+    rows = ("n", "text", "score"), ("1", "a<b", "0.333333"), ("2", "", ""), ("3", "?", '{"_type": "image"}')
+    for name in ("preds_0_54d5.table.json", "wrong.json"):
+        assert preview(name, told, len(told)).rows == rows
+        assert preview(name, told, len(told) + 1).rows == ()
+    long = json.dumps({"columns": ["n"], "data": [[n] for n in range(previews.ROWS + 1)]}).encode()
+    shown = preview("x.table.json", long, len(long))
+    assert (len(shown.rows), shown.more) == (previews.ROWS + 1, True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"{}", b'{"columns":7,"data":[]}', b'{"columns":["a"],"data":7}', b'{"columns":["a"],"data":[7]}', b"[" * 999],
+)
+def test_what_only_looks_like_a_table_is_text(data: bytes) -> None:
+    assert preview("x.table.json", data, len(data)).text == data.decode()[: previews.LINE]
 
 
 def test_a_notebook_shows_what_was_run_and_what_came_of_it() -> None:
