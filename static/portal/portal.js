@@ -79,6 +79,11 @@
   });
   document.addEventListener("htmx:afterSwap", rows, true);
   rows();
+  // Links of which one is shown ([data-one-of]).
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    const links = event.target.closest("[data-one-of]");
+    if (links) $$("a", links).forEach((link) => { if (link === event.target) link.setAttribute("aria-current", "step"); else link.removeAttribute("aria-current"); });
+  });
 
   // --- Menus: <details class="menu">. One open at a time, placed so that no scrolling box cuts it off -----------------------
   function place(menu) {
