@@ -33,7 +33,7 @@ KINDS = {
     "/apis/networking.k8s.io/v1": ("ingresses", "networkpolicies"),
 }
 # Seconds within which everything must have converged after a fault ends.
-CONVERGED = 30.0
+CONVERGED = 90.0
 
 
 class Rounds:
