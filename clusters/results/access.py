@@ -12,11 +12,12 @@ from portal.models import Appcode, User
 
 class Views(NamedTuple):
     """Queries of the views of a table: the user's own one, that with which others begin, and those with names; "" where none is
-    kept."""
+    kept. And the texts of those with names."""
 
     own: str
     common: str
     named: dict[str, str]
+    texts: dict[str, str]
 
 
 def views_of(user: User, appcode: Appcode, scope: str = "") -> Views:
@@ -25,4 +26,4 @@ def views_of(user: User, appcode: Appcode, scope: str = "") -> Views:
     found = list(rows)
     named = {each.name: each.query for each in found if each.person_id is None}
     own = next((each.query for each in found if each.person_id is not None), "")
-    return Views(own, named.pop("", ""), named)
+    return Views(own, named.pop("", ""), named, {each.name: each.text for each in found})

@@ -19,7 +19,7 @@ from portal.models import Appcode, Event, User
 
 MAX_TAGS, MAX_TAG, MAX_NOTE, MAX_QUERY = 20, 40, 2000, 4000
 # Characters of the name of a view, and views of an appcode.
-MAX_NAME, MAX_VIEWS = 60, 50
+MAX_NAME, MAX_VIEWS, MAX_REPORT = 60, 50, 20_000
 
 
 def tags_in(text: str) -> list[str]:
@@ -95,9 +95,11 @@ def keep_query(appcode: Appcode, scope: str, query: str, *, user: User) -> None:
 
 
 @transaction.atomic
-def keep_view(appcode: Appcode, view: View | None, *, name: str = "", acting_user: User) -> None:
+def keep_view(
+    appcode: Appcode, view: View | None, *, name: str = "", text: str | None = None, acting_user: User
+) -> None:
     """Keeps a view, with its filters, under a name; without one, members begin with it who have chosen none. None drops it.
-    Raises PermissionDenied, and Invalid at `name` or `query`."""
+    Without a `text` it keeps the one it has. Raises PermissionDenied, and Invalid at `name`, `query` or `text`."""
     require(acting_user, appcode, OPERATE)
     name, seen = " ".join(name.split()), view.but() if view else None
     query = "" if seen is None else seen.address if name else seen.query
@@ -105,16 +107,20 @@ def keep_view(appcode: Appcode, view: View | None, *, name: str = "", acting_use
         raise Invalid.at("query", message=f"At most {MAX_QUERY} characters.")
     if len(name) > MAX_NAME or not name.isprintable():
         raise Invalid.at("name", message=f"The name of a view has at most {MAX_NAME} printable characters.")
+    if text and (len(text) > MAX_REPORT or "\0" in text):
+        raise Invalid.at("text", message=f"The text of a view has at most {MAX_REPORT:,} characters.")
     Appcode.objects.select_for_update(of=("self",), no_key=True).get(pk=appcode.pk)
     rows = ResultsView.objects.filter(appcode=appcode, person=None)
-    before = dict(rows.values_list("name", "query"))
-    if query == before.get(name, ""):
+    before = {each: (its_query, its_text) for each, its_query, its_text in rows.values_list("name", "query", "text")}
+    old_query, old_text = before.get(name, ("", ""))
+    text = old_text if text is None else text.replace("\r\n", "\n").strip()
+    if (query, text if query else "") == (old_query, old_text):
         return
     if query and name and name not in before and len(before) >= MAX_VIEWS:
         raise Invalid.at("name", message=f"{appcode.code} has {MAX_VIEWS} views; delete one first.")
     rows.filter(name=name).delete()
     if query:
-        ResultsView.objects.create(appcode=appcode, name=name, query=query)
+        ResultsView.objects.create(appcode=appcode, name=name, query=query, text=text)
     if name:
         said = (
             f"The view “{name}” of results is ?{query[:200]}" if query else f"The view “{name}” of results is deleted."

@@ -15,7 +15,7 @@ from clusters.access import run_for
 from clusters.frame.documents import Phase
 from clusters.results import query
 from clusters.results.access import views_of
-from clusters.results.actions import MAX_NAME, MAX_NOTE, MAX_TAG, MAX_TAGS, keep_view, write_notes
+from clusters.results.actions import MAX_NAME, MAX_NOTE, MAX_REPORT, MAX_TAG, MAX_TAGS, keep_view, write_notes
 from clusters.results.values import Extreme, Summary
 from clusters.results.view import MAX_PAGE, View
 from clusters.runs.models import Run
@@ -159,9 +159,20 @@ class CommonViewAnswer(Answer):
     query: str
 
 
-class NamedView(Strict):
+class NamedViewBody(Strict):
     name: str = Field(min_length=1, max_length=MAX_NAME)
     query: str = QUERY
+    text: str | None = Field(
+        None,
+        max_length=MAX_REPORT,
+        description="Markdown above the charts and rows. Without it, the view keeps its text.",
+    )
+
+
+class NamedView(Answer):
+    name: str
+    query: str
+    text: str
 
 
 class NamedViews(Answer):
@@ -194,21 +205,23 @@ class Views(APIView):
         user = person(request)
         return _views(user, appcode_for(user, code))
 
-    @operation("results_views_keep", NamedViews, request=NamedView)
+    @operation("results_views_keep", NamedViews, request=NamedViewBody)
     def put(self, request: Request, code: str) -> Document:
         """Keep a view of an appcode's results under a name
 
         For developers and owners. An empty query deletes it."""
         user = person(request)
         appcode = appcode_for(user, code, OPERATE)
-        said = parse(NamedView, request.data)
-        keep_view(appcode, View.of_query(said.query) if said.query else None, name=said.name, acting_user=user)
+        said = parse(NamedViewBody, request.data)
+        view = View.of_query(said.query) if said.query else None
+        keep_view(appcode, view, name=said.name, text=said.text, acting_user=user)
         return _views(user, appcode)
 
 
 def _views(user: User, appcode: Appcode) -> Document:
-    named = views_of(user, appcode).named
-    return NamedViews(items=[NamedView(name=name, query=query) for name, query in named.items()]).json_value()
+    found = views_of(user, appcode)
+    items = [NamedView(name=name, query=query, text=found.texts[name]) for name, query in found.named.items()]
+    return NamedViews(items=items).json_value()
 
 
 def _notes(run: Run) -> Document:

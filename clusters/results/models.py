@@ -56,9 +56,9 @@ class RunMetric(models.Model):
 
 class ResultsView(models.Model):
     """A view of results, as the query of their address: what a person chose for a table, or one of the appcode (`person` is
-    NULL), which has a name, or none if others begin with it. `scope` is the table: "" that of the appcode,
-    "clusters/train" or "sweeps/lr" of a part. With "metrics" the query is how the person likes the charts of Metrics
-    (clusters/cluster/pages/panels.py)."""
+    NULL), which has a name, or none if others begin with it. One with a text is a report. `scope` is the table: "" that of
+    the appcode, "clusters/train" or "sweeps/lr" of a part. With "metrics" the query is how the person likes the charts of
+    Metrics (clusters/cluster/pages/panels.py)."""
 
     # The constraints have its index.
     appcode = models.ForeignKey(Appcode, on_delete=models.CASCADE, related_name="+", db_index=False)
@@ -66,6 +66,7 @@ class ResultsView(models.Model):
     scope = models.CharField(max_length=80, blank=True, default="")
     name = models.CharField(max_length=60, blank=True, default="", db_default="")
     query = models.TextField(help_text="As after the ? of the address.")
+    text = models.TextField(blank=True, default="", db_default="", help_text="Markdown.")
     changed_at = models.DateTimeField(auto_now=True)
 
     class Meta:

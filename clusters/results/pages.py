@@ -26,6 +26,7 @@ from portal.models import Appcode
 from portal.pages.appcodes import person, safe_next
 from portal.pages.charts import LINES
 from portal.pages.layout import of_one_appcode, selected_appcode
+from portal.text.markdown import html_of
 from portal.web.downloads import csv_stream
 
 # Appcodes offered where somebody has several and has chosen none.
@@ -68,7 +69,7 @@ def results(request: HttpRequest, code: str) -> HttpResponse:
     """The page. Without a query it leads to the view that the person chose last, or else to that of the appcode."""
     user = person(request)
     appcode = appcode_for(user, code)
-    own, common, named = views_of(user, appcode)
+    own, common, named, texts = views_of(user, appcode)
     if not request.GET and (own or common):
         return redirect(f"{reverse('results_of', args=[code])}?{own or common}")
     context = {
@@ -80,6 +81,8 @@ def results(request: HttpRequest, code: str) -> HttpResponse:
     seen = context["table"].view.but()
     context["is_common"] = bool(common) and seen.query == common
     context["view_name"] = next((name for name, query in named.items() if query == seen.address), "")
+    context["text"] = texts.get(context["view_name"], "")
+    context["report"] = html_of(context["text"])
     return shown(request, render(request, "clusters/results/results.html", context), context["table"].view)
 
 
@@ -145,7 +148,7 @@ def choose_columns(request: HttpRequest, code: str) -> HttpResponse:
 
 @require_POST
 def keep(request: HttpRequest, code: str) -> HttpResponse:
-    """Keeps the view under `name`; without one, all members begin with it. `drop` deletes it."""
+    """Keeps the view under `name`, with a `text` if one is sent; without a name, all members begin with it. `drop` deletes it."""
     user = person(request)
     appcode = appcode_for(user, code, OPERATE)
     view, is_named, is_dropped = _posted(request), "name" in request.POST, "drop" in request.POST
@@ -153,7 +156,8 @@ def keep(request: HttpRequest, code: str) -> HttpResponse:
     try:
         if is_named and not name:
             raise Invalid.at("name", message="Give the view a name.")
-        keep_view(appcode, None if is_dropped else view, name=name, acting_user=user)
+        text = request.POST.get("text") if name else None
+        keep_view(appcode, None if is_dropped else view, name=name, text=text, acting_user=user)
     except Invalid as invalid:
         messages.error(request, invalid.errors[0].message)
     else:

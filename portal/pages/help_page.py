@@ -122,12 +122,17 @@ ANSWERS = (
         words="view views save saved name filters columns sorting layout common",
     ),
     Answer(
+        "Write a report", "Save a view in Results under a name and write its text, in Markdown: text, charts and rows are one page, "
+        "whose link works for all members.", "results",
+        words="report reports write text markdown document summary findings share wandb",
+    ),
+    Answer(
         "Tell curves apart", "A run has one colour for ever, on its row and in its charts. Of several with the same one, "
         "the newer are dashed.", "results", words="colour colours color colors dashed line lines legend curve curves",
     ),
     Answer(
-        "Look at figures", "Write them as images for TensorBoard, a confusion matrix for example; Metrics shows images and "
-        "histograms, with a slider over the steps. Help has the lines.", "help",
+        "Look at figures", "Save them into the output, as confusion.png or samples_0010.png, or log them for TensorBoard, MLflow "
+        "or W&B: Metrics shows images, with a slider over the steps, histograms and tables. Help has the lines.", "help",
         "#tensorboard-summaries-from-tensorflow-and-keras",
         words="figure figures confusion matrix plot plots picture pictures matplotlib histogram histograms image images",
     ),

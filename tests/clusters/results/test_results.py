@@ -311,6 +311,29 @@ def test_members_find_views_by_the_names_that_developers_give_them(three: Any, a
         assert [each.level_tag for each in said.context["messages"]] == ["error"]
 
 
+def test_a_view_with_a_text_is_a_report(three: Any, as_person: Any) -> None:
+    client, at = as_person(three.bob), {"name": "lr", "query": "where=loss < 1"}
+    text = "# Result\r\n0.1 is **best**. <script>alert(1)</script> [x](javascript:alert(1)) ![y](http://evil/z.png)\n\n|a|b|\n|-|-|\n|1|2|"
+    client.post("/results/ops-demo/view", at | {"text": text})
+    client = as_person(three.victor)
+    shown = client.get("/results/ops-demo?where=loss%20%3C%201")
+    report = shown.context["report"]
+    assert [part in report for part in ("<h3>Result</h3>", "<strong>best</strong>", "<td>1</td>")] == [True] * 3
+    assert [part in report for part in ("<script", "<img", 'href="javascript')] == [False] * 3
+    assert "Edit the text" not in shown.content.decode()
+    assert client.get("/results/ops-demo?view=plain").context["report"] == ""
+    assert client.post("/results/ops-demo/view", at | {"text": "mine"}).status_code == 403
+    # Another query keeps the text, and an empty text removes it.
+    bob = as_person(three.bob)
+    bob.post("/results/ops-demo/view", {"name": "lr", "query": "where=loss < 2"})
+    (view,) = bob.get("/api/v1/appcodes/ops-demo/results/views").json()["items"]
+    assert (view["name"], view["text"]) == ("lr", text.replace("\r\n", "\n"))
+    too_long = bob.post("/results/ops-demo/view", at | {"text": "x" * 20_001}, follow=True)
+    assert [each.level_tag for each in too_long.context["messages"]][-1] == "error"
+    bob.post("/results/ops-demo/view", at | {"text": ""})
+    assert bob.get("/api/v1/appcodes/ops-demo/results/views").json()["items"][0]["text"] == ""
+
+
 def test_the_csv_has_what_is_shown_of_all_rows(three: Any) -> None:
     client = Client()
     client.force_login(three.victor)
