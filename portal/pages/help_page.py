@@ -122,8 +122,8 @@ ANSWERS = (
         words="view views save saved name filters columns sorting layout common",
     ),
     Answer(
-        "Write a report", "Save a view in Results under a name and write its text, in Markdown: text, charts and rows are one page, "
-        "whose link works for all members.", "results",
+        "Write a report", "Save a view in Results under a name, and write its text in Markdown: text, charts and rows are one "
+        "page, whose link works for all members.", "results",
         words="report reports write text markdown document summary findings share wandb",
     ),
     Answer(
