@@ -38,6 +38,7 @@ class ClustersConfig(AppConfig):
         datastore_points.finders.add(contributions.clusters_using)
         datastore_points.finders.add(model_registry.models_using)
         datastore_points.outputs.add(folders.outputs)
+        datastore_points.writers.add(folders.written_by)
         datastore_points.in_use.add(folders.in_use)
         datastore_points.judges.add(lifecycle.judge)
         datastore_points.volume_prices.add(metering.per_hour)

@@ -44,6 +44,8 @@ judges: ExtensionPoint[Callable[[Appcode, DatastoreSpec], Sequence[FieldError]]]
 volume_prices: ExtensionPoint[Callable[[Appcode, str], Decimal]] = ExtensionPoint()
 # Yields the folders of a datastore that any run ever wrote to.
 outputs: ExtensionPoint[Callable[[Datastore], Iterable[Output]]] = ExtensionPoint()
+# What wrote into this folder of a datastore.
+writers: ExtensionPoint[Callable[[Datastore, str], Use | None]] = ExtensionPoint()
 # The folders of a datastore that unfinished runs read or write.
 in_use: ExtensionPoint[Callable[[Datastore], Sequence[Held]]] = ExtensionPoint()
 
@@ -55,6 +57,10 @@ def uses_of(stores: Sequence[Datastore]) -> dict[int, list[Use]]:
         for pk, uses in finder(stores).items():
             found[pk].extend(uses)
     return found
+
+
+def writer_of(store: Datastore, folder: str) -> Use | None:
+    return next(filter(None, (writer(store, folder) for writer in writers)), None) if folder else None
 
 
 def wrongs(appcode: Appcode, spec: DatastoreSpec) -> list[FieldError]:

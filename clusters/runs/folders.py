@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from django.db.models import Q
+from django.urls import reverse
 
 from clusters.catalog.data import runs_named
 from clusters.catalog.folders import output_folder
 from clusters.manifest.input import input_of
 from clusters.runs.models import Run
+from datastores.extension_points import Use
 from datastores.files.retention import Held, Output
 from datastores.models import Datastore
+
+# Parts of a path in which the number of a run is looked for.
+MOST_PARTS = 8
 
 
 def outputs(store: Datastore) -> Iterator[Output]:
@@ -25,6 +31,20 @@ def outputs(store: Datastore) -> Iterator[Output]:
     for name, number, path, phase, gone, finished_at, since in facts.iterator():
         failed = (finished_at or since) if gone and phase == Run.Phase.FAILED else None
         yield Output(output_folder(path, name=name, run=number), f"{name}/{number}", failed)
+
+
+def written_by(store: Datastore, folder: str) -> Use | None:
+    """The run that has this folder, or one above it, as its output. A query for each part of the path that may be its number."""
+    parts = folder.split("/")[:MOST_PARTS]
+    for name, number in pairwise(parts):
+        if not (number.isascii() and number.isdecimal() and len(number) < 10):
+            continue
+        own = Run.objects.filter(cluster__appcode=store.appcode_id, cluster__name=name, cluster__deleted_at=None)
+        run = own.filter(number=number, spec__output=store.name).select_related("cluster__appcode").first()
+        if run and f"{folder}/".startswith(f"{_folder(run)}/"):
+            page = reverse("cluster", args=[run.cluster.appcode.code, name])
+            return Use(f"{name}/{number}", f"{page}?run={number}", writes=True)
+    return None
 
 
 def in_use(store: Datastore) -> list[Held]:

@@ -63,6 +63,7 @@ def browse(request: HttpRequest, appcode: str, name: str) -> HttpResponseBase:
         "remote": "/".join(part for part in (store.spec.get("bucket"), store.spec.get("prefix"), folder) if part),
         "crumbs": _crumbs(store, folder),
         "uses": extension_points.uses_of([store])[store.pk] if is_member else (),
+        "writer": extension_points.writer_of(store, folder) if is_member else None,
         "parts": inside([store]).get(store.pk) if is_member else None,
         "is_shared": not is_member,
         "readers": sharing.readers_of(store) if is_member else None,
@@ -144,6 +145,9 @@ def preview(request: HttpRequest, appcode: str, name: str) -> HttpResponse:
         "store": store,
         "entry": entry,
         "crumbs": _crumbs(store, path),
+        "writer": extension_points.writer_of(store, path.rpartition("/")[0])
+        if may(user, store.appcode, VIEW)
+        else None,
         "may_operate": may_operate(user, store),
         "shown": previews.preview(entry.name, data, entry.size),
         "has_parquet": has_parquet(),

@@ -14,6 +14,7 @@ import pytest
 from django.contrib.messages import get_messages
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
+from django.utils import timezone
 
 from datastores.files import contents, pages, trash
 from datastores.models import Datastore, Storage
@@ -517,3 +518,30 @@ def test_the_form_says_what_is_allowed(as_: Any, people: Any, settings: Any) -> 
     assert "nas.example.com:/tenants/ops-demo" in as_("bob").get("/datastores/new?kind=nfs").content.decode()
     settings.NFS_SERVERS = []
     assert "not allowed any NFS server yet" in as_("bob").get("/datastores/new?kind=nfs").content.decode()
+
+
+def test_what_a_run_wrote_leads_to_it(as_: Any, store: Any, people: Any) -> None:
+    from clusters.runs.models import Cluster, Run
+
+    train = Cluster.objects.create(appcode=people.ops, name="train", created_by=people.bob, framework="tensorflow", spec={})
+    spec = {"output": store.name, "outputPath": "runs/{name}/{run}"}
+    Run.objects.create(cluster=train, number=3, spec=spec, resources={}, gpus=0, created_by=people.bob)
+    link = 'written by run <a href="/clusters/ops-demo/train?run=3">train/3</a>'
+    seen = {
+        folder: link in as_("victor").get(ONE, {"folder": folder}).content.decode()
+        for folder in (
+            "runs/train/3",
+            "runs/train/3/logs",
+            "runs/train/4",
+            "runs/train",
+            "train/3",
+            "runs/train/33",
+            "",
+        )
+    }
+    assert [folder for folder, is_said in seen.items() if is_said] == ["runs/train/3", "runs/train/3/logs"]
+    assert put(as_("bob"), "runs/train/3/loss.txt", b"0.1").status_code < 300
+    assert link in as_("victor").get(f"{ONE}/preview", {"path": "runs/train/3/loss.txt"}).content.decode()
+    train.deleted_at = timezone.now()
+    train.save()
+    assert link not in as_("victor").get(ONE, {"folder": "runs/train/3"}).content.decode()
