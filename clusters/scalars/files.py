@@ -119,13 +119,13 @@ def _named(entries: Iterable[Entry]) -> Iterator[_Named]:
             continue
         path = PurePosixPath(entry.path)
         folder, number = "" if path.parent.name == "" else str(path.parent), _NUMBER.search(path.stem)
-        around = (path.stem[: number.start()], path.stem[number.end() :]) if number else ()
-        own.append((entry, folder, number, around))
-    count = Counter((folder, around) for _, folder, _, around in own)
-    for entry, folder, number, around in own:
+        before, after = (path.stem[: number.start()], path.stem[number.end() :]) if number else (path.stem, "")
+        own.append((entry, number, (folder, before, after)))
+    count = Counter(around for _, number, around in own if number)
+    for entry, number, (folder, before, after) in own:
         name = PurePosixPath(entry.path).name
-        if number and count[folder, around] > 1:
-            tag = around[0].rstrip("_-. =") + around[1] or PurePosixPath(folder).name or "images"
+        if number and count[folder, before, after] > 1:
+            tag = before.rstrip("_-. =") + after or PurePosixPath(folder).name or "images"
             yield _Named(SERIES, folder, tag[:MAX_TAG], int(number[0]), entry)
         else:
             yield _Named(SINGLE, folder, name[:MAX_TAG], UNKNOWN, entry)

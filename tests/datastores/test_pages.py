@@ -523,7 +523,9 @@ def test_the_form_says_what_is_allowed(as_: Any, people: Any, settings: Any) -> 
 def test_what_a_run_wrote_leads_to_it(as_: Any, store: Any, people: Any) -> None:
     from clusters.runs.models import Cluster, Run
 
-    train = Cluster.objects.create(appcode=people.ops, name="train", created_by=people.bob, framework="tensorflow", spec={})
+    train = Cluster.objects.create(
+        appcode=people.ops, name="train", created_by=people.bob, framework="tensorflow", spec={}
+    )
     spec = {"output": store.name, "outputPath": "runs/{name}/{run}"}
     Run.objects.create(cluster=train, number=3, spec=spec, resources={}, gpus=0, created_by=people.bob)
     link = 'written by run <a href="/clusters/ops-demo/train?run=3">train/3</a>'

@@ -268,7 +268,7 @@ def test_a_program_comes_in_with_the_token_of_one_application(portal_up: Portal,
 
 
 def printed(portal: Portal, host: str, token: str, code: str, kernel: str = "python3") -> str:
-    """Runs a cell in a new kernel, as an editor does, and returns what it prints first: creates the kernel over REST and uses its
+    """Runs a cell in a new kernel, as an editor does, and returns what it prints: creates the kernel over REST and uses its
     channels over WebSocket, with the token in each request."""
     authorization = {"Authorization": f"token {token}"}
     status, _, text = asked(portal, host, "/api/kernels", authorization, "POST", json.dumps({"name": kernel}))
@@ -292,8 +292,13 @@ def printed(portal: Portal, host: str, token: str, code: str, kernel: str = "pyt
         opened("another")
     with opened(token, additional_headers=authorization) as channels:
         channels.send(json.dumps(request))
-        said = iter(lambda: json.loads(channels.recv(timeout=60)), None)
-        return str(next(each["content"]["text"] for each in said if each["header"]["msg_type"] == "stream"))
+        text = ""
+        while True:
+            said = json.loads(channels.recv(timeout=60))
+            kind, told = said["header"]["msg_type"], said["content"]
+            text += told["text"] if kind == "stream" else ""
+            if kind == "status" and told["execution_state"] == "idle" and said["parent_header"].get("msg_id") == "1":
+                return text
 
 
 def test_a_desktop_editor_runs_a_cell_with_the_token_of_the_notebook(portal_up: Portal, lab: str) -> None:

@@ -174,7 +174,7 @@ class RunImage(APIView):
                 ("which", 0, MAX_OUTPUTS),
             )
         }
-        wanted = Placed(path, Image(0, 0.0, width=0, height=0, **at))
+        wanted = Placed(path, Image(0, 0.0, at["offset"], at["size"], at["value"], at["which"], 0, 0))
         data = b""
         if found.spec["output"]:
             (data,) = _read(person(request), lambda: images_of(found, [wanted], MAX_RECORD))

@@ -9,9 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-import optuna
-from optuna.trial import TrialState, create_trial
-
 from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.parameters import written
 from clusters.sweeps.points import Outcome, is_maximized
@@ -24,6 +21,9 @@ LEAST = 10
 def importances(spec: SweepSpec, points: Sequence[Outcome]) -> dict[str, float]:
     """The share of each parameter that every trial has, largest first; they add up to 1. Empty for too few points, or if all
     have the same value."""
+    import optuna
+    from optuna.trial import TrialState, create_trial
+
     if len(points) < LEAST or len({point.value for point in points}) < 2:
         return {}
     always = [name for name, each in spec.parameters.items() if not each.when]

@@ -11,18 +11,18 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from typing import TYPE_CHECKING
 
 from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.parameters import Parameter, Value, grid_point, in_order, is_active, written
 
+# Optuna is imported where it is used: it would take half a second of each start of any program of the portal.
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
 # Points given to the estimator: the best ones, and all together.
 BEST, MOST = 100, 1000
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,9 @@ def in_rank(spec: SweepSpec, known: Iterable[Point]) -> Iterable[Point]:
 
 
 def _study(spec: SweepSpec, number: int) -> optuna.Study:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = random.Random(f"{spec.seed}.{number}").getrandbits(31)  # noqa: S311  # nothing secret
     tpe = spec.sampler == "tpe"
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True) if tpe else optuna.samplers.RandomSampler(seed)
@@ -84,6 +87,8 @@ def _drawn(spec: SweepSpec, study: optuna.Study) -> dict[str, Value]:
 
 
 def _suggested(trial: optuna.Trial, name: str, parameter: Parameter) -> Value:
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
     asked = distribution(parameter)
     if isinstance(asked, CategoricalDistribution):
         drawn = trial.suggest_categorical(name, asked.choices)
@@ -93,7 +98,9 @@ def _suggested(trial: optuna.Trial, name: str, parameter: Parameter) -> Value:
     return trial.suggest_float(name, asked.low, asked.high, step=asked.step, log=asked.log)
 
 
-def _told(spec: SweepSpec, kinds: Mapping[str, BaseDistribution], point: Point) -> FrozenTrial:
+def _told(spec: SweepSpec, kinds: Mapping[str, BaseDistribution], point: Point) -> optuna.trial.FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
     given = {name: _write(spec.parameters[name], value) for name, value in point.parameters.items()}
     state, told = TrialState.RUNNING, {}
     if point.is_over:
@@ -115,6 +122,8 @@ def distributions(spec: SweepSpec) -> dict[str, BaseDistribution]:
 
 
 def distribution(parameter: Parameter) -> CategoricalDistribution | IntDistribution | FloatDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
     if parameter.type == "choice":
         # As texts, because True == 1 in Python.
         return CategoricalDistribution([written(value) for value in parameter.values])

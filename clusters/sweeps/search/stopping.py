@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import optuna
-from optuna.pruners import SuccessiveHalvingPruner
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from typing import TYPE_CHECKING, Any
 
 from clusters.sweeps.manifest import Goal, StopEarly
+
+if TYPE_CHECKING:
+    import optuna
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,10 @@ def follow(
 ) -> tuple[Progress, bool]:
     """The progress of `trial` after it reported `told` (steps and values, in order), and whether it should end. `others` are
     the trials that reached a rung, in any order."""
+    import optuna
+
     bracket = trial.number % rule.brackets
-    pruner = SuccessiveHalvingPruner(rule.min_steps, rule.factor, bracket)
+    pruner = optuna.pruners.SuccessiveHalvingPruner(rule.min_steps, rule.factor, bracket)
     study = optuna.create_study(direction=goal.direction, pruner=pruner)
     rivals = [each for each in others if each.number % rule.brackets == bracket and each.number != trial.number]
     study.add_trials([_known(each) for each in (*rivals, trial)])
@@ -52,5 +53,7 @@ def follow(
     return replace(trial, remembered=study.get_trials(deepcopy=False)[-1].system_attrs), is_over
 
 
-def _known(trial: Progress) -> FrozenTrial:
+def _known(trial: Progress) -> optuna.trial.FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
     return create_trial(state=TrialState.RUNNING, system_attrs=dict(trial.remembered))
