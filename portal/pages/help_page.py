@@ -131,9 +131,9 @@ ANSWERS = (
         "the newer are dashed.", "results", words="colour colours color colors dashed line lines legend curve curves",
     ),
     Answer(
-        "Look at figures", "Save them into the output, as confusion.png or samples_0010.png, or log them for TensorBoard, MLflow "
-        "or W&B: Metrics shows images, with a slider over the steps, histograms and tables. Help has the lines.", "help",
-        "#tensorboard-summaries-from-tensorflow-and-keras",
+        "Look at figures", "Save them into the output, as confusion.png or samples_0010.png: Metrics shows images, with a slider "
+        "over the steps, histograms and tables. Help has the lines.", "help",
+        "#images-and-tables",
         words="figure figures confusion matrix plot plots picture pictures matplotlib histogram histograms image images",
     ),
     Answer(
