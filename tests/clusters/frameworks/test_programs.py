@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from clusters.frameworks import inside
+from clusters.frameworks import inside, programs
 from clusters.frameworks.programs import text
 
 PROGRAMS = sorted(path.name for path in Path(*inside.__path__).glob("*.py"))
@@ -19,3 +22,22 @@ def test_a_program_imports_none_of_our_modules(name: str) -> None:
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
         assert not any(each.partition(".")[0] in ("clusters", "portal", "datastores") for each in names), names
+
+
+def test_no_two_threads_parse_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython 3.11 would sometimes fail then, and with it the launch of a run."""
+    parse, inside_, most = ast.parse, threading.Semaphore(), list[bool]()
+
+    def parsed(source: str) -> ast.Module:
+        most.append(inside_.acquire(blocking=False))
+        time.sleep(0.01)
+        inside_.release()
+        return parse(source)
+
+    monkeypatch.setattr(programs.ast, "parse", parsed)
+    text.cache_clear()
+    with ThreadPoolExecutor(8) as threads:
+        found = set(threads.map(text, ["start.py"] * 8))
+    assert len(found) == 1
+    assert most
+    assert all(most)
