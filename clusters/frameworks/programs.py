@@ -11,14 +11,14 @@ _FOLDER = Path(__file__).parent / "inside"
 _PACKAGE = "clusters.frameworks.inside."
 # Threads of a worker launch many runs at once, and CPython 3.11 sometimes fails if two threads parse at once: “AST constructor
 # recursion depth mismatch” (gh-106905).
-_ONE = threading.Lock()
+ONE = threading.Lock()
 
 
 @cache
 def text(name: str) -> str:
     """Returns a file of inside/. The modules of inside/ that a Python program imports come before it, each once, in order of
     dependency."""
-    with _ONE:
+    with ONE:
         return _with_modules(name, set()) if name.endswith(".py") else (_FOLDER / name).read_text()
 
 

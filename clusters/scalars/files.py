@@ -42,7 +42,6 @@ class TableFile:
     path: str
     step: int
     wall_time: float
-    size: int
 
 
 class _Named(NamedTuple):
@@ -102,7 +101,7 @@ def tables_among(entries: Iterable[Entry], logged: Collection[str]) -> list[Show
         elif artifact and artifact["logged"] not in logged:
             continue
         if entry.path.lower().endswith(_TABLES) or artifact:
-            found[folder, tag[:MAX_TAG]].append(TableFile(entry.path, step, _time(entry), entry.size))
+            found[folder, tag[:MAX_TAG]].append(TableFile(entry.path, step, _time(entry)))
     lines = [
         Shown(tag, folder, tuple(sorted(each, key=lambda one: (one.step, one.wall_time))))
         for (folder, tag), each in sorted(found.items())

@@ -198,18 +198,12 @@ def labels_of(lines: Sequence[Shown]) -> list[str]:
     folders = [line.folder for line in lines]
     short = dict(zip(dict.fromkeys(folders), labels(list(dict.fromkeys(folders))), strict=True))
     named = Counter((line.tag, line.which) for line in lines)
-    return [
-        " · ".join(
-            filter(
-                None,
-                [
-                    short[line.folder] if named[line.tag, line.which] > 1 else "",
-                    f"number {line.which}" if line.which else "",
-                ],
-            )
-        )
-        for line in lines
-    ]
+
+    def label(line: Shown) -> str:
+        folder = short[line.folder] if named[line.tag, line.which] > 1 else ""
+        return " · ".join(filter(None, [folder, f"number {line.which}" if line.which else ""]))
+
+    return [label(line) for line in lines]
 
 
 def distribution(line: Shown, label: str) -> Distribution:
