@@ -296,8 +296,7 @@ def leading(run: Run) -> tuple[str, int | None]:
 
 def _files(driver: Driver, folder: str) -> tuple[list[Entry], list[Entry], list[Entry]]:
     """Event files; tables of metrics in other folders: where a program writes both, they say the same; and images and tables."""
-    # W&B's latest-run is a link, which a bucket has as a copy.
-    several = [each for each in islice(driver.walk(folder), MAX_ENTRIES) if "wandb/latest-run/" not in each.path]
+    several = list(islice(driver.walk(folder), MAX_ENTRIES))
     events = [each for each in several if is_event_file(each.path)]
     folders = {PurePosixPath(each.path).parent for each in events}
     found = [each for each in several if _is_table(each.path)]

@@ -39,6 +39,10 @@ COPY = (
 # The folder where programs start and write beside themselves, and its place below the output.
 WORK, WORK_FOLDER = "/elearn/work", "work"
 _AGAIN = {"__pycache__", ".git"}
+# Links by which W&B leads people on this machine to its newest run and logs, and a folder that it makes and leaves empty.
+_OF_WANDB = re.compile(
+    r"(?:^|/)wandb/(?:latest-run|debug(?:-internal)?\.log|(?:offline-)?run-[^/]+/(?:logs/debug-core\.log|tmp/code))\Z"
+)
 # Names that every store accepts: an error of such a file is not about its name.
 _PLAIN = re.compile(r"[A-Za-z0-9 ._/=+@-]{1,500}\Z")
 _GONE = re.compile(r"no such file|object not found|not a directory|is a directory not a file")
@@ -63,6 +67,8 @@ def look(folder: str, *, mount: str, prefix: str) -> Look:
         for each in trees.walk(top):
             if all(_is_open(level.info) for level in each.way[1:]):
                 full.add(each.path.rpartition("/")[0])
+                if not stat.S_ISREG(each.info.st_mode) and _OF_WANDB.search(each.path):
+                    continue
                 _sort(each, found, folders, links)
     finally:
         os.close(top)

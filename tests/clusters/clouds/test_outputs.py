@@ -47,6 +47,15 @@ def _saved_model(top: Path) -> None:
         path.mkdir() if name.endswith("/") else path.write_text("1")
 
 
+def _wandb(top: Path) -> None:
+    """As W&B 0.31 leaves its folder, offline."""
+    _files(top, "wandb/offline-run-1/run-1.wandb", "wandb/offline-run-1/logs/debug.log", "wandb/offline-run-1/files/config.yaml")
+    (top / "wandb/offline-run-1/tmp/code").mkdir(parents=True)
+    (top / "wandb/offline-run-1/logs/debug-core.log").symlink_to("/elearn/home/.cache/wandb/logs/core-debug-1.log")
+    (top / "wandb/latest-run").symlink_to("offline-run-1")
+    (top / "wandb/debug.log").symlink_to("offline-run-1/logs/debug.log")
+
+
 def _files(top: Path, *names: str) -> None:
     for name in names:
         (top / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +74,9 @@ TABLE: dict[str, tuple[Callable[[Path], object], set[str], dict[str, str]]] = {
     "a socket": (_socket, set(), {"s": "no file"}),
     "an empty folder": (lambda top: (top / "d" / "e").mkdir(parents=True), set(), {"d/e/": "empty"}),
     "a SavedModel": (_saved_model, {"m/saved_model.pb", "m/variables/index"}, {}),
+    "a folder of W&B": (
+        _wandb, {f"wandb/offline-run-1/{name}" for name in ("run-1.wandb", "logs/debug.log", "files/config.yaml")}, {}
+    ),
     "a link": (lambda top: (_files(top, "x"), (top / "l").symlink_to("x")), {"x", "l"}, {}),
     "a link by the task's path": (
         lambda top: (_files(top, "d/x"), (top / "l").symlink_to(f"{MOUNT}/d/x")), {"d/x", "l"}, {}
