@@ -6,10 +6,11 @@
   "use strict";
   const $ = (selector, root) => (root || document).querySelector(selector);
   const $$ = (selector, root) => [...(root || document).querySelectorAll(selector)];
-  const COLOURS = 10, DASHES = [undefined, [6, 3], [2, 3], [10, 3, 2, 3]], MARK = "#view?", MOST_ROWS = 12;
+  const COLOURS = 10, DASHES = [undefined, [6, 3], [2, 3], [10, 3, 2, 3]], MARK = "#view?", MOST_ROWS = 12, DECADES = 1e4;
 
   // --- The view ----------------------------------------------------------------------------------------------------------
-  const view = { axis: "x", smooth: 0, log: new Set(), zoom: new Map(), tall: new Map(), hidden: new Set(), all: new Set() };
+  // `log`: whether single charts have a log axis, by choice; `y`: what all others have.
+  const view = { axis: "x", y: "", smooth: 0, log: new Map(), zoom: new Map(), tall: new Map(), hidden: new Set(), all: new Set() };
   const byStep = (chart) => chart.x === "step";
   const name = (chart, line) => chart.key + "|" + line.label;
   function readView() {
@@ -18,7 +19,8 @@
     const weight = Number(said.get("smooth"));
     view.axis = ["relative", "time"].includes(said.get("x")) ? said.get("x") : "x";
     view.smooth = weight > 0 && weight < 1 ? weight : 0;
-    view.log = new Set(said.getAll("log"));
+    view.y = ["linear", "log"].includes(said.get("y")) ? said.get("y") : "";
+    view.log = new Map(["linear", "log"].flatMap((name) => said.getAll(name).map((title) => [title, name === "log"])));
     view.hidden = new Set(said.getAll("hide"));
     view.all = new Set(said.getAll("all"));
     // "low:high:title", of the x axis and of the y axis.
@@ -29,7 +31,8 @@
     const said = new URLSearchParams();
     if (view.axis !== "x") said.set("x", view.axis);
     if (view.smooth) said.set("smooth", view.smooth);
-    view.log.forEach((title) => said.append("log", title));
+    if (view.y) said.set("y", view.y);
+    view.log.forEach((is, title) => said.append(is ? "log" : "linear", title));
     view.hidden.forEach((line) => said.append("hide", line));
     view.all.forEach((title) => said.append("all", title));
     [["zoom", view.zoom], ["zoomy", view.tall]].forEach(([name, zooms]) => zooms.forEach(([low, high], title) =>
@@ -76,7 +79,7 @@
     });
   }
   function columns(chart) {
-    const log = view.log.has(chart.key), drawable = (y) => log && !(y > 0) ? null : y;
+    const log = chart.log, drawable = (y) => log && !(y > 0) ? null : y;
     chart.both = view.smooth > 0 && !chart.lines.some((line) => line.dots);
     // What each column is: of which line, and which of its values.
     chart.of = [null];
@@ -91,13 +94,23 @@
     });
     return window.uPlot.join(tables);
   }
-  // A line that leaves the others far behind, such as that of a run that diverged, would make them flat. By Tukey's outer fences, if
-  // that makes the rest at least four times as high: the bounds of the rest, and those lines.
-  function outliers(chart) {
-    const spans = chart.lines.filter((line) => !view.hidden.has(name(chart, line))).map((line) => {
-      const ys = (line.spread ? line.spread.flat() : line.y).filter((y) => y !== null);
+  const valuesOf = (line) => (line.spread ? line.spread.flat() : line.y).filter((y) => y !== null);
+  // The lowest and the highest value of each line that is shown.
+  function spansOf(chart) {
+    return chart.lines.filter((line) => !view.hidden.has(name(chart, line))).map((line) => {
+      const ys = valuesOf(line);
       return ys.length ? { line, low: Math.min(...ys), high: Math.max(...ys) } : null;
     }).filter(Boolean);
+  }
+  // By choice, else where positive values span four powers of ten: on a linear axis most of them would lie on its foot.
+  function isLog(chart, spans) {
+    const low = Math.min(...spans.map((each) => each.low)), high = Math.max(...spans.map((each) => each.high));
+    if (view.log.has(chart.key)) return view.log.get(chart.key);
+    return view.y === "log" ? high > 0 : view.y === "" && !chart.zero && low > 0 && high / low >= DECADES;
+  }
+  // A line that leaves the others far behind, such as that of a run that diverged, would make them flat. By Tukey's outer fences, if
+  // that makes the rest at least four times as high: the bounds of the rest, and those lines.
+  function outliers(chart, spans) {
     if (spans.length < 4 || view.all.has(chart.key)) return null;
     const fence = (values, sign) => {
       const sorted = [...values].sort((a, b) => a - b), at = (share) => sorted[Math.round(share * (sorted.length - 1))];
@@ -140,11 +153,12 @@
     family = family || getComputedStyle(document.body).fontFamily;
     const font = "12px " + family;
     chart.axis = chart.axes.includes(view.axis) ? view.axis : chart.axes[0];
-    const log = view.log.has(chart.key), data = columns(chart);
+    const spans = spansOf(chart), beyond = outliers(chart, spans);
+    const log = chart.log = isLog(chart, beyond ? spans.filter((each) => !beyond.out.includes(each)) : spans), data = columns(chart);
     const zoom = () => view.zoom.get(chart.key), said = view.tall.get(chart.key);
     // A link may say anything, and uPlot would count for ever between two floats that are neighbours.
     const tall = said && (!log || said[0] > 0) && said[1] - said[0] > 1e-9 * Math.max(...said.map(Math.abs)) ? said : null;
-    const far = tall || log ? null : outliers(chart);
+    const far = tall || log ? null : beyond;
     const whole = !tall && !chart.both && chart.lines.every((line) => line.y.every((y) => y === null || Number.isInteger(y)));
     const series = chart.of.map((each, at) => {
       if (!each) return {};
@@ -192,7 +206,7 @@
         },
         {
           ...axis, gap: 6, space: 36, ...(whole && !log ? { incrs: STEPS } : {}),
-          ...(tall && log ? { splits: (u, at, low, high) => marks(low, high), filter: (u, ticks) => ticks } : {}), values: (u, ticks) => ticks.map((y) => y === null ? "" : number(y)),
+          ...(log ? { splits: (u, at, low, high) => marks(low, high), filter: (u, ticks) => ticks } : {}), values: (u, ticks) => ticks.map((y) => y === null ? "" : number(y)),
           size: (u, words) => Math.ceil(Math.max(24, ...(words || []).map((word) => { u.ctx.font = font; return u.ctx.measureText(word || "").width; })) + 12),
         },
       ],
@@ -227,13 +241,13 @@
     chart.mount.setAttribute("aria-valuemax", String(data[0].length - 1));
     $("[data-plot-log]", box).setAttribute("aria-pressed", String(log));
     $("[data-plot-whole]", box).hidden = !zoom() && !tall;
-    const beyond = $("[data-plot-beyond]", box);
-    beyond.hidden = !far && !view.all.has(chart.key);
-    $("span", beyond).textContent = far ? far.out.map(({ line, low, high }) => (line.label || chart.title) + " reaches " + number(high > far.high ? high : low)).slice(0, 3).join(", ") + (far.out.length > 3 ? " and " + (far.out.length - 3) + " more leave" : "") + (far.out.length > 3 ? " the chart." : ", beyond the chart.") : "";
-    $("button", beyond).textContent = far ? "Show all of it" : "Leave outliers out";
-    const undated = chart.lines.filter((line) => line.x.length && !line.times.length), note = $("[data-plot-note]", box);
-    note.hidden = !byStep(chart) || view.axis === "x" || !undated.length;
-    note.textContent = chart.lines.some((line) => line.spread) ? "Means of several runs are drawn over steps only." : chart.axis === "x" ? "The times of these numbers are not known, so they stay over steps." : "Without known times, so drawn over steps only: " + undated.map((line) => line.label).join(", ") + ".";
+    const note = $("[data-plot-beyond]", box);
+    note.hidden = !far && !view.all.has(chart.key);
+    $("span", note).textContent = far ? far.out.map(({ line, low, high }) => (line.label || chart.title) + " reaches " + number(high > far.high ? high : low)).slice(0, 3).join(", ") + (far.out.length > 3 ? " and " + (far.out.length - 3) + " more leave" : "") + (far.out.length > 3 ? " the chart." : ", beyond the chart.") : "";
+    $("button", note).textContent = far ? "Show all of it" : "Leave outliers out";
+    const undated = chart.lines.filter((line) => line.x.length && !line.times.length), untimed = $("[data-plot-note]", box);
+    untimed.hidden = !byStep(chart) || view.axis === "x" || !undated.length;
+    untimed.textContent = chart.lines.some((line) => line.spread) ? "Means of several runs are drawn over steps only." : chart.axis === "x" ? "The times of these numbers are not known, so they stay over steps." : "Without known times, so drawn over steps only: " + undated.map((line) => line.label).join(", ") + ".";
     if (hot === chart.key && pointer) chart.u.setCursor(pointer); else told(chart);
   }
   // Wide charts are higher. They get their height before they are drawn, so nothing moves.
@@ -242,7 +256,7 @@
     chart.mount.style.height = height + "px";
     return height;
   }
-  // Labels of a log axis between any two values; those of uPlot have to begin at one digit of a power of ten.
+  // Labels and lines of a log axis, between any two values; uPlot draws nine lines for each power of ten.
   function marks(low, high) {
     const [first, last] = [low, high].map((y) => Math.floor(Math.log10(y))), powers = [...Array(last - first + 1).keys()].map((n) => 10 ** (first + n));
     const inside = (last - first > 3 ? powers.filter((_, n) => n % Math.ceil(powers.length / 8) === 0) : powers.flatMap((power) => [power, 2 * power, 5 * power])).filter((y) => y >= low && y <= high);
@@ -320,7 +334,7 @@
       widen(chart, middle, by);
     } else if (event.key === "y" || event.key === "Y") {
       // As + and - across: the half, or twice as much, around the middle.
-      const { min: low, max: high } = u.scales.y, log = view.log.has(chart.key), [from, to] = log ? [Math.log(low), Math.log(high)] : [low, high];
+      const { min: low, max: high } = u.scales.y, log = chart.log, [from, to] = log ? [Math.log(low), Math.log(high)] : [low, high];
       const half = (to - from) * (event.key === "y" ? 0.25 : 1), found = [(from + to) / 2 - half, (from + to) / 2 + half].map((y) => log ? Math.exp(y) : y);
       if (found[0] < found[1]) { view.tall.set(chart.key, found); setZoom(chart, view.zoom.get(chart.key)); }
     } else if ((event.key === "Escape" || event.key === "0") && (view.zoom.has(chart.key) || view.tall.has(chart.key))) unzoom(chart);
@@ -531,9 +545,10 @@
     const several = [...charts.values()].some((chart) => chart.axes.length > 1 || byStep(chart));
     $$("[data-chart-tools]").forEach((part) => {
       part.hidden = !charts.size;
-      const [select, slider] = [$("select", part), $("input", part)];
-      select.value = view.axis;
-      select.closest("label").hidden = !several;
+      const [x, y, slider] = ["[data-view-x]", "[data-view-y]", "input"].map((each) => $(each, part));
+      x.value = view.axis;
+      x.closest("label").hidden = !several;
+      y.value = view.y;
       slider.value = view.smooth;
       $("output", part).textContent = Number(slider.value).toFixed(2);
     });
@@ -622,7 +637,7 @@
       const line = name(chart, chart.lines[button.dataset.line]), hides = !view.hidden.delete(line);
       if (hides) view.hidden.add(line);
       button.setAttribute("aria-pressed", String(!hides));
-    } else if ("plotLog" in button.dataset) { if (!view.log.delete(chart.key)) view.log.add(chart.key); }
+    } else if ("plotLog" in button.dataset) view.log.set(chart.key, !chart.log);
     else if ("plotAll" in button.dataset) { if (!view.all.delete(chart.key)) view.all.add(chart.key); }
     else if ("plotWhole" in button.dataset) { view.zoom.delete(chart.key); view.tall.delete(chart.key); }
     else if ("plotCsv" in button.dataset) return csv(chart);
@@ -663,11 +678,13 @@
   document.addEventListener("input", (event) => {
     const part = event.target.closest("[data-chart-tools]");
     if (!part) return;
-    if (event.target.matches("select")) { view.axis = event.target.value; view.zoom.clear(); }
+    if (event.target.matches("[data-view-x]")) { view.axis = event.target.value; view.zoom.clear(); }
+    else if (event.target.matches("[data-view-y]")) { view.y = event.target.value; view.log.clear(); }
     else view.smooth = Number(event.target.value);
     tools();
     cancelAnimationFrame(frame);
-    frame = requestAnimationFrame(() => { writeView(); redraw(); });
+    const apply = () => { writeView(); redraw(); };
+    if (event.target.matches("select")) apply(); else frame = requestAnimationFrame(apply);  // a slider sends more than a screen shows
   });
 
   document.addEventListener("DOMContentLoaded", () => {

@@ -179,7 +179,7 @@ def test_the_x_axis_is_steps_relative_time_or_wall_time(
     began = 1_800_000_000
     body = b"".join(event(step, at=began + 90 * step, reward=step) for step in range(5))
     s3.client.put_object(Bucket=bucket, Key="demo/1/a/events.out.tfevents.1", Body=body)
-    s3.client.put_object(Bucket=bucket, Key="demo/1/b/metrics.csv", Body=b"step,reward,lr\n0,1,2\n4,3,2\n")
+    s3.client.put_object(Bucket=bucket, Key="demo/1/b/metrics.csv", Body=b"step,reward,lr,gap\n0,1,2,0.00001\n4,3,2,1\n")
     Run.objects.update(started_at=datetime.fromtimestamp(began - 30, UTC))
     with chromium() as browser:
         context = browser.new_context(base_url=live_server.url, timezone_id="UTC")
@@ -200,9 +200,19 @@ def test_the_x_axis_is_steps_relative_time_or_wall_time(
         # Numbers without times stay where they are, and the chart says so.
         assert end_of("lr") == "step 4: 2"
         expect(note).to_have_text([
-            "The times of these numbers are not known, so they stay over steps.",
+            *["The times of these numbers are not known, so they stay over steps."] * 2,
             "Without known times, so drawn over steps only: b.",
         ])  # fmt: skip
+        # Five decades are told apart on a log axis only, unless somebody wants another one: everywhere, or of one chart.
+        for choice, pressed in (("Linear", {}), ("Log", {"gap", "lr", "reward"}), ("Automatic", {"gap"})):
+            page.get_by_label("Y axis").select_option(choice)
+            for title in ("gap", "lr", "reward"):
+                shown = str(title in pressed).lower()
+                expect(page.get_by_role("button", name=f"Log axis of {title}")).to_have_attribute("aria-pressed", shown)
+        page.get_by_role("button", name="Log axis of gap").click()
+        assert page.url.endswith("#view?x=relative&linear=gap")
+        page.reload()
+        expect(page.get_by_role("button", name="Log axis of gap")).to_have_attribute("aria-pressed", "false")
         assert_fits(page, "charts over time")
         page.goto("about:blank")
         page.goto(f"{METRICS}#view?x=relative")
