@@ -6,7 +6,7 @@
   "use strict";
   const $ = (selector, root) => (root || document).querySelector(selector);
   const $$ = (selector, root) => [...(root || document).querySelectorAll(selector)];
-  const COLOURS = 10, DASHES = [undefined, [6, 3], [2, 3], [10, 3, 2, 3]], MARK = "#view?", MOST_ROWS = 12, DECADES = 1e4;
+  const COLOURS = 10, DASHES = [undefined, [6, 3], [2, 3], [10, 3, 2, 3]], MARK = "#view?", MOST_ROWS = 12, DECADES = 1e4, PNG = { width: 960, height: 480 };
 
   // --- The view ----------------------------------------------------------------------------------------------------------
   // `log`: whether single charts have a log axis, by choice; `y`: what all others have.
@@ -447,7 +447,15 @@
     const rows = chart.lines.flatMap((line) => line.y.map((y, n) => [cell(line.label || chart.title), line.x[n], line.times.length ? new Date((line.began + line.times[n]) * 1000).toISOString() : "", told(y), ...(line.spread ? line.spread.map((ys) => told(ys[n])) : [])].join(",")));
     save(new Blob([["line," + cell(chart.x) + ",time,value" + ends, ...rows].join("\r\n") + "\r\n"], { type: "text/csv" }), fileOf(chart, "csv"));
   }
-  function png(chart) {
+  // As large as slides and papers want it, however small it is on the page.
+  async function png(chart) {
+    const { width, height } = chart.u;
+    if (width < PNG.width) chart.u.setSize(PNG);
+    await Promise.resolve();  // uPlot draws at the end of a task
+    picture(chart);
+    chart.u.setSize({ width, height });
+  }
+  function picture(chart) {
     const from = chart.u.ctx.canvas, ratio = from.width / chart.u.width, picture = document.createElement("canvas"), pen = picture.getContext("2d");
     const pad = 16 * ratio, shown = chart.lines.filter((line) => line.label && chart.u.series[line.at.value].show);
     const places = [];

@@ -90,6 +90,13 @@ def test_a_chart_answers_and_keeps_its_view(store: Callable[[int], None], live_s
             'line,"step",time,value', '"train",0,1970-01-01T00:00:01.000Z,2', '"train",1,1970-01-01T00:00:01.000Z,1',
         ]  # fmt: skip
 
+        # A picture is large enough for a slide; the chart on the page stays as it is.
+        before = area.bounding_box()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="PNG of loss").click()
+        assert int.from_bytes(download.value.path().read_bytes()[16:20]) > 960
+        assert area.bounding_box() == before
+
         box = area.bounding_box()
         assert box
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
