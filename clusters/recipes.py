@@ -110,13 +110,14 @@ mlflow.log_artifact("confusion.png")""",
     ),
     Recipe(
         "W&B (Weights & Biases)",
-        "W&B works offline, without an account: its files in the output are read. They become curves, images, histograms and "
-        "tables on Metrics; the configuration and the summary become columns of Results. Name wandb under Requirements of the "
-        f"form: it comes from the portal's package index. {CLOSED}",
+        "Programs that use W&B work unchanged, without an account: WANDB_MODE is offline, and WANDB_DIR is the output, which they "
+        "need. What W&B writes there becomes curves, images, histograms and tables on Metrics; the configuration and the summary "
+        "become columns of Results. Name wandb under Requirements of the form: it comes from the portal's package index. "
+        f"{CLOSED}",
         """\
 import wandb
 
-run = wandb.init(mode="offline", dir="/elearn/output", config={"lr": 0.1})
+run = wandb.init(config={"lr": 0.1})
 run.log({"loss": 0.4, "samples": wandb.Image(image, caption="7"), "errors": wandb.Table(dataframe=errors)})
 run.finish()""",
     ),

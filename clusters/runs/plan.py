@@ -32,6 +32,8 @@ INPUT_PATH = "/elearn/input"
 OUTPUT_PATH = "/elearn/output"
 HOME_PATH = "/elearn/home"
 RUNS_PATH = "/elearn/runs"
+# Of a W&B server to which a program is to send.
+WANDB_SERVER = frozenset({"WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"})
 
 
 def build_plan(
@@ -74,6 +76,7 @@ def build_plan(
                     "PORTAL_CLUSTER": literal(run.cluster),
                     "PORTAL_RUN": str(run.number),
                     "PORTAL_ROLE": role.name,
+                    **wandb_variables(spec, mounts),
                     **{name: literal(value) for name, value in variables.given(spec.env).items()},
                     **launch.env,
                 },
@@ -113,6 +116,15 @@ def build_plan(
         if sentence := too_long(each.role, each.env, plan.shared, sum(role.count for role in plan.roles)):
             raise CloudRefused(sentence)
     return plan
+
+
+def wandb_variables(spec: ClusterSpec, mounts: tuple[Mount, ...]) -> dict[str, str]:
+    """Without a server of its own, W&B would end the program. Offline it writes files, which the portal shows if they are in
+    the output (clusters/scalars/wandb.py). In an application a person can sign in to theirs."""
+    if FRAMEWORKS[spec.framework].is_application or WANDB_SERVER & spec.env.keys():
+        return {}
+    has_output = any(each.mount_path == OUTPUT_PATH for each in mounts)
+    return {"WANDB_MODE": "offline", **({"WANDB_DIR": OUTPUT_PATH} if has_output else {})}
 
 
 def model_folder(spec: ClusterSpec) -> str:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clusters.catalog.size import too_many
-from clusters.clouds.drivers.base import CloudRefused, ImageRef, RunRef, expand, literal
+from clusters.clouds.drivers.base import CloudRefused, ImageRef, LocalSource, Mount, RunRef, expand, literal
 from clusters.clouds.drivers.kubernetes.render.names import LONGEST_ADDRESS
 from clusters.frameworks import FRAMEWORKS, ROLES, starting
 from clusters.frameworks.base import Launch, Resources
 from clusters.manifest.cluster import ClusterSpec
-from clusters.runs.plan import build_plan, ranked
+from clusters.runs.plan import build_plan, ranked, wandb_variables
 from portal.manifests import mistakes
 
 SMALL = Resources("small", 1000, 1024, 0, "")
@@ -143,6 +143,28 @@ def test_the_plan_of_a_parameter_server_cluster():
     ]
     assert plan.roles[0].argv == starting.started(("bash", "-o", "pipefail", "-c", "true"))
     assert plan.roles[0].env["PORTAL_RUN"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("env", "has_output", "given"),
+    [
+        ({}, True, {"WANDB_MODE": "offline", "WANDB_DIR": "/elearn/output"}),
+        ({}, False, {"WANDB_MODE": "offline"}),
+        ({"WANDB_DIR": "/tmp/x"}, True, {"WANDB_MODE": "offline", "WANDB_DIR": "/tmp/x"}),
+        ({"WANDB_API_KEY": "k"}, True, {"WANDB_API_KEY": "k"}),
+        ({"WANDB_MODE": "online"}, True, {"WANDB_MODE": "online"}),
+    ],
+)  # fmt: skip
+def test_wandb_is_offline_unless_somebody_has_a_server_of_theirs(env, has_output, given):
+    of = spec(worker=1).model_copy(update={"env": env})
+    plan = build_plan(
+        RunRef(7, "ops", "ops-demo", "show", 3), of, image=ImageRef("i", "", "/venv", ""),
+        resources=dict.fromkeys(of.roles, SMALL), addresses=addresses(of),
+        mounts=(Mount("/elearn/output", False, LocalSource("/data", "/data/1")),) if has_output else (),
+    )  # fmt: skip
+    for role in plan.roles:
+        assert {name: value for name, value in role.env.items() if name.startswith("WANDB_")} == given
+    assert wandb_variables(spec("jupyter"), ()) == {}
 
 
 def test_what_grows_with_the_number_of_tasks_is_shared_by_all():
