@@ -20,8 +20,9 @@ from clusters.catalog.folders import output_folder
 from clusters.cluster.pages.metrics import MAX_CHARTS, READ_SECONDS, has_words, labels, line_of
 from clusters.comparison.media import media
 from clusters.comparison.runs import name_of, numbers_of, runs_to_compare, styles_of, view_of, what_differs
-from clusters.comparison.values import MOST, Summary, alike, changed_files, placed, summaries
+from clusters.comparison.values import MOST, Summary, alike, placed, summaries
 from clusters.comparison.view import AXES, SMOOTH, View
+from clusters.frame.changed_lines import changed_files
 from clusters.manifest.code import code_of
 from clusters.results import view as results_view
 from clusters.results.columns import value_of

@@ -51,6 +51,9 @@ INPUT_INITIAL = {"input_mode": "auto"}
 ANSWER_OF = {COPY_TO: "hook_copy_to", NOTIFY: "hook_address"}
 ANSWERED_BY = {COPY_TO: "output", NOTIFY: "env"}
 
+# Fields that hold JSON: what counts is its value, however a browser writes it.
+JSON_FIELDS = ("code_files", "notebook", "hooks")
+
 CODE = {"git": "code_git", "ref": "code_ref", "path": "code_path"}
 
 ENDPOINT = re.compile(r"(?P<role>\S+)\s+(?P<name>[^\s=]+)=(?P<port>[0-9]{1,9})(?P<health>/\S*)?")

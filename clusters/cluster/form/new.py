@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -22,7 +22,7 @@ from clusters.catalog.package_index import last_refusal
 from clusters.cluster import actions
 from clusters.cluster.form import starters
 from clusters.cluster.form.choices import Offer
-from clusters.cluster.form.data import fields_of, manifest_of, short_document
+from clusters.cluster.form.data import JSON_FIELDS, fields_of, manifest_of, read_json, short_document
 from clusters.cluster.form.fields import ClusterForm
 from clusters.cluster.form.imports import ImportForm, read_manifests
 from clusters.cluster.form.offers import fields_changed
@@ -30,6 +30,7 @@ from clusters.cluster.form.offers import filled as filled_by_link
 from clusters.cluster.form.sources import no_cards, sources
 from clusters.cluster.form.starters import STARTERS
 from clusters.cluster.form.values import set_values
+from clusters.frame.changed_lines import changed_files
 from clusters.frame.names import free_name
 from clusters.manifest.cluster import MAX_NAME, ClusterManifest
 from clusters.runs import input_listing
@@ -49,8 +50,8 @@ from portal.pages.layout import selected_appcode, words
 from portal.web.limits import LOOKS
 
 Made = TypeVar("Made")
-# Characters shown of a changed value.
-MOST_SHOWN = 120
+# Characters shown of a changed value, and pairs of changed lines compared while somebody types.
+MOST_SHOWN, MOST_PAIRS = 120, 200_000
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -378,8 +379,18 @@ def may_ask(user: User, appcode: str, found: Preview | None) -> bool:
     return bool(found and found.larger_quota and appcodes_for(user, MANAGE).filter(code=appcode).exists())
 
 
-def differences(form: ClusterForm, cluster: Cluster) -> list[tuple[str, str, str]]:
-    """Fields that differ from the cluster's last run: (label, then, now)."""
+@dataclass(frozen=True)
+class Changed:
+    """A field that differs from the last run: both values, or for texts of several lines the `files` with their changed lines."""
+
+    label: str
+    then: str = ""
+    now: str = ""
+    files: Sequence[tuple[str, list[tuple[str, str]] | None]] = ()
+
+
+def differences(form: ClusterForm, cluster: Cluster) -> list[Changed]:
+    """Fields that differ from the cluster's last run."""
     run = cluster.current_run
     # A run pins what its definition leaves open: compare those with the definition.
     settled = {name: cluster.spec[name] for name in ("environment", "input", "hooks") if name in cluster.spec}
@@ -389,14 +400,43 @@ def differences(form: ClusterForm, cluster: Cluster) -> list[tuple[str, str, str
         now, then = str(form[name].value() or "").replace("\r\n", "\n"), before.get(name, "")
         if now != then and not (name == "time_limit_unit" and not form["time_limit"].value()):
             label = field.widget.attrs.get("aria-label") or field.label or name
-            found.append((str(label), shown(field, then), shown(field, now)))
+            found += _changed(name, field, str(label), then, now)
     return found
 
 
-def shown(field: Field, value: str) -> str:
-    """A value for display, cut to MOST_SHOWN characters."""
-    text = dict(getattr(field.widget, "choices", ())).get(value, value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+def _changed(name: str, field: Field, label: str, then: str, now: str) -> list[Changed]:
+    """How two texts of a field differ. JSON is compared by its values: browsers write it with other spaces."""
+    if name in JSON_FIELDS:
+        values = [read_json(each) for each in (then, now)]
+        if values[0] == values[1]:
+            return []
+        if name == "code_files" and all(value is None or _are_files(value) for value in values):
+            return [Changed(label, files=list(changed_files(values[0] or {}, values[1] or {}, pairs=MOST_PAIRS)))]
+        then, now = (
+            each if isinstance(each, str) else "" if each is None else json.dumps(each, indent=2, ensure_ascii=False)
+            for each in values
+        )
+    if "\n" in then or "\n" in now:
+        return [Changed(label, files=list(changed_files({"": then}, {"": now}, pairs=MOST_PAIRS)))]
+    names = dict(getattr(field.widget, "choices", ()))
+    return [Changed(label, *cut_around(names.get(then, then), names.get(now, now)))]
+
+
+def _are_files(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+
+def cut_around(then: str, now: str) -> tuple[str, str]:
+    """Two lines for display, each cut to about MOST_SHOWN characters, which include the first one that differs."""
+    if max(len(then), len(now)) <= MOST_SHOWN:
+        return then, now
+    same = next((n for n, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), min(len(then), len(now)))
+    start = max(0, same - MOST_SHOWN // 3)
+    first, second = (
+        f"{'…' if start else ''}{each[start : start + MOST_SHOWN]}{'…' if len(each) > start + MOST_SHOWN else ''}"
+        for each in (then, now)
+    )
+    return first, second
 
 
 def _sizes(offer: Offer, priority_class: str) -> list[Size]:

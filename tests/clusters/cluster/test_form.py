@@ -381,6 +381,44 @@ def test_the_preview_of_redeploy_has_the_estimate_and_what_differs(make_cluster,
     assert as_person(people.mallory).post(address, body).status_code == 404
 
 
+def differs(page: str) -> str:
+    return page[page.index('id="differences"') :].partition("</section>")[0]
+
+
+def test_redeploy_compares_files_by_their_lines_and_not_by_how_json_is_written(make_cluster, people, as_person):
+    lines = [f"x{n} = {n}" for n in range(40)]
+    code = {"files": {"train.py": "\n".join(lines), "same.txt": "same"}}
+    hook = {"on": "failure", "command": "date", "timeLimit": 60}
+    make_cluster("demo", phase="Failed", code=code, hooks=[hook], command="echo " + "a" * 300 + " --lr 1")
+    client = as_person(people.alice)
+    address = "/clusters/preview?change=ops-demo/demo"
+    body = sent(client.get("/clusters/ops-demo/demo/change").content.decode())
+    # As JSON.stringify of a browser writes it.
+    body |= {name: json.dumps(json.loads(body[name]), separators=(",", ":")) for name in ("code_files", "hooks")}
+    assert "Nothing differs." in differs(client.post(address, body).content.decode())
+    lines[20] = "x20 = 21"
+    files = {"train.py": "\n".join(lines), "same.txt": "same"}
+    page = differs(client.post(address, body | {"code_files": json.dumps(files)}).content.decode())
+    assert "<code>train.py</code>" in page
+    assert "same.txt" not in page
+    shown = re.findall(r'<span class="(plus|minus|same)">. (.*?)</span>', page)
+    assert shown == [
+        ("same", "…"), ("same", "x18 = 18"), ("same", "x19 = 19"), ("minus", "x20 = 20"), ("plus", "x20 = 21"),
+        ("same", "x21 = 21"), ("same", "x22 = 22"),
+    ]  # fmt: skip
+    hooks = json.dumps([json.loads(body["hooks"])[0] | {"command": "whoami"}])
+    page = differs(client.post(address, body | {"hooks": hooks}).content.decode())
+    assert "whoami" in page
+    assert "<pre" in page
+    assert "code" not in re.findall(r"<dt>(.*?)</dt>", page)
+    # Of a long line, the place that differs is shown.
+    page = differs(client.post(address, body | {"command": "echo " + "a" * 300 + " --lr 2"}).content.decode())
+    assert "--lr 1</del>" in page
+    assert "--lr 2</ins>" in page
+    page = differs(client.post(address, body | {"command": "pip list\necho " + "a" * 300 + " --lr 1"}).content.decode())
+    assert '<span class="plus">+ pip list</span>' in page
+
+
 def test_the_preview_judges_what_is_typed_and_nothing_else(make_cluster, people, as_person):
     make_cluster("taken")
     client = as_person(people.alice)

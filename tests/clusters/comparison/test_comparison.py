@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from clusters.comparison.api import _metrics
 from clusters.comparison.pages import _drawn_together, _metric
-from clusters.comparison.values import alike, changed_files, differences, folded, mean_of, smoothed
+from clusters.comparison.values import alike, differences, folded, mean_of, smoothed
 from clusters.comparison.view import View
+from clusters.frame.changed_lines import changed_files
 from clusters.runs.models import Cluster, Run
 from clusters.scalars.events import Curve, Point, Scalars
 
