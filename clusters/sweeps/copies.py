@@ -33,7 +33,7 @@ def shared_spec(spec: SweepSpec, points: Sequence[Mapping[str, Value]]) -> dict[
     role = body["roles"][ROLE] | {"count": len(points), "atOnce": min(spec.parallel, len(points))}
     return body | {
         "command": f"case $TASK_INDEX in\n{''.join(_lines(points))}esac\n{_program(spec)}",
-        "env": {name: text for name, text in template.env.items() if name not in _in_command(spec)},
+        "env": {name: text for name, text in spec.kept_env.items() if name not in _in_command(spec)},
         "roles": {ROLE: role},
         "retries": _retries(template.retries, spec.retries),
     }
@@ -63,13 +63,13 @@ def _given(point: Mapping[str, Value]) -> str:
 
 def _in_command(spec: SweepSpec) -> list[str]:
     """Variables of the template that the command sets, because they contain a parameter or a reference that may be one."""
-    env, braces = spec.template.env, in_braces(spec)
+    env, braces = spec.kept_env, in_braces(spec)
     return [name for name in variables.in_order(env) if braces.search(env[name]) or variables.references(env[name])]
 
 
 def _program(spec: SweepSpec) -> str:
     """The template's variables and command, with shell variables in place of parameters in braces."""
-    env, command = spec.template.env, spec.template.command
+    env, command = spec.kept_env, spec.template.command
     exports = [
         f"export {name}={_joined(put_in_value(spec, env[name]), variables.word)}\n" for name in _in_command(spec)
     ]

@@ -1,8 +1,9 @@
 """The definition of a sweep: one trial, the parameters that differ between trials, and how the next ones are chosen. Pure.
 
 The idea: a parameter reaches the program as an environment variable of its name, and replaces `{name}` in the command or in a
-variable's value. In a command it is a number, or text of characters that no shell interprets. So the author of the sweep writes
-the command, and no value can change it.
+variable's value. It takes the place of the template's variable of the same name, so that a sweep may vary what the cluster sets. In
+a command it is a number, or text of characters that no shell interprets. So the author of the sweep writes the command, and no
+value can change it.
 """
 
 from __future__ import annotations
@@ -156,17 +157,13 @@ class SweepSpec(Strict):
 
     def _check_place(self, name: str, parameter: Parameter) -> None:
         template = self.template
-        if name in template.env:
-            raise field_error(
-                f"“{name}” is among the template's variables, too; leave it out there.", "parameters", name
-            )
         framework = FRAMEWORKS[template.framework]
         streamed = STREAM_ENV if template.input and template.input.mode == "stream" else frozenset()
         if name in framework.reserved_env | streamed:
             raise field_error(f"{name} is set by the portal; choose another name.", "parameters", name)
-        if not any(re.search(rf"\b{name}\b", text) for text in _texts(template)):
+        if name not in template.env and not any(re.search(rf"\b{name}\b", text) for text in self._texts()):
             raise field_error(
-                f"Nothing reads it: write {{{name}}} or ${name} into the command, or {{{name}}} into a variable of env.",
+                f"Nothing reads it: write {{{name}}} or ${name} into the command, or make {name} a variable of the cluster.",
                 "parameters",
                 name,
             )
@@ -256,6 +253,20 @@ class SweepSpec(Strict):
         if taken := sorted(READ_ONLY & self.parameters.keys()):
             raise field_error(f"bash keeps {taken[0]} for itself; choose another name.", "parameters", taken[0])
 
+    def _texts(self) -> Iterable[str]:
+        """The texts in which a program may read a parameter."""
+        yield self.template.command
+        yield from self.kept_env.values()
+        if self.template.code and self.template.code.files:
+            yield from self.template.code.files.values()
+        if self.template.notebook:
+            yield self.template.notebook.source
+
+    @property
+    def kept_env(self) -> dict[str, str]:
+        """The template's variables in all trials: those that no parameter replaces."""
+        return {name: text for name, text in self.template.env.items() if name not in self.parameters}
+
     @property
     def points(self) -> int:
         """Total number of points."""
@@ -276,16 +287,6 @@ class SweepManifest(Manifest):
     kind: Literal["sweep"] = "sweep"
     metadata: SweepMetadata
     spec: Annotated[SweepSpec, Kept("This is what its trials have in common; make another sweep.")]
-
-
-def _texts(template: ClusterSpec) -> Iterable[str]:
-    """The texts in which a program may read a parameter."""
-    yield template.command
-    yield from template.env.values()
-    if template.code and template.code.files:
-        yield from template.code.files.values()
-    if template.notebook:
-        yield template.notebook.source
 
 
 def trial_name(sweep: str, number: int, fold: int) -> str:
@@ -317,7 +318,8 @@ def put_in_value(spec: SweepSpec, text: str) -> list[tuple[str, bool]]:
 def trial_spec(spec: SweepSpec, point: Mapping[str, Value], fold: int = 0) -> dict[str, Any]:
     """The ClusterSpec of one trial, as JSON: the template with a point's parameters.
 
-    A parameter that this point does not have becomes empty where its name is in braces. Other braces, also `${name}`, stay.
+    A parameter replaces the template's variable of its name. One that this point does not have is no variable, and becomes empty
+    where its name is in braces. Other braces, also `${name}`, stay.
     """
     template = spec.template
     texts = {name: written(point[name]) if name in point else "" for name in spec.parameters}
@@ -328,7 +330,7 @@ def trial_spec(spec: SweepSpec, point: Mapping[str, Value], fold: int = 0) -> di
     # A parameter's value must not be read as a reference, nor form one with the text beside it.
     env = {
         name: "".join(variables.literal(texts[part]) if is_name else part for part, is_name in put_in_value(spec, text))
-        for name, text in template.env.items()
+        for name, text in spec.kept_env.items()
     }
     env |= {name: variables.literal(texts[name]) for name in point}
     body: dict[str, Any] = template.model_dump(mode="json", by_alias=True)

@@ -53,7 +53,7 @@ def number(**said):
         ({"parameters": {"rate": LR}}, "parameters.rate", "Nothing reads it: write {rate} or $rate into the command"),
         ({"parameters": {"lr": LR, "TASK_INDEX": LR}}, "parameters.TASK_INDEX", "is set by the portal"),
         ({"parameters": {"TF_CONFIG": LR}}, "parameters.TF_CONFIG", "is set by the portal"),
-        ({"parameters": {"RATE": LR}}, "parameters.RATE", "among the template's variables, too"),
+        ({"parameters": {"lr": LR, "RATE": LR}, "template": TEMPLATE | {"command": "train"}}, "parameters.lr", "Nothing reads it"),
         ({"parameters": {"lr": {"type": "choice", "values": ["1; rm -rf /"]}}}, "parameters.lr.values", "cannot stand in"),
         ({"parameters": {"lr": {"type": "choice", "values": [True, "true"]}}}, "parameters.lr.values", "there twice"),
         ({"parameters": {"lr": {"type": "choice", "values": [{}]}}}, "parameters.lr.values.0", "Give a text, a number"),
@@ -83,6 +83,17 @@ def test_a_trial_is_the_template_with_its_parameters_put_in():
     assert made["env"] == {"RATE": "0.2/0.2 ${lr} {other}", "lr": "0.2"}
     assert made["input"] == {"datastore": "digits", "fold": 2, "folds": 3}
     assert made["roles"] == trial_spec(folded, {})["roles"]
+
+
+def test_a_parameter_takes_the_place_of_the_variable_of_its_name():
+    template = TEMPLATE | {"command": "python main.py", "env": {"LR": "0.01", "SEED": "1", "RUN": "lr-$LR", "MOMENTUM": "{LR}"}}
+    momentum = {"type": "choice", "values": [0.9], "when": {"LR": [3]}}
+    found = spec(template=template, parameters={"LR": {"type": "choice", "values": [0.1, 3]}, "MOMENTUM": momentum})
+    assert [trial_spec(found, point)["env"] for point in next_points(found, 0, 2)] == [
+        # Without a value the variable is not set, as that of any parameter.
+        {"LR": "0.1", "SEED": "1", "RUN": "lr-$LR"},
+        {"LR": "3", "SEED": "1", "RUN": "lr-$LR", "MOMENTUM": "0.9"},
+    ]
 
 
 values = st.one_of(

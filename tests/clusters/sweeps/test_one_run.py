@@ -20,6 +20,7 @@ from clusters.sweeps import actions, copies
 from clusters.sweeps import loop as sweeps
 from clusters.sweeps.manifest import SweepSpec, trial_spec
 from clusters.sweeps.models import Sweep
+from clusters.sweeps.parameters import written
 from clusters.sweeps.search.sampler import next_points
 from clusters.sweeps.totals import sums_of
 from portal.errors import Invalid
@@ -56,14 +57,17 @@ def shell(body, **env):
         unique=True,
     ),
     st.text("{}$lr'\" \\\n", max_size=12),
+    st.sets(st.sampled_from(["lr", "kind", "momentum"])),
 )
-def test_each_copy_sees_what_it_would_see_in_a_cluster_of_its_own(kinds, odd):
+def test_each_copy_sees_what_it_would_see_in_a_cluster_of_its_own(kinds, odd, replaced):
     parameters = {
         "lr": {"type": "choice", "values": [0.1, 3]},
         "kind": {"type": "choice", "values": kinds},
         "momentum": {"type": "choice", "values": [True], "when": {"lr": [3]}},
     }
-    spec = spec_of(SHOW, parameters, {"BOTH": "{lr}" + odd + "{kind}", "plain": odd}, sampler="grid")
+    env = {"BOTH": "{lr}" + odd + "{kind}", "plain": odd, "refers": "$kind ${momentum} $momentum_"}
+    env |= dict.fromkeys(replaced, odd + "{lr} $plain")
+    spec = spec_of(SHOW, parameters, env, sampler="grid")
     points = next_points(spec, 0, spec.points, ())
     body = copies.shared_spec(spec, points)
     assert ClusterSpec.model_validate(body).count("worker") == len(points) == 2 * len(kinds)
@@ -71,6 +75,10 @@ def test_each_copy_sees_what_it_would_see_in_a_cluster_of_its_own(kinds, odd):
         alone = shell(trial_spec(spec, point), TASK_INDEX="0")
         assert shell(body, TASK_INDEX=str(index)) == alone
         assert f"--lr={point['lr']}".encode() in alone
+        printed = {line.partition("=")[0]: line for line in alone.decode().split("\0")}
+        assert [printed.get(name) for name in parameters] == [
+            f"{name}={written(point[name])}" if name in point else None for name in parameters
+        ]
 
 
 def test_a_run_has_as_many_as_its_command_can_hold():
