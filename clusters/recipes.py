@@ -110,7 +110,7 @@ mlflow.log_artifact("confusion.png")""",
     ),
     Recipe(
         "W&B (Weights & Biases)",
-        "Programs that use W&B work unchanged, without an account: WANDB_MODE is offline, and WANDB_DIR is the output, which they "
+        "Programs that use W&B work unchanged, without an account: WANDB_MODE is offline, and WANDB_DIR the output, which they "
         "need. What W&B writes there becomes curves, images, histograms and tables on Metrics; the configuration and the summary "
         "become columns of Results. Name wandb under Requirements of the form: it comes from the portal's package index. "
         f"{CLOSED}",

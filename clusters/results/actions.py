@@ -102,7 +102,7 @@ def keep_view(
     Without a `text` it keeps the one it has. Raises PermissionDenied, and Invalid at `name`, `query` or `text`."""
     require(acting_user, appcode, OPERATE)
     name, seen = " ".join(name.split()), view.but() if view else None
-    query = "" if seen is None else seen.address if name else seen.query
+    query = seen.address if seen and (name or seen.query or seen.look) else ""
     if len(query) > MAX_QUERY:
         raise Invalid.at("query", message=f"At most {MAX_QUERY} characters.")
     if len(name) > MAX_NAME or not name.isprintable():

@@ -18,7 +18,7 @@ from clusters.results.actions import add_tags, keep_own, keep_view, tags_in, wri
 from clusters.results.export import csv_of
 from clusters.results.query import ROWS
 from clusters.results.table import table_of
-from clusters.results.view import RUN_NAME, Column, View
+from clusters.results.view import RUN_NAME, Column, View, link_of
 from clusters.runs.models import Run
 from portal.access import OPERATE, appcode_for, appcodes_for, may
 from portal.errors import Invalid
@@ -74,13 +74,15 @@ def results(request: HttpRequest, code: str) -> HttpResponse:
         return redirect(f"{reverse('results_of', args=[code])}?{own or common}")
     context = {
         "common": common,
-        "named": named,
+        "named": [(name, link_of(name, query)) for name, query in named.items()],
         **of_one_appcode(appcode.code, "results"),
         **context_of(request, appcode, view_of(request)),
     }
     seen = context["table"].view.but()
-    context["is_common"] = bool(common) and seen.query == common
-    context["view_name"] = next((name for name, query in named.items() if query == seen.address), "")
+    context["is_common"] = bool(common) and seen.address == _rows_of(common)
+    same = [name for name, query in named.items() if _rows_of(query) == seen.address]
+    said = request.GET.get("view", "")
+    context["view_name"] = said if said in same else next(iter(same), "")
     context["text"] = texts.get(context["view_name"], "")
     context["report"] = html_of(context["text"])
     return shown(request, render(request, "clusters/results/results.html", context), context["table"].view)
@@ -168,7 +170,8 @@ def keep(request: HttpRequest, code: str) -> HttpResponse:
                 f"{code} has no view of its own any more." if is_dropped else f"Members of {code} begin with this view."
             )
         messages.success(request, said)
-    return redirect(f"{reverse('results_of', args=[code])}?{view.address}")
+    address = link_of(" ".join(name.split()), view.but().address) if name and not is_dropped else view.address
+    return redirect(f"{reverse('results_of', args=[code])}?{address}")
 
 
 @require_POST
@@ -226,6 +229,11 @@ def _said(level: str, text: str) -> HttpResponse:
     if level == "success":
         triggers["acted"] = True
     return HttpResponse(status=204, headers={"HX-Trigger": json.dumps(triggers)})
+
+
+def _rows_of(kept: str) -> str:
+    """A kept view without its look, which no request says."""
+    return kept.partition("#")[0]
 
 
 def _posted(request: HttpRequest) -> View:

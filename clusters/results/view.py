@@ -17,6 +17,8 @@ from urllib.parse import parse_qs, quote, urlencode
 from clusters.results.values import is_less_better
 from portal.text.days import days_in
 
+# How charts are drawn, as static/portal/charts.js keeps it after the # of an address.
+_LOOK = re.compile(r"view\?[A-Za-z0-9%&=+.*_~:-]{1,2000}")
 MAX_TEXT, MAX_WHERE, MAX_CONDITIONS, MAX_COLUMNS, MAX_PINS, MAX_PAGE = 200, 1000, 8, 40, 20, 10_000
 Operator = Literal["<", "<=", ">", ">=", "=", "!=", "~"]
 # No run is drawn.
@@ -196,7 +198,7 @@ class View:
     """What is shown. `cluster` and `whole` (a `Cluster.part_of`) narrow the table to their runs. `columns` is None until somebody
     chose some. With `charts`, the curves of runs stand above the rows: of those in `drawn`, or until somebody chose some of
     the first. `pins` are runs (`train/3`) that stay at the top
-    whatever the filters say."""
+    whatever the filters say. `look` is how the charts are drawn: browsers do not send it, and a kept view has it."""
 
     search: str = ""
     state: str = ""
@@ -212,6 +214,7 @@ class View:
     drawn: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
     pins: tuple[str, ...] = field(default=())
+    look: str = ""
 
     @classmethod
     def read(cls, said: Mapping[str, Sequence[str]]) -> View:
@@ -238,8 +241,10 @@ class View:
 
     @classmethod
     def of_query(cls, query: str) -> View:
-        """From the query of an address."""
-        return cls.read(parse_qs(query, keep_blank_values=True))
+        """From the query of an address, and what follows it."""
+        query, _, look = query.partition("#")
+        view = cls.read(parse_qs(query, keep_blank_values=True))
+        return replace(view, look=look if _LOOK.fullmatch(look) else "")
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -261,8 +266,8 @@ class View:
 
     @property
     def address(self) -> str:
-        """Its query, never empty: without one, a page begins with the view that somebody kept."""
-        return self.query or "view=plain"
+        """Its query, never empty: without one, a page begins with the view that somebody kept. And its look."""
+        return (self.query or "view=plain") + (f"#{self.look}" if self.look else "")
 
     def but(self, **changes: object) -> View:
         """This view with changes, on its first page unless that is said."""
@@ -298,6 +303,13 @@ class View:
         """With this run at the top, or without, if it is there."""
         rest = tuple(each for each in self.pins if each != run)
         return replace(self, pins=rest if len(rest) < len(self.pins) else (*self.pins, run)[-MAX_PINS:])
+
+
+def link_of(name: str, kept: str) -> str:
+    """The address of a kept view that has a name, which tells it from another one of the same rows."""
+    query, mark, look = kept.partition("#")
+    rows = "" if query == View().address else f"{query}&"
+    return f"{rows}view={quote(name)}{mark}{look}"
 
 
 def _runs(said: Sequence[str]) -> tuple[str, ...]:

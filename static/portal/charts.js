@@ -41,6 +41,8 @@
     const text = said.toString(), kept = text || /[?&](x|smooth)=/.test(location.search);
     if (kept || location.hash.startsWith(MARK)) history.replaceState(history.state, "", kept ? MARK + text : location.pathname + location.search);
     $$("[data-copy-view]").forEach((button) => { button.dataset.copy = location.href; });
+    // What keeps a view of Results keeps how its charts are drawn.
+    $$("[data-with-look]").forEach((field) => { field.value = field.value.split("#")[0] + (text ? MARK + text : ""); });
   }
 
   // --- Words ---------------------------------------------------------------------------------------------------------------
@@ -148,6 +150,9 @@
   const STEPS = [1, 2, 5].flatMap((n) => [...Array(19).keys()].map((power) => n * 10 ** power)).sort((a, b) => a - b);
   const SECONDS = [...[-3, -2, -1].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power)), 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, ...[1, 2, 5, 10, 20, 50, 100].map((n) => n * 86400)];
 
+  // No line leads to the only value of a metric: it is a dot.
+  const isSingle = (line) => line.y.filter((y) => y !== null).length === 1;
+
   function draw(chart) {
     const box = chart.box, width = chart.u ? chart.u.width : 0;
     family = family || getComputedStyle(document.body).fontFamily;
@@ -165,7 +170,7 @@
       const { line, kind } = each, stroke = () => colourOf(line), show = !view.hidden.has(name(chart, line));
       if (isEdge(chart, at)) return { show, width: 0, points: { show: false } };  // uPlot makes bands of paths
       if (kind === "value" && chart.both) return { show, width: 1, stroke: () => colourOf(line) + "50", points: { show: false } };
-      return { label: line.label, show, width: 1.75, dash: dashOf(line), stroke, points: { show: line.dots || undefined, size: 5, fill: stroke, space: 24 }, ...(line.dots ? { paths: () => null } : {}) };
+      return { label: line.label, show, width: 1.75, dash: dashOf(line), stroke, points: { show: line.dots || isSingle(line) || undefined, size: 5, fill: stroke, space: 24 }, ...(line.dots ? { paths: () => null } : {}) };
     });
     const axis = { font, stroke: () => colour("muted"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false } };
     if (chart.u) chart.u.destroy();
@@ -706,7 +711,7 @@
     // In the capturing phase, so before portal.js: a part that arrives has its charts before the focus returns into it, and a zoom that
     // is being drawn is not disturbed.
     document.addEventListener("htmx:beforeSwap", (event) => { if (dragging && event.detail.target.contains($(".plot-live"))) event.detail.shouldSwap = false; }, true);
-    document.addEventListener("htmx:afterSwap", find, true);
+    document.addEventListener("htmx:afterSwap", () => { find(); writeView(); }, true);
     // A filter of the page brings an address without the view.
     document.addEventListener("htmx:pushedIntoHistory", writeView);
     window.addEventListener("pointerup", () => { dragging = false; });

@@ -186,7 +186,9 @@ def test_the_x_axis_is_steps_relative_time_or_wall_time(
     began = 1_800_000_000
     body = b"".join(event(step, at=began + 90 * step, reward=step) for step in range(5))
     s3.client.put_object(Bucket=bucket, Key="demo/1/a/events.out.tfevents.1", Body=body)
-    s3.client.put_object(Bucket=bucket, Key="demo/1/b/metrics.csv", Body=b"step,reward,lr,gap\n0,1,2,0.00001\n4,3,2,1\n")
+    s3.client.put_object(
+        Bucket=bucket, Key="demo/1/b/metrics.csv", Body=b"step,reward,lr,gap\n0,1,2,0.00001\n4,3,2,1\n"
+    )
     Run.objects.update(started_at=datetime.fromtimestamp(began - 30, UTC))
     with chromium() as browser:
         context = browser.new_context(base_url=live_server.url, timezone_id="UTC")
@@ -242,6 +244,20 @@ def test_the_x_axis_is_steps_relative_time_or_wall_time(
         page.get_by_label("X axis").select_option("Relative time")
         page.get_by_label("Search runs").fill("demo")
         page.wait_for_url("**?search=demo#view?x=relative")
+        assert end_of("reward") == "6 min 30 s: demo/1 a 4"
+        # So does a view that is kept, for others, too.
+        give_session(context, live_server.url, "alice")
+        page.reload()
+        page.get_by_label("Y axis").select_option("Log")
+        page.get_by_text("View", exact=True).click()
+        page.get_by_label("Name of this view").fill("relative")
+        page.get_by_role("button", name="Save").click()
+        page.wait_for_url("**&view=relative#view?x=relative&y=log")
+        give_session(context, live_server.url, "victor")
+        page.goto("/results/ops-demo")
+        page.get_by_text("View", exact=True).click()
+        page.get_by_role("link", name="relative").click()
+        expect(page.get_by_label("Y axis")).to_have_value("log")
         assert end_of("reward") == "6 min 30 s: demo/1 a 4"
 
 

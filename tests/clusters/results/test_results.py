@@ -295,20 +295,39 @@ def test_members_find_views_by_the_names_that_developers_give_them(three: Any, a
     client.post("/results/ops-demo/view", {"name": "plain", "query": ""})
     client = as_person(three.victor)
     page = client.get("/results/ops-demo?view=plain")
-    assert page.context["named"] == {"best runs": "where=loss%20%3C%201&sort=-cost", "plain": "view=plain"}
+    assert page.context["named"] == [
+        ("best runs", "where=loss%20%3C%201&sort=-cost&view=best%20runs"), ("plain", "view=plain"),
+    ]  # fmt: skip
     assert page.context["view_name"] == "plain"
-    assert 'href="?where=loss%20%3C%201&amp;sort=-cost">' in page.content.decode()
+    assert 'href="?where=loss%20%3C%201&amp;sort=-cost&amp;view=best%20runs">' in page.content.decode()
     assert client.post("/results/ops-demo/view", {"name": "plain", "drop": "plain"}).status_code == 403
     # It is none with which members begin.
     assert client.get("/results/ops-demo").status_code == 200
     client = as_person(three.bob)
     # A typed name deletes no other view.
     client.post("/results/ops-demo/view", {"name": "typed", "drop": "best runs", "query": "sort=-cost"})
-    assert [*client.get("/results/ops-demo").context["named"]] == ["plain"]
+    assert client.get("/results/ops-demo").context["named"] == [("plain", "view=plain")]
     for name in ("", "x" * 61, "a\0b"):
         said = client.post("/results/ops-demo/view", {"name": name, "query": "sort=cost"}, follow=True)
-        assert [*said.context["named"]] == ["plain"], name
+        assert said.context["named"] == [("plain", "view=plain")], name
         assert [each.level_tag for each in said.context["messages"]] == ["error"]
+
+
+def test_a_kept_view_says_how_its_charts_are_drawn(three: Any, as_person: Any) -> None:
+    client, rows = as_person(three.bob), "where=loss%20%3C%201"
+    for name, look in (("flat", ""), ("steep", "#view?log=loss&smooth=0.6"), ("odd", '#view?"><script>')):
+        said = client.post("/results/ops-demo/view", {"name": name, "query": f"{rows}{look}"})
+        assert said.url == f"/results/ops-demo?{rows}&view={name}{look if name == 'steep' else ''}"
+    # Of views of the same rows, the address says which one is open.
+    for name in ("flat", "odd", "steep"):
+        assert client.get(f"/results/ops-demo?{rows}&view={name}").context["view_name"] == name
+    assert client.get(f"/results/ops-demo?{rows}").context["view_name"] == "flat"
+    assert client.get("/results/ops-demo?view=steep").context["view_name"] == ""
+    # The view with which members begin has it, too.
+    client.post("/results/ops-demo/view", {"query": f"{rows}#view?y=log"})
+    begins = client.get("/results/ops-demo")
+    assert begins.url == f"/results/ops-demo?{rows}#view?y=log"
+    assert client.get(begins.url).context["is_common"]
 
 
 def test_a_view_with_a_text_is_a_report(three: Any, as_person: Any) -> None:
