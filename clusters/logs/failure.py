@@ -7,6 +7,7 @@ form counts. Without one, the last line does.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 MOST = 300
 # Escape sequences that terminals do not show, and the prefix that torchrun puts before the lines of each process.
@@ -18,6 +19,10 @@ _ERROR = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Failure|Warning|Exit|Timeout|Group)(?::\s.*|$)"
     r"|Exception in thread .+|panic: .+|fatal error: .+|terminate called .+|thread '.*' .*panicked at .+"
 )
+
+# A frame of Python's tracebacks, and files that are not the program's own.
+_FRAME = re.compile(r'  File "([^"]+)", line \d+')
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<")
 
 # TensorFlow and Keras errors that name only the place; the cause follows in a later line.
 _UNSAID = re.compile(r".*:|\S+: Exception encountered when calling .*\.")
@@ -45,11 +50,30 @@ def error_line(log_end: str) -> str:
 
 
 def before_error(log_end: str, most: int = 10) -> tuple[list[str], str]:
-    """The lines before the error, at most `most`, and the error in the form of a language. No lines and "" without one."""
+    """The lines before the error, at most `most`, and the error in the form of a language. No lines and "" without one. Where
+    these lines are of libraries alone, the last frame of the program's own code comes first."""
     lines, error = lines_of(log_end), error_line(log_end)
     # An error that is joined with its cause begins with its own line.
     at = next((n for n in reversed(range(len(lines))) if error and error.startswith(shortened(lines[n]))), None)
-    return ([], "") if at is None else (lines[max(0, at - most) : at], error)
+    if at is None:
+        return [], ""
+    start = max(0, at - most)
+    frame = _own_frame(lines[:at])
+    if frame is None or frame >= start:
+        return lines[start:at], error
+    end = next(n for n in range(frame + 1, at + 1) if n == at or not lines[n].startswith("    "))
+    between = [] if end >= start else ["  …"]
+    return [*lines[frame:end], *between, *lines[max(start, end) : at]], error
+
+
+def _own_frame(lines: Sequence[str]) -> int | None:
+    """The place of the last frame of a file that belongs to no library, in the traceback with which the lines end."""
+    for n in reversed(range(len(lines))):
+        if not lines[n].startswith(" "):
+            return None
+        if (found := _FRAME.match(lines[n])) and not _LIBRARY.search(found[1]):
+            return n
+    return None
 
 
 def why(log_end: str) -> str:

@@ -164,6 +164,12 @@ TABLE = (
         "command",
     ),
     _said(
+        r"(?i)No API key configured|api_key not configured",
+        "Set WANDB_MODE=offline: the portal shows what W&B writes offline. To send it to a server instead, set "
+        "WANDB_API_KEY.",
+        "env",
+    ),
+    _said(
         r"KeyError: '([A-Z][A-Z0-9_]+)'",
         "The variable {0} is not set. Add it to the environment variables.",
         "env",

@@ -32,7 +32,7 @@ INPUT_PATH = "/elearn/input"
 OUTPUT_PATH = "/elearn/output"
 HOME_PATH = "/elearn/home"
 RUNS_PATH = "/elearn/runs"
-# Of a W&B server to which a program is to send.
+# Of a W&B server to which a program is to send, unless WANDB_MODE is offline.
 WANDB_SERVER = frozenset({"WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"})
 
 
@@ -121,7 +121,8 @@ def build_plan(
 def wandb_variables(spec: ClusterSpec, mounts: tuple[Mount, ...]) -> dict[str, str]:
     """Without a server of its own, W&B would end the program. Offline it writes files, which the portal shows if they are in
     the output (clusters/scalars/wandb.py). In an application a person can sign in to theirs."""
-    if FRAMEWORKS[spec.framework].is_application or WANDB_SERVER & spec.env.keys():
+    has_server = WANDB_SERVER & spec.env.keys() and spec.env.get("WANDB_MODE") != "offline"
+    if FRAMEWORKS[spec.framework].is_application or has_server:
         return {}
     has_output = any(each.mount_path == OUTPUT_PATH for each in mounts)
     return {"WANDB_MODE": "offline", **({"WANDB_DIR": OUTPUT_PATH} if has_output else {})}

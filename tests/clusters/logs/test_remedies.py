@@ -59,6 +59,14 @@ ERRORS = [
     ("AssertionError: Torch not compiled with CUDA enabled", "flavor", "no GPU"),
     ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x100 and 64x10)", "command", "shapes do not fit"),
     ("ValueError: Shapes (None, 1) and (None, 10) are incompatible", "command", "shapes do not fit"),
+    (
+        "wandb.errors.errors.UsageError: No API key configured. Use `wandb login` to log in.",
+        "env", "Set WANDB_MODE=offline:",
+    ),
+    (
+        "wandb.errors.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[your_api_key])",
+        "env", "Set WANDB_MODE=offline:",
+    ),
     ("KeyError: 'WANDB_API_KEY'", "env", "WANDB_API_KEY is not set"),
     ("socket.gaierror: [Errno -3] Temporary failure in name resolution", "input", "could not be reached"),
     ("bash: line 1: pyhton: command not found", "command", "no program pyhton"),
@@ -88,3 +96,38 @@ def test_the_error_is_shown_with_the_lines_before_it() -> None:
     before, error = before_error("\n".join(log))
     assert (len(before), before[0], before[-1], error) == (10, "step 22", '  File "a.py", line 3', "KeyError: 'x'")
     assert before_error("all is well\nnearly") == ([], "")
+
+
+def traceback(*files: str, source: str = "run()") -> list[str]:
+    head = "Traceback (most recent call last):"
+    return [
+        head,
+        *(line for n, file in enumerate(files) for line in (f'  File "{file}", line {n}, in f', f"    {source}")),
+    ]
+
+
+LIBRARY = [
+    "/usr/local/lib/python3.12/site-packages/wandb/sdk/wandb_init.py",
+    "/usr/lib/python3/dist-packages/click/core.py",
+    "/usr/lib/python3.12/runpy.py",
+    "<frozen importlib._bootstrap>",
+    "<string>",
+]
+
+
+def test_an_error_deep_in_a_library_names_the_line_of_the_program_that_led_there() -> None:
+    own = ["/elearn/work/train.py", "/elearn/work/lib/model.py"]
+    before, error = before_error(
+        "\n".join([*traceback(*own, *LIBRARY, *LIBRARY), "wandb.errors.errors.UsageError: no"])
+    )
+    assert before[:3] == ['  File "/elearn/work/lib/model.py", line 1, in f', "    run()", "  …"]
+    assert len(before) == 3 + 10
+    assert error == "wandb.errors.errors.UsageError: no"
+    # The frame is whole where the ten lines begin inside it, and is not said twice.
+    lines = traceback(own[0], *LIBRARY)
+    assert before_error("\n".join([*lines, "ValueError: x"]))[0] == lines[1:]
+    lines = traceback(own[0], *LIBRARY[1:])
+    assert before_error("\n".join(["step 1", *lines, "ValueError: x"]))[0] == lines[1:]
+    # Only the traceback of the error itself counts, and one without own frames has its last lines.
+    lines = [*traceback(own[0]), "KeyError: 'x'", "During handling of it:", *traceback(*LIBRARY, *LIBRARY)]
+    assert before_error("\n".join([*lines, "ValueError: x"]))[0] == lines[-10:]
