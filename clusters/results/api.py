@@ -146,7 +146,8 @@ class RunNotes(APIView):
 
 
 QUERY = Field(
-    default="", max_length=4000, description="As after the ? of the page's address, with its # if charts are drawn in a certain way; empty: no view.",
+    default="", max_length=4000,
+    description="As after the ? of the page's address, and its # with how charts are drawn; empty: no view.",
     examples=["sort=-best:accuracy&where=cost < 5"],
 )  # fmt: skip
 

@@ -46,12 +46,13 @@ def text_of(name: str, run: Run, now: dt.datetime) -> str:
     return ", ".join(run.tags) if name == "tags" else run.note
 
 
-def heading_of(view: View, column: Column, numeric: Set[Column]) -> Heading:
+def heading_of(view: View, column: Column, numeric: Set[Column], *, is_twice: bool = False) -> Heading:
+    """`is_twice`: of a parameter that has the name of a metric beside it."""
     now = view.sorting
     is_sorted = now is not None and now[0] == column
     falls = bool(now and now[1])
     can_sort = column.kind != "field" or column.name not in ("tags", "note")
-    word = settings.CURRENCY if column.key == "cost" else KIND_WORDS.get(column.kind, "")
+    word = settings.CURRENCY if column.key == "cost" else "parameter" if is_twice else KIND_WORDS.get(column.kind, "")
     is_fact = column.kind == "field" and column.name in ("started", *NUMBERS)
     is_number = column.is_metric or is_fact or column in numeric
     kind = "metric" if column.is_metric else column.name if column.kind == "field" else column.kind

@@ -1,7 +1,8 @@
 """Which columns the table has. Pure.
 
 Until somebody chose, it has those that tell its newest rows apart: facts, parameters and metrics with a value in some row, and
-not the same one in all. Filters change no columns. What somebody chose stays, whatever the rows are.
+not the same one in all. Filters add none of these, and hide only metrics and parameters that no row shown has. What somebody
+chose stays, whatever the rows are.
 """
 
 from __future__ import annotations
@@ -52,12 +53,17 @@ def columns(rows: Sequence[Facts], chosen: Sequence[Column] | None, newest: Sequ
         metrics += [each.name for each in chosen if each.is_metric and each.name not in metrics]
         parameters += [each.name for each in chosen if each.kind == "param" and each.name not in parameters]
         return Columns(list(chosen), 0, list(dict.fromkeys(metrics)), list(dict.fromkeys(parameters)))
-    telling = _metrics(newest)
+    there = rows or newest
+    telling = [name for name in _metrics(newest) if any(name in row.numbers for row in there)]
     first = telling[:FIRST_METRICS]
-    if not any(name in row.numbers for row in rows for name in first):
-        # Filters led to runs of another kind.
-        first += _metrics(rows)[:LEAST_METRICS]
-    apart = [name for name in parameters if _tells([row.parameters.get(name) for row in newest], flag="true")]
+    # Runs of another kind.
+    first += _metrics([row for row in rows if not any(name in row.numbers for name in first)])[:LEAST_METRICS]
+    apart = [
+        name
+        for name in parameters
+        if any(name in row.parameters for row in there)
+        and _tells([row.parameters.get(name) for row in newest], flag="true")
+    ]
     # A tag or a note that one row has tells it from the others.
     facts = [Column("field", name) for name in FIELDS if name != BESIDE_THE_NAME and _tells(_facts(newest, name))]
     shown = list[Column]()

@@ -37,7 +37,11 @@ def table_of(appcode: Appcode, view: View) -> Table:
     known = columns_of(view, found, now)
     best = {column: best_of(column, found.rows) for column in known.shown if column.is_metric}
     numeric = {column for column in known.shown if column.kind == "param" and is_numeric(column.name, found.rows)}
-    headings = [heading_of(view, column, numeric) for column in known.shown]
+    metrics = {column.name for column in known.shown if column.is_metric}
+    headings = [
+        heading_of(view, column, numeric, is_twice=column.kind == "param" and column.name in metrics)
+        for column in known.shown
+    ]
 
     def cells(row: Row) -> list[Cell]:
         made = (
@@ -92,7 +96,7 @@ def needs_newest(view: View) -> bool:
 
 
 def columns_of(view: View, found: query.Found, now: dt.datetime) -> Columns:
-    """Those that were chosen, or else those that tell the newest runs apart, so that a filter changes none."""
+    """Those that were chosen, or else those that tell the newest runs apart, so that a filter adds none."""
     newest = found.newest if needs_newest(view) else found.rows
     return columns([facts_of(row, now) for row in found.rows], _chosen(view), [facts_of(row, now) for row in newest])
 

@@ -200,15 +200,18 @@ def test_metrics_of_many_rows_come_before_those_of_few_and_settings_come_last() 
     assert shown == ["acc", "loss_a", "loss_b", "rl_loss", "lr"]
 
 
-def test_filters_change_no_columns() -> None:
+def test_filters_add_no_columns_and_hide_empty_ones() -> None:
     newest = [facts({"loss": n}, {"LR": str(n)}, who) for n, who in ((0.5, "bob"), (0.4, "alice"))]
     keys = [each.key for each in columns(newest, None).shown]
     assert keys == ["last:loss", "best:loss", "param:LR", "who"]
-    for rows in (newest[:1], [], [facts({"loss": 0.3, "other": 1.0}, {"BATCH": "2"})]):
+    for rows in (newest[:1], []):
         assert [each.key for each in columns(rows, None, newest).shown] == keys
-    # Unless no metric of the rows would be seen.
-    other = [facts({"reward": 1.0}, {}), facts({"reward": 1.0}, {})]
-    assert [each.key for each in columns(other, None, newest).shown] == [
+    other = [facts({"loss": 0.3, "other": 1.0}, {"BATCH": "2"})]
+    assert [each.key for each in columns(other, None, newest).shown] == ["last:loss", "best:loss", "who"]
+    # Unless no metric of a row would be seen.
+    reward = [facts({"reward": 1.0}, {}), facts({"reward": 1.0}, {})]
+    assert [each.key for each in columns(reward, None, newest).shown] == ["last:reward", "who"]
+    assert [each.key for each in columns([*newest, *reward], None, newest).shown] == [
         "last:loss", "best:loss", "last:reward", "param:LR", "who",
     ]  # fmt: skip
 
