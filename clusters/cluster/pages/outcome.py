@@ -7,6 +7,7 @@ files are read apart, so that each is there even if the other cannot be read now
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from clusters.cluster.pages.cluster import page_of
 from clusters.cluster.pages.metrics import lines_of
 from clusters.results.values import is_judged, is_less_better
 from clusters.runs.models import Run
-from clusters.scalars.events import Point, Scalars
+from clusters.scalars.events import Point, Scalars, rank, tag_order
 from clusters.scalars.reading import scalars_of
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry, NotPossible
@@ -36,6 +37,11 @@ from portal.api.problems import Unavailable
 from portal.pages.appcodes import person
 from portal.pages.charts import draw, number
 from portal.web.limits import LOOKS
+
+# The loss that training lowers, and other losses; from this rank on a metric is no loss and no accuracy.
+TRAINING_LOSS = re.compile(r"(?i)(?:train(?:ing)?[/_.-])?loss")
+LOSS = re.compile(r"(?i)[/_.-]loss$")
+SPEED = 2
 
 # Numbers, files and pictures that are shown at most; pictures are part of the page, so only small ones are.
 FIGURES, FILES, PICTURES, PICTURE_BYTES = 6, 8, 3, 512 * 1024
@@ -84,8 +90,20 @@ def _numbers(run: Run) -> dict[str, Any]:
         return {"no_numbers": str(error)}
     if not found.curves:
         return {}
-    tag = found.tags[0]
-    return {"figures": figures(found), "chart": draw(tag, lines_of(found, tag), x_label="step")}
+    tag = main_tag(found)
+    chart = draw(tag, lines_of(found, tag), x_label="step") if tag else None
+    return {"figures": figures(found), "chart": chart}
+
+
+def main_tag(found: Scalars) -> str:
+    """The metric whose curve people look at first: the loss, then accuracies, then others; "" where none has two values."""
+    curves = (each for each in found.curves if sum(math.isfinite(point.value) for point in each.points) > 1)
+
+    def order(tag: str) -> tuple[int, tuple[int, str, str]]:
+        kinds = (TRAINING_LOSS.fullmatch(tag), LOSS.search(tag), rank(tag) < SPEED, is_judged(tag), True)
+        return next(n for n, is_so in enumerate(kinds) if is_so), tag_order(tag)
+
+    return min((curve.tag for curve in curves), key=order, default="")
 
 
 def figures(found: Scalars) -> list[Figure]:

@@ -618,6 +618,23 @@ class TestMetrics:
         page = client.get(address).content.decode()
         assert ("No numbers" in page, shown in page) == (True, True)
 
+    @pytest.mark.parametrize(
+        ("told", "first"),
+        [
+            ("step 1: val_loss = 2 loss = 3 accuracy = 0.1|step 2: val_loss = 2 loss = 2 accuracy = 0.2", "loss"),
+            ("step 1: accuracy = 0.1 eval_loss = 1|step 2: accuracy = 0.2 eval_loss = 2", "eval_loss"),
+            ("step 1: aloss = 3 lr = 1 train_acc = 0.5|step 2: aloss = 3 lr = 1", "aloss"),
+            ("step 1: loss = 3 lr = 1 size = 1|step 2: lr = 1 size = 2", "size"),
+            ("step 1: loss = nan lr = 1|step 2: loss = 2 lr = 1", "lr"),
+            ("step 1: loss = 3 accuracy = 0.1", ""),
+        ],
+    )
+    def test_the_first_chart_is_of_the_loss_where_it_is_a_curve(self, told, first):
+        from clusters.cluster.pages.outcome import main_tag
+        from clusters.scalars.printed import scalars_of_log
+
+        assert main_tag(scalars_of_log(told.replace("|", "\n").encode())) == first
+
     def test_below_the_last_value_stand_the_best_and_what_is_wrong(self):
         from clusters.cluster.pages.outcome import figures
         from clusters.scalars.printed import scalars_of_log
