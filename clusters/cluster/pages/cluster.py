@@ -111,6 +111,11 @@ class Page:
         )
 
     @property
+    def is_to_mend(self) -> bool:
+        """Whether the next step is a change: its run failed, and would fail again as it is."""
+        return self.row.phase == "Failed" and self.row.can_deploy and not self.cluster.part_of
+
+    @property
     def query(self) -> str:
         """Query string that keeps the selected run when the user switches tabs."""
         return "" if self.is_latest or self.run is None else f"?run={self.run.number}"

@@ -82,6 +82,20 @@ def test_redeploy_makes_the_next_run_and_says_why_when_it_cannot(make_cluster, p
     assert "has not ended yet" in page
 
 
+def test_of_a_failed_run_changing_it_is_the_first_choice_and_the_same_again_the_second(make_cluster, people, as_person):
+    for name, phase in (("bad", "Failed"), ("good", "Succeeded")):
+        make_cluster(name, phase=phase)
+
+    def buttons(name: str) -> list[tuple[str, str]]:
+        head = as_person(people.bob).get(f"/clusters/ops-demo/{name}/head").content.decode().partition("<details")[0]
+        return re.findall(r'<(?:a|button) class="(btn[^"]*)"[^>]*>([^<]+)<', head)
+
+    assert buttons("bad") == [("btn btn-primary", "Re-Deploy with changes…"), ("btn", "Re-Deploy")]
+    assert buttons("good") == [("btn btn-primary", "Re-Deploy")]
+    page = as_person(people.victor).get("/clusters/ops-demo/bad/head").content.decode()
+    assert "with changes" not in page
+
+
 @pytest.fixture
 def tasks_of():
     from clusters.runs.models import Task
