@@ -25,6 +25,7 @@ from clusters.runs.status import history
 from clusters.runs.status.phase import TERMINAL
 from portal import extension_points
 from portal.models import Delivery, Event, Membership, User, Webhook
+from portal.pages.charts import number
 from portal.profile.notifications import PHASES
 from portal.templatetags.portal import gpu_hours
 
@@ -127,7 +128,7 @@ def _taken(user: User) -> QuerySet[Decision]:
 
 
 def _end(run: Run) -> extension_points.News:
-    return extension_points.News(f"run.{run.phase.lower()}", run.phase_since, *_words(run), url_of(run))
+    return extension_points.News(f"run.{run.phase.lower()}", run.phase_since, *_brief(run), url_of(run))
 
 
 def _loss(row: Decision) -> extension_points.News:
@@ -161,7 +162,7 @@ def _of_phases(user: User, phases: Collection[str], since: dt.datetime) -> list[
         # Many runs can change at the same moment, and the next request asks only for later ones.
         last = found[-1]
         found += in_order.filter(phase_since=last.phase_since, pk__gt=last.pk)[: extension_points.NEWS_OF_A_MOMENT]
-    return [extension_points.News(f"{run.pk} {run.phase}", run.phase_since, *_words(run), url_of(run)) for run in found]
+    return [extension_points.News(f"{run.pk} {run.phase}", run.phase_since, *_brief(run), url_of(run)) for run in found]
 
 
 def _of_taken(user: User, since: dt.datetime) -> list[extension_points.News]:
@@ -182,6 +183,14 @@ def _of_taken(user: User, since: dt.datetime) -> list[extension_points.News]:
 def _words(run: Run) -> tuple[str, str]:
     """A title and a sentence or two. The cost is only on the run's page: part of it may not be known yet."""
     return f"{run.cluster}: {run.phase}", f"Run {run.number}. {run.message}".strip()
+
+
+def _brief(run: Run) -> tuple[str, str]:
+    """As `_words`, for a list: without the lines of a log, and with the numbers of a run that succeeded."""
+    title, text = _words(run)
+    told = ", ".join(f"{name} {value if isinstance(value, str) else number(value)}" for name, value in run.headline)
+    is_good = run.phase == Run.Phase.SUCCEEDED and told
+    return title, f"Run {run.number}. {told}" if is_good else text.partition("\n")[0]
 
 
 def _words_of_taken(run: Run, why: str) -> tuple[str, str]:

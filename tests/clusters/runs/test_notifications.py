@@ -319,6 +319,23 @@ def test_the_bell_tells_ends_and_decisions_to_whom_they_concern_until_they_are_r
     assert titles_by_page == ["ops-demo/b: Stopped", *decided, "ops-demo/a: Stopped"]
 
 
+def test_the_bell_says_an_exception_once_and_what_a_run_came_to(make_cluster: Any, people: Any) -> None:
+    from portal.profile import bell
+
+    error = "ValueError: no (master-0, exit code 1)"
+    log = "Traceback (most recent call last):\n  File \"train.py\", line 1\nValueError: no"
+    make_cluster("bad", phase="Failed", run={"message": f"{error}\n{log}"})
+    numbers = [["loss", 0.25], ["accuracy", "NaN"]]
+    make_cluster("good", phase="Succeeded", run={"message": "The master has finished.", "headline": numbers})
+    make_cluster("mute", phase="Succeeded", run={"message": "The master has finished."})
+    told = {line.news.title: line.news.text for line in bell.lines(people.alice, "")[0]}
+    assert told == {
+        "ops-demo/bad: Failed": f"Run 1. {error}",
+        "ops-demo/good: Succeeded": "Run 1. loss 0.25, accuracy NaN",
+        "ops-demo/mute: Succeeded": "Run 1. The master has finished.",
+    }
+
+
 def test_the_bell_tells_ends_of_wholes_lost_gpus_and_notices_to_who_started_them(people: Any, client: Any) -> None:
     """Not parts, not what was withdrawn, and not who started nothing of it."""
     from clusters.admission.codes import Code
