@@ -155,6 +155,11 @@ class Table:
         return any(column.key == BESIDE_THE_NAME for column in self.columns.shown)
 
     @property
+    def pinned(self) -> int:
+        """How many runs are there because somebody pinned them, whether they match or not."""
+        return sum(line.is_pinned for line in self.lines)
+
+    @property
     def drawn(self) -> list[Line]:
         """The runs of the charts above the rows."""
         return [line for line in self.lines if line.series]

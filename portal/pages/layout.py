@@ -306,7 +306,8 @@ def _links(request: HttpRequest, administrator: bool) -> list[tuple[str, list[Li
 
 
 def _is_below(path: str, url: str) -> bool:
-    return path == url or path.startswith(url.rstrip("/") + "/")
+    """Home is above nothing: the profile is no part of it."""
+    return path == url or (url != "/" and path.startswith(url.rstrip("/") + "/"))
 
 
 @cache

@@ -146,6 +146,8 @@ def test_navigation_shows_only_pages_that_exist_and_are_for_me(client: Client, p
     assert lit(page) == ["Appcodes"]
     assert lit(client.get("/appcodes/ops-demo/compare")) == ["Results"]
     assert lit(client.get("/storage/ops-demo")) == ["Datastores"]
+    assert lit(client.get("/")) == ["Home"]
+    assert lit(client.get("/profile")) == [], "no page is below Home"
     client.force_login(people.root)
     page = client.get("/admin/people/alice")
     assert lit(page) == ["People"]

@@ -187,6 +187,12 @@ def test_a_table_takes_few_queries(people: Any, asked: str, most: int) -> None:
     assert len(queries) <= most, [each["sql"] for each in queries]
 
 
+def test_a_pinned_run_is_not_counted_as_a_match_in_silence(three: Any, as_person: Any) -> None:
+    client = as_person(three.victor)
+    assert "2 runs, 1 pinned<" in client.get("/results/ops-demo/table?tag=baseline&pin=a/1").content.decode()
+    assert "1 run<" in client.get("/results/ops-demo/table?tag=baseline").content.decode()
+
+
 def test_columns_stay_while_filters_change(three: Any, as_person: Any) -> None:
     def columns(query: str) -> list[str]:
         page = as_person(three.victor).get(f"/results/ops-demo/table?{query}")
