@@ -336,6 +336,35 @@ def test_a_line_without_a_value_at_the_crosshair_says_where_its_nearest_one_is(
         expect(page.locator("#charts .chart:visible h2")).to_have_text(["lr", "tiny"])
 
 
+# Pixels of a canvas that have a colour: of lines and dots, and not of axes and words.
+COLOURED = """canvas => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let found = 0;
+  for (let n = 0; n < data.length; n += 4) {
+    const colour = data.slice(n, n + 3);
+    if (data[n + 3] && Math.max(...colour) - Math.min(...colour) > 60) found++;
+  }
+  return found;
+}"""
+
+
+def test_the_only_value_of_a_metric_is_a_dot(
+    store: Callable[[int], None], s3: Any, bucket: str, live_server: Any
+) -> None:
+    store(0)
+    body = event(5, alone=0.9) + b"".join(event(step, several=step) for step in range(3))
+    s3.client.put_object(Bucket=bucket, Key="demo/1/train/events.out.tfevents.1", Body=body)
+    with chromium() as browser:
+        context = browser.new_context(base_url=live_server.url, viewport={"width": 1280, "height": 900})
+        give_session(context, live_server.url, "victor")
+        page = context.new_page()
+        page.goto(METRICS)
+        for name in ("alone", "several"):
+            canvas = page.get_by_role("slider", name=f"{name} by step").locator("canvas").first
+            canvas.wait_for()
+            assert canvas.evaluate(COLOURED) > 10, name
+
+
 def test_a_table_sorts_and_its_rows_are_found(
     store: Callable[[int], None], live_server: Any, s3: Any, bucket: str
 ) -> None:
