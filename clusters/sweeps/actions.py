@@ -66,7 +66,7 @@ def _create(manifest: SweepManifest, user: User, appcode: Appcode | None) -> Swe
     sweep = Sweep.objects.create(
         appcode=appcode, name=name, spec=spec.model_dump(mode="json", by_alias=True), created_by=user, acts_for=user
     )
-    SWEEPS.record(sweep, "created", user, f"{spec.points} points, {spec.parallel} at once.")
+    SWEEPS.record(sweep, "created", user, f"{spec.points} trials, {spec.parallel} in parallel.")
     return _woken(sweep)
 
 
@@ -86,7 +86,7 @@ def change_sweep(sweep: Sweep, manifest: SweepManifest, *, acting_user: User) ->
         _go_on(sweep, acting_user)
     sweep.settled = False
     sweep.save()
-    SWEEPS.record(sweep, "changed", acting_user, f"{now.points} points, {now.parallel} at once.")
+    SWEEPS.record(sweep, "changed", acting_user, f"{now.points} trials, {now.parallel} in parallel.")
     return _woken(sweep)
 
 

@@ -1,9 +1,8 @@
 """The definition of a sweep: one trial, the parameters that differ between trials, and how the next ones are chosen. Pure.
 
-The idea: a parameter reaches the program as an environment variable of its name, and replaces `{name}` in the command or in a
-variable's value. It takes the place of the template's variable of the same name, so that a sweep may vary what the cluster sets. In
-a command it is a number, or text of characters that no shell interprets. So the author of the sweep writes the command, and no
-value can change it.
+The idea: a parameter reaches the program as an environment variable of its name, in place of the template's own, and replaces
+`{name}` in the command or in a variable's value. In a command it is a number, or text of characters that no shell interprets. So
+the author of the sweep writes the command, and no value can change it.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class SweepSpec(Strict):
             self._check_place(name, parameter)
             self._check_when(name, parameter)
         if self.sampler == "tpe" and self.goal is None:
-            raise field_error("Say of which number this is to find the best.", "goal")
+            raise field_error("TPE needs a metric to optimize.", "goal")
         if self.sampler == "tpe" and sum(len(each.values) for each in self.parameters.values()) > MAX_WEIGHED:
             raise field_error(
                 f"TPE weighs each value against each trial: all choices together have at most {MAX_WEIGHED:,} values. "
@@ -135,10 +134,10 @@ class SweepSpec(Strict):
                 "parameters",
             )
         if self.stop_early and self.goal is None:
-            raise field_error("Say by which number trials are compared.", "goal")
+            raise field_error("Early stopping needs a metric to compare trials by.", "goal")
         if self.stop_early and self.folds:
             raise field_error(
-                "Folds are compared by their mean, when all have ended; leave one of both out.", "stopEarly"
+                "Early stopping does not work with folds: their mean is known only when all have ended.", "stopEarly"
             )
         self._check_folds()
         self._check_count()
@@ -193,7 +192,7 @@ class SweepSpec(Strict):
             return
         said = self.template.input
         if said is None:
-            raise field_error("Folds are of the input, and the template has none.", "folds")
+            raise field_error("Folds need an input, and the cluster has none.", "folds")
         if said.folds:
             raise field_error(
                 "The folds are held out in turn; leave them out of the input.", "template", "input", "folds"
@@ -214,16 +213,16 @@ class SweepSpec(Strict):
                 is_exact = points < 10**30 and not any(each.when for each in self.parameters.values())
                 size = f"{points:,}" if is_exact else f"more than {MAX_TRIALS:,}"
                 raise field_error(
-                    f"This grid has {size} points, and a sweep at most {MAX_TRIALS:,}: take fewer values, or say how many.",
+                    f"This grid has {size} combinations, and a sweep at most {MAX_TRIALS:,}: use fewer values, or set trials.",
                     "parameters",
                 )
             if self.trials is not None and self.trials > points:
-                raise field_error(f"This grid has {points:,} point{'s' * (points > 1)}.", "trials")
+                raise field_error(f"This grid has {points:,} combination{'s' * (points > 1)}.", "trials")
         elif self.trials is None:
-            raise field_error("Say how many trials there are to be.", "trials")
-        if self.points * (self.folds or 1) > MAX_TRIALS:
+            raise field_error("Enter the number of trials; only a grid has one of its own.", "trials")
+        if (runs := self.points * (self.folds or 1)) > MAX_TRIALS:
             raise field_error(
-                f"{self.points:,} points of {self.folds} folds are more than {MAX_TRIALS:,} trials.", "trials"
+                f"{self.points:,} trials with {self.folds} folds are {runs:,} runs; at most {MAX_TRIALS:,}.", "trials"
             )
 
     def _check_one_run(self) -> None:
@@ -249,7 +248,9 @@ class SweepSpec(Strict):
             (self.folds, "folds"),
         ):
             if is_said:
-                raise field_error("Trials of one run are grid or random points that each go to their end.", name)
+                raise field_error(
+                    "Trials in one run are sampled by grid or at random, without folds and early stopping.", name
+                )
         if taken := sorted(READ_ONLY & self.parameters.keys()):
             raise field_error(f"bash keeps {taken[0]} for itself; choose another name.", "parameters", taken[0])
 

@@ -7,11 +7,12 @@
     if (!add) return;
     const spare = () => [...document.querySelectorAll(".parameter[data-spare]")];
     spare().forEach((row) => { row.hidden = true; });
-    add.addEventListener("click", () => {
+    const part = (row, name) => row.querySelector("[name$='-" + name + "']");
+    function another() {
       let row = spare().find((each) => each.hidden);
       if (!row) {
         const rows = document.querySelectorAll(".parameter"), last = rows[rows.length - 1];
-        if (rows.length >= 50) return;
+        if (rows.length >= 50) return null;
         row = last.cloneNode(true);
         row.classList.remove("field-wrong");
         row.querySelectorAll(".errorlist").forEach((each) => each.remove());
@@ -24,7 +25,35 @@
       }
       row.hidden = false;
       row.removeAttribute("data-spare");
-      row.querySelector("input").focus();
+      return row;
+    }
+    add.addEventListener("click", () => { const row = another(); if (row) part(row, "name").focus(); });
+    // A parameter of the cluster fills a row, with a range around its value, and takes the place of that value in the command.
+    const form = add.form, shown = () => [...document.querySelectorAll(".parameter:not([hidden])")];
+    const chips = [...document.querySelectorAll("[data-parameter]")];
+    const press = () => chips.forEach((chip) => {
+      const name = JSON.parse(chip.dataset.parameter).name;
+      chip.setAttribute("aria-pressed", shown().some((row) => part(row, "name").value.trim() === name));
+    });
+    chips.forEach((chip) => chip.addEventListener("click", () => {
+      const said = JSON.parse(chip.dataset.parameter);
+      let row = shown().find((each) => part(each, "name").value.trim() === said.name);
+      if (!row) {
+        row = shown().find((each) => !["name", "low", "high", "values"].some((name) => part(each, name).value.trim())) || another();
+        if (!row) return;
+        Object.entries(said).forEach(([name, value]) => { const to = part(row, name); if (to.type === "checkbox") to.checked = true; else to.value = value; });
+        if (chip.dataset.find) form.elements.command.value = form.elements.command.value.replace(chip.dataset.find, () => chip.dataset.put);
+        form.dispatchEvent(new Event("change", { bubbles: true }));
+      }
+      part(row, said.type === "choice" ? "values" : "low").focus();
+      press();
+    }));
+    form.addEventListener("input", press);
+    press();
+    // A metric that the cluster has recorded says whether less of it is better.
+    form.elements.metric.addEventListener("input", (event) => {
+      const known = [...document.querySelectorAll("#metrics option")].find((each) => each.value === event.target.value);
+      if (known) form.elements.direction.value = known.dataset.direction;
     });
   });
   document.addEventListener("DOMContentLoaded", () => {

@@ -28,7 +28,9 @@ FIELD_OF = {
     "spec.oneRun": "one_run", "spec.stopEarly": "min_steps", "spec.stopEarly.factor": "factor",
     "spec.stopEarly.brackets": "brackets",
 }  # fmt: skip
-SAMPLERS = (("tpe", "Nearer to what was good (TPE)"), ("random", "At random"), ("grid", "Every combination (grid)"))
+SAMPLERS = (("tpe", "Bayesian (TPE)"), ("random", "Random"), ("grid", "Grid: every combination"))
+# Fields below “Advanced”, which is open when one of them says something else than this.
+ADVANCED = {"seed": "0", "retries": "0", "folds": "", "one_run": "", "min_steps": "", "factor": "3", "brackets": "1"}
 
 
 @dataclass
@@ -55,39 +57,40 @@ class SweepForm(ManifestForm[SweepManifest]):
     appcode = Words(widget=forms.HiddenInput())
     template = Words(widget=forms.HiddenInput())
     name = line("Name", "Lower-case letters, digits and “-”.", maxlength=MAX_NAME)
-    command = area(
-        "Command", "Write {name} where a parameter goes. Each is an environment variable of its name, too.", rows=4
-    )
+    command = area("Command", "{name} stands for the value of a parameter.", rows=3)
     metric = line(
-        "Looked for",
-        "As the program writes it: a summary's tag, or the name in a line like val_loss = 0.31",
+        "Metric",
+        "A tag of TensorBoard, a column of a table of metrics, or a name in the log: val_loss = 0.31",
         required=False,
         code=True,
+        list="metrics",
     )
-    direction = choice("Better is", choices=[("minimize", "lower"), ("maximize", "higher")], initial="minimize")
-    sampler = choice("Next points", choices=SAMPLERS, initial="tpe")
-    seed = number("Seed", "Another one chooses other points.", initial="0")
-    trials = number("Points", "Of a grid empty for all.", initial="20")
-    parallel = number("At once", "Within the quota.", initial="2")
+    direction = choice("Direction", choices=[("minimize", "Minimize"), ("maximize", "Maximize")], initial="minimize")
+    sampler = choice("Method", choices=SAMPLERS, initial="tpe")
+    trials = number("Trials", "Grid: empty for all.", initial="20")
+    parallel = number("Parallel", "Trials at a time.", initial="2")
+    seed = number("Random seed", "Of the search.", initial="0")
+    retries = number("Retries", "Per failed trial.", initial="0")
     folds = number(
         "Folds",
-        f"k-fold: each point is trained so often, 2 to {MAX_FOLDS}, another part of the input held out each time.",
+        f"k-fold cross-validation: each trial runs 2 to {MAX_FOLDS} times, each time with another fold of the input held out.",
         required=False,
     )
     one_run = choice(
-        "Each trial is",
-        "A copy in one run is for many short trials: copies take turns, up to a thousand in a run.",
-        [("", "A cluster of its own"), ("on", "A copy in one run")],
+        "Run each trial as",
+        "For many short trials: up to 1,000 copies share one run and take turns.",
+        [("", "Its own cluster"), ("on", "A copy in one run")],
         required=False,
     )
-    retries = number("Retries", "Of a trial that fails.", initial="0")
     min_steps = number(
-        "End early from step",
-        "From then on only the best go on (ASHA), by what is told with its step; empty for never.",
+        "Early stopping (ASHA) from step",
+        "Stops trials that are behind the others. The program reports its metric with the step.",
         required=False,
     )
-    factor = number("Keep one of", "Each time.", initial="3")
-    brackets = number("Brackets", "Several: Hyperband.", initial="1")
+    factor = number("Reduction factor", "3 keeps the best third.", initial="3")
+    brackets = number("Brackets", "2 or more: Hyperband.", initial="1")
+    # APPCODE/CLUSTER from which the form was filled.
+    source = Words(widget=forms.HiddenInput(), required=False)
 
     def __init__(
         self,
@@ -103,6 +106,18 @@ class SweepForm(ManifestForm[SweepManifest]):
         said += [dict.fromkeys(PARTS, "") | {"type": "float"} for _ in range(room - len(said))]
         self.rows = [ParameterRow(number, each) for number, each in enumerate(said)]
         self.rows_wrong: list[str] = []
+
+    @property
+    def opens_advanced(self) -> bool:
+        said = self.said()
+        return any(said[name].strip() != usual or name in self.errors for name, usual in ADVANCED.items())
+
+    @property
+    def mistakes(self) -> list[tuple[str, str]]:
+        """All errors, each with the label of its field."""
+        labels = {name: str(each.label) for name, each in self.fields.items() if each.label}
+        labels |= {"parameters": "Parameters"}
+        return [(labels.get(name, ""), str(each)) for name, those in self.errors.items() for each in those]
 
     def document(self, said: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldError]]:
         complaints: list[FieldError] = []
@@ -148,6 +163,7 @@ class SweepForm(ManifestForm[SweepManifest]):
         if path and path[0].startswith("#"):
             row = self.rows[int(path[0][1:])]
         if row is None:
+            message = "Add a parameter." if all(each.is_empty for each in self.rows) else message
             self.rows_wrong.append(message)
         else:
             row.wrong.setdefault(next((part for part in path[1:2] if part in PARTS), "name"), message)

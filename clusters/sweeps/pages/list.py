@@ -79,11 +79,11 @@ class Row:
     @property
     def how(self) -> str:
         """The sampler and its options, in one line."""
-        words_ = {"grid": "every combination", "random": "at random", "tpe": "nearer to what was good (TPE)"}
+        words_ = {"grid": "grid search", "random": "random search", "tpe": "Bayesian search (TPE)"}
         folds = f", {self.spec.folds} folds each" if self.spec.folds else ""
-        early = f", those behind ended from step {self.spec.stop_early.min_steps} on" if self.spec.stop_early else ""
+        early = f", early stopping from step {self.spec.stop_early.min_steps}" if self.spec.stop_early else ""
         one = " in one run" if self.spec.one_run else ""
-        return f"{words_[self.spec.sampler]}{folds}{early}, {self.spec.parallel} at once{one}"
+        return f"{words_[self.spec.sampler]}{folds}{early}, {self.spec.parallel} in parallel{one}"
 
 
 @require_safe

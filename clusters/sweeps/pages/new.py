@@ -22,6 +22,7 @@ from clusters.sweeps import actions
 from clusters.sweeps.access import sweep_for, sweeps_for
 from clusters.sweeps.manifest import MAX_NAME, SweepManifest, SweepSpec
 from clusters.sweeps.pages.form import SweepForm, fields_of, rows_of
+from clusters.sweeps.pages.offers import metrics_of, offers
 from portal.access import OPERATE, appcode_for
 from portal.errors import Invalid
 from portal.models import User
@@ -46,13 +47,13 @@ def new_sweep(request: HttpRequest) -> HttpResponse:
     made = form.attempt(lambda manifest: actions.create_sweep(manifest, acting_user=user))
     if made is None:
         return _page(request, form)
-    messages.success(request, f"{made.name} begins: its first trials are on their way.")
+    messages.success(request, f"{made.name} has started; its first trials are on their way.")
     return redirect("sweep", made.appcode.code, made.name)
 
 
 @require_POST
 def preview_sweep(request: HttpRequest) -> HttpResponse:
-    """The right column: number of trainings, hourly cost, errors. Writes nothing."""
+    """The right column: number of runs, hourly cost, errors. Writes nothing."""
     user = person(request)
     form = SweepForm(request.POST)
     form.is_valid()
@@ -89,7 +90,7 @@ def _filled(request: HttpRequest, user: User) -> SweepForm | None:
         cluster = cluster_for(user, appcode, name)
         number = run_number(request.GET.get("run", ""))
         body = run_for(user, appcode, name, number).spec if number else cluster.spec
-        return _of_spec(user, name, appcode, ClusterSpec.model_validate(body))
+        return _of_spec(user, name, appcode, ClusterSpec.model_validate(body), f"{appcode}/{name}")
     return None
 
 
@@ -102,10 +103,11 @@ def _of_cluster_form(request: HttpRequest, user: User) -> HttpResponse:
     if manifest is None:
         return form_page(request, form, cluster)
     called = str(form["name"].value() or "sweep")
-    return _page(request, _of_spec(user, called, manifest.metadata.appcode, manifest.spec))
+    source = f"{cluster.appcode.code}/{cluster.name}" if cluster else ""
+    return _page(request, _of_spec(user, called, manifest.metadata.appcode, manifest.spec, source))
 
 
-def _of_spec(user: User, called: str, appcode: str, spec: ClusterSpec) -> SweepForm:
+def _of_spec(user: User, called: str, appcode: str, spec: ClusterSpec, source: str) -> SweepForm:
     if spec.framework not in COMPUTING:
         raise Http404("An application has no trials.")
     initial = {
@@ -113,6 +115,7 @@ def _of_spec(user: User, called: str, appcode: str, spec: ClusterSpec) -> SweepF
         "appcode": appcode,
         "template": spec.model_dump_json(by_alias=True),
         "command": spec.command,
+        "source": source,
     }
     return SweepForm(initial=initial)
 
@@ -128,7 +131,21 @@ def _page(request: HttpRequest, form: SweepForm) -> HttpResponse:
         template = ClusterSpec.model_validate_json(str(form["template"].value() or ""))
     except ValidationError:
         template = None
-    return render(request, "clusters/sweeps/new.html", {"form": form, "template": template})
+    context = {
+        "form": form,
+        "template": template,
+        "offers": offers(template.model_copy(update={"command": form.said()["command"]})) if template else [],
+        "metrics": _metrics(person(request), form.said()["source"]),
+    }
+    return render(request, "clusters/sweeps/new.html", context)
+
+
+def _metrics(user: User, source: str) -> list[tuple[str, str]]:
+    appcode, _, name = source.replace("\0", "").partition("/")
+    try:
+        return metrics_of(cluster_for(user, appcode, name)) if name else []
+    except Http404:
+        return []
 
 
 def _ask(request: HttpRequest, user: User) -> HttpResponse:

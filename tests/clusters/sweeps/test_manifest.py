@@ -48,22 +48,22 @@ def number(**said):
         (number(step=None), "parameters.lr.step", "A grid needs a step"),
         (number(low=1, step=None, log=True), "parameters.lr.log", "A grid needs a choice"),
         (number(type="int", high=2.5), "parameters.lr.high", "whole number"),
-        (number(high=10**9), "parameters", "This grid has 1,000,000,000 points, and a sweep at most 10,000"),
-        (number(high=3) | {"trials": 4}, "trials", "This grid has 3 points."),
+        (number(high=10**9), "parameters", "This grid has 1,000,000,000 combinations, and a sweep at most 10,000"),
+        (number(high=3) | {"trials": 4}, "trials", "This grid has 3 combinations."),
         ({"parameters": {"rate": LR}}, "parameters.rate", "Nothing reads it: write {rate} or $rate into the command"),
         ({"parameters": {"lr": LR, "TASK_INDEX": LR}}, "parameters.TASK_INDEX", "is set by the portal"),
         ({"parameters": {"TF_CONFIG": LR}}, "parameters.TF_CONFIG", "is set by the portal"),
-        ({"parameters": {"lr": LR, "RATE": LR}, "template": TEMPLATE | {"command": "train"}}, "parameters.lr", "Nothing reads it"),
+        ({"parameters": {"lr": LR, "RATE": LR}, "template": TEMPLATE | {"command": "go"}}, "parameters.lr", "Nothing reads it"),
         ({"parameters": {"lr": {"type": "choice", "values": ["1; rm -rf /"]}}}, "parameters.lr.values", "cannot stand in"),
         ({"parameters": {"lr": {"type": "choice", "values": [True, "true"]}}}, "parameters.lr.values", "there twice"),
         ({"parameters": {"lr": {"type": "choice", "values": [{}]}}}, "parameters.lr.values.0", "Give a text, a number"),
         ({"parameters": {"lr": LR | {"when": {"momentum": [1]}}}}, "parameters.lr.when.momentum", "Name another parameter"),
-        ({"sampler": "random"}, "trials", "Say how many"),
+        ({"sampler": "random"}, "trials", "Enter the number of trials"),
         ({"sampler": "random", "trials": 10_001}, "trials", "At most 10000."),
-        ({"sampler": "tpe", "trials": 5, "goal": None}, "goal", "of which number"),
-        ({"folds": 3}, "folds", "the template has none"),
+        ({"sampler": "tpe", "trials": 5, "goal": None}, "goal", "TPE needs a metric"),
+        ({"folds": 3}, "folds", "the cluster has none"),
         ({"folds": 3, "template": TEMPLATE | {"input": {"datastore": "d", "mode": "stream"}}}, "template.input.mode", "copy"),
-        ({"stopEarly": {"minSteps": 1}, "goal": None}, "goal", "by which number"),
+        ({"stopEarly": {"minSteps": 1}, "goal": None}, "goal", "Early stopping needs a metric"),
         ({"stopEarly": {"minSteps": 0}}, "stopEarly.minSteps", "At least 1."),
         ({"template": JUPYTER}, "template.framework", "comes to an end"),
         ({"template": TEMPLATE | {"mode": "service"}}, "template.mode", "choose 'batch'"),
@@ -86,7 +86,10 @@ def test_a_trial_is_the_template_with_its_parameters_put_in():
 
 
 def test_a_parameter_takes_the_place_of_the_variable_of_its_name():
-    template = TEMPLATE | {"command": "python main.py", "env": {"LR": "0.01", "SEED": "1", "RUN": "lr-$LR", "MOMENTUM": "{LR}"}}
+    template = TEMPLATE | {
+        "command": "python main.py",
+        "env": {"LR": "0.01", "SEED": "1", "RUN": "lr-$LR", "MOMENTUM": "{LR}"},
+    }
     momentum = {"type": "choice", "values": [0.9], "when": {"LR": [3]}}
     found = spec(template=template, parameters={"LR": {"type": "choice", "values": [0.1, 3]}, "MOMENTUM": momentum})
     assert [trial_spec(found, point)["env"] for point in next_points(found, 0, 2)] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 
 import pytest
 from django.db import connection
@@ -84,9 +85,9 @@ BAD = [
     ({"parameter-1-name": "lr", "parameter-1-low": "1"}, "There are two of this name."),
     ({"parameter-0-when": "always"}, "Write NAME = VALUE"),
     ({"parameter-0-type": "choice"}, "Give the values to choose from."),
-    ({"metric": ""}, "Say of which number this is to find the best."),
+    ({"metric": ""}, "TPE needs a metric to optimize."),
     ({"trials": "none"}, "trials"),
-    ({"folds": "3"}, "Folds are of the input, and the template has none."),
+    ({"folds": "3"}, "Folds need an input, and the cluster has none."),
     ({"name": "a" * 31}, "name"),
 ]
 
@@ -110,6 +111,53 @@ def test_a_sweep_over_a_cluster_is_refused_at_its_fields_and_else_begins(typed, 
     assert as_person(people.mallory).get("/sweeps/ops-demo/train-sweep").status_code == 404
     assert as_person(people.victor).post("/sweeps/new", body | {"name": "mine"}).status_code == 200
     assert Sweep.objects.count() == 1
+
+
+def test_a_variable_of_the_cluster_is_offered_and_varied(make_cluster, people, as_person):
+    from clusters.results.models import Metric, RunMetric
+    from clusters.sweeps.models import Sweep
+
+    env = {"LR": "0.3", "HF_TOKEN": "hf_1", "DATA": "$HOME/data"}
+    cluster = make_cluster("train", command="python train.py --width=64 --depth 3", env=env)
+    for name in ("val_loss", "accuracy", "lr"):
+        metric = Metric.objects.create(appcode=cluster.appcode, name=name)
+        RunMetric.objects.create(run=cluster.runs.get(), metric=metric, last=1, step=1)
+    client = as_person(people.bob)
+    page = client.get("/sweeps/new?from=ops-demo/train").content.decode()
+    assert re.findall(r'<option value="([^"]+)" data-direction="(\w+)">', page) == [
+        ("val_loss", "minimize"),
+        ("accuracy", "maximize"),
+    ]
+    body = sent(page, "sweep-form") | {"metric": "val_loss", **LR, "parameter-0-name": "LR", "parameter-0-low": "much"}
+    assert 'data-direction="maximize"' in client.post("/sweeps/new", body).content.decode()
+    assert client.post("/sweeps/new", body | {"parameter-0-low": "0.001"}).status_code == 302
+    assert list(Sweep.objects.get().spec["parameters"]) == ["LR"]
+
+
+def test_offers_are_what_a_person_may_want_to_vary():
+    from clusters.manifest.cluster import ClusterSpec
+    from clusters.sweeps.pages.offers import offers
+
+    env = {"LR": "0.3", "SEED": "0", "DROPOUT": "0.5", "HF_TOKEN": "hf_1", "DATA": "$HOME/data", "LONG": "x" * 41}
+    command = "python train.py --batch-size=64 --lr 1e-3 --amp optimizer=sgd --twice 1 --twice 1 --width {width}"
+    spec = {"image": "i", "command": command, "env": env, "roles": {"master": {"flavor": "small"}}}
+    found = {each.name: each for each in offers(ClusterSpec.model_validate(spec))}
+    assert {name: (each.find, each.put) for name, each in found.items()} == {
+        "LR": ("", ""),
+        "SEED": ("", ""),
+        "DROPOUT": ("", ""),
+        "batch_size": ("--batch-size=64", "--batch-size={batch_size}"),
+        "lr": ("--lr 1e-3", "--lr {lr}"),
+        "optimizer": ("optimizer=sgd", "optimizer={optimizer}"),
+    }
+    assert {name: json.loads(each.row) for name, each in found.items()} == {
+        "LR": {"name": "LR", "type": "float", "low": "0.03", "high": "3", "log": "on"},
+        "SEED": {"name": "SEED", "type": "int", "low": "0", "high": "9"},
+        "DROPOUT": {"name": "DROPOUT", "type": "float", "low": "0", "high": "1"},
+        "batch_size": {"name": "batch_size", "type": "int", "low": "16", "high": "256", "log": "on"},
+        "lr": {"name": "lr", "type": "float", "low": "0.0001", "high": "0.01", "log": "on"},
+        "optimizer": {"name": "optimizer", "type": "choice", "values": "sgd"},
+    }
 
 
 def begun(make_cluster, people, points, **more):
