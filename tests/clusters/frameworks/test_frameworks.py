@@ -152,7 +152,10 @@ def test_the_plan_of_a_parameter_server_cluster():
         ({}, False, {"WANDB_MODE": "offline"}),
         ({"WANDB_DIR": "/tmp/x"}, True, {"WANDB_MODE": "offline", "WANDB_DIR": "/tmp/x"}),
         ({"WANDB_API_KEY": "k"}, True, {"WANDB_API_KEY": "k"}),
-        ({"WANDB_API_KEY": "k", "WANDB_MODE": "offline"}, True, {"WANDB_API_KEY": "k", "WANDB_MODE": "offline", "WANDB_DIR": "/elearn/output"}),
+        (
+            {"WANDB_API_KEY": "k", "WANDB_MODE": "offline"}, True,
+            {"WANDB_API_KEY": "k", "WANDB_MODE": "offline", "WANDB_DIR": "/elearn/output"},
+        ),
         ({"WANDB_MODE": "online"}, True, {"WANDB_MODE": "online"}),
     ],
 )  # fmt: skip
