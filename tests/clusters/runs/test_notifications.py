@@ -323,7 +323,7 @@ def test_the_bell_says_an_exception_once_and_what_a_run_came_to(make_cluster: An
     from portal.profile import bell
 
     error = "ValueError: no (master-0, exit code 1)"
-    log = "Traceback (most recent call last):\n  File \"train.py\", line 1\nValueError: no"
+    log = 'Traceback (most recent call last):\n  File "train.py", line 1\nValueError: no'
     make_cluster("bad", phase="Failed", run={"message": f"{error}\n{log}"})
     numbers = [["loss", 0.25], ["accuracy", "NaN"]]
     make_cluster("good", phase="Succeeded", run={"message": "The master has finished.", "headline": numbers})
