@@ -597,20 +597,45 @@
     $$("[data-film]").forEach(project);
     $$(".film img").forEach((image) => { image.tabIndex = 0; image.setAttribute("role", "button"); });
   };
-  // An image has no address of its own, so a dialog shows it as large as the window.
+  // An image has no address of its own, so a dialog shows it as large as the window. Where it is one step of several, its buttons and
+  // arrow keys move the slider on the page.
   function enlarge(image) {
-    const dialog = document.createElement("dialog"), form = document.createElement("form"), words = document.createElement("b"), close = document.createElement("button"), large = image.cloneNode();
-    ["role", "tabindex"].forEach((name) => large.removeAttribute(name));
+    const dialog = document.createElement("dialog"), form = document.createElement("form"), words = document.createElement("b"), film = image.closest(".film.is-one"), slider = film && $("input", film.previousElementSibling);
+    const button = (text, by) => {
+      const made = document.createElement("button");
+      made.className = "btn";
+      made.textContent = text;
+      if (by) { made.type = "button"; made.addEventListener("click", () => step(by)); }
+      return made;
+    };
+    const ways = slider ? [button("Earlier", -1), button("Later", 1)] : [];
+    function show(figure) {
+      const large = figure.firstElementChild.cloneNode(true);  // an image, or the link that loads it
+      ["role", "tabindex"].forEach((name) => large.removeAttribute(name));
+      words.textContent = large.alt || $("figcaption", figure).textContent;
+      dialog.setAttribute("aria-label", words.textContent);
+      ways.forEach((way, n) => { way.disabled = slider.value === (n ? slider.max : slider.min); });
+      dialog.replaceChildren(form, large);
+    }
+    function step(by) {
+      slider.value = Number(slider.value) + by;
+      slider.dispatchEvent(new Event("input"));
+      show($("li:not([hidden]) figure", film));
+    }
     dialog.className = "film-large";
-    dialog.setAttribute("aria-label", image.alt);
     form.method = "dialog";
-    words.textContent = image.alt;
-    close.className = "btn";
-    close.textContent = "Close";
-    form.append(words, close);
-    dialog.append(form, large);
+    form.append(words, ...ways, button("Close"));
+    show(image.closest("figure"));
+    dialog.addEventListener("keydown", (event) => {
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (slider && by) { event.preventDefault(); step(by); }
+    });
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-    dialog.addEventListener("close", () => { dialog.remove(); if (image.isConnected) image.focus(); });
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      const back = film ? $("li:not([hidden]) img", film) : image;
+      if (back && back.isConnected) back.focus();
+    });
     document.body.append(dialog);
     dialog.showModal();
   }

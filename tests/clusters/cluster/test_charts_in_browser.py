@@ -413,6 +413,13 @@ def test_images_have_a_slider_over_their_steps(
         images.press("Enter")
         large = page.get_by_role("dialog", name="picture at step 30")
         expect(large.get_by_role("img", name="picture at step 30")).to_be_visible()
+        # From there one goes to the other steps, too.
+        large.press("ArrowLeft")
+        expect(page.get_by_role("dialog", name="picture at step 2").get_by_role("img")).to_be_visible()
+        large = page.get_by_role("dialog")
+        large.get_by_role("button", name="Later").click()
+        expect(large.get_by_role("img", name="picture at step 30")).to_be_visible()
+        expect(large.get_by_role("button", name="Later")).to_be_disabled()
         large.get_by_role("button", name="Close").click()
         expect(images).to_be_focused()
         slider.press("ArrowLeft")
