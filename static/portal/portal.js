@@ -449,8 +449,9 @@
     if (kept.focus) { const element = all.find((e) => keyOf(e) === kept.focus); if (element) element.focus({ preventScroll: true }); }
     kept = null;
   });
-  // When the list says that other GPUs are held, the counter of the top bar must not say something else for long.
-  const heldOf = () => { const held = $("#morning dd"); return held ? held.textContent : null; };
+  // When the list says that other GPUs are held, or the page of a cluster that its state is another one, the counter of the top bar
+  // must not say something else for long.
+  const heldOf = () => { const held = $("#morning dd, .page-title [data-announce]"); return held ? held.textContent : null; };
   let held = heldOf();
   document.addEventListener("htmx:afterSettle", () => {
     const now = heldOf(), counter = $(".gpus");
