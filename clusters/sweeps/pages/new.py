@@ -22,7 +22,7 @@ from clusters.sweeps import actions
 from clusters.sweeps.access import sweep_for, sweeps_for
 from clusters.sweeps.manifest import MAX_NAME, SweepManifest, SweepSpec
 from clusters.sweeps.pages.form import SweepForm, fields_of, rows_of
-from clusters.sweeps.pages.offers import metrics_of, offers
+from clusters.sweeps.pages.offers import left_alone, metrics_of, offers
 from portal.access import OPERATE, appcode_for
 from portal.errors import Invalid
 from portal.models import User
@@ -72,7 +72,7 @@ def preview_sweep(request: HttpRequest) -> HttpResponse:
             context |= {
                 "points": spec.points, "total": total, "at_once": at_once, "cost": sum((cost for _ in range(at_once)), NOTHING),
                 "most": (cost.limit + cost.hooks) * total if cost.limit is not None else None,
-                "hooks": cost.hooks * total, "manifest": text,
+                "hooks": cost.hooks * total, "manifest": text, "left_alone": left_alone(spec),
                 "curl": curl(request.build_absolute_uri(f"/api/v1/appcodes/{code}/sweeps"), text),
             }  # fmt: skip
     return render(request, "clusters/sweeps/_preview.html", context)

@@ -14,6 +14,7 @@ from clusters.results.models import RunMetric
 from clusters.results.values import is_judged, is_less_better, options
 from clusters.runs.models import Cluster, Run
 from clusters.scalars.events import rank
+from clusters.sweeps.manifest import SweepSpec
 from clusters.sweeps.pages.form import literal
 from clusters.sweeps.parameters import written
 
@@ -68,6 +69,13 @@ def offers(template: ClusterSpec) -> list[Offer]:
     found |= {each.name: each for each in _options(template.command)}
     taken = FRAMEWORKS[template.framework].reserved_env
     return [each for each in found.values() if each.name not in taken and _is_tunable(each)][:MOST]
+
+
+def left_alone(spec: SweepSpec) -> list[Offer]:
+    """Options of the command with a fixed value and the name of a parameter, which therefore changes nothing there."""
+    command = spec.template.command
+    fixed = (each for each in _options(command) if each.name in spec.parameters)
+    return [each for each in fixed if not re.search(rf"\{{{each.name}\}}|\${each.name}\b", command)]
 
 
 def _options(command: str) -> Iterator[Offer]:

@@ -134,6 +134,19 @@ def test_a_variable_of_the_cluster_is_offered_and_varied(make_cluster, people, a
     assert list(Sweep.objects.get().spec["parameters"]) == ["LR"]
 
 
+@pytest.mark.parametrize(
+    ("command", "is_fixed"),
+    [("train --lr=0.1", True), ("train --lr {lr}", False), ("LR=$lr train --lr 0.1", False), ("train $lr", False)],
+)
+def test_the_summary_warns_of_an_option_that_stays_as_it_is(command, is_fixed, make_cluster, people, as_person):
+    make_cluster("train", command=command)
+    client = as_person(people.bob)
+    body = sent(client.get("/sweeps/new?from=ops-demo/train").content.decode(), "sweep-form") | {"metric": "loss", **LR}
+    page = client.post("/sweeps/preview", body).content.decode()
+    assert "<dt>Trials</dt>" in page
+    assert ("The command keeps <code>--lr=0.1</code>: write <code>--lr={lr}</code>" in page) == is_fixed
+
+
 def test_offers_are_what_a_person_may_want_to_vary():
     from clusters.manifest.cluster import ClusterSpec
     from clusters.sweeps.pages.offers import offers
