@@ -201,7 +201,17 @@
     area.hidden = true;
     area.after(box);
     const unused = (name) => { let free = name; for (let n = 2; free in held; n++) free = name.replace(/(\.\w+)?$/, "-" + n + "$1"); return free; };
+    // A command that nobody has typed is that of the only program.
+    const command = area.form.elements.command;
+    let proposed = "";
+    function propose() {
+      const programs = Object.keys(held).filter((name) => /^[\w./-]+\.py$/.test(name)), wanted = programs.length === 1 ? "python " + programs[0] : "";
+      if (!command || command.value !== proposed || wanted === proposed) return;
+      command.value = proposed = wanted;
+      command.dispatchEvent(new Event("input", { bubbles: true }));
+    }
     function store(words) {
+      propose();
       keys.hidden = !list.children.length;
       const size = Object.values(held).reduce((sum, text) => sum + new Blob([text]).size, 0), count = Object.keys(held).length;
       area.value = count ? JSON.stringify(held) : "";

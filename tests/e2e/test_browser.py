@@ -205,8 +205,18 @@ def test_a_long_line_and_a_log_that_goes_on(page: Page) -> None:
 
 def test_errors_stand_beside_their_fields_and_the_first_has_the_focus(page: Page) -> None:
     page.goto("/clusters/new")
+    # The command is that of the only program, until somebody types one.
+    command = page.get_by_label("Command", exact=True)
+    page.locator("summary", has_text="Git repository").click()
+    page.get_by_role("button", name="Write a file").click()
+    expect(command).to_have_value("python train.py")
+    page.get_by_label("Name of the file").fill("main.py")
+    page.get_by_label("Name of the file").blur()
+    expect(command).to_have_value("python main.py")
     page.get_by_label("Name", exact=True).fill("Not A Name")
-    page.get_by_label("Command", exact=True).fill("echo kept")
+    command.fill("echo kept")
+    page.get_by_role("button", name="Remove main.py").click()
+    expect(command).to_have_value("echo kept")
     page.get_by_label("Environment variables").fill("NO_EQUALS")
     page.get_by_role("button", name="Create cluster").click()
     name = page.get_by_label("Name", exact=True)
