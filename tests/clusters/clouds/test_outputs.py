@@ -49,7 +49,12 @@ def _saved_model(top: Path) -> None:
 
 def _wandb(top: Path) -> None:
     """As W&B 0.31 leaves its folder, offline."""
-    _files(top, "wandb/offline-run-1/run-1.wandb", "wandb/offline-run-1/logs/debug.log", "wandb/offline-run-1/files/config.yaml")
+    _files(
+        top,
+        "wandb/offline-run-1/run-1.wandb",
+        "wandb/offline-run-1/logs/debug.log",
+        "wandb/offline-run-1/files/config.yaml",
+    )
     (top / "wandb/offline-run-1/tmp/code").mkdir(parents=True)
     (top / "wandb/offline-run-1/logs/debug-core.log").symlink_to("/elearn/home/.cache/wandb/logs/core-debug-1.log")
     (top / "wandb/latest-run").symlink_to("offline-run-1")
