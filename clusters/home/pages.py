@@ -39,7 +39,11 @@ QUIET_SECONDS, SETTLED = 60, dt.timedelta(seconds=10)
 
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
-    return render(request, "clusters/home/home.html", _context(request))
+    user, context = person(request), _context(request)
+    may_begin = context["may_create"] and not user.is_administrator
+    # In an appcode without anything, the empty list says how to begin.
+    context["is_new"] = context["rows"] and may_begin and not Run.objects.filter(created_by=user).exists()
+    return render(request, "clusters/home/home.html", context)
 
 
 @require_safe

@@ -90,6 +90,21 @@ def test_all_kinds_are_in_one_order_and_everybody_sees_their_own(several: Any, p
     assert names(as_person(people.root).get("/")) == ["theirs", *several]
 
 
+def test_who_has_run_nothing_is_led_to_the_first_hour(make: Any, people: Any, as_person: Any) -> None:
+    def is_led(user: Any) -> bool:
+        return "have not run anything yet" in as_person(user).get("/").content.decode()
+
+    assert not is_led(people.bob), "the empty list says it better"
+    make("cluster", "done", "Succeeded", 1)
+    Run.objects.update(created_by=people.alice)
+    assert [is_led(user) for user in (people.alice, people.bob, people.victor, people.root)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
 def test_ended_runs_stand_by_their_start_here_and_on_clusters(make: Any, people: Any, as_person: Any) -> None:
     make("cluster", "short", "Succeeded", 30)
     long = make("cluster", "long", "Succeeded", 60)
