@@ -436,6 +436,50 @@
   });
   document.addEventListener("focusout", (event) => { if (event.target.closest(COLUMN + ", .plot-live")) { hot = null; hideTip(); } });
 
+  // --- Parallel coordinates: a span dragged along an axis leaves the lines that cross it there --------------------------------
+  const REACH = 16, SIDE = 1000;  // pixels beside an axis, and the height of the picture (portal/pages/charts.py)
+  let span = null;
+  function axisAt(plot, event) {
+    const frame = $("svg", plot).getBoundingClientRect();
+    const at = $$("svg > line", plot).map((line) => frame.left + frame.width * line.getAttribute("x1") / SIDE).findIndex((x) => Math.abs(event.clientX - x) <= REACH);
+    return at < 0 ? null : { plot, at, y: Math.max(0, Math.min(SIDE, (event.clientY - frame.top) / frame.height * SIDE)) };
+  }
+  function sieve(plot) {
+    const spans = $$(".strand-span", plot).map((each) => [each.dataset.axis, each.dataset.top, each.dataset.foot].map(Number));
+    $$("svg > a", plot).forEach((line) => {
+      const ys = $("path", line).getAttribute("d").match(/-?[\d.]+/g).map(Number).filter((_, n) => n % 2);
+      line.classList.toggle("is-out", spans.some(([axis, top, foot]) => ys[axis] < top || ys[axis] > foot));
+    });
+    return spans.length;
+  }
+  document.addEventListener("pointerdown", (event) => {
+    const plot = event.button === 0 && event.target.closest && event.target.closest(".strands"), from = plot && axisAt(plot, event);
+    if (!from) return;
+    event.preventDefault();
+    $$(".strand-span", plot).forEach((each) => { if (Number(each.dataset.axis) === from.at) each.remove(); });
+    span = Object.assign(from, { box: null });
+    sieve(plot);
+  });
+  document.addEventListener("pointermove", (event) => {
+    if (!span) return;
+    const frame = $("svg", span.plot).getBoundingClientRect(), y = Math.max(0, Math.min(SIDE, (event.clientY - frame.top) / frame.height * SIDE));
+    if (!span.box && Math.abs(y - span.y) < 15) return;
+    if (!span.box) {
+      span.box = document.createElement("div");
+      span.box.className = "strand-span";
+      span.plot.append(span.box);
+    }
+    Object.assign(span.box.dataset, { axis: span.at, top: Math.min(y, span.y), foot: Math.max(y, span.y) });
+    const x = $$("svg > line", span.plot)[span.at].getAttribute("x1");
+    Object.assign(span.box.style, { left: x / SIDE * 100 + "%", top: span.box.dataset.top / SIDE * 100 + "%", height: Math.abs(y - span.y) / SIDE * 100 + "%" });
+    sieve(span.plot);
+    hideTip();
+  });
+  ["pointerup", "pointercancel"].forEach((type) => document.addEventListener(type, () => { if (span) setTimeout(() => { span = null; }); }));
+  // The end of a drag is no click on the line below it.
+  document.addEventListener("click", (event) => { if (span && span.box) event.preventDefault(); }, true);
+  document.addEventListener("dragstart", (event) => { if (event.target.closest && event.target.closest(".strands")) event.preventDefault(); });
+
   // --- Files -------------------------------------------------------------------------------------------------------------------
   function save(blob, file) {
     const link = document.createElement("a");
