@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from django.db import transaction
 
@@ -121,12 +122,11 @@ def keep_view(
     rows.filter(name=name).delete()
     if query:
         ResultsView.objects.create(appcode=appcode, name=name, query=query, text=text)
+    words = unquote(query).replace("&", ", ")[:200]
     if name:
-        said = (
-            f"The view “{name}” of results is ?{query[:200]}" if query else f"The view “{name}” of results is deleted."
-        )
+        said = f"The view “{name}” of results shows {words}." if query else f"The view “{name}” of results is deleted."
     else:
-        said = f"Results begin with ?{query[:200]}" if query else "Results begin without a view of the appcode."
+        said = f"Results begin with {words}." if query else "Results begin without a view of the appcode."
     record(
         "appcode.results_view", actor=acting_user, appcode=appcode.code, object=f"appcode {appcode.code}", message=said
     )
