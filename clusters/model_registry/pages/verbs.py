@@ -12,6 +12,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from clusters.frame.form import choice, line
 from clusters.frame.raw_text import Words
+from clusters.manifest.hook_spec import MAX_MODEL_NAME
 from clusters.model_registry import actions
 from clusters.model_registry.access import model_for, models_for, version_for
 from clusters.model_registry.manifest import FORMATS, MAX_DESCRIPTION, AliasMove, ModelVersionManifest
@@ -43,8 +44,8 @@ class RegisterForm(forms.Form):
     appcode = choice("Appcode")
     model = line(
         "Model",
-        "At most 30 lower-case letters, digits and “-”. It is made where there is none of this name.",
-        maxlength=30,
+        f"At most {MAX_MODEL_NAME} lower-case letters, digits and “-”. A new name makes a new model.",
+        maxlength=MAX_MODEL_NAME,
         list="models",
     )
     run = line(
@@ -56,11 +57,11 @@ class RegisterForm(forms.Form):
     datastore = choice("Or a datastore", required=False)
     path = line(
         "Folder",
-        "In the output of the run, or from the top of the datastore. Empty: the only model that lies there.",
+        "In the output of the run, or from the top of the datastore. Empty: the only model found there.",
         required=False,
         code=True,
     )
-    format = choice("Format", choices=[("", "Found out"), *FORMATS.items()], required=False)
+    format = choice("Format", choices=[("", "Detected"), *FORMATS.items()], required=False)
     description = Words(
         label="Description",
         required=False,
@@ -97,11 +98,13 @@ class RegisterForm(forms.Form):
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def register(request: HttpRequest) -> HttpResponse:
-    """The form that registers a version; `?appcode=&model=&run=` prefill it."""
+    """The form that registers a version; `?appcode=&model=&run=` prefill it. A model has the name of the run's cluster until
+    somebody says another one."""
     user = person(request)
     require_somewhere(user, OPERATE)
     first = appcodes_for(user, OPERATE).order_by("code").values_list("code", flat=True).first()
     initial = {key: request.GET.get(key, "").replace("\0", "") for key in ("model", "run", "datastore", "path")}
+    initial["model"] = initial["model"] or initial["run"].partition("/")[0][:MAX_MODEL_NAME].rstrip("-")
     form = RegisterForm(user, request.POST or None, initial=initial | {"appcode": selected_appcode(request) or first})
     if request.method == "POST" and form.is_valid():
         try:

@@ -400,6 +400,8 @@ def test_on_pages_a_version_is_registered_an_alias_moved_rolled_back_and_version
         form = {"appcode": "ops-demo", "model": "digits", "datastore": "results", **typed}
         return client.post("/models/register", form, follow=True)
 
+    blank = client.get("/models/register", {"appcode": "ops-demo", "run": f"{'digits-' * 5}again/3"}).content.decode()
+    assert 'name="model" value="digits-digits-digits-digits-di"' in blank, "named like the cluster"
     page = register(path="nowhere").content.decode()
     assert "nowhere: Nothing lies there." in page
     assert not RegisteredModel.objects.exists()
