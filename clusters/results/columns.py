@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clusters.results.values import Summary, is_judged, is_less_better
-from clusters.results.view import FIELDS, Column
+from clusters.results.view import CONDITIONS, FIELDS, Column
 from clusters.scalars.events import tag_order
 
 # At first at most so many metrics and parameters; of the first metrics, the best value stands beside the last one.
 FIRST_METRICS, FIRST_BEST, FIRST_PARAMETERS = 8, 2, 8
+# Names that a filter offers of each kind.
+MOST_OFFERED = 100
 # So many metrics are shown even if none of them tells the rows apart.
 LEAST_METRICS = 2
 # What people wrote stands before the other facts. The state stands beside the name of each run.
@@ -41,6 +43,11 @@ class Columns:
     hidden: int
     metrics: list[str]
     parameters: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        """What conditions are about, each once: parameters, metrics and facts of a run."""
+        return list(dict.fromkeys([*self.parameters[:MOST_OFFERED], *self.metrics[:MOST_OFFERED], *CONDITIONS]))
 
 
 def columns(rows: Sequence[Facts], chosen: Sequence[Column] | None, newest: Sequence[Facts] | None = None) -> Columns:

@@ -40,6 +40,8 @@ WORDS = {
     "last": "last", "best": "best", "smallest": "min", "lowest": "min", "min": "min",
     "largest": "max", "highest": "max", "max": "max",
 }  # fmt: skip
+# As one writes them in a condition.
+CONDITIONS = ("state", "started", "took", "cost", "hours", "gpus", "who", "tag", "note", "name")
 # Other names of these, beside the headings of the table.
 ALIASES = {title: name for name, title in FIELDS.items()} | {
     "took": "duration", "by": "who", "user": "who", "tag": "tags", "name": "run", "cluster": "run", "Run": "run",

@@ -449,6 +449,13 @@
     if (kept.focus) { const element = all.find((e) => keyOf(e) === kept.focus); if (element) element.focus({ preventScroll: true }); }
     kept = null;
   });
+  // A field of conditions (“loss < 0.3, LR = 0.1”) offers the names for the one that is being written.
+  document.addEventListener("input", (event) => {
+    const field = event.target;
+    if (!field.matches("[data-conditions]")) return;
+    const head = /^(?:.*(?:[,;]|&&|\|\||\b(?:and|or)\b)\s*)?/i.exec(field.value)[0];
+    [...field.list.options].forEach((option) => { option.value = head + option.text; });
+  });
   // When the list says that other GPUs are held, or the page of a cluster that its state is another one, the counter of the top bar
   // must not say something else for long.
   const heldOf = () => { const held = $("#morning dd, .page-title [data-announce]"); return held ? held.textContent : null; };

@@ -1,4 +1,4 @@
-"""Parallel coordinates answer the mouse."""
+"""Results in a browser: parallel coordinates answer the mouse, and the filter offers names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tests.browser import chromium, give_session
 from tests.clusters.results.test_results import run_of, steps
 
 
-def test_a_span_along_an_axis_leaves_the_runs_that_cross_it(people: Any, live_server: Any) -> None:
+def test_names_are_offered_and_a_span_along_an_axis_leaves_the_runs_that_cross_it(
+    people: Any, live_server: Any
+) -> None:
     for n, (rate, loss) in enumerate(((0.1, 0.5), (0.2, 0.4), (0.3, 0.1)), 1):
         run_of(people, f"r{n}", steps(loss), parameters={"LR": str(rate)})
     with chromium() as browser:
@@ -18,6 +20,12 @@ def test_a_span_along_an_axis_leaves_the_runs_that_cross_it(people: Any, live_se
         give_session(context, live_server.url, "victor")
         page = context.new_page()
         page.goto("/results/ops-demo")
+        # The field of conditions offers names for the last one.
+        names = page.locator("#condition-names option")
+        page.get_by_label("Only runs where").press_sequentially("LR > 0.05 and lo")
+        values = names.evaluate_all("options => options.map((each) => each.value)")
+        assert values[:3] == ["LR > 0.05 and LR", "LR > 0.05 and loss", "LR > 0.05 and state"]
+        page.get_by_label("Only runs where").fill("")
         page.get_by_text("Parameters and loss").click()
         picture, left = page.locator(".strands svg"), page.locator(".strands svg > a:not(.is-out)")
         picture.scroll_into_view_if_needed()
