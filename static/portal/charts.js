@@ -659,14 +659,17 @@
       words.textContent = large.alt || $("figcaption", figure).textContent;
       dialog.setAttribute("aria-label", words.textContent);
       ways.forEach((way, n) => { way.disabled = slider.value === (n ? slider.max : slider.min); });
-      dialog.replaceChildren(form, large);
+      // The form stays, and with it the focus.
+      if (dialog.contains(form)) form.nextElementSibling.replaceWith(large); else dialog.append(form, large);
     }
     function step(by) {
       slider.value = Number(slider.value) + by;
       slider.dispatchEvent(new Event("input"));
       show($("li:not([hidden]) figure", film));
+      if (ways.some((way) => way.disabled)) dialog.focus();  // a button that can do no more hears no key
     }
     dialog.className = "film-large";
+    dialog.tabIndex = -1;
     form.method = "dialog";
     form.append(words, ...ways, button("Close"));
     show(image.closest("figure"));

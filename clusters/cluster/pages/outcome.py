@@ -43,8 +43,8 @@ TRAINING_LOSS = re.compile(r"(?i)(?:train(?:ing)?[/_.-])?loss")
 LOSS = re.compile(r"(?i)[/_.-]loss$")
 SPEED = 2
 
-# Numbers, files and pictures that are shown at most; pictures are part of the page, so only small ones are.
-FIGURES, FILES, PICTURES, PICTURE_BYTES = 6, 8, 3, 512 * 1024
+# Numbers, parameters, files and pictures that are shown at most; pictures are part of the page, so only small ones are.
+FIGURES, PARAMETERS, FILES, PICTURES, PICTURE_BYTES = 6, 24, 8, 3, 512 * 1024
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ def _numbers(run: Run) -> dict[str, Any]:
         return {}
     tag = main_tag(found)
     chart = draw(tag, lines_of(found, tag), x_label="step") if tag else None
-    return {"figures": figures(found), "chart": chart}
+    # From ENV, options, MLflow and W&B, as in Results.
+    parameters = sorted((run.parameters or {}).items())[:PARAMETERS]
+    return {"figures": figures(found), "chart": chart, "parameters": parameters}
 
 
 def main_tag(found: Scalars) -> str:
