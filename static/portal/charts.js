@@ -439,10 +439,14 @@
   // --- Parallel coordinates: a span dragged along an axis leaves the lines that cross it there --------------------------------
   const REACH = 16, SIDE = 1000;  // pixels beside an axis, and the height of the picture (portal/pages/charts.py)
   let span = null;
+  function heightAt(plot, event) {
+    const frame = $("svg", plot).getBoundingClientRect();
+    return Math.max(0, Math.min(SIDE, (event.clientY - frame.top) / frame.height * SIDE));
+  }
   function axisAt(plot, event) {
     const frame = $("svg", plot).getBoundingClientRect();
     const at = $$("svg > line", plot).map((line) => frame.left + frame.width * line.getAttribute("x1") / SIDE).findIndex((x) => Math.abs(event.clientX - x) <= REACH);
-    return at < 0 ? null : { plot, at, y: Math.max(0, Math.min(SIDE, (event.clientY - frame.top) / frame.height * SIDE)) };
+    return at < 0 ? null : { plot, at, y: heightAt(plot, event), box: null };
   }
   function sieve(plot) {
     const spans = $$(".strand-span", plot).map((each) => [each.dataset.axis, each.dataset.top, each.dataset.foot].map(Number));
@@ -450,19 +454,18 @@
       const ys = $("path", line).getAttribute("d").match(/-?[\d.]+/g).map(Number).filter((_, n) => n % 2);
       line.classList.toggle("is-out", spans.some(([axis, top, foot]) => ys[axis] < top || ys[axis] > foot));
     });
-    return spans.length;
   }
   document.addEventListener("pointerdown", (event) => {
-    const plot = event.button === 0 && event.target.closest && event.target.closest(".strands"), from = plot && axisAt(plot, event);
-    if (!from) return;
+    const plot = event.button === 0 && event.target.closest && event.target.closest(".strands");
+    span = plot ? axisAt(plot, event) : null;
+    if (!span) return;
     event.preventDefault();
-    $$(".strand-span", plot).forEach((each) => { if (Number(each.dataset.axis) === from.at) each.remove(); });
-    span = Object.assign(from, { box: null });
+    $$(".strand-span", plot).forEach((each) => { if (Number(each.dataset.axis) === span.at) each.remove(); });
     sieve(plot);
   });
   document.addEventListener("pointermove", (event) => {
     if (!span) return;
-    const frame = $("svg", span.plot).getBoundingClientRect(), y = Math.max(0, Math.min(SIDE, (event.clientY - frame.top) / frame.height * SIDE));
+    const y = heightAt(span.plot, event);
     if (!span.box && Math.abs(y - span.y) < 15) return;
     if (!span.box) {
       span.box = document.createElement("div");

@@ -22,9 +22,9 @@ from clusters.catalog.folders import output_folder
 from clusters.clouds.drivers.base import CloudError
 from clusters.cluster.pages.cluster import page_of
 from clusters.cluster.pages.metrics import lines_of
-from clusters.results.values import is_judged, is_less_better
+from clusters.results.values import is_judged, is_less_better, parameters
 from clusters.runs.models import Run
-from clusters.scalars.events import Point, Scalars, rank, tag_order
+from clusters.scalars.events import Point, Scalars, tag_order
 from clusters.scalars.reading import scalars_of
 from datastores.actions import open_store
 from datastores.drivers.base import Driver, DriverError, Entry, NotPossible
@@ -38,11 +38,8 @@ from portal.pages.appcodes import person
 from portal.pages.charts import draw, number
 from portal.web.limits import LOOKS
 
-# The loss that training lowers, and other losses; from this rank on a metric is no loss and no accuracy.
+# The loss that training lowers, by any of its names.
 TRAINING_LOSS = re.compile(r"(?i)(?:train(?:ing)?[/_.-])?loss")
-LOSS = re.compile(r"(?i)[/_.-]loss$")
-SPEED = 2
-
 # Numbers, parameters, files and pictures that are shown at most; pictures are part of the page, so only small ones are.
 FIGURES, PARAMETERS, FILES, PICTURES, PICTURE_BYTES = 6, 24, 8, 3, 512 * 1024
 
@@ -92,18 +89,18 @@ def _numbers(run: Run) -> dict[str, Any]:
         return {}
     tag = main_tag(found)
     chart = draw(tag, lines_of(found, tag), x_label="step") if tag else None
-    # From ENV, options, MLflow and W&B, as in Results.
-    parameters = sorted((run.parameters or {}).items())[:PARAMETERS]
-    return {"figures": figures(found), "chart": chart, "parameters": parameters}
+    # By MLflow or W&B. Those of ENV and the command stand on the page as such.
+    said = parameters(run.spec)
+    recorded = [(name, text) for name, text in sorted((run.parameters or {}).items()) if name not in said]
+    return {"figures": figures(found), "chart": chart, "recorded": recorded[:PARAMETERS]}
 
 
 def main_tag(found: Scalars) -> str:
     """The metric whose curve people look at first: the loss, then accuracies, then others; "" where none has two values."""
     curves = (each for each in found.curves if sum(math.isfinite(point.value) for point in each.points) > 1)
 
-    def order(tag: str) -> tuple[int, tuple[int, str, str]]:
-        kinds = (TRAINING_LOSS.fullmatch(tag), LOSS.search(tag), rank(tag) < SPEED, is_judged(tag), True)
-        return next(n for n, is_so in enumerate(kinds) if is_so), tag_order(tag)
+    def order(tag: str) -> tuple[bool, bool, tuple[int, str, str]]:
+        return not TRAINING_LOSS.fullmatch(tag), not is_judged(tag), tag_order(tag)
 
     return min((curve.tag for curve in curves), key=order, default="")
 

@@ -613,10 +613,16 @@ class TestMetrics:
         pixel = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
         s3.client.put_object(Bucket=bucket, Key="demo/1/plots & more.png", Body=pixel)
         Run.objects.update(
-            phase="Succeeded", started_at=timezone.now(), finished_at=timezone.now(), parameters={"LR": "0.1"}
+            phase="Succeeded",
+            started_at=timezone.now(),
+            finished_at=timezone.now(),
+            parameters={"TOKEN": "x", "LR": "0.1"},
         )
+        for run in Run.objects.all():
+            Run.objects.filter(pk=run.pk).update(spec=run.spec | {"env": {"TOKEN": "x"}})
         page = client.get(address).content.decode()
         assert "<dt>LR</dt><dd>0.1</dd>" in page
+        assert "<dt>TOKEN</dt>" not in page, "what ENV has stands below"
         assert re.findall(r'<dt>(\w+)</dt><dd title="at step 3">([\d.]+)</dd>', page) == [
             ("loss", "0.25"),
             ("accuracy", "0.5"),
